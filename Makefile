@@ -1,0 +1,44 @@
+# Everything that a newcomer, a developer or a CI machine does, one word each. Needs make and Python 3.11 or newer;
+# all else goes into .venv, once, and again when setup.cfg or constraints.txt change.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## the virtual environment .venv with this package, editable, and its tools
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is missing or older than 3.11; try make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
+		|| { echo "cannot make .venv; does this Python have its venv module (Debian: python3-venv)?" >&2; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translate: minutes on two cores
+	$(BIN)/nmt-train --config demo.yaml out=runs/demo
+	$(BIN)/nmt-average runs/demo --last 5
+	$(BIN)/nmt-eval runs/demo/average
+	@printf '%s\n' 'My old teacher says that Anna opens the white bag.' \
+		'Laura tried to repair seven red bicycles because her brother was tired.' \
+		'Tomorrow Peter must visit the children in Hamburg.' \
+		| tee /dev/stderr | $(BIN)/nmt-translate runs/demo/average
+
+check: $(INSTALLED)  ## lint, types, architecture
+	$(RUFF) nmt tests
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_architecture.py
+
+test: check  ## check, then every test
+	$(BIN)/pytest
+
+clean:  ## remove what was built (.venv and caches); runs/ and data/ stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,45 @@
+"""What all commands share: exit codes, and the two arguments that name a configuration.
+
+0 done; 1 our failure, with a traceback to report; 2 the user's mistake, in one line; 130 interrupted. Nothing heavy is
+imported here: `--help` must answer at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from nmt.errors import UserError
+
+
+def guarded(work: Callable[[], int], program: str) -> int:
+    """Run `work` and turn what goes wrong into an exit code."""
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=program, description=description, epilog=f"examples:\n{examples}",
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--config", required=True, metavar="FILE",
+                        help="a YAML file, or the name of a shipped one (base.yaml, big.yaml, demo.yaml, ...)")
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value",
+                        help="settings that take precedence over the file, such as training.steps=1000")

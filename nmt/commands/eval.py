@@ -1,0 +1,78 @@
+"""nmt-eval: translate a test set and score the result, every score with its signature."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nmt.commands.entry import add_overrides, guarded, make_parser
+
+EXAMPLES = """\
+  nmt-eval runs/base/average                            the test set of its config
+  nmt-eval runs/base/average --test-set wmt14/full      newstest2014, all 3,003 lines, through sacreBLEU
+  nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
+  nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser("nmt-eval", "Translate a test set with a checkpoint and score it.", EXAMPLES)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder")
+    parser.add_argument("--test-set", metavar="NAME", help="a test set that sacreBLEU knows, such as wmt14/full")
+    parser.add_argument("--src", metavar="FILE", help="source text, one sentence per line")
+    parser.add_argument("--ref", metavar="FILE", help="its reference translation")
+    parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
+    parser.add_argument("--output", metavar="FILE", help="write the translations there")
+    add_overrides(parser)
+    args = parser.parse_intermixed_args(argv)
+    return guarded(lambda: work(args), "nmt-eval")
+
+
+def work(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+    from pathlib import Path
+
+    from nmt.checkpoint import load
+    from nmt.config import CorpusConfig, changed
+    from nmt.data.corpus import describe, read_pairs
+    from nmt.dist import device_of
+    from nmt.errors import UserError
+    from nmt.files import write_json, write_text
+    from nmt.progress import Progress, clock
+
+    if (args.src is None) != (args.ref is None) or (args.src and args.test_set):
+        raise UserError("give both --src and --ref, or --test-set NAME, or neither for the config's test set")
+    checkpoint = load(Path(args.checkpoint))
+    config = changed(checkpoint.config, args.overrides)
+    data, corpus = config.data, config.data.test
+    if args.src:
+        data, corpus = replace(data, root="."), CorpusConfig(src=args.src, tgt=args.ref)
+    elif args.test_set:
+        corpus = CorpusConfig(sacrebleu=args.test_set)
+    if corpus is None:
+        raise UserError("the config names no test set; give --test-set NAME, or --src and --ref")
+    pairs = list(read_pairs(corpus, data))
+
+    from nmt.decode.translator import make_translator
+    from nmt.score.bleu import bleu, chrf
+
+    translator = make_translator(checkpoint, device_of(), config.decoding)
+    progress = Progress("translating", len(pairs), "sentences")
+    began = clock()
+    texts = [t.text for t in translator.translate([pair.src for pair in pairs], progress)]
+    seconds = clock() - began
+    progress.close()
+    references = [pair.tgt for pair in pairs]
+    scores = [bleu(texts, references), chrf(texts, references)]
+    if args.output:
+        write_text(Path(args.output), "".join(text + "\n" for text in texts))
+    if args.json:
+        write_json(Path(args.json), {
+            "checkpoint": str(checkpoint.path), "test_set": describe(corpus), "sentences": len(pairs),
+            "seconds": round(seconds, 2), "scores": [vars(score) for score in scores]})
+    print(f"{checkpoint.path} on {describe(corpus)}, {data.src}-{data.tgt}: {len(pairs)} sentences in {seconds:.1f} s")
+    for score in scores:
+        print(f"  {score.name:<6} {score.value:6.2f}   {score.signature}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

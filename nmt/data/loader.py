@@ -1,0 +1,128 @@
+"""Plan + store -> micro-batches on the device, made one update ahead in a thread.
+
+Each update comes with the `Cursor` that follows it, which is all a checkpoint must hold to continue. Micro-batches are
+numbered over the whole update and dealt to ranks by stride; a rank left without one in the last round gets a copy whose
+labels do not count, so that all ranks take part in every sum of gradients.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from nmt.batch import Batch, Packed
+from nmt.config import TrainingConfig
+from nmt.data.plan import Array, Cursor, EpochPlan, plan_epoch
+from nmt.data.store import Side, TokenStore
+from nmt.data.vocab import BOS, EOS
+from nmt.dist import World
+
+AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Micro:
+    number: int  # within the update, over all ranks
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Update:
+    micros: list[Micro]  # this rank's share
+    n_src: int  # tokens of the whole update
+    n_tgt: int
+    after: Cursor
+
+
+def _marked(side: Side, ids: Array, mark: int, is_first: bool) -> tuple[Array, Array]:
+    """The pieces of sentences `ids` end to end, each with `mark` before or behind it, and their offsets."""
+    starts = np.asarray(side.offsets[ids])
+    lengths = np.asarray(side.offsets[ids + 1]) - starts
+    ends = np.cumsum(lengths)
+    sentence = np.repeat(np.arange(len(ids)), lengths)
+    running = np.arange(int(ends[-1]))
+    tokens = np.full(len(running) + len(ids), mark, dtype=np.int64)
+    tokens[running + sentence + is_first] = side.ids[running + (starts - ends + lengths)[sentence]]
+    return tokens, np.concatenate(([0], ends + np.arange(1, len(ids) + 1)))
+
+
+def _packed(tokens: Array, offsets: Array) -> Packed:
+    longest = int(np.diff(offsets).max())
+    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, len(tokens))
+
+
+def make_batch(store: TokenStore, ids: Array) -> Batch:
+    """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos."""
+    src = _packed(*_marked(store.src, ids, EOS, is_first=False))
+    tgt = _packed(*_marked(store.tgt, ids, BOS, is_first=True))
+    labels, _ = _marked(store.tgt, ids, EOS, is_first=False)
+    return Batch(src, tgt, torch.from_numpy(labels), len(labels))
+
+
+def dealt(store: TokenStore, micros: list[Array], world: World) -> list[Micro]:
+    """This rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
+    mine = [Micro(n, make_batch(store, micros[n]).to(world.device))
+            for n in range(world.rank, len(micros), world.size)]
+    rounds = -(-len(micros) // world.size)
+    if len(mine) < rounds:
+        one = make_batch(store, micros[0][:1]).to(world.device)
+        blank = replace(one, labels=torch.full_like(one.labels, -1), n_tokens=0)
+        mine.append(Micro(len(micros) + world.rank, blank))
+    return mine
+
+
+def _updates(store: TokenStore, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> Iterator[Update]:
+    src_pieces, tgt_pieces = store.src.lengths, store.tgt.lengths
+    epoch, first = cursor.epoch, cursor.update
+    while True:
+        plan: EpochPlan = plan_epoch(src_pieces, tgt_pieces, seed, epoch, config)
+        for number in range(first, len(plan)):
+            is_last = number + 1 == len(plan)
+            after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
+            yield Update(dealt(store, plan.micros(number), world), *plan.n_tokens(number), after)
+        epoch, first = epoch + 1, 0
+
+
+class Loader:
+    """The endless stream of updates from `cursor` on. Close it, or use it in a `with`, to end its thread."""
+
+    def __init__(self, store: TokenStore, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
+        self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._fill, args=(store, config, seed, cursor, world), daemon=True)
+        self._thread.start()
+
+    def _fill(self, store: TokenStore, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
+        try:
+            for update in _updates(store, config, seed, cursor, world):
+                self._put(update)
+                if self._closed.is_set():
+                    return
+        except BaseException as error:  # handed to the trainer, who raises it
+            self._put(error)
+
+    def _put(self, item: Update | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                return self._ready.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def __next__(self) -> Update:
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()

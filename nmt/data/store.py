@@ -1,0 +1,136 @@
+"""Token ids on disk: for each side of a split a row of uint16 and the int64 offsets of its sentences, plain `.npy`.
+
+Memory-mapped, so that 36 million pairs open in milliseconds and are shared by all processes of a machine. A store is
+a sealed folder that trains by itself: `vocab.model`, `{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev text
+`valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json` which ties the ids to the BPE model that made them.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from nmt.errors import UserError
+from nmt.files import MANIFEST, read_json
+
+VOCAB, LEDGER = "vocab.model", "ledger.json"
+
+
+@dataclass(frozen=True)
+class Side:
+    ids: np.ndarray  # (tokens,) uint16
+    offsets: np.ndarray  # (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:  # (n,) int32
+        return np.diff(self.offsets).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    src: Side
+    tgt: Side
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+def ids_name(split: str, side: str) -> str:
+    return f"{split}.{side}.ids.npy"
+
+
+def offsets_name(split: str, side: str) -> str:
+    return f"{split}.{side}.offsets.npy"
+
+
+def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
+    """The `split` of a sealed store. Sizes are held against the manifest; `nmt.files.verify` reads all of it."""
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
+    manifest = read_json(folder / MANIFEST)
+    if ids_name(split, "src") not in manifest:
+        raise UserError(f"{folder}: holds no {split} split; give data.{split} and another data.store")
+    if vocab_digest not in (None, manifest[VOCAB]["sha256"]):
+        raise UserError(f"{folder}: made with another BPE model ({manifest[VOCAB]['sha256'][:12]} instead of "
+                        f"{str(vocab_digest)[:12]}); give the data.store that belongs to this run")
+    src, tgt = (_open_side(folder, split, side, manifest) for side in ("src", "tgt"))
+    if len(src) != len(tgt):
+        raise UserError(f"{folder}: {split} has {len(src)} source and {len(tgt)} target sentences; damaged, "
+                        "remove the folder and prepare again")
+    return TokenStore(src, tgt)
+
+
+def _open_side(folder: Path, split: str, side: str, manifest: dict[str, dict[str, int]]) -> Side:
+    ids = _map(folder / ids_name(split, side), "uint16", manifest)
+    offsets = _map(folder / offsets_name(split, side), "int64", manifest)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids):
+        raise UserError(f"{folder / offsets_name(split, side)}: does not fit its ids; damaged, "
+                        "remove the folder and prepare again")
+    return Side(ids, offsets)
+
+
+def _map(path: Path, dtype: str, manifest: dict[str, dict[str, int]]) -> np.ndarray:
+    try:
+        size = path.stat().st_size
+        if size != manifest[path.name]["size"]:
+            raise ValueError(f"{size} bytes instead of {manifest[path.name]['size']}")
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.dtype != dtype or array.ndim != 1:
+            raise ValueError(f"{array.dtype} of shape {array.shape} instead of a row of {dtype}")
+        return array
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: damaged ({error}); remove the folder and prepare again") from None
+
+
+class ArrayWriter:
+    """A one-dimensional `.npy` file that grows by appending; the length is put into its header at the end."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self.n = 0
+        self.file: BinaryIO = open(path, "wb")
+        self.file.write(self._header())
+
+    def _header(self) -> bytes:  # numpy leaves room for 21 digits, so every header is of one length
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.n,)})
+        return header.getvalue()
+
+    def append(self, values: np.ndarray) -> None:
+        self.file.write(values.astype(self.dtype, copy=False).tobytes())
+        self.n += len(values)
+
+    def close(self) -> None:
+        self.file.seek(0)
+        self.file.write(self._header())
+        self.file.close()
+
+
+class SideWriter:
+    """Writes one side of one split, chunk by chunk, in memory that does not grow."""
+
+    def __init__(self, folder: Path, split: str, side: str) -> None:
+        self.ids = ArrayWriter(folder / ids_name(split, side), "uint16")
+        self.offsets = ArrayWriter(folder / offsets_name(split, side), "int64")
+        self.offsets.append(np.zeros(1, np.int64))
+
+    @property
+    def n_tokens(self) -> int:
+        return self.ids.n
+
+    def append(self, sentences: Sequence[Sequence[int]]) -> None:
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        self.offsets.append(self.n_tokens + np.cumsum(lengths))
+        self.ids.append(np.fromiter(chain.from_iterable(sentences), np.uint16, int(lengths.sum())))
+
+    def close(self) -> None:
+        self.ids.close()
+        self.offsets.close()

@@ -1,0 +1,67 @@
+"""Text to text: encode, sort by length, batch, search, decode, back in order.
+
+The one path by which this project translates, whether for validation, scoring or a user's file. An empty line stays
+empty. What a sentence becomes does not depend on its neighbours in the batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nmt.batch import pack
+from nmt.checkpoint import Checkpoint, load_weights
+from nmt.config import DecodingConfig
+from nmt.data.vocab import EOS, Vocab
+from nmt.decode.beam import search
+from nmt.model.transformer import Transformer
+from nmt.progress import Progress
+
+
+@dataclass(frozen=True)
+class Translation:
+    text: str
+    score: float
+
+
+class Translator:
+    def __init__(self, model: Transformer, vocab: Vocab, config: DecodingConfig, device: torch.device) -> None:
+        self.model, self.vocab, self.config, self.device = model, vocab, config, device
+
+    def translate(self, lines: Sequence[str], progress: Progress | None = None) -> list[Translation]:
+        """A translation for each line, in order."""
+        pieces = [ids + [EOS] for ids in self.vocab.encode(lines)]
+        results = [Translation("", 0.0)] * len(lines)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for batch in _batches(pieces, self.config.batch_tokens):
+                found = search(self.model, pack([pieces[i] for i in batch]).to(self.device), self.config)
+                texts = self.vocab.decode([best[0].ids for best in found])
+                for i, text, best in zip(batch, texts, found, strict=True):
+                    results[i] = Translation(text, best[0].score)
+                if progress is not None:
+                    progress.advance(len(batch))
+        finally:
+            self.model.train(was_training)
+        return results
+
+
+def _batches(pieces: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of the non-empty sentences, long ones first, at most so many padded tokens together."""
+    batch: list[int] = []
+    for i in sorted((i for i, ids in enumerate(pieces) if len(ids) > 1), key=lambda i: -len(pieces[i])):
+        if batch and (len(batch) + 1) * len(pieces[batch[0]]) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def make_translator(checkpoint: Checkpoint, device: torch.device, config: DecodingConfig) -> Translator:
+    """The translator of a loaded checkpoint."""
+    vocab = Vocab(checkpoint.vocab_model)
+    model = Transformer(checkpoint.config.model, vocab.size)
+    load_weights(checkpoint, model)
+    return Translator(model.requires_grad_(False).to(device), vocab, config, device)

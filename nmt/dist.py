@@ -1,0 +1,73 @@
+"""The ranks of a run, as one value that is passed on and never a global.
+
+Started by torchrun there are many ranks, otherwise there is one; the code above does not ask which. Sums over ranks go
+through here, so that a single process pays nothing for them.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from nmt.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The elementwise sum over ranks, on every rank."""
+        if self.size > 1:
+            tensor = tensor.to(self.device, copy=True)
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def from_main(self, value: Any) -> Any:
+        """What rank 0 holds, on every rank: numbers, strings, lists of them."""
+        if self.size == 1:
+            return value
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            torch.distributed.barrier()
+
+
+def device_of(local_rank: int = 0) -> torch.device:
+    """The fastest device at hand for this process."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@contextlib.contextmanager
+def join() -> Iterator[World]:
+    """The world that torchrun describes in the environment, or a world of one."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = device_of(local_rank)
+    if device.type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(f"torchrun started {local_rank + 1} or more processes here, but there are "
+                            f"{torch.cuda.device_count()} GPUs; lower --nproc-per-node")
+        torch.cuda.set_device(device)
+    if size == 1:
+        yield World(0, 1, device)
+        return
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+    finally:
+        torch.distributed.destroy_process_group()

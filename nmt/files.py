@@ -1,0 +1,184 @@
+"""Files that are complete or absent: atomic writes, digests, the lock and the layout of a run folder.
+
+Everything goes to a temporary name first, is fsynced, renamed, and its folder fsynced: after a power cut a reader
+finds the old content or the new, never a mixture. A `manifest.json` holds the sha256 and size of each file of a
+folder, and `verify` compares them on the way in.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import UserError
+
+MANIFEST = "manifest.json"
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Force a file's or a folder's content to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> Path:
+    """`path` as an existing folder in which files can be made; the user hears at once when it cannot be one."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by `text`, atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise UserError(f"{path}: damaged (not JSON)") from None
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed and renamed."""
+    temporary, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():  # a predecessor died between the two renames below
+        os.rename(old, path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        fill(temporary)
+        seal(temporary)
+        if path.exists():  # replaced only now that its successor is whole
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(path, old)
+            os.rename(temporary, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(temporary, path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def seal(folder: Path) -> None:
+    """Fsync each file of `folder` and write the manifest that `verify` will hold them against."""
+    entries = {}
+    for file in sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != "."):
+        sync(file)
+        entries[file.name] = {"sha256": digest(file), "size": file.stat().st_size}
+    write_json(folder / MANIFEST, entries)
+    sync(folder)
+
+
+def verify(folder: Path) -> None:
+    """Raise a `UserError` that names the first file which is not what the manifest says."""
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder}: no {MANIFEST}; not a complete checkpoint or store")
+    entries = read_json(folder / MANIFEST)
+    if not isinstance(entries, dict) or not all(isinstance(e, dict) and e.keys() == {"sha256", "size"}
+                                                for e in entries.values()):
+        raise UserError(f"{folder / MANIFEST}: damaged, use another copy")
+    for name, entry in entries.items():
+        file = folder / name
+        if Path(name).name != name or not file.is_file():
+            raise UserError(f"{file}: missing; the folder is damaged, use another copy")
+        if file.stat().st_size != entry["size"]:
+            raise UserError(f"{file}: {file.stat().st_size} bytes, not {entry['size']}; damaged, use another copy")
+        if digest(file) != entry["sha256"]:
+            raise UserError(f"{file}: its sha256 is not the manifest's; damaged, use another copy")
+
+
+def point(link: Path, target: str) -> None:
+    """Make the symbolic link `link` name `target`, atomically."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+    sync(link.parent)
+
+
+@contextlib.contextmanager
+def lock(folder: Path, doing: str) -> Iterator[None]:
+    """Hold `folder` for this process; the kernel lets go when the process dies, however it dies."""
+    path = folder / ".lock"
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            file.seek(0)
+            raise UserError(f"{folder}: in use by {file.read().strip() or 'another process'}; "
+                            "wait for it or choose another folder") from None
+        file.seek(0)
+        file.truncate()
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}")
+        file.flush()
+        yield
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where things lie in a run folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def average(self) -> Path:
+        return self.path / "average"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:07d}"

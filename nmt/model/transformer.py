@@ -1,0 +1,250 @@
+"""The Transformer of section 3, named as in the paper, over packed sentences.
+
+Post-norm, ReLU, biased feed-forward, no biases in attention, dropout on each sub-layer's output and on embedding +
+position and nowhere else; one matrix serves both embeddings and the projection. Options (`ModelConfig`) cover every row
+of Table 3. The model knows nothing of compile, ranks, checkpoints or devices; those are applied from outside.
+"""
+
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.batch import Packed
+from nmt.config import ModelConfig
+from nmt.errors import UserError
+from nmt.model.attention import Cache, allowed, attend, attend_memory, attend_past, memory_grid
+from nmt.model.dropout import Dropout
+
+Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
+
+
+def sinusoids(n: int, d_model: int) -> Tensor:
+    """Section 3.5: sin in the first half of the columns, cos in the second."""  # (n, d_model)
+    rates = torch.exp(torch.arange(d_model // 2, dtype=torch.float64) * (-math.log(10_000.0) * 2 / d_model))
+    angles = torch.arange(n, dtype=torch.float64)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=1).float()
+
+
+class Positions(nn.Module):
+    """Adds what tells one place from another: sinusoids, or a learned table."""
+
+    table: Tensor  # (positions, d_model)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.d_model, self.is_learned = config.d_model, config.positions == "learned"
+        if self.is_learned:
+            self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
+        else:
+            self.register_buffer("table", sinusoids(config.max_positions, config.d_model), persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
+        if longest > len(self.table):
+            if self.is_learned:
+                raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
+                                "split it, or train with more positions")
+            self.table = sinusoids(2 * longest, self.d_model).to(self.table)
+        return x + F.embedding(positions, self.table)
+
+
+class Attention(nn.Module):
+    """Multi-head attention (3.2.2). Queries, keys and values of self-attention come from one product."""
+
+    def __init__(self, config: ModelConfig, window: int | None = None) -> None:
+        super().__init__()
+        self.n_heads, self.window = config.n_heads, window
+        self.sizes = [config.n_heads * n for n in (config.key_size, config.key_size, config.value_size)]
+        self.output = nn.Linear(self.sizes[2], config.d_model, bias=False)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1))  # (T, H, D)
+
+
+class SelfAttention(Attention):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, config.window)
+        self.qkv = nn.Linear(config.d_model, sum(self.sizes), bias=False)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        return [self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1)]
+
+    def forward(self, x: Tensor, packed: Packed, mask: Tensor, weights: Weights) -> Tensor:
+        q, k, v = self.split(x)
+        return self.output(attend(q, k, v, packed, packed, mask, weights).flatten(1))
+
+    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+        q, k, v = self.split(x)
+        return self.output(attend_past(q, k, v, cache, layer, self.window).flatten(1))
+
+
+class MemoryAttention(Attention):
+    """The decoder's attention over the encoder's output."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.q = nn.Linear(config.d_model, self.sizes[0], bias=False)
+        self.kv = nn.Linear(config.d_model, self.sizes[1] + self.sizes[2], bias=False)
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self.kv(memory).split(self.sizes[1:], dim=-1)
+        return self.heads(k), self.heads(v)
+
+    def remember(self, memory: Tensor, src: Packed) -> tuple[Tensor, Tensor]:
+        """The layer's share of a cache."""
+        return memory_grid(*self.keys_values(memory), src)
+
+    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, mask: Tensor, weights: Weights) -> Tensor:
+        k, v = self.keys_values(memory)
+        return self.output(attend(self.heads(self.q(x)), k, v, tgt, src, mask, weights).flatten(1))
+
+    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+        return self.output(attend_memory(self.heads(self.q(x)), cache, layer).flatten(1))
+
+
+class FeedForward(nn.Module):
+    """Section 3.3."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.d_model, config.d_ff)
+        self.outer = nn.Linear(config.d_ff, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(F.relu(self.inner(x)))
+
+
+class Residual(nn.Module):
+    """What stands around each sub-layer: LayerNorm(x + Dropout(f(x))), or x + Dropout(f(LayerNorm(x)))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.is_post = config.norm == "post"
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        return x if self.is_post else self.norm(x)
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x + self.dropout(y)
+        return self.norm(x) if self.is_post else x
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention, self.attention_residual = SelfAttention(config), Residual(config)
+        self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
+
+    def forward(self, x: Tensor, src: Packed, mask: Tensor, weights: Weights) -> Tensor:
+        residual = self.attention_residual
+        x = residual.after(x, self.attention(residual.before(x), src, mask, weights))
+        residual = self.feed_forward_residual
+        return residual.after(x, self.feed_forward(residual.before(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention, self.attention_residual = SelfAttention(config), Residual(config)
+        self.memory_attention, self.memory_residual = MemoryAttention(config), Residual(config)
+        self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
+
+    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, self_mask: Tensor, memory_mask: Tensor,
+                weights: Weights) -> Tensor:
+        residual = self.attention_residual
+        x = residual.after(x, self.attention(residual.before(x), tgt, self_mask, None))
+        residual = self.memory_residual
+        x = residual.after(x, self.memory_attention(residual.before(x), tgt, memory, src, memory_mask, weights))
+        residual = self.feed_forward_residual
+        return residual.after(x, self.feed_forward(residual.before(x)))
+
+    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+        residual = self.attention_residual
+        x = residual.after(x, self.attention.step(residual.before(x), cache, layer))
+        residual = self.memory_residual
+        x = residual.after(x, self.memory_attention.step(residual.before(x), cache, layer))
+        residual = self.feed_forward_residual
+        return residual.after(x, self.feed_forward(residual.before(x)))
+
+
+class Transformer(nn.Module):
+    encoder: list[EncoderLayer]  # an nn.ModuleList, which mypy cannot see into
+    decoder: list[DecoderLayer]
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tgt_embedding = nn.Embedding(vocab_size, config.d_model)
+        self.src_embedding = self.tgt_embedding if config.tied else nn.Embedding(vocab_size, config.d_model)
+        self.projection = nn.Linear(config.d_model, vocab_size, bias=False)
+        if config.tied:
+            self.projection.weight = self.tgt_embedding.weight
+        self.src_positions, self.tgt_positions = Positions(config), Positions(config)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in range(config.n_layers)))
+        self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)))
+        is_pre = config.norm == "pre"  # whose residual stream still needs a norm at its end
+        self.encoder_norm = nn.LayerNorm(config.d_model) if is_pre else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.d_model) if is_pre else nn.Identity()
+        self.reset()
+
+    def reset(self) -> None:
+        """Draw the initial weights, on which the paper is silent. The authors' code draws N(0, 1/d_model) for
+        embeddings and uniformly by fan-in + fan-out for products, the fused ones taken whole."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module is not self.projection:
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        shared = {id(w): w for w in (self.src_embedding.weight, self.tgt_embedding.weight, self.projection.weight)}
+        learned = [p.table for p in (self.src_positions, self.tgt_positions) if p.is_learned]
+        for weight in (*shared.values(), *learned):
+            nn.init.normal_(weight, std=self.config.d_model ** -0.5)
+
+    def embed(self, embedding: nn.Embedding, positions: Positions, packed: Packed) -> Tensor:
+        x = embedding(packed.tokens) * math.sqrt(self.config.d_model)  # section 3.4
+        return self.dropout(positions(x, packed.positions, packed.longest))
+
+    def encode(self, src: Packed, weights: Weights = None) -> Tensor:
+        """The memory: (Ts,) pieces -> (Ts, d_model)."""
+        x = self.embed(self.src_embedding, self.src_positions, src)
+        mask = allowed(src, src, causal=False, window=self.config.window)
+        for layer in self.encoder:
+            x = layer(x, src, mask, weights)
+        return self.encoder_norm(x)
+
+    def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
+        """What the projection turns into the logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
+        x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
+        self_mask = allowed(tgt, tgt, causal=True, window=self.config.window)
+        memory_mask = allowed(tgt, src, causal=False, window=None)
+        for layer in self.decoder:
+            x = layer(x, tgt, memory, src, self_mask, memory_mask, weights)
+        return self.decoder_norm(x)
+
+    def forward(self, src: Packed, tgt: Packed) -> Tensor:
+        return self.decode(tgt, self.encode(src), src)
+
+    def start(self, src: Packed, beam: int) -> Cache:
+        """A cache for `beam` hypotheses of each sentence, before their first step."""
+        memory = self.encode(src)
+        grids = [layer.memory_attention.remember(memory, src) for layer in self.decoder]
+        keys, values = torch.stack([k for k, _ in grids]), torch.stack([v for _, v in grids])
+        rows, config = src.n_sentences * beam, self.config
+        shape = (16, config.n_layers, rows, config.n_heads)
+        return Cache(keys, values, allowed(src, src, causal=False, window=None),
+                     keys.new_empty(*shape, config.key_size), keys.new_empty(*shape, config.value_size))
+
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """The logits after one more piece for each hypothesis: (R,) -> (R, V)."""
+        cache.grow()
+        x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
+        x = self.tgt_positions(x, torch.full_like(tokens, cache.length), cache.length + 1)
+        for index, layer in enumerate(self.decoder):
+            x = layer.step(x, cache, index)
+        cache.length += 1
+        return self.projection(self.decoder_norm(x))

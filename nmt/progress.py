@@ -1,0 +1,79 @@
+"""The one clock, and progress that people can read: a bar on a terminal, a plain line now and then in a log.
+
+Everything goes to standard error; standard output is for data. Only the main rank speaks.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def clock() -> float:
+    """Seconds on a clock that never goes back."""
+    return time.perf_counter()
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal or in the log; bars step aside for it."""
+    tqdm.write(text, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def duration(seconds: float) -> str:
+    """3725 -> 1:02:05."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress:
+    """Counts work done. `figures` stand behind the bar or in the line, such as `loss 3.21`."""
+
+    def __init__(self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True) -> None:
+        self.what, self.total, self.unit, self.start, self.done = what, total, unit, start, start
+        self.began = self.last_line = clock()
+        self.is_shown = is_shown
+        self.figures = ""
+        is_terminal = is_shown and sys.stderr.isatty()
+        self.bar = tqdm(desc=what, total=total, initial=start, unit=f" {unit}", file=sys.stderr, leave=False,
+                        dynamic_ncols=True, unit_scale=True) if is_terminal else None
+
+    def advance(self, n: int = 1, figures: str | None = None) -> None:
+        self.done += n
+        if figures is not None:
+            self.figures = figures
+        if self.bar is not None:
+            if figures is not None:
+                self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.update(n)
+        elif self.is_shown and clock() - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = clock()
+            say(self.line())
+
+    def line(self) -> str:
+        rate = (self.done - self.start) / max(clock() - self.began, 1e-9)
+        total = "" if self.total is None else f"/{self.total:,}"
+        ends = "" if not self.total or not rate else f", {duration((self.total - self.done) / rate)} left"
+        return f"{self.what}: {self.done:,}{total} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f}/s{ends}" + (
+            f"  {self.figures}" if self.figures else "")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def tracked(items: Iterable[Item], what: str, unit: str, total: int | None = None) -> Iterator[Item]:
+    """`items`, with progress shown as they are taken."""
+    progress = Progress(what, total, unit)
+    try:
+        for item in items:
+            yield item
+            progress.advance()
+    finally:
+        progress.close()

@@ -1,0 +1,23 @@
+"""Adam and the learning rate of section 5.3.
+
+The rate is a pure function of the update's number, so nothing of it needs saving. torch's own Adam does the rest.
+"""
+
+import torch
+from torch import nn
+
+from nmt.config import OptimizerConfig
+
+
+def learning_rate(step: int, d_model: int, config: OptimizerConfig) -> float:
+    """scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); the first update is step 1."""
+    return config.scale * d_model ** -0.5 * min(step ** -0.5, step * config.warmup_steps ** -1.5)
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Adam, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,63 @@
+"""A toy corpus and the settings of a toy run, shared by the tests that go through whole commands."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # toy sizes: a second thread only costs
+
+WORDS = {"red": "rot", "blue": "blau", "dog": "hund", "cat": "katze", "sees": "sieht", "likes": "mag", "one": "ein",
+         "house": "haus", "tree": "baum", "big": "groß", "small": "klein", "old": "alt", "and": "und", "not": "nicht"}
+
+
+def sentences(n: int, seed: int) -> list[tuple[str, str]]:
+    """Random words and their word-by-word translations."""
+    rng = random.Random(seed)
+    drawn = [[rng.choice(list(WORDS)) for _ in range(rng.randint(2, 9))] for _ in range(n)]
+    return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in drawn]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with {train,valid,test}.{en,de}."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 20))):
+        pairs = sentences(n, seed)
+        for side, language in enumerate(("en", "de")):
+            (folder / f"{split}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def toy(corpus: Path, tmp_path: Path) -> Path:
+    """A config file of a run that takes seconds; dropout is on."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(f"""
+name: toy
+seed: 3
+out: {tmp_path}/run
+data:
+  root: {corpus}
+  store: {tmp_path}/store
+  workers: 1
+  train: [{{src: train.en, tgt: train.de}}]
+  valid: {{src: valid.en, tgt: valid.de}}
+  test: {{src: test.en, tgt: test.de}}
+vocab: {{size: 80}}
+model: {{d_model: 16, d_ff: 32, n_heads: 2, n_layers: 2, dropout: 0.2}}
+optimizer: {{warmup_steps: 20}}
+training:
+  steps: 20
+  src_tokens: 300
+  tgt_tokens: 300
+  micro_tokens: 90
+  precision: fp32
+  log_every: 1
+  validate_every: 100
+  checkpoint_minutes: null
+decoding: {{max_extra: 5}}
+""", encoding="utf-8")
+    return path

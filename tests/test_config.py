@@ -1,0 +1,350 @@
+"""The configuration's promises: strict reading, complaints of one line that name the place, and dumps that read back.
+
+The bad inputs are a table of (text, what the complaint must say); each of them once was, or would have been, a silent
+default, another value than the one written, or a traceback.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import (
+    FREE_KEYS,
+    CleanConfig,
+    CorpusConfig,
+    DataConfig,
+    DecodingConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainingConfig,
+    VocabConfig,
+    changed,
+    differences,
+    dump,
+    find_config,
+    load_config,
+    shipped_folder,
+)
+from nmt.errors import UserError
+
+SHIPPED = sorted(path.name for path in shipped_folder().glob("*.yaml"))
+Loader = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loader:
+    """Load the text as c.yaml of an empty working folder, with overrides."""
+    monkeypatch.chdir(tmp_path)
+
+    def load_text(text: str | bytes, *overrides: str) -> RunConfig:
+        Path("c.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load_config("c.yaml", overrides)
+
+    return load_text
+
+
+# ---- values -----------------------------------------------------------------------------------------------------
+
+def test_an_empty_file_is_the_defaults(load: Loader) -> None:
+    assert load("") == load("# nothing\n") == RunConfig()
+
+
+@pytest.mark.parametrize("text, value", [
+    ("1e-9", 1e-9), ("1E-9", 1e-9), ("1.e-9", 1e-9), (".5", 0.5), ("+2", 2.0), ("3", 3.0), ("1_000.5", 1000.5)])
+def test_numbers(load: Loader, text: str, value: float) -> None:
+    config = load(f"optimizer: {{scale: {text}}}")
+    assert config.optimizer.scale == value
+    assert type(config.optimizer.scale) is float
+
+
+@pytest.mark.parametrize("text, value", [
+    ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("12:30:00", "12:30:00"), ("2001-01-01", "2001-01-01"),
+    ("0x10", "0x10"), (".nan", ".nan"), ("'5'", "5"), ("'null'", "null"), ("=", "="), ("a b", "a b"),
+    ("|\n  a\n  b", "a\nb")])
+def test_words_stay_words(load: Loader, text: str, value: str) -> None:
+    """YAML 1.1, which PyYAML speaks, takes several of these for truth values, dates and numbers in base 60."""
+    assert load(f"name: {text}").name == value
+
+
+def test_leading_zeros_do_not_make_octal_numbers(load: Loader) -> None:
+    assert load("seed: 010").seed == 10
+
+
+def test_truth_and_absence(load: Loader) -> None:
+    config = load("model: {tied: false, window: 5}\ndata: {clean: {max_words: null}}\nevaluation: {sentences: ~}\n")
+    assert config.model.tied is False
+    assert config.model.window == 5
+    assert config.data.clean.max_words is None
+    assert config.evaluation.sentences is None
+
+
+def test_corpora(load: Loader) -> None:
+    config = load("""
+data:
+  train:
+    - {src: a.en, tgt: a.de}
+    - {dataset: wmt/wmt14, subset: de-en, split: train, repeat: 2}
+  valid: {file: v.tsv}
+""")
+    assert config.data.train == (CorpusConfig(src="a.en", tgt="a.de"),
+                                 CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="train", repeat=2))
+    assert config.data.valid == CorpusConfig(file="v.tsv")
+
+
+# ---- bad input --------------------------------------------------------------------------------------------------
+
+BAD = [
+    # keys
+    ("trainng: {steps: 1}", "c.yaml:1: trainng: unknown key; did you mean training?"),
+    ("name: x\ntraining:\n  stesp: 1", "c.yaml:3: training.stesp: unknown key; did you mean steps?"),
+    ("qqq: 1", "known: data, decoding, evaluation"),
+    ("training.steps: 5", "c.yaml:1: training.steps: unknown key"),
+    ("<<: {name: x}", "c.yaml:1: <<: unknown key"),
+    ("data: {train: [{scr: a}]}", "data.train[0].scr: unknown key; did you mean src?"),
+    ("name: a\nname: b", "c.yaml:2: key 'name' is given twice"),
+    ("training:\n  steps: 5\n  'steps': 6", "c.yaml:3: key 'steps' is given twice"),
+    ("? [a]\n: 1", "a key must be a plain word"),
+    ('"a\\nb": 1', "a key must be a plain word"),
+    # types
+    ("training: 5", "c.yaml:1: training: 5 is not a section"),
+    ("training:", "training: None is not a section"),
+    ("training: {steps: many}", "training.steps: 'many' is not an integer"),
+    ("training: {steps: '5'}", "'5' is not an integer"),
+    ("training: {steps: 1.5}", "1.5 is not an integer"),
+    ("training: {steps: true}", "True is not an integer"),
+    ("training: {steps: null}", "None is not an integer"),
+    ("seed: 0x10", "'0x10' is not an integer"),
+    ("seed: 12:30:00", "'12:30:00' is not an integer"),
+    ("model: {tied: no}", "model.tied: 'no' is not true or false"),
+    ("model: {tied: 1}", "1 is not true or false"),
+    ("name: 5", "name: 5 is not a string"),
+    ("data: {train: {src: a}}", "data.train: {'src': 'a'} is not a list"),
+    ("data: {train: [5]}", "data.train[0]: 5 is not a section"),
+    ("model: {norm: prenorm}", "model.norm: 'prenorm' is not one of post, pre; did you mean pre?"),
+    ("model: {norm: [pre]}", "is not one of post, pre"),
+    ("training: {compile: yes}", "'yes' is not one of auto, on, off"),
+    # ranges
+    ("training:\n  steps: -5", "c.yaml:2: training: steps is -5; it must be at least 1"),
+    ("training: {steps: 0}", "steps is 0"),
+    ("training: {label_smoothing: 1}", "label_smoothing is 1.0; it must lie in [0, 1)"),
+    ("training: {checkpoint_minutes: -1}", "checkpoint_minutes is -1.0; it must be positive"),
+    ("training: {checkpoint_every: 0}", "checkpoint_every is 0"),
+    ("optimizer: {eps: -1e-9}", "eps is -1e-09; it must be positive"),
+    ("optimizer: {beta2: 1}", "beta2 is 1.0"),
+    ("decoding: {beam: 0}", "beam is 0"),
+    ("decoding: {length_penalty: -1}", "length_penalty is -1.0"),
+    ("evaluation: {sentences: 0}", "sentences is 0"),
+    ("vocab: {size: 70000}", "size is 70000; ids are stored in 16 bits"),
+    ("seed: -1", "c.yaml:1: seed is -1"),
+    ("data: {workers: 0}", "workers is 0"),
+    ("data: {clean: {max_words: -5}}", "data.clean: max_words is -5"),
+    ("data: {clean: {max_ratio: 0.5}}", "max_ratio is 0.5"),
+    ("model: {d_k: 0}", "d_k is 0"),
+    ("model: {dropout: 1.5}", "dropout is 1.5"),
+    ("optimizer: {scale: .nan}", "'.nan' is not a number"),
+    ("optimizer: {scale: -.inf}", "'-.inf' is not a number"),
+    ("optimizer: {scale: 1e999}", "inf is not a finite number"),
+    ("optimizer: {scale: 1" + 400 * "0" + "}", "is not a finite number"),
+    ("training: {steps: 1" + 400 * "0" + "}", "is not a finite number"),
+    ("training: {steps: 1" + 5000 * "0" + "}", "a number too long"),
+    # values that do not go together
+    ("model:\n  n_heads: 7", "model: d_model 512 is not divisible by n_heads 7; give d_k and d_v"),
+    ("model: {d_model: 51, n_heads: 3}", "d_model is 51; sinusoidal positions need an even one"),
+    ("data: {src: de}", "src and tgt are both 'de'"),
+    ("data: {valid: {src: x}}", "data.valid: needs both src and tgt"),
+    ("data: {valid: {demo: valid, file: x}}", "data.valid: needs exactly one of"),
+    ("data: {valid: {}}", "data.valid: needs exactly one of"),
+    ("data: {train: [{file: x, repeat: 0}]}", "data.train[0]: repeat is 0"),
+    # YAML that is none, or more than plain values
+    ("name: [", "c.yaml:1: not valid YAML"),
+    ("name: x\nout: a: b", "c.yaml:2: not valid YAML: mapping values are not allowed here"),
+    ("\tname: x", "not valid YAML: found character '\\t'"),
+    ("name: a\x01b", "not valid YAML: unacceptable character"),
+    ("name: a\n--- \nname: b", "c.yaml:2: not valid YAML"),
+    ("- a", "a config is a mapping of sections, this is list"),
+    ("a word", "this is str"),
+    ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+    ("name: &a x\nout: *a", "c.yaml:2: aliases (*a) are not accepted"),
+    ("name: &a [*a]", "aliases (*a) are not accepted"),
+    ("name: !!python/object/apply:os.system [ls]", "c.yaml:1: objects and tags"),
+    ("!!python/name:os.system name: x", "c.yaml:1: objects and tags"),
+    ("name: !x:str y", "objects and tags (!x:str)"),
+    ("training: {steps: !!int abc}", "objects and tags"),
+    (b"name: x\nout: \xff", "c.yaml:2: not valid UTF-8"),
+    ("# " + "x" * (1 << 20), "too many for a config"),
+    # extends
+    ("extends: 5", "extends: 5 is not a file name"),
+    ('extends: "a\\nb"', "is not a file name"),
+    ("extends: c.yaml", "'extends' goes in a circle: c.yaml -> c.yaml"),
+    ("extends: nope.yaml", "nope.yaml: not found; give a path to a YAML file or one of the shipped configs"),
+    ("extends: " + 300 * "x", "not found"),
+]
+
+
+@pytest.mark.parametrize("text, complaint", BAD, ids=lambda value: repr(value[:40]))
+def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, complaint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(text)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override, complaint", [
+    ("training.steps", "'training.steps' is not of the form section.key=value"),
+    ("=5", "is not of the form"),
+    ("Training.steps=5", "is not of the form"),
+    ("training..steps=5", "is not of the form"),
+    ("training.stesp=5", "command line: training.stesp: unknown key; did you mean steps?"),
+    ("training.steps=", "command line: training.steps: '' is not an integer"),
+    ("training.steps=-5", "command line: training: steps is -5"),
+    ("training=5", "command line: training: 5 is not a section"),
+    ("data.train.0.src=x", "data.train: {'0': {'src': 'x'}} is not a list"),
+    ("name=a, b: c", "quote the value"),
+    ("name=a\nb: c", "command line, name:2: not valid YAML"),
+    ("name=\x01", "command line, name: not valid YAML"),
+    ("name=*x", "aliases"),
+    ("name={a: 1, a: 2}", "key 'a' is given twice"),
+    ("extends=base.yaml", "extends: unknown key"),
+])
+def test_bad_overrides_are_refused_in_one_line(load: Loader, override: str, complaint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load("", override)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, complaint", [
+    ("missing.yaml", "missing.yaml: not found; give a path to a YAML file or one of the shipped configs: "),
+    (".", "is a folder"),
+    ("no/such/base.yaml", "no/such/base.yaml: not found"),
+])
+def test_a_config_that_is_not_there(name: str, complaint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(name)
+    assert complaint in str(caught.value)
+    assert all(shipped in str(caught.value) for shipped in SHIPPED)
+
+
+# ---- layers -----------------------------------------------------------------------------------------------------
+
+def test_overrides_win_over_the_file_and_later_over_earlier(load: Loader) -> None:
+    config = load("training: {steps: 5, log_every: 7}", "training.steps=6", "training.steps=8", "optimizer.eps=1e-7",
+                  "model={d_model: 64, n_heads: 2}", "name='12'", "out=~/runs/a:b", "data.train=[{demo: train}]")
+    assert (config.training.steps, config.training.log_every, config.optimizer.eps) == (8, 7, 1e-7)
+    assert (config.model.d_model, config.model.n_heads, config.model.d_ff) == (64, 2, ModelConfig().d_ff)
+    assert (config.name, config.out) == ("12", "~/runs/a:b")
+    assert config.data.train == (CorpusConfig(demo="train"),)
+
+
+def test_extends_a_relative_file_then_a_shipped_one(load: Loader, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/middle.yaml").write_text("extends: base.yaml\nmodel: {dropout: 0.25, n_layers: 3}\n")
+    config = load("extends: sub/middle.yaml\nmodel: {n_layers: 2}\n", "model.d_ff=64")
+    base = load_config("base.yaml")
+    assert config == dataclasses.replace(base, model=dataclasses.replace(base.model, dropout=0.25, n_layers=2, d_ff=64))
+
+
+def test_extends_names_the_file_of_the_mistake(load: Loader, tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text("\n\ntraining: {stesp: 3}\n")
+    with pytest.raises(UserError, match=r"parent\.yaml:3: training\.stesp"):
+        load("extends: parent.yaml\nname: x")
+
+
+def test_extends_in_a_circle(load: Loader, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("extends: c.yaml")
+    with pytest.raises(UserError, match=r"circle: c\.yaml -> other\.yaml -> c\.yaml"):
+        load("extends: other.yaml")
+
+
+def test_a_corpus_of_another_kind_replaces_the_inherited_one(load: Loader, tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text("data:\n  valid: {dataset: d, split: validation}\n  test: {demo: test}\n")
+    config = load("extends: parent.yaml\ndata: {valid: {split: dev}}", "data.test.src=a", "data.test.tgt=b")
+    assert config.data.valid == CorpusConfig(dataset="d", split="dev")
+    assert config.data.test == CorpusConfig(src="a", tgt="b")
+
+
+def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> None:
+    assert find_config("base.yaml") == shipped_folder() / "base.yaml"
+    (tmp_path / "base.yaml").write_text("name: mine")
+    assert load_config("base.yaml").name == "mine"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_configs_load_and_dump(load: Loader, name: str) -> None:
+    config = load_config(name)
+    assert config.name == Path(name).stem
+    assert load(dump(config)) == config
+
+
+def test_the_paper_is_shipped() -> None:
+    assert {"base.yaml", "big.yaml", "base-enfr.yaml", "big-enfr.yaml", "demo.yaml", "multi30k.yaml"} <= set(SHIPPED)
+
+
+# ---- dumps and differences --------------------------------------------------------------------------------------
+
+def numbers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, exclude_max=True, allow_subnormal=False)
+
+
+COUNTS = st.integers(1, 2**40)
+WORDS = st.text(max_size=12) | st.sampled_from([
+    "no", "on", "null", "~", "1e5", "08", "1_0", ".5", "0x1", "12:30", "<<"])
+CORPORA = st.one_of(
+    st.builds(CorpusConfig, src=WORDS, tgt=WORDS, repeat=COUNTS), st.builds(CorpusConfig, file=WORDS),
+    st.builds(CorpusConfig, dataset=WORDS, subset=st.none() | WORDS, split=WORDS),
+    st.builds(CorpusConfig, demo=st.sampled_from(["train", "valid", "test"])))
+CONFIGS = st.builds(
+    RunConfig, name=WORDS, out=WORDS, seed=st.integers(0, 2**31 - 1),
+    data=st.builds(
+        DataConfig, src=WORDS.filter(lambda word: word != "de"), root=WORDS,
+        train=st.lists(CORPORA, max_size=3).map(tuple), valid=st.none() | CORPORA,
+        clean=st.builds(CleanConfig, max_words=st.none() | COUNTS, max_ratio=st.none() | numbers(1, 1e18))),
+    vocab=st.builds(VocabConfig, size=st.integers(16, 65_535)),
+    model=st.builds(ModelConfig, dropout=numbers(0, 1), norm=st.sampled_from(["post", "pre"]), tied=st.booleans(),
+                    window=st.none() | COUNTS),
+    optimizer=st.builds(OptimizerConfig, eps=numbers(1e-300, 1e18), beta2=numbers(0, 1)),
+    training=st.builds(TrainingConfig, steps=COUNTS, compile=st.sampled_from(["auto", "on", "off"]),
+                       checkpoint_minutes=st.none() | numbers(1e-9, 1e18)),
+    decoding=st.builds(DecodingConfig, length_penalty=numbers(0, 10)),
+    evaluation=st.builds(EvaluationConfig, bleu=st.booleans(), sentences=st.none() | COUNTS))
+
+
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@given(config=CONFIGS)
+def test_a_dump_reads_back_to_an_equal_config(tmp_path_factory: pytest.TempPathFactory, config: RunConfig) -> None:
+    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    path.write_text(dump(config), encoding="utf-8", newline="")
+    assert load_config(str(path)) == config
+    assert changed(config, []) == config
+
+
+def test_changed_applies_overrides_to_a_config() -> None:
+    config = changed(RunConfig(), ["decoding.beam=1", "data.test={file: x.tsv}"])
+    assert config == dataclasses.replace(RunConfig(), decoding=DecodingConfig(beam=1),
+                                         data=DataConfig(test=CorpusConfig(file="x.tsv")))
+    with pytest.raises(UserError, match="beam is 0"):
+        changed(config, ["decoding.beam=0"])
+
+
+def test_differences_names_what_makes_another_run() -> None:
+    old = RunConfig()
+    new = changed(old, ["model.d_model=256", "seed=2", "data.valid={demo: valid}",
+                        "training.steps=7", "decoding.beam=1", "out=elsewhere"])  # these may change
+    assert sorted(differences(old, new)) == ["data.valid.demo: None -> valid", "model.d_model: 512 -> 256",
+                                             "seed: 1 -> 2"]
+    assert differences(old, old) == []
+    assert "training.steps: 100000 -> 7" in differences(old, new, free=())
+
+
+def test_free_keys_are_keys() -> None:
+    """A misspelt one would never free anything."""
+    for key in FREE_KEYS:
+        section: object = RunConfig()
+        for part in key.split("."):
+            section = getattr(section, part)

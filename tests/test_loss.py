@@ -1,0 +1,71 @@
+"""The fused loss against the definition written out, in float64 and fp32, values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import nmt.train.loss as loss
+from nmt.train.loss import loss_sums
+
+V, D, T = 37, 8, 50
+
+
+def inputs(dtype: torch.dtype = torch.float64, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(3)
+    labels = torch.randint(0, V, (T,))
+    labels[::7] = -1
+    hidden = (size * torch.randn(T, D, dtype=dtype)).requires_grad_()
+    return hidden, torch.randn(V, D, dtype=dtype).requires_grad_(), labels
+
+
+def written_out(hidden: Tensor, weight: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """1 - eps on the gold piece, eps / (V - 1) on each of the others."""
+    live = labels >= 0
+    log_p = (hidden[live] @ weight.T).log_softmax(-1)
+    target = torch.full_like(log_p, eps / (V - 1)).scatter_(1, labels[live, None], 1 - eps)
+    return -(target * log_p).sum(), -log_p.gather(1, labels[live, None]).sum()
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("chunk", [V, 5 * V, 10**6])
+def test_equals_the_definition(eps: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    hidden, weight, labels = inputs()
+    ours = loss_sums(hidden, weight, labels, eps)
+    grads = torch.autograd.grad(3.0 * ours[0], (hidden, weight))
+    theirs = written_out(hidden, weight, labels, eps)
+    expected = torch.autograd.grad(3.0 * theirs[0], (hidden, weight))
+    for a, b in zip((*ours, *grads), (*theirs, *expected), strict=True):
+        assert (a - b).abs().max() <= 1e-12 * max(1.0, float(b.detach().abs().max()))
+
+
+def test_equals_torch_under_its_own_smoothing_rule() -> None:
+    """PyTorch spreads eps' over all V pieces: the same at eps' = eps V / (V - 1)."""
+    hidden, weight, labels = inputs()
+    theirs = F.cross_entropy(hidden @ weight.T, labels, ignore_index=-1, reduction="sum",
+                             label_smoothing=0.1 * V / (V - 1))
+    assert loss_sums(hidden, weight, labels, 0.1)[0].item() == pytest.approx(theirs.item(), rel=1e-13)
+
+
+def test_large_logits_stay_finite() -> None:
+    hidden, weight, labels = inputs(torch.float32, size=300.0)
+    ours, theirs = loss_sums(hidden, weight, labels, 0.1), written_out(hidden, weight, labels, 0.1)
+    assert ours[0].isfinite() and ours[0].item() == pytest.approx(theirs[0].item(), rel=1e-5)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(ours[0], (hidden, weight)))
+
+
+def test_bf16_products_are_near() -> None:
+    hidden, weight, labels = inputs(torch.float32)
+    exact = torch.autograd.grad(loss_sums(hidden, weight, labels, 0.1)[0], (hidden, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = torch.autograd.grad(loss_sums(hidden, weight, labels, 0.1)[0], (hidden, weight))
+    for a, b in zip(fast, exact, strict=True):
+        assert a.dtype == torch.float32 and (a - b).norm() / b.norm() < 1e-2
+
+
+def test_without_gradients_the_values_are_the_same() -> None:
+    hidden, weight, labels = inputs()
+    with torch.no_grad():
+        quiet = loss_sums(hidden, weight, labels, 0.1)
+    assert [x.item() for x in quiet] == [x.item() for x in loss_sums(hidden, weight, labels, 0.1)]

@@ -1,0 +1,302 @@
+"""Preparation as its user sees it: the same bytes whatever kills it and wherever, and every line accounted for."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nmt.commands.prepare import main
+from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
+from nmt.data.prepare import ledger_table, prepare
+from nmt.data.store import open_store
+from nmt.data.vocab import Vocab
+from nmt.errors import UserError
+from nmt.files import MANIFEST, digest, lock, verify
+
+REPOSITORY = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("NMT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+VOCAB = VocabConfig(size=60)
+SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
+
+
+def line(i: int) -> str:
+    return " ".join(SYLLABLES[i * k % 17] + SYLLABLES[(i + k * k) % 19] for k in range(1, 2 + i % 7))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two training corpora, with lines that must go, and a dev set, with lines that must stay."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    en = [line(i) for i in range(300)] + ["", "only english", "x " * 30, "a b c d e f"]
+    de = [line(i + 1) for i in range(300)] + ["nur deutsch", " ", "kurz", "a"]
+    (folder / "a.en").write_text("\n".join(en) + "\n")
+    (folder / "a.de").write_text("\n".join(de) + "\n")
+    (folder / "b.tsv").write_text("".join(f"{line(i)}\t{line(2 * i)}\n" for i in range(50, 90)))
+    (folder / "dev.en").write_text("w1 w2\n\n  w3 \n")
+    (folder / "dev.de").write_text("w1\nw4\u2028w5\nw6\n")
+    return folder
+
+
+def config(root: Path, **changes: object) -> DataConfig:
+    values: dict[str, object] = {
+        "root": str(root), "store": str(root.parent / "store"), "valid": CorpusConfig(src="dev.en", tgt="dev.de"),
+        "train": (CorpusConfig(src="a.en", tgt="a.de"), CorpusConfig(file="b.tsv", repeat=2)),
+        "clean": CleanConfig(max_words=20, max_ratio=4.0, max_pieces=15), **changes}
+    return DataConfig(**values)  # type: ignore[arg-type]
+
+
+def contents(store: str | Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in Path(store).iterdir()}
+
+
+# ---- what comes out ---------------------------------------------------------------------------------------------
+
+def test_the_store_equals_the_rules_applied_by_hand(root: Path) -> None:
+    data = config(root)
+    assert prepare(data, VOCAB, seed=1)
+    store = Path(data.store)
+    verify(store)
+    vocab = Vocab.load(store / "vocab.model")
+    assert vocab.size == 60
+    sides = ((root / name).read_text().split("\n") for name in ("a.en", "a.de"))
+    a = [(s, t) for s, t in zip(*sides, strict=True) if s.strip() and t.strip()
+         and max(len(s.split()), len(t.split())) <= min(20, 4 * len(s.split()), 4 * len(t.split()))]
+    b = [(s, t) for s, _, t in (row.partition("\t") for row in (root / "b.tsv").read_text().split("\n")[:-1])]
+    a, b = ([pair for pair in pairs if max(map(len, vocab.encode(pair))) <= 15] for pairs in (a, b))
+    train = open_store(store, "train", vocab.digest)
+    for i, side in enumerate((train.src, train.tgt)):
+        ids = [side.ids[m:n].tolist() for m, n in pairwise(side.offsets)]
+        assert vocab.decode(ids) == [pair[i] for pair in a + b + b]
+    assert not list(store.parent.glob("*.work"))
+
+
+def test_the_dev_set_is_taken_as_it_is(root: Path) -> None:
+    data = config(root)
+    prepare(data, VOCAB, 1)
+    store = Path(data.store)
+    assert (store / "valid.src.txt").read_bytes() == (root / "dev.en").read_bytes()
+    assert (store / "valid.tgt.txt").read_bytes() == (root / "dev.de").read_bytes()
+    valid = open_store(store, "valid")
+    assert len(valid) == 3 and valid.src.lengths[1] == 0
+    repeated = config(root, store=f"{data.store}2", valid=CorpusConfig(src="dev.en", tgt="dev.de", repeat=3))
+    prepare(repeated, VOCAB, 1)
+    assert len(open_store(Path(repeated.store), "valid")) == 3
+
+
+def test_without_a_dev_set_there_is_none(root: Path) -> None:
+    data = config(root, valid=None)
+    prepare(data, VOCAB, 1)
+    assert not list(Path(data.store).glob("valid*"))
+    with pytest.raises(UserError, match="holds no valid split"):
+        open_store(Path(data.store), "valid")
+
+
+def test_the_ledger_accounts_for_every_line(root: Path) -> None:
+    data = config(root)
+    prepare(data, VOCAB, 1)
+    ledger = json.loads((Path(data.store) / "ledger.json").read_text())
+    a, b, dev = ledger["corpora"]
+    assert {rule: a["dropped"][rule] for rule in ("empty side", "more than 20 words", "length ratio above 4")} == {
+        "empty side": 2, "more than 20 words": 1, "length ratio above 4": a["dropped"]["length ratio above 4"]}
+    for corpus, lines in ((a, 304), (b, 40), (dev, 3)):
+        assert corpus["lines"] == lines == corpus["kept"] + sum(corpus["dropped"].values())
+    train = open_store(Path(data.store), "train")
+    assert a["kept"] + 2 * b["kept"] == len(train)
+    assert [sum(c["tokens"][i] for c in (a, b)) for i in (0, 1)] == [len(train.src.ids), len(train.tgt.ids)]
+    assert [(f["name"], f["sha256"], f["size"]) for f in a["files"]] == [
+        (name, digest(root / name), (root / name).stat().st_size) for name in ("a.en", "a.de")]
+    assert ledger["bpe"]["sha256"] == Vocab.load(Path(data.store) / "vocab.model").digest
+    table = ledger_table(ledger)
+    for text in ("a.en + a.de", "dev.en + dev.de (dev)", "2 empty side", "x 2", digest(root / "b.tsv")):
+        assert text in table
+    assert ledger["bpe"]["sha256"] in table
+
+
+# ---- the same bytes ---------------------------------------------------------------------------------------------
+
+def test_equal_whatever_the_workers_the_place_and_the_clock(root: Path, tmp_path: Path) -> None:
+    data = config(root)
+    prepare(data, VOCAB, 1)
+    prepare(config(root, store=str(tmp_path / "two"), workers=2), VOCAB, 1)
+    elsewhere = tmp_path / "else" / "where"
+    shutil.copytree(root, elsewhere)
+    for file in elsewhere.iterdir():
+        os.utime(file, (1e9, 1e9))
+    prepare(config(elsewhere), VOCAB, 1)
+    assert contents(data.store) == contents(tmp_path / "two") == contents(elsewhere.parent / "store")
+
+
+def test_the_seed_draws_the_sample_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    def made(name: str, seed: int, sample: int) -> dict[str, str]:
+        data = config(root, store=str(tmp_path / name))
+        prepare(data, VocabConfig(size=60, sample_sentences=sample), seed)
+        return contents(data.store)
+    assert made("a", 1, 10_000) == made("b", 2, 10_000)
+    assert made("c", 1, 100) == made("d", 1, 100) != made("e", 2, 100)
+    ledger = json.loads((tmp_path / "c" / "ledger.json").read_text())
+    assert (ledger["bpe"]["lines"], ledger["bpe"]["seed"]) == (100, 1)
+    assert not prepare(config(root, store=str(tmp_path / "c")), VocabConfig(size=60, sample_sentences=100), 2)
+
+
+KILLS = """
+import os, signal, sys
+from nmt import files, progress
+from nmt.config import load_config
+from nmt.data import prepare
+
+def run(name, n):  # in a process of its own, killed at the n-th moment
+    left = n
+    def moment(*_):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if os.fork() == 0:
+        os.fsync = progress.Progress.advance = moment  # the disk itself is not on trial
+        prepare.CHUNK = 150
+        config = load_config(sys.argv[1], ["data.store=" + name])
+        prepare.prepare(config.data, config.vocab, config.seed)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.wait()[1])
+
+n = 1
+while (code := run(f"store-{n}", n)) == -signal.SIGKILL:
+    assert run(f"store-{n}", 0) == 0
+    n += 1
+assert code == 0, code
+"""
+
+
+def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        f"data: {{root: {root}, train: [{{src: a.en, tgt: a.de}}, {{file: b.tsv}}],"
+        " valid: {src: dev.en, tgt: dev.de}}\n"
+        "vocab: {size: 60}\n")
+    done = subprocess.run([sys.executable, "-c", KILLS, "c.yaml"], cwd=tmp_path, capture_output=True, text=True,
+                          check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert done.returncode == 0, done.stderr
+    stores = sorted(tmp_path.glob("store-*"))
+    assert len(stores) > 30 and not list(tmp_path.glob("*.work"))
+    undisturbed = contents(stores[0])
+    assert all(contents(store) == undisturbed for store in stores)
+
+
+def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.data.prepare.seal", fail)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(root), VOCAB, 1)
+    with monkeypatch.context() as patch:
+        for stage in ("_collect", "_learn", "_encode"):
+            patch.setattr(f"nmt.data.prepare.{stage}", fail)
+        assert prepare(config(root), VOCAB, 1)
+    verify(root.parent / "store")
+
+
+def test_an_unfinished_preparation_follows_changed_settings(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(config(root, store=str(root / "truth"), valid=None), VocabConfig(size=50), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.data.prepare.seal", lambda *_: sys.exit(1))
+        with pytest.raises(SystemExit):
+            prepare(config(root), VOCAB, 1)
+    prepare(config(root, valid=None), VocabConfig(size=50), 1)
+    assert contents(root.parent / "store") == contents(root / "truth")
+
+
+# ---- recognised or refused --------------------------------------------------------------------------------------
+
+def test_a_complete_store_is_recognised_even_without_its_sources(root: Path) -> None:
+    assert prepare(config(root), VOCAB, 1)
+    before = contents(root.parent / "store")
+    assert not prepare(config(root, workers=7), VOCAB, 1)
+    shutil.rmtree(root)
+    assert not prepare(config(root, test=CorpusConfig(demo="test")), VOCAB, 1)
+    assert contents(root.parent / "store") == before
+
+
+@pytest.mark.parametrize(("changes", "size", "named"), [
+    ({}, 50, "vocab.size 60 -> 50"), ({"clean": CleanConfig()}, 60, "data.clean.max_words 20 -> 250"),
+    ({"train": (CorpusConfig(src="a.en", tgt="a.de"),)}, 60, r"data.train\[1\].file b.tsv -> None"),
+    ({"valid": None}, 60, "data.valid.src dev.en -> None"), ({"src": "de", "tgt": "en"}, 60, "data.src en -> de")])
+def test_other_settings_are_refused_by_name(root: Path, changes: dict[str, object], size: int, named: str) -> None:
+    prepare(config(root), VOCAB, 1)
+    with pytest.raises(UserError, match=rf"prepared with other settings: .*{named}.*; give another data\.store=DIR"):
+        prepare(config(root, **changes), VocabConfig(size=size), 1)
+
+
+def test_changed_inputs_are_noticed(root: Path) -> None:
+    prepare(config(root), VOCAB, 1)
+    os.utime(root / "b.tsv")  # touched, not changed
+    assert not prepare(config(root), VOCAB, 1)
+    for change in (lambda text: text + "more\tmehr\n", lambda text: text.replace("ba", "bo", 1)):
+        original = (root / "b.tsv").read_text()
+        (root / "b.tsv").write_text(change(original))
+        with pytest.raises(UserError, match=r"b\.tsv: not the file that .*store was prepared from"):
+            prepare(config(root), VOCAB, 1)
+        (root / "b.tsv").write_text(original)
+    assert not prepare(config(root), VOCAB, 1)
+
+
+def test_two_processes_do_not_meet(root: Path) -> None:
+    (root.parent / "store.work").mkdir()
+    with lock(root.parent / "store.work", "preparing"), pytest.raises(UserError, match=r"in use by preparing .* pid"):
+        prepare(config(root), VOCAB, 1)
+
+
+@pytest.mark.parametrize(("changes", "size", "message"), [
+    ({"train": ()}, 60, "data.train: no corpus given"),
+    ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),
+    ({"valid": CorpusConfig(src="dev.en", tgt="gone.de")}, 60, "gone.de: not found"),
+    ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pair is left after cleaning"),
+    ({"clean": CleanConfig(max_pieces=0)}, 60, "data.clean.max_pieces=0: no pair is left"),
+    ({}, 5000, "vocab.size: 5000 is too large"),
+    ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
+    ({"store": "RAW"}, 60, "exists and is not a prepared store")])
+def test_mistakes_leave_no_store(root: Path, changes: dict[str, object], size: int, message: str) -> None:
+    if changes.get("store") == "RAW":
+        changes = {"store": str(root)}
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        prepare(config(root, **changes), VocabConfig(size=size), 1)
+    assert "\n" not in str(caught.value)
+    assert not (root.parent / "store").exists() and not (root / MANIFEST).exists()
+
+
+# ---- the command ------------------------------------------------------------------------------------------------
+
+def test_the_command_says_where_and_that_it_is_done(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = root / "c.yaml"
+    path.write_text(f"data: {{root: {root}, train: [{{file: b.tsv}}]}}\nvocab: {{size: 40}}\n")
+    arguments = ["--config", str(path), f"data.store={root}/made"]
+    assert main(arguments) == 0
+    assert f"prepared: {root}/made" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert f"already prepared: {root}/made" in capsys.readouterr().err
+    assert main([*arguments, "vocab.size=41"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("nmt-prepare: error: ") and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = ("import sys, contextlib; from nmt.commands.prepare import main\n"
+               "with contextlib.suppress(SystemExit): main(['--help'])\n"
+               "sys.exit(bool({'torch', 'numpy', 'yaml', 'sentencepiece', 'datasets'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == 0 and b"examples:" in done.stdout
+
+
+@pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="no multi30k (NMT_TEST_DATA names its parent)")
+def test_multi30k(tmp_path: Path) -> None:
+    data = DataConfig(root=str(SHARED / "multi30k"), store=str(tmp_path / "store"), valid=CorpusConfig(
+        src="valid.en", tgt="valid.de"), train=(CorpusConfig(src="train.en", tgt="train.de"),))
+    prepare(data, VocabConfig(size=10_000), 1)
+    assert [len(open_store(tmp_path / "store", split)) for split in ("train", "valid")] == [29_000, 1_014]
+    assert (tmp_path / "store" / "valid.tgt.txt").read_bytes() == (SHARED / "multi30k" / "valid.de").read_bytes()
