@@ -37,6 +37,9 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.data.prepare import prepare
     from nmt.dist import join
+    from nmt.memory import keep_freed_memory
+
+    keep_freed_memory()
 
     with join() as world:
         if world.is_main:

@@ -118,7 +118,7 @@ def read_lines(path: Path) -> Iterator[str]:
     n = 0
     try:
         with _open(path) as file:
-            for n, line in enumerate(decoded(file, str(path)), 1):
+            for n, line in enumerate(decoded(file, str(path)), 1):  # noqa: B007
                 yield line
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: corrupt after line {n} ({error}); fetch or pack it again") from None

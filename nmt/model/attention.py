@@ -7,14 +7,22 @@ Section 3.2 of the paper: one function, used three ways.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt.batch import Packed
 
-MASKED = -1e30  # finite: a sentence without tokens must give a number, not NaN
+FAR = -1e30  # finite: a sentence without tokens must give a number, not NaN
+FLOOR = -80.0  # exp of anything that underflows is ten times slower on CPU
+
+
+class Mask(NamedTuple):
+    """What a query may look at, once for all layers, each (S, 1, Lq or 1, Lk)."""
+
+    may: Tensor  # 1 or 0: multiplies the weights
+    shut: Tensor  # 0 or FAR: keeps what is masked out of the maximum
 
 
 class _Spread(torch.autograd.Function):
@@ -54,10 +62,10 @@ class _Softmax(torch.autograd.Function):
     """Softmax of scores + mask over the last dimension; on short CPU rows three times as fast as torch's."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, mask: Tensor) -> Tensor:
-        weights = scores + mask  # at least fp32, as the mask is
-        weights = weights.sub_(weights.amax(-1, keepdim=True)).exp_()
-        weights = weights.div_(weights.sum(-1, keepdim=True)).to(scores.dtype)
+    def forward(ctx: Any, scores: Tensor, mask: Mask) -> Tensor:
+        weights = scores + mask.shut  # at least fp32, as the mask is
+        weights = weights.sub_(weights.amax(-1, keepdim=True)).clamp_(min=FLOOR).exp_().mul_(mask.may)
+        weights = weights.div_(weights.sum(-1, keepdim=True).clamp_(min=0.5)).to(scores.dtype)
         ctx.save_for_backward(weights)
         return weights
 
@@ -68,8 +76,8 @@ class _Softmax(torch.autograd.Function):
         return product.addcmul_(weights, product.sum(-1, keepdim=True), value=-1.0), None
 
 
-def allowed(queries: Packed, keys: Packed, causal: bool, window: int | None) -> Tensor:
-    """What is added to the scores, (S, 1, Lq or 1, Lk): 0 where a query may look, hugely negative elsewhere."""
+def allowed(queries: Packed, keys: Packed, causal: bool, window: int | None) -> Mask:
+    """The keys of its own sentence; with `causal` none ahead, with `window` only so many places to each side."""
     may = keys.live[:, None, None, :]
     if causal or window is not None:
         device = keys.tokens.device
@@ -78,10 +86,10 @@ def allowed(queries: Packed, keys: Packed, causal: bool, window: int | None) -> 
             may = may & (ahead <= 0)
         if window is not None:
             may = may & (ahead.abs() <= window)
-    return torch.where(may, 0.0, MASKED)
+    return Mask(may.float(), torch.where(may, 0.0, FAR))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, mask: Tensor,
+def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, mask: Mask,
            weights: list[Tensor] | None = None) -> Tensor:
     """softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
 
@@ -112,14 +120,14 @@ class Cache:
 
     memory_keys: Tensor  # (N, S, H, K, Ls)
     memory_values: Tensor  # (N, S, H, Ls, V)
-    memory_mask: Tensor  # (S, 1, 1, Ls)
+    memory_mask: Mask
     keys: Tensor  # (room, N, S * B, H, K): time first, so that the part in use is one block
     values: Tensor  # (room, N, S * B, H, V)
     length: int = 0  # steps taken
 
     @property
     def n_sentences(self) -> int:
-        return self.memory_mask.shape[0]
+        return self.memory_keys.shape[1]
 
     def grow(self) -> None:
         """Make room for another step."""
@@ -139,7 +147,7 @@ class Cache:
         """Forget the memory of all sentences but these; their hypotheses follow with `reorder`."""
         self.memory_keys = self.memory_keys.index_select(1, sentences)
         self.memory_values = self.memory_values.index_select(1, sentences)
-        self.memory_mask = self.memory_mask.index_select(0, sentences)
+        self.memory_mask = Mask(*(part.index_select(0, sentences) for part in self.memory_mask))
 
 
 def attend_past(q: Tensor, k: Tensor, v: Tensor, cache: Cache, layer: int, window: int | None) -> Tensor:

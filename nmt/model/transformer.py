@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import Cache, allowed, attend, attend_memory, attend_past, memory_grid
+from nmt.model.attention import Cache, Mask, allowed, attend, attend_memory, attend_past, memory_grid
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -71,7 +71,7 @@ class SelfAttention(Attention):
     def split(self, x: Tensor) -> list[Tensor]:
         return [self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1)]
 
-    def forward(self, x: Tensor, packed: Packed, mask: Tensor, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, packed: Packed, mask: Mask, weights: Weights) -> Tensor:
         q, k, v = self.split(x)
         return self.output(attend(q, k, v, packed, packed, mask, weights).flatten(1))
 
@@ -96,7 +96,7 @@ class MemoryAttention(Attention):
         """The layer's share of a cache."""
         return memory_grid(*self.keys_values(memory), src)
 
-    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, mask: Tensor, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, mask: Mask, weights: Weights) -> Tensor:
         k, v = self.keys_values(memory)
         return self.output(attend(self.heads(self.q(x)), k, v, tgt, src, mask, weights).flatten(1))
 
@@ -139,7 +139,7 @@ class EncoderLayer(nn.Module):
         self.attention, self.attention_residual = SelfAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, src: Packed, mask: Tensor, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, src: Packed, mask: Mask, weights: Weights) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), src, mask, weights))
         residual = self.feed_forward_residual
@@ -153,7 +153,7 @@ class DecoderLayer(nn.Module):
         self.memory_attention, self.memory_residual = MemoryAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, self_mask: Tensor, memory_mask: Tensor,
+    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, self_mask: Mask, memory_mask: Mask,
                 weights: Weights) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), tgt, self_mask, None))

@@ -35,11 +35,12 @@ class _FusedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden, dtype=exact) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if needs_grad else None
         rows = max(1, CHUNK // n_vocab)
+        room = hidden.new_empty(min(rows, hidden.shape[0]), n_vocab, dtype=exact)  # one for all chunks
         with torch.autocast(hidden.device.type, enabled=False):
             for first in range(0, hidden.shape[0], rows):
                 part = slice(first, first + rows)
                 h, count, label = hidden[part], counts[part], labels[part].clamp(min=0)[:, None]
-                logits = (h @ weight_fast.T).to(exact)  # (C, V)
+                logits = _product(h, weight_fast.T, room[:len(h)])  # (C, V)
                 gold_logit = logits.gather(1, label).squeeze(1)
                 top = logits.amax(1)
                 shares = logits.sub_(top[:, None]).exp_()
@@ -52,7 +53,11 @@ class _FusedLoss(torch.autograd.Function):
                 shares = shares.to(fast)
                 scale = count / total
                 grad_hidden[part] = (shares @ weight_fast).to(exact) * scale[:, None]
-                grad_weight += (shares.T @ (h.to(exact) * scale[:, None]).to(fast)).to(exact)
+                scaled = (h.to(exact) * scale[:, None]).to(fast)
+                if fast == exact:
+                    grad_weight.addmm_(shares.T, scaled)
+                else:
+                    grad_weight += (shares.T @ scaled).to(exact)
         if grad_hidden is not None and grad_weight is not None:
             label, weighted = labels.clamp(min=0), hidden.to(exact) * counts[:, None]
             grad_hidden.addcmul_(weight.to(exact)[label], counts[:, None], value=-gold)
@@ -67,6 +72,10 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad, grad_weight * grad, None, None, None
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    return torch.mm(a, b, out=out) if a.dtype == out.dtype else out.copy_(a @ b)
 
 
 def loss_sums(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
