@@ -11,13 +11,12 @@ import os
 import re
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from nmt.errors import UserError
+from nmt.strict_yaml import Source, format_yaml, parse_yaml
 
 MAX_CONFIG_BYTES = 1 << 20
 UNITS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
@@ -166,7 +165,6 @@ class TrainingConfig:
     micro_tokens: int = 3_200  # at most so many source and so many target tokens in one forward/backward
     label_smoothing: float = 0.1
     precision: Literal["bf16", "fp32"] = "bf16"
-    compile: Literal["auto", "on", "off"] = "auto"
     log_every: int = 100  # updates
     validate_every: int = 5_000
     checkpoint_every: int | None = None  # updates; and/or
@@ -228,6 +226,10 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def check(self) -> str | None:
+        model, longest = self.model, self.data.clean.max_pieces
+        if model.positions == "learned" and (longest is None or longest + 1 > model.max_positions):
+            return (f"model.max_positions {model.max_positions} is too small for learned positions: training sentences "
+                    f"have up to {longest or 'any number of'} pieces (data.clean.max_pieces) and a mark")
         return None if 0 <= self.seed < 2**31 else f"seed is {self.seed}; it must lie in [0, 2^31)"
 
     @property
@@ -237,94 +239,11 @@ class RunConfig:
 
 # What may change between two sittings of one run without making it another run. Everything else is refused.
 FREE_KEYS = ("name", "out", "data.root", "data.workers", "data.store", "data.test", "training.steps",
-             "training.compile", "training.log_every", "training.validate_every", "training.checkpoint_every",
+             "training.log_every", "training.validate_every", "training.checkpoint_every",
              "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation")
 
 
-# ---- reading YAML -----------------------------------------------------------------------------------------------
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases and tags, and with YAML 1.2's idea of what a number and a truth value is."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        place = f"{event.start_mark.name}:{event.start_mark.line + 1}"
-        if isinstance(event, yaml.AliasEvent):
-            raise UserError(f"{place}: aliases (*{event.anchor}) are not accepted; write the value out")
-        if event.tag is not None:
-            raise UserError(f"{place}: objects and tags ({event.tag}) are not accepted; write plain values")
-        return super().compose_node(parent, index)
-
-
-class _Dumper(yaml.SafeDumper):
-    """SafeDumper that also quotes the strings which only our reading of YAML takes for numbers, such as '1e5'."""
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-        ("bool", r"true|false|True|False", "tfTF"),
-        ("int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
-        ("float", r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+\.(?:[eE][-+]?[0-9]+)?",
-         "-+.0123456789"),
-        ("null", r"~|null|Null|", "~nN\0")):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"),
-                                     [c if c != "\0" else "" for c in _first])
-
-
-@dataclass(frozen=True)
-class Source:
-    """A plain tree of values and, for error messages, where each dotted key was written."""
-
-    values: dict[str, Any]
-    places: dict[str, str] = field(default_factory=dict)
-
-
-def _plain(node: yaml.Node, key: str, places: dict[str, str]) -> Any:
-    place = f"{node.start_mark.name}:{node.start_mark.line + 1}"
-    places.setdefault(key, place)
-    kind = node.tag.rpartition(":")[2]
-    if isinstance(node, yaml.MappingNode):
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            name = key_node.value
-            place = f"{key_node.start_mark.name}:{key_node.start_mark.line + 1}"
-            if not isinstance(key_node, yaml.ScalarNode) or not name.isprintable():
-                raise UserError(f"{place}: a key must be a plain word")
-            if name in result:
-                raise UserError(f"{place}: key {name!r} is given twice; keep one")
-            inner = f"{key}.{name}" if key else name
-            places[inner] = place
-            result[name] = _plain(value_node, inner, places)
-        return result
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, f"{key}[{i}]", places) for i, item in enumerate(node.value)]
-    text = node.value
-    if kind == "bool":
-        return bool(text.lower() == "true")
-    if kind == "int":
-        return int(text.replace("_", ""))
-    return float(text.replace("_", "")) if kind == "float" else None if kind == "null" else text
-
-
-def parse_yaml(text: str, name: str) -> Source:
-    """The plain values in `text`; `name` stands in error messages."""
-    places: dict[str, str] = {}
-    try:
-        loader = _Loader(text)
-        loader.name = name
-        node = loader.get_single_node()
-        values = {} if node is None else _plain(node, "", places)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{name}{f':{mark.line + 1}' if mark else ''}: not valid YAML: {problem}") from None
-    except (RecursionError, ValueError):
-        raise UserError(f"{name}: not valid YAML: nested too deeply or a number too long") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{name}: a config is a mapping of sections, this is {type(values).__name__}")
-    return Source(values, places)
-
+# ---- files -> values ---------------------------------------------------------------------------------------------
 
 def shipped_folder() -> Path:
     """Where the shipped configs lie: beside the package in a checkout, inside it in a wheel."""
@@ -420,14 +339,16 @@ def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
     complaint = check() if check else None
     if complaint:
         named = complaint.split(" ")[0]
-        inner = f"{key}.{named}" if key and f"{key}.{named}" in places else named if named in places else key
-        raise UserError(f"{_where(inner, places, key)}: {complaint}")
+        if named not in fields:  # it speaks of the section as a whole
+            raise UserError(f"{_where(key, places)}: {complaint}")
+        inner = f"{key}.{named}" if key else named
+        raise UserError(f"{_where(inner if inner in places else key, places, inner)}{complaint.removeprefix(named)}")
     return result
 
 
-def _where(inner: str, places: dict[str, str], shown: str | None = None) -> str:
-    place = places.get(inner)
-    shown = inner if shown is None else shown
+def _where(key: str, places: dict[str, str], shown: str | None = None) -> str:
+    """Where `key` was written, and its name."""
+    place, shown = places.get(key), key if shown is None else shown
     return f"{place}: {shown}" if place and shown else place or shown or "config"
 
 
@@ -490,7 +411,7 @@ def to_dict(config: Any) -> Any:
 
 def dump(config: RunConfig) -> str:
     """YAML that `load_config` reads back to an equal config."""
-    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return format_yaml(to_dict(config))
 
 
 def differences(old: RunConfig, new: RunConfig, free: tuple[str, ...] = FREE_KEYS) -> list[str]:

@@ -207,8 +207,8 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage, complaint", [
-    (damage_nothing, None), (flip_last_byte, "sha256"), (truncate, "2 bytes instead of 3"),
-    (lengthen, "4 bytes instead of 3"), (remove, "missing")])
+    (damage_nothing, None), (flip_last_byte, "sha256"), (truncate, "2 bytes, not 3"),
+    (lengthen, "4 bytes, not 3"), (remove, "missing")])
 def test_verify_names_the_damaged_file(tmp_path: Path, damage: Callable[[Path], None], complaint: str | None) -> None:
     path = tmp_path / "step-1"
     write_folder(path, filler("one"))

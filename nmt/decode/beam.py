@@ -41,6 +41,8 @@ def search(model: Transformer, src: Packed, config: DecodingConfig, n_best: int 
     n_continuations = 2 * beam if beam > 1 else 1
     n_all = src.n_sentences
     limits = src.lengths - 1 + config.max_extra  # pieces before eos
+    if model.config.positions == "learned":
+        limits.clamp_(max=model.config.max_positions - 1)
     cache = model.start(src, beam)
     best_scores = torch.full((n_all, n_best), NEVER, device=device)
     best_ids = torch.full((n_all, n_best, 0), PAD, device=device)

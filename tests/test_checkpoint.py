@@ -1,0 +1,140 @@
+"""Checkpoint folders: what goes in comes out, what is damaged is named, and what an average is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nmt.checkpoint import (
+    MODEL,
+    TrainState,
+    average,
+    load,
+    load_optimizer,
+    load_weights,
+    newest,
+    prune,
+    save,
+    steps,
+)
+from nmt.config import ModelConfig, RunConfig
+from nmt.data.plan import Cursor
+from nmt.errors import UserError
+from nmt.files import RunFolder, seal
+from nmt.model.transformer import Transformer
+from nmt.train.optimizer import make_optimizer
+
+CONFIG = RunConfig(model=ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1))
+STATE = TrainState(step=7, cursor=Cursor(2, 3), tokens_seen=99, best=1.5, best_step=5, elapsed_s=2.25, metrics_bytes=10)
+V = 11
+
+
+def trained(seed: int) -> tuple[Transformer, torch.optim.Adam]:
+    torch.manual_seed(seed)
+    model = Transformer(CONFIG.model, V)
+    optimizer = make_optimizer(model, CONFIG.optimizer)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    return model, optimizer
+
+
+def write(path: Path, seed: int = 1, state: TrainState = STATE, vocab: bytes = b"pieces") -> Transformer:
+    model, optimizer = trained(seed)
+    save(path, model, optimizer, state, CONFIG, vocab)
+    return model
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    save(tmp_path / "c", model, optimizer, STATE, CONFIG, b"pieces")
+    checkpoint = load(tmp_path / "c")
+    assert (checkpoint.config, checkpoint.vocab_model) == (CONFIG, b"pieces")
+    other, other_optimizer = trained(2)
+    load_weights(checkpoint, other)
+    assert load_optimizer(checkpoint, other, other_optimizer) == STATE
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        for key, value in optimizer.state[a].items():
+            assert torch.equal(value, other_optimizer.state[b][key]) and value.abs().max() > 0
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    stored = load_file(tmp_path / "c" / MODEL)
+    assert [name for name, value in stored.items() if value.shape == (V, 8)] == ["tgt_embedding.weight"]
+
+
+@pytest.mark.parametrize("name", [MODEL, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    file = tmp_path / "c" / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(data if damage == "flip" else data[:-1])
+    with pytest.raises(UserError, match=name):
+        load(tmp_path / "c")
+
+
+@pytest.mark.parametrize(("change", "complaint"), [
+    (lambda w: w.pop("decoder.0.feed_forward.inner.bias"), "lacks tensor decoder.0.feed_forward.inner.bias"),
+    (lambda w: w.update(extra=torch.zeros(1)), "stray tensor extra"),
+    (lambda w: w.update({"decoder.0.feed_forward.inner.bias": torch.zeros(3)}), r"has shape \[3\]"),
+])
+def test_weights_that_do_not_belong_to_the_config(change: object, complaint: str, tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    weights = {name: value.clone() for name, value in load_file(tmp_path / "c" / MODEL).items()}
+    assert callable(change)
+    change(weights)
+    save_file(weights, tmp_path / "c" / MODEL)
+    seal(tmp_path / "c")
+    with pytest.raises(UserError, match=complaint):
+        load_weights(load(tmp_path / "c"), trained(2)[0])
+
+
+def test_newest_prune_and_best(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert newest(run) is None
+    for step in (5, 10, 15, 20):
+        write(run.checkpoint(step), seed=step, state=replace(STATE, step=step))
+    prune(run, keep=2, best_step=5)
+    assert steps(run) == [5, 15, 20]
+    (run.checkpoint(20) / MODEL).write_bytes(b"")
+    found = newest(run)
+    assert found is not None and found.state["step"] == 15
+
+
+def test_average_is_the_mean_and_of_one_the_identity(tmp_path: Path) -> None:
+    models = [write(tmp_path / str(seed), seed) for seed in range(5)]
+    average([tmp_path / str(seed) for seed in range(5)], tmp_path / "mean")
+    average([tmp_path / "3"], tmp_path / "same")
+    mean, same = Transformer(CONFIG.model, V), Transformer(CONFIG.model, V)
+    load_weights(load(tmp_path / "mean"), mean)
+    load_weights(load(tmp_path / "same"), same)
+    for parameters in zip(mean.parameters(), same.parameters(), *(m.parameters() for m in models), strict=True):
+        expected = torch.stack([p.detach().double() for p in parameters[2:]]).mean(0)
+        assert (parameters[0].double() - expected).abs().max() < 1e-7
+        assert torch.equal(parameters[1], parameters[5])
+    assert json.loads((tmp_path / "mean" / "state.json").read_text())["averaged"] == ["0", "1", "2", "3", "4"]
+    assert not (tmp_path / "mean" / "optimizer.safetensors").exists()
+
+
+def test_average_refuses_what_does_not_match(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b", vocab=b"other pieces")
+    with pytest.raises(UserError, match="another BPE model"):
+        average([tmp_path / "a", tmp_path / "b"], tmp_path / "mean")
+    write(tmp_path / "c")
+    weights = {name: value.clone() for name, value in load_file(tmp_path / "c" / MODEL).items()}
+    save_file(weights | {"tgt_embedding.weight": torch.zeros(V, 9)}, tmp_path / "c" / MODEL)
+    seal(tmp_path / "c")
+    with pytest.raises(UserError, match="tgt_embedding.weight"):
+        average([tmp_path / "a", tmp_path / "c"], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
