@@ -157,6 +157,8 @@ def name_checkpoint(run: RunFolder, name: str, step: int) -> None:
 
 def average(paths: Sequence[Path], out: Path) -> None:
     """Write the fp32 mean of the checkpoints' weights to `out`; of each file, one tensor at a time is in memory."""
+    if out.exists() and (not (out / MODEL).is_file() or (out / OPTIMIZER).exists()):
+        raise UserError(f"{out}: exists and is not an average; choose another -o, nothing was changed")
     checkpoints = [load(path) for path in paths]
     first = checkpoints[0]
     for other in checkpoints[1:]:

@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
 
 import torch
 import torch.distributed
@@ -34,13 +34,13 @@ class World:
             torch.distributed.all_reduce(tensor)
         return tensor
 
-    def from_main(self, value: Any) -> Any:
-        """What rank 0 holds, on every rank: numbers, strings, lists of them."""
+    def from_main(self, value: float) -> float:
+        """The number that rank 0 holds, on every rank."""
         if self.size == 1:
             return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, src=0)
-        return box[0]
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        torch.distributed.broadcast(tensor, src=0)
+        return tensor.item()
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -66,7 +66,9 @@ def join() -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # The others wait while the main rank prepares data or decodes the dev set, longer than the usual ten minutes.
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, timeout=timedelta(hours=6))
     try:
         yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
     finally:

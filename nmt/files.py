@@ -51,6 +51,14 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def check_writable(path: Path) -> None:
+    """Tell the user now that the file `path` cannot be written later."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"{path}: its folder does not exist or cannot be written; choose another place")
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the file `path` by `text`, atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

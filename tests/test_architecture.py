@@ -33,7 +33,7 @@ ROOMS = {
     "strict_yaml.py": Room(0, 120),
     "config.py": Room(0, 380, ("strict_yaml.py",)),
     "files.py": Room(0, 200),
-    "memory.py": Room(0, 30),
+    "process.py": Room(0, 30),
     "dist.py": Room(0, 150),
     "batch.py": Room(0, 80),
     "data/corpus.py": Room(1, 250, ("data/demo.py",)),

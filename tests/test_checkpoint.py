@@ -138,3 +138,16 @@ def test_average_refuses_what_does_not_match(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tgt_embedding.weight"):
         average([tmp_path / "a", tmp_path / "c"], tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
+
+
+def test_average_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    for out in ("mine", "mine/thesis.tex", "a"):
+        with pytest.raises(UserError, match="is not an average"):
+            average([tmp_path / "a"], tmp_path / out)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    average([tmp_path / "a"], tmp_path / "mean")
+    average([tmp_path / "a"], tmp_path / "mean")
+    load(tmp_path / "mean")

@@ -70,9 +70,12 @@ def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(run: Path, t
     assert done.stdout == b"\n" + (tmp_path / "eval.txt").read_bytes() + b"\n"
 
 
-@pytest.mark.parametrize("text", ["\u2028a\u0085b\x0bc\x0c", "\U0001f642\u200d\U0001f469", "!?!?", "\u05e9\u05dc\u05d5\u05dd",
-                                  "x\x00y", "word " * 300, "\u65e5\u672c\u8a9e " * 20],
-                         ids=["line ends that are none", "emoji", "punctuation", "Hebrew", "NUL", "long", "Japanese"])
+ODD = {"line ends that are none": "\u2028a\u0085b\x0bc\x0c", "emoji": "\U0001f642\u200d\U0001f469",
+       "Hebrew": "\u05e9\u05dc\u05d5\u05dd", "Japanese": "\u65e5\u672c " * 20,
+       "punctuation": "!?!?", "NUL": "x\x00y", "long": "word " * 300}
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
 def test_a_line_out_for_each_line_in(text: str, run: Path) -> None:
     done = translate(run, f"red dog\n{text}\nblue cat".encode(), "--beam", "1")
     assert done.returncode == 0, done.stderr
@@ -196,3 +199,11 @@ def test_translate_asks_at_a_terminal(run: Path, monkeypatch: pytest.MonkeyPatch
     assert main([str(run)]) == 0
     captured = capsys.readouterr()
     assert "en -> de" in captured.err and captured.out.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--output", "--json"])
+def test_an_output_that_cannot_be_written_is_told_before_the_work(option: str, run: Path, tmp_path: Path,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    for place in (tmp_path, tmp_path / "nowhere" / "x"):
+        assert str(place) in refused(capsys, nmt_eval([str(run), option, str(place)]))

@@ -30,16 +30,23 @@ def work(args: argparse.Namespace) -> int:
     from dataclasses import replace
     from pathlib import Path
 
+    from nmt.process import settle
+
+    settle()  # before torch comes in
+
     from nmt.checkpoint import load
     from nmt.config import CorpusConfig, changed
     from nmt.data.corpus import describe, read_pairs
     from nmt.dist import device_of
     from nmt.errors import UserError
-    from nmt.files import write_json, write_text
+    from nmt.files import check_writable, write_json, write_text
     from nmt.progress import Progress, clock
 
     if (args.src is None) != (args.ref is None) or (args.src and args.test_set):
         raise UserError("give both --src and --ref, or --test-set NAME, or neither for the config's test set")
+    for file in (args.output, args.json):
+        if file is not None:  # said before the work, not after it
+            check_writable(Path(file))
     checkpoint = load(Path(args.checkpoint))
     config = changed(checkpoint.config, args.overrides)
     data, corpus = config.data, config.data.test

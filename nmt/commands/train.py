@@ -35,11 +35,12 @@ def work(args: argparse.Namespace) -> int:
         return 0
     make_folder(config.folder)  # a folder that cannot be written is said now, not after an hour of preparation
 
+    from nmt.process import settle
+
+    settle()  # before torch comes in
+
     from nmt.data.prepare import prepare
     from nmt.dist import join
-    from nmt.memory import keep_freed_memory
-
-    keep_freed_memory()
 
     with join() as world:
         if world.is_main:

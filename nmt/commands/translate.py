@@ -26,6 +26,10 @@ def work(args: argparse.Namespace) -> int:
     from itertools import islice
     from pathlib import Path
 
+    from nmt.process import settle
+
+    settle()  # before torch comes in
+
     from nmt.checkpoint import load
     from nmt.config import changed
     from nmt.data.corpus import decoded

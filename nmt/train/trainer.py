@@ -35,6 +35,8 @@ from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 from nmt.train.parallel import held, spread
 from nmt.train.validate import DevSet, validate
 
+AGREE_EVERY = 10  # updates between questions among ranks
+
 
 def micro_seed(seed: int, step: int, number: int) -> int:
     """What seeds the dropout of micro-batch `number` of an update, wherever it runs."""
@@ -147,12 +149,19 @@ class Trainer:
     def is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
 
-    def is_late(self) -> bool:
-        """Whether the paper's ten minutes have gone by, by the main rank's clock."""
+    def agree(self, stop: Stop) -> tuple[bool, bool]:
+        """Whether to leave now, and whether the paper's ten minutes have gone by since the last checkpoint.
+
+        Many ranks must leave and save together; asking each other costs time, so they do it now and then.
+        """
         minutes = self.config.training.checkpoint_minutes
-        if minutes is None:
-            return False
-        return bool(self.world.from_main(int(clock() - self.saved_at >= 60 * minutes)))
+        flags = torch.tensor([stop.signal != 0, minutes is not None and clock() - self.saved_at >= 60 * minutes])
+        if self.world.size > 1:
+            if self.state.step % AGREE_EVERY:
+                return False, False
+            flags = self.world.sum(flags.int()) > 0
+        is_stopped, is_late = flags.tolist()
+        return is_stopped, is_late
 
     def save(self) -> None:
         """A checkpoint of this update, unless there is one."""
@@ -210,23 +219,16 @@ class Trainer:
                 progress.advance(1, self.report(window) if is_logged else None)
                 if is_logged:
                     window = Window(torch.zeros(2, device=world.device), clock())
-                is_end = step == training.steps or self.is_stopped(stop, is_logged)
+                is_stopped, is_late = self.agree(stop)
+                is_end = is_stopped or step == training.steps
                 if self.is_due(training.validate_every) or step == training.steps:
                     self.validate()
                     window.began = clock()
-                if self.is_due(training.checkpoint_every) or is_end or self.is_late():
+                if self.is_due(training.checkpoint_every) or is_end or is_late:
                     self.save()
                 if is_end:
                     break
         progress.close()
-
-    def is_stopped(self, stop: Stop, is_agreed: bool) -> bool:
-        """Whether to leave now. Many ranks agree on it, which costs a sum, at log lines only."""
-        if self.world.size == 1:
-            return stop.signal != 0
-        if not is_agreed:
-            return False
-        return bool(self.world.sum(torch.tensor(stop.signal, device=self.world.device)).item())
 
     def report(self, window: Window) -> str:
         """Write the window's figures to metrics.jsonl; the short form for the progress bar."""
