@@ -30,11 +30,18 @@ class Packed:
         return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
+    def index(self) -> Tensor:
+        return torch.arange(self.tokens.numel(), device=self.tokens.device)  # (T,)
+
+    @cached_property
+    def sentence(self) -> Tensor:
+        """The sentence of each token; in the dead tail, one beyond the last."""  # (T,)
+        return torch.searchsorted(self.offsets, self.index, right=True) - 1
+
+    @cached_property
     def positions(self) -> Tensor:
         """The place of each token within its sentence; in the dead tail, anything valid."""  # (T,)
-        index = torch.arange(self.tokens.numel(), device=self.tokens.device)
-        sentence = torch.searchsorted(self.offsets, index, right=True) - 1
-        return index - self.offsets[sentence.clamp_(max=self.n_sentences)]
+        return self.index - self.offsets[self.sentence]
 
     @cached_property
     def live(self) -> Tensor:
@@ -50,9 +57,7 @@ class Packed:
     @cached_property
     def slots(self) -> Tensor:
         """The cell of each token: the inverse of `cells`; tokens of the dead tail show cell 0."""  # (T,)
-        index = torch.arange(self.tokens.numel(), device=self.tokens.device)
-        sentence = torch.searchsorted(self.offsets, index, right=True) - 1
-        return torch.where(index < self.n_live, sentence * self.longest + self.positions, 0)
+        return torch.where(self.index < self.n_live, self.sentence * self.longest + self.positions, 0)
 
     def to(self, device: torch.device) -> "Packed":
         return Packed(self.tokens.to(device, non_blocking=True), self.offsets.to(device, non_blocking=True),

@@ -6,8 +6,8 @@ anywhere; `manifest.json` has the sha256 of each. An average is the same without
 """
 
 import contextlib
+import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from nmt.config import RunConfig, dump, load_config
 from nmt.data.plan import Cursor
 from nmt.errors import UserError
-from nmt.files import RunFolder, point, read_json, verify, write_folder, write_json, write_text
+from nmt.files import MANIFEST, RunFolder, point, read_json, remove_folder, verify, write_folder, write_json, write_text
 from nmt.progress import say
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 CONFIG, VOCAB = "config.yaml", "vocab.model"
+PARTS = (MODEL, STATE, CONFIG, VOCAB)  # of every checkpoint; training adds the optimizer
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,7 @@ def load(path: Path) -> Checkpoint:
         return found
     if not path.is_dir():
         raise UserError(f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-...")
-    verify(path)
-    for name in (MODEL, STATE, CONFIG, VOCAB):
-        if not (path / name).is_file():
-            raise UserError(f"{path}: holds no {name}; not a checkpoint folder")
+    verify(path, PARTS)
     return Checkpoint(path, load_config(str(path / CONFIG)), (path / VOCAB).read_bytes(), read_json(path / STATE))
 
 
@@ -134,9 +132,11 @@ def newest(run: RunFolder) -> Checkpoint | None:
     found = steps(run)
     for step in reversed(found):
         try:
-            return load(run.checkpoint(step))
+            verify(run.checkpoint(step), PARTS)
         except UserError as error:
             say(f"warning: {error}; trying the one before")
+        else:
+            return load(run.checkpoint(step))
     if found:
         raise UserError(f"{run.checkpoints}: all {len(found)} checkpoints are damaged; "
                         "restore one or choose another out=DIR")
@@ -147,7 +147,7 @@ def prune(run: RunFolder, keep: int, best_step: int) -> None:
     """Remove all but the newest `keep` and the best."""
     for step in steps(run)[:-keep]:
         if step != best_step:
-            shutil.rmtree(run.checkpoint(step))
+            remove_folder(run.checkpoint(step))
 
 
 def name_checkpoint(run: RunFolder, name: str, step: int) -> None:
@@ -157,8 +157,11 @@ def name_checkpoint(run: RunFolder, name: str, step: int) -> None:
 
 def average(paths: Sequence[Path], out: Path) -> None:
     """Write the fp32 mean of the checkpoints' weights to `out`; of each file, one tensor at a time is in memory."""
-    if out.exists() and (not (out / MODEL).is_file() or (out / OPTIMIZER).exists()):
-        raise UserError(f"{out}: exists and is not an average; choose another -o, nothing was changed")
+    out = out.resolve()
+    if os.path.lexists(out) and not _is_average(out):
+        raise UserError(f"{out}: exists and is not just an average; choose another -o DIR, nothing was changed")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("the same checkpoint is given twice; give each once")
     checkpoints = [load(path) for path in paths]
     first = checkpoints[0]
     for other in checkpoints[1:]:
@@ -173,6 +176,15 @@ def average(paths: Sequence[Path], out: Path) -> None:
                 if these.get(name) != shapes[0].get(name):
                     raise UserError(f"{checkpoint.path}: tensor {name} is {these.get(name)}, in {first.path} it is "
                                     f"{shapes[0].get(name)}; only one run's checkpoints average")
-        means = {name: torch.stack([file.get_tensor(name).float() for file in files]).mean(0) for name in shapes[0]}
+        means = {name: sum((file.get_tensor(name).float() for file in files), torch.zeros(())) / len(files)
+                 for name in shapes[0]}
     state = {"averaged": [str(c.path.name) for c in checkpoints], "step": max(c.state["step"] for c in checkpoints)}
     write_folder(out, lambda folder: _fill(folder, means, state, first.config, first.vocab_model))
+
+
+def _is_average(folder: Path) -> bool:
+    """Whether `folder` is what `average` wrote and nothing else: then it may be replaced."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return not names or names == {MANIFEST, *PARTS} and "averaged" in read_json(folder / STATE)

@@ -193,10 +193,11 @@ class DecodingConfig:
     length_penalty: float = 0.6
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
     max_extra: int = 50  # pieces beyond the source
+    max_source: int = 1_000  # pieces; a longer source is cut there, with a warning
     batch_tokens: int = 4_096  # source pieces decoded together
 
     def check(self) -> str | None:
-        for name in ("beam", "max_extra", "batch_tokens"):
+        for name in ("beam", "max_extra", "max_source", "batch_tokens"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}; it must be at least 1"
         return None if self.length_penalty >= 0 else f"length_penalty is {self.length_penalty}; it must not be negative"
@@ -240,7 +241,7 @@ class RunConfig:
 # What may change between two sittings of one run without making it another run. Everything else is refused.
 FREE_KEYS = ("name", "out", "data.root", "data.workers", "data.store", "data.test", "training.steps",
              "training.log_every", "training.validate_every", "training.checkpoint_every",
-             "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation")
+             "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------

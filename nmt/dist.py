@@ -6,7 +6,7 @@ through here, so that a single process pays nothing for them.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -41,6 +41,19 @@ class World:
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
         torch.distributed.broadcast(tensor, src=0)
         return tensor.item()
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Rank 0 does `work` while the others wait; a mistake of the user there ends them all."""
+        mistake: UserError | None = None
+        if self.is_main:
+            try:
+                work()
+            except UserError as error:
+                mistake = error
+        if self.from_main(mistake is not None):
+            if mistake is not None:
+                raise mistake
+            raise SystemExit(2)  # the main rank tells why
 
     def barrier(self) -> None:
         if self.size > 1:

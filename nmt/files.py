@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,15 @@ def make_folder(path: Path) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+        why = "it is a file" if path.is_file() else error.strerror
+        raise UserError(f"{path}: cannot be written ({why}); choose another folder") from None
     return path
 
 
 def check_writable(path: Path) -> None:
-    """Tell the user now that the file `path` cannot be written later."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give a file")
+    """Tell the user now that the file `path` cannot be written later; only a plain file is ever replaced."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise UserError(f"{path}: is not a plain file; give another place")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"{path}: its folder does not exist or cannot be written; choose another place")
 
@@ -112,20 +113,24 @@ def seal(folder: Path) -> None:
     """Fsync each file of `folder` and write the manifest that `verify` will hold them against."""
     entries = {}
     for file in sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != "."):
+        file.chmod(folder.stat().st_mode & 0o666)  # safetensors would keep colleagues from reading weights
         sync(file)
         entries[file.name] = {"sha256": digest(file), "size": file.stat().st_size}
     write_json(folder / MANIFEST, entries)
     sync(folder)
 
 
-def verify(folder: Path) -> None:
-    """Raise a `UserError` that names the first file which is not what the manifest says."""
+def verify(folder: Path, needed: Iterable[str] = ()) -> None:
+    """Raise a `UserError` that names the first file which is not what the manifest says, or one that it lacks."""
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: no {MANIFEST}; not a complete checkpoint or store")
     entries = read_json(folder / MANIFEST)
     if not isinstance(entries, dict) or not all(isinstance(e, dict) and e.keys() == {"sha256", "size"}
                                                 for e in entries.values()):
         raise UserError(f"{folder / MANIFEST}: damaged, use another copy")
+    for name in needed:
+        if name not in entries:
+            raise UserError(f"{folder}: its {MANIFEST} names no {name}; not a complete folder of its kind")
     for name, entry in entries.items():
         file = folder / name
         if Path(name).name != name or not file.is_file():
@@ -134,6 +139,20 @@ def verify(folder: Path) -> None:
             raise UserError(f"{file}: {file.stat().st_size} bytes, not {entry['size']}; damaged, use another copy")
         if digest(file) != entry["sha256"]:
             raise UserError(f"{file}: its sha256 is not the manifest's; damaged, use another copy")
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that a kill on the way leaves it whole or gone."""
+    gone = path.with_name(f".{path.name}.gone")
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed predecessors left in `folder`; the caller holds its lock."""
+    for path in folder.glob(".*"):
+        if path.suffix in (".tmp", ".gone"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def point(link: Path, target: str) -> None:

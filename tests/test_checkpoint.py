@@ -145,7 +145,7 @@ def test_average_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     for out in ("mine", "mine/thesis.tex", "a"):
-        with pytest.raises(UserError, match="is not an average"):
+        with pytest.raises(UserError, match="is not just an average"):
             average([tmp_path / "a"], tmp_path / out)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
     average([tmp_path / "a"], tmp_path / "mean")

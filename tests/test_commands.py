@@ -207,3 +207,10 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(option: str, r
     capsys.readouterr()
     for place in (tmp_path, tmp_path / "nowhere" / "x"):
         assert str(place) in refused(capsys, nmt_eval([str(run), option, str(place)]))
+
+
+def test_a_source_that_is_too_long_is_cut_and_named(toy: Path, tmp_path: Path) -> None:
+    assert nmt_train(["--config", str(toy), "training.steps=2", "decoding.max_source=6"]) == 0
+    done = translate(tmp_path / "run", b"red\n" + b"dog " * 30_000 + b"\nblue\n")
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 3
+    assert b"warning: line 2 has 30,000 pieces and is cut to 6" in done.stderr

@@ -54,13 +54,18 @@ def test_log_lines_after_the_checkpoint_are_written_once(toy: Path, tmp_path: Pa
     assert after.startswith(before) and sorted(losses(run)) == list(range(1, 21))
 
 
+def torchrun(*options: str) -> subprocess.CompletedProcess[str]:
+    """nmt-train on two ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m",
+               "nmt.commands.train", *options]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
 @pytest.mark.timeout(120)
 def test_two_processes_see_the_same_examples_and_the_same_loss(toy: Path, tmp_path: Path) -> None:
     options = ["--config", str(toy), "model.dropout=0.0", "training.steps=8"]
     assert main([*options, f"out={tmp_path}/one"]) == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone",
-               "-m", "nmt.commands.train", *options, f"out={tmp_path}/both"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = torchrun(*options, f"out={tmp_path}/both")
     assert done.returncode == 0, done.stderr[-2000:]
     one, both = losses(tmp_path / "one"), losses(tmp_path / "both")
     assert one.keys() == both.keys()
@@ -74,15 +79,14 @@ def test_a_run_continues_on_another_number_of_ranks(toy: Path, tmp_path: Path) -
     options = ["--config", str(toy), "training.steps=6"]
     assert main([*options, f"out={tmp_path}/one"]) == 0
     assert main(["--config", str(toy), "training.steps=3", f"out={tmp_path}/mixed"]) == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m",
-               "nmt.commands.train", *options, f"out={tmp_path}/mixed"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = torchrun(*options, f"out={tmp_path}/mixed")
     assert done.returncode == 0, done.stderr[-2000:]
     one, mixed = losses(tmp_path / "one"), losses(tmp_path / "mixed")  # dropout is on: masks follow the micro-batch
     assert one.keys() == mixed.keys() and max(abs(one[k] - mixed[k]) for k in one) < 5e-5
 
 
-@pytest.mark.parametrize("change", ["model.dropout=0.3", "seed=9", "training.tgt_tokens=200", "vocab.size=70"])
+@pytest.mark.parametrize("change", ["model.dropout=0.3", "seed=9", "training.tgt_tokens=200",
+                                    "optimizer.scale=2.0"])
 def test_a_changed_setting_is_refused_by_name(change: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(toy), "training.steps=1"]) == 0
     capsys.readouterr()
@@ -153,3 +157,23 @@ def test_bf16_learns_about_the_same(toy: Path, tmp_path: Path) -> None:
     assert main(["--config", str(toy), "training.steps=4", f"out={tmp_path}/b", "training.precision=bf16"]) == 0
     a, b = losses(tmp_path / "a"), losses(tmp_path / "b")
     assert a != b and max(abs(a[k] - b[k]) for k in a) < 0.02
+
+
+def test_two_ranks_leave_together_when_the_user_is_mistaken(toy: Path, tmp_path: Path) -> None:
+    assert main(["--config", str(toy), "training.steps=1"]) == 0
+    done = torchrun("--config", str(toy), "training.steps=2", "model.dropout=0.5")
+    assert done.returncode != 0
+    assert done.stderr.count("nmt-train: error:") == 1 and "model.dropout: 0.2 -> 0.5" in done.stderr
+    assert "nmt/train/trainer.py" not in done.stderr  # no traceback of ours on either rank
+
+
+def test_a_table_of_positions_that_grows_on_one_rank(toy: Path, tmp_path: Path) -> None:
+    done = torchrun("--config", str(toy), "model.max_positions=3", "training.steps=3", "training.validate_every=1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(losses(tmp_path / "run")) == [1, 2, 3]
+
+
+def test_a_run_that_diverges_ends_with_a_line(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(toy), "optimizer.scale=1e15"]) == 2
+    assert "optimizer.scale" in capsys.readouterr().err.splitlines()[-1]
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()

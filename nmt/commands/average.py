@@ -32,6 +32,9 @@ def work(args: argparse.Namespace) -> int:
 
     paths = [Path(path) for path in args.paths]
     run = RunFolder(paths[0])
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
     if is_run:
         n = 5 if args.last is None else args.last

@@ -5,6 +5,8 @@ imported here: `--help` must answer at once.
 """
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from nmt.errors import UserError
 
 def guarded(work: Callable[[], int], program: str) -> int:
     """Run `work` and turn what goes wrong into an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale
     try:
         code = work()
         sys.stdout.flush()
@@ -27,6 +31,11 @@ def guarded(work: Callable[[], int], program: str) -> int:
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:

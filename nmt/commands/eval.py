@@ -42,7 +42,9 @@ def work(args: argparse.Namespace) -> int:
     from nmt.files import check_writable, write_json, write_text
     from nmt.progress import Progress, clock
 
-    if (args.src is None) != (args.ref is None) or (args.src and args.test_set):
+    if "=" in args.checkpoint:
+        raise UserError(f"{args.checkpoint}: the checkpoint comes before settings; see nmt-eval --help")
+    if (args.src is None) != (args.ref is None) or (args.src is not None and args.test_set):
         raise UserError("give both --src and --ref, or --test-set NAME, or neither for the config's test set")
     for file in (args.output, args.json):
         if file is not None:  # said before the work, not after it
@@ -50,7 +52,7 @@ def work(args: argparse.Namespace) -> int:
     checkpoint = load(Path(args.checkpoint))
     config = changed(checkpoint.config, args.overrides)
     data, corpus = config.data, config.data.test
-    if args.src:
+    if args.src is not None:
         data, corpus = replace(data, root="."), CorpusConfig(src=args.src, tgt=args.ref)
     elif args.test_set:
         corpus = CorpusConfig(sacrebleu=args.test_set)

@@ -5,6 +5,7 @@ so this command is for doing it beforehand, on another machine, or for looking a
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from nmt.commands.entry import add_config_arguments, guarded, make_parser
@@ -22,7 +23,7 @@ EXAMPLES = """\
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-prepare", DESCRIPTION, EXAMPLES)
     add_config_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     return guarded(lambda: work(args), "nmt-prepare")
 
 
@@ -34,3 +35,7 @@ def work(args: argparse.Namespace) -> int:
     is_new = prepare(config.data, config.vocab, config.seed)
     say(f"prepared: {config.data.store}" if is_new else f"already prepared: {config.data.store}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

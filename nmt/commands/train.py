@@ -43,9 +43,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.dist import join
 
     with join() as world:
-        if world.is_main:
-            prepare(config.data, config.vocab, config.seed)
-        world.barrier()
+        world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
         from nmt.train.trainer import train
 
         code = train(config, world)

@@ -35,6 +35,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.data.corpus import decoded
     from nmt.decode.translator import make_translator
     from nmt.dist import device_of
+    from nmt.errors import UserError
     from nmt.progress import say
 
     checkpoint = load(Path(args.checkpoint))
@@ -44,9 +45,20 @@ def work(args: argparse.Namespace) -> int:
     if is_terminal:
         say(f"{config.data.src} -> {config.data.tgt}; one sentence per line, Ctrl-D ends")
     lines = decoded(sys.stdin.buffer, "standard input")
-    while chunk := list(islice(lines, 1 if is_terminal else CHUNK)):
-        for translation in translator.translate(chunk):
+    done, mistake = 0, None
+    while mistake is None:
+        chunk: list[str] = []
+        try:
+            chunk.extend(islice(lines, 1 if is_terminal else CHUNK))
+        except UserError as error:  # what stands before the bad line is translated all the same
+            mistake = error
+        if not chunk:
+            break
+        for translation in translator.translate(chunk, first=done + 1):
             print(translation.text, flush=is_terminal)
+        done += len(chunk)
+    if mistake is not None:
+        raise mistake
     return 0
 
 

@@ -15,7 +15,7 @@ from nmt.config import DecodingConfig
 from nmt.data.vocab import EOS, Vocab
 from nmt.decode.beam import search
 from nmt.model.transformer import Transformer
-from nmt.progress import Progress
+from nmt.progress import Progress, say
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Translator:
     def __init__(self, model: Transformer, vocab: Vocab, config: DecodingConfig, device: torch.device) -> None:
         self.model, self.vocab, self.config, self.device = model, vocab, config, device
 
-    def translate(self, lines: Sequence[str], progress: Progress | None = None) -> list[Translation]:
-        """A translation for each line, in order."""
-        pieces = [ids + [EOS] for ids in self.vocab.encode(lines)]
+    def translate(self, lines: Sequence[str], progress: Progress | None = None, first: int = 1) -> list[Translation]:
+        """A translation for each line, in order; `first` is the number of the first line in messages."""
+        pieces = [self.shortened(ids, first + i) + [EOS] for i, ids in enumerate(self.vocab.encode(lines))]
         results = [Translation("", 0.0)] * len(lines)
         was_training = self.model.training
         self.model.eval()
@@ -45,6 +45,16 @@ class Translator:
         finally:
             self.model.train(was_training)
         return results
+
+    def shortened(self, ids: list[int], line: int) -> list[int]:
+        model = self.model.config
+        longest = self.config.max_source
+        if model.positions == "learned":
+            longest = min(longest, model.max_positions - 1)
+        if len(ids) > longest:
+            say(f"warning: line {line} has {len(ids):,} pieces and is cut to {longest:,}; split it, "
+                "or raise decoding.max_source")
+        return ids[:longest]
 
 
 def _batches(pieces: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:

@@ -42,5 +42,5 @@ class Dropout(nn.Module):
         if not self.training or self.rate == 0.0:
             return x
         if x.device.type == "cpu":
-            return _CheapDropout.apply(x, round(self.rate * 2**BITS))
+            return _CheapDropout.apply(x, min(round(self.rate * 2**BITS), 2**BITS - 1))
         return F.dropout(x, self.rate, True)

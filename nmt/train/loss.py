@@ -30,13 +30,13 @@ class _FusedLoss(torch.autograd.Function):
         fast = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else exact
         hidden, weight_fast = hidden.to(fast), weight.to(fast)
         counts = (labels >= 0).to(exact)
-        mean_logit = hidden.to(exact) @ weight.to(exact).sum(0)  # sum over the vocabulary of each row's logits
         smoothed, nll = weight.new_zeros((), dtype=exact), weight.new_zeros((), dtype=exact)
         grad_hidden = torch.empty_like(hidden, dtype=exact) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if needs_grad else None
         rows = max(1, CHUNK // n_vocab)
         room = hidden.new_empty(min(rows, hidden.shape[0]), n_vocab, dtype=exact)  # one for all chunks
         with torch.autocast(hidden.device.type, enabled=False):
+            all_logits = hidden.to(exact) @ weight.to(exact).sum(0)  # each row's logits, summed over the vocabulary
             for first in range(0, hidden.shape[0], rows):
                 part = slice(first, first + rows)
                 h, count, label = hidden[part], counts[part], labels[part].clamp(min=0)[:, None]
@@ -47,7 +47,7 @@ class _FusedLoss(torch.autograd.Function):
                 total = shares.sum(1)
                 log_total = top + total.log()
                 nll += ((log_total - gold_logit) * count).sum()
-                smoothed += ((log_total - gold * gold_logit - others * mean_logit[part]) * count).sum()
+                smoothed += ((log_total - gold * gold_logit - others * all_logits[part]) * count).sum()
                 if grad_hidden is None or grad_weight is None:
                     continue
                 shares = shares.to(fast)

@@ -20,7 +20,8 @@ def spread(module: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return module
     ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=ids, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+    return DistributedDataParallel(module, device_ids=ids, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True,
+                                   broadcast_buffers=False)  # positions are computed, and may have grown on one rank
 
 
 def held(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:

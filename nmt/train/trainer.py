@@ -27,7 +27,7 @@ from nmt.data.vocab import Vocab
 from nmt.decode.translator import Translator
 from nmt.dist import World
 from nmt.errors import UserError
-from nmt.files import RunFolder, lock, make_folder, write_text
+from nmt.files import RunFolder, lock, make_folder, sweep, verify, write_text
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, clock, duration, say
 from nmt.train.loss import Objective
@@ -173,6 +173,8 @@ class Trainer:
             checkpoint.save(self.run.checkpoint(self.state.step), self.model, self.optimizer, self.state, self.config,
                             self.vocab.model)
             checkpoint.name_checkpoint(self.run, "last", self.state.step)
+            if self.state.best_step == self.state.step:
+                checkpoint.name_checkpoint(self.run, "best", self.state.step)
             checkpoint.prune(self.run, self.config.training.keep_checkpoints, self.state.best_step)
         self.saved_at, self.saved_step = clock(), self.state.step
         self.world.barrier()
@@ -196,8 +198,6 @@ class Trainer:
         if is_best:
             self.state = replace(self.state, best=goodness, best_step=self.state.step)
             self.save()
-            if self.world.is_main:
-                checkpoint.name_checkpoint(self.run, "best", self.state.step)
 
     def loop(self, stop: Stop) -> None:
         """Updates until the recipe ends or somebody asks for an end."""
@@ -221,11 +221,12 @@ class Trainer:
                     window = Window(torch.zeros(2, device=world.device), clock())
                 is_stopped, is_late = self.agree(stop)
                 is_end = is_stopped or step == training.steps
+                began = clock()
                 if self.is_due(training.validate_every) or step == training.steps:
                     self.validate()
-                    window.began = clock()
                 if self.is_due(training.checkpoint_every) or is_end or is_late:
                     self.save()
+                window.began += clock() - began  # speeds are those of updates
                 if is_end:
                     break
         progress.close()
@@ -234,6 +235,9 @@ class Trainer:
         """Write the window's figures to metrics.jsonl; the short form for the progress bar."""
         rate = self.optimizer.param_groups[0]["lr"]
         figures = window.figures(self.state, rate, self.world)
+        if not math.isfinite(figures["nll"]):  # the same on every rank
+            raise UserError(f"update {self.state.step}: the loss is {figures['nll']}; lower optimizer.scale or raise "
+                            f"optimizer.warmup_steps and choose another out=DIR")
         self.log(figures)
         return (f"loss {figures['loss']:.3f}, nll {figures['nll']:.3f}, lr {rate:.2e}, "
                 f"{figures['tgt_tokens_per_s']:,.0f} target tokens/s")
@@ -244,15 +248,20 @@ def _open_dev(folder: Path, vocab: Vocab) -> DevSet:
     return DevSet(open_store(folder, "valid", vocab.digest), *texts)
 
 
-def _claim(config: RunConfig, run: RunFolder) -> None:
+def _claim(config: RunConfig, run: RunFolder, stack: contextlib.ExitStack) -> None:
     """Make the run folder this config's, or refuse by name what differs from the config that began it."""
-    if run.config.is_file():
-        changes = differences(load_config(str(run.config)), config)
-        if changes:
-            raise UserError(f"{run.path}: this run began with other settings ({'; '.join(changes)}); "
-                            "restore them, or choose another out=DIR")
-    write_text(run.config, dump(config))
-    run.checkpoints.mkdir(exist_ok=True)
+    verify(Path(config.data.store))
+    make_folder(run.path)
+    stack.enter_context(lock(run.path, "nmt-train"))
+    make_folder(run.checkpoints)
+    sweep(run.checkpoints)
+    began = load_config(str(run.config)) if run.config.is_file() else None
+    changes = differences(began, config) if began else []
+    if changes:
+        raise UserError(f"{run.path}: this run began with other settings ({'; '.join(changes)}); "
+                        "restore them, choose another out=DIR, or remove the folder to start anew")
+    if began != config:
+        write_text(run.config, dump(config))
 
 
 def _describe(trainer: Trainer) -> None:
@@ -269,17 +278,13 @@ def train(config: RunConfig, world: World) -> int:
     """Train, or continue, the run in `config.folder`; returns the exit code."""
     run = RunFolder(config.folder)
     with contextlib.ExitStack() as stack:
-        if world.is_main:
-            make_folder(run.path)
-            stack.enter_context(lock(run.path, "nmt-train"))
-            _claim(config, run)
-        world.barrier()
+        world.on_main(lambda: _claim(config, run, stack))
         trainer = Trainer(config, world)
         if world.is_main:
             _describe(trainer)
             if run.metrics.exists():  # lines after the checkpoint will be written again
                 with open(run.metrics, "r+b") as file:
-                    file.truncate(trainer.state.metrics_bytes)
+                    file.truncate(min(run.metrics.stat().st_size, trainer.state.metrics_bytes))
         if trainer.state.step >= config.training.steps:
             if world.is_main:
                 say(f"nothing to do: {trainer.state.step} updates are done; raise training.steps to go on")
