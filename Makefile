@@ -27,7 +27,7 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	$(BIN)/nmt-average runs/demo --last 5
 	$(BIN)/nmt-eval runs/demo/average
 	@printf '%s\n' 'My old teacher says that Anna opens the white bag.' \
-		'Laura tried to repair seven red bicycles because her brother was tired.' \
+		'Laura must repair seven red bicycles because her brother is tired.' \
 		'Tomorrow Peter must visit the children in Hamburg.' \
 		| tee /dev/stderr | $(BIN)/nmt-translate runs/demo/average
 
