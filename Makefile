@@ -26,10 +26,8 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	$(BIN)/nmt-train --config demo.yaml out=runs/demo
 	$(BIN)/nmt-average runs/demo --last 5
 	$(BIN)/nmt-eval runs/demo/average
-	@printf '%s\n' 'My old teacher says that Anna opens the white bag.' \
-		'Laura must repair seven red bicycles because her brother is tired.' \
-		'Tomorrow Peter must visit the children in Hamburg.' \
-		| tee /dev/stderr | $(BIN)/nmt-translate runs/demo/average
+	@cat scripts/demo.en >&2
+	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 
 check: $(INSTALLED)  ## lint, types, architecture
 	$(RUFF) nmt tests
