@@ -11,7 +11,8 @@ import os
 import re
 import types
 import typing
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,29 @@ from nmt.strict_yaml import Source, format_yaml, parse_yaml
 
 MAX_CONFIG_BYTES = 1 << 20
 UNITS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+Value = typing.TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold for a value; `words` completes `it must ...`."""
+
+    holds: Callable[[float], bool]
+    words: str
+
+
+POSITIVE = Rule(lambda x: x > 0, "be positive")
+NOT_NEGATIVE = Rule(lambda x: x >= 0, "not be negative")
+ONE_OR_MORE = Rule(lambda x: x >= 1, "be at least 1")
+SHARE = Rule(lambda x: 0 <= x < 1, "lie in [0, 1)")
+SIXTEEN_BITS = Rule(lambda x: 16 <= x <= 65_535, "lie between 16 and 65535, for ids are stored in 16 bits")
+COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "lie between 0.98 and 1")
+SEED = Rule(lambda x: 0 <= x < 2**31, "lie in [0, 2^31)")
+
+
+def ruled(default: Value, rule: Rule) -> Value:
+    """The default of a field, and the rule for its values other than null."""
+    return field(default=default, metadata={"rule": rule})
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,7 @@ class CorpusConfig:
     revision: str | None = None
     sacrebleu: str | None = None  # a test set that sacreBLEU knows, such as wmt14/full
     demo: Literal["train", "valid", "test"] | None = None  # the embedded corpus
-    repeat: int = 1
+    repeat: int = ruled(1, ONE_OR_MORE)
 
     def check(self) -> str | None:
         kinds = [self.src or self.tgt, self.file, self.dataset, self.sacrebleu, self.demo]
@@ -43,8 +67,6 @@ class CorpusConfig:
             return "needs exactly one of {src, tgt}, file, dataset, sacrebleu, demo"
         if (self.src is None) != (self.tgt is None):
             return "needs both src and tgt"
-        if self.repeat < 1:
-            return f"repeat is {self.repeat}; it must be at least 1"
         return None
 
 
@@ -52,16 +74,9 @@ class CorpusConfig:
 class CleanConfig:
     """What may not enter training; `null` switches a rule off. A pair with an empty side never enters."""
 
-    max_words: int | None = 250
-    max_ratio: float | None = None  # longer side / shorter side, in words
-    max_pieces: int | None = 250  # after BPE, either side
-
-    def check(self) -> str | None:
-        for name in ("max_words", "max_ratio", "max_pieces"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                return f"{name} is {value}; it must be at least 1, or null"
-        return None
+    max_words: int | None = ruled(250, ONE_OR_MORE)
+    max_ratio: float | None = ruled(None, ONE_OR_MORE)  # longer side / shorter side, in words
+    max_pieces: int | None = ruled(250, ONE_OR_MORE)  # after BPE, either side
 
 
 @dataclass(frozen=True)
@@ -70,61 +85,46 @@ class DataConfig:
     tgt: str = "de"
     root: str = "."  # what relative paths of corpora start from
     store: str = "data/store"  # where the prepared data goes
-    workers: int = 2
+    workers: int = ruled(2, ONE_OR_MORE)
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
     clean: CleanConfig = CleanConfig()
 
     def check(self) -> str | None:
-        if self.src == self.tgt:
-            return f"src and tgt are both {self.src!r}"
-        return None if self.workers >= 1 else f"workers is {self.workers}; it must be at least 1"
+        return f"src and tgt are both {self.src!r}" if self.src == self.tgt else None
 
 
 @dataclass(frozen=True)
 class VocabConfig:
-    size: int = 37_000
-    character_coverage: float = 1.0
-    sample_sentences: int = 10_000_000  # at most so many lines teach the BPE
-
-    def check(self) -> str | None:
-        if not 16 <= self.size <= 65_535:
-            return f"size is {self.size}; ids are stored in 16 bits, so it must lie between 16 and 65535"
-        if not 0.98 <= self.character_coverage <= 1.0:
-            return f"character_coverage is {self.character_coverage}; it must lie between 0.98 and 1"
-        return None if self.sample_sentences >= 1 else "sample_sentences must be at least 1"
+    size: int = ruled(37_000, SIXTEEN_BITS)
+    character_coverage: float = ruled(1.0, COVERAGE)
+    sample_sentences: int = ruled(10_000_000, ONE_OR_MORE)  # at most so many lines teach the BPE
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The paper's letters (Table 3). `d_k` and `d_v` follow from d_model / n_heads unless given."""
 
-    d_model: int = 512
-    d_ff: int = 2048
-    n_heads: int = 8
-    n_layers: int = 6
-    d_k: int | None = None
-    d_v: int | None = None
-    dropout: float = 0.1
+    d_model: int = ruled(512, ONE_OR_MORE)
+    d_ff: int = ruled(2048, ONE_OR_MORE)
+    n_heads: int = ruled(8, ONE_OR_MORE)
+    n_layers: int = ruled(6, ONE_OR_MORE)
+    d_k: int | None = ruled(None, ONE_OR_MORE)
+    d_v: int | None = ruled(None, ONE_OR_MORE)
+    dropout: float = ruled(0.1, SHARE)
     norm: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    max_positions: int = 1024  # rows of a learned table; sinusoids have no end
-    window: int | None = None  # restricted self-attention (section 4): so many neighbours to each side
+    max_positions: int = ruled(1024, ONE_OR_MORE)  # rows of a learned table; sinusoids have no end
+    window: int | None = ruled(None, ONE_OR_MORE)  # restricted self-attention (section 4): neighbours to each side
     tied: bool = True  # one matrix for both embeddings and the projection
 
     def check(self) -> str | None:
-        for name in ("d_model", "d_ff", "n_heads", "n_layers", "max_positions"):
-            if getattr(self, name) < 1:
-                return f"{name} is {getattr(self, name)}; it must be at least 1"
         if self.d_model % self.n_heads and (self.d_k is None or self.d_v is None):
             return f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; give d_k and d_v"
         if self.d_model % 2 and self.positions == "sinusoidal":
             return f"d_model is {self.d_model}; sinusoidal positions need an even one"
-        for name in ("d_k", "d_v", "window"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                return f"{name} is {getattr(self, name)}; it must be at least 1"
-        return None if 0.0 <= self.dropout < 1.0 else f"dropout is {self.dropout}; it must lie in [0, 1)"
+        return None
 
     @property
     def key_size(self) -> int:
@@ -139,49 +139,26 @@ class ModelConfig:
 class OptimizerConfig:
     """Adam with the paper's schedule: scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)."""
 
-    warmup_steps: int = 4000
-    scale: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-9
-
-    def check(self) -> str | None:
-        if self.warmup_steps < 1:
-            return f"warmup_steps is {self.warmup_steps}; it must be at least 1"
-        for name in ("scale", "eps"):
-            if getattr(self, name) <= 0:
-                return f"{name} is {getattr(self, name)}; it must be positive"
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                return f"{name} is {getattr(self, name)}; it must lie in [0, 1)"
-        return None
+    warmup_steps: int = ruled(4000, ONE_OR_MORE)
+    scale: float = ruled(1.0, POSITIVE)
+    beta1: float = ruled(0.9, SHARE)
+    beta2: float = ruled(0.98, SHARE)
+    eps: float = ruled(1e-9, POSITIVE)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    steps: int = 100_000  # updates
-    src_tokens: int = 25_000  # per update, over all ranks
-    tgt_tokens: int = 25_000
-    micro_tokens: int = 3_200  # at most so many source and so many target tokens in one forward/backward
-    label_smoothing: float = 0.1
+    steps: int = ruled(100_000, ONE_OR_MORE)  # updates
+    src_tokens: int = ruled(25_000, ONE_OR_MORE)  # per update, over all ranks
+    tgt_tokens: int = ruled(25_000, ONE_OR_MORE)
+    micro_tokens: int = ruled(3_200, ONE_OR_MORE)  # at most, of each side, in one forward and backward pass
+    label_smoothing: float = ruled(0.1, SHARE)
     precision: Literal["bf16", "fp32"] = "bf16"
-    log_every: int = 100  # updates
-    validate_every: int = 5_000
-    checkpoint_every: int | None = None  # updates; and/or
-    checkpoint_minutes: float | None = 10.0  # the paper's clock
-    keep_checkpoints: int = 20  # the newest so many, and the best
-
-    def check(self) -> str | None:
-        for name in ("steps", "src_tokens", "tgt_tokens", "micro_tokens", "log_every", "validate_every",
-                     "checkpoint_every", "keep_checkpoints"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                return f"{name} is {value}; it must be at least 1"
-        if self.checkpoint_minutes is not None and self.checkpoint_minutes <= 0:
-            return f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive"
-        if not 0.0 <= self.label_smoothing < 1.0:
-            return f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1)"
-        return None
+    log_every: int = ruled(100, ONE_OR_MORE)  # updates
+    validate_every: int = ruled(5_000, ONE_OR_MORE)
+    checkpoint_every: int | None = ruled(None, ONE_OR_MORE)  # updates; and/or
+    checkpoint_minutes: float | None = ruled(10.0, POSITIVE)  # the paper's clock
+    keep_checkpoints: int = ruled(20, ONE_OR_MORE)  # the newest so many, and the best
 
 
 @dataclass(frozen=True)
@@ -189,34 +166,24 @@ class DecodingConfig:
     """Beam search as in section 6.1. `gnmt` divides by ((5+|Y|)/6)^alpha, `length` by |Y|^alpha, `none` by 1."""
 
     preset: Literal["vaswani2017"] = "vaswani2017"
-    beam: int = 4
-    length_penalty: float = 0.6
+    beam: int = ruled(4, ONE_OR_MORE)
+    length_penalty: float = ruled(0.6, NOT_NEGATIVE)
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
-    max_extra: int = 50  # pieces beyond the source
-    max_source: int = 1_000  # pieces; a longer source is cut there, with a warning
-    batch_tokens: int = 4_096  # source pieces decoded together
-
-    def check(self) -> str | None:
-        for name in ("beam", "max_extra", "max_source", "batch_tokens"):
-            if getattr(self, name) < 1:
-                return f"{name} is {getattr(self, name)}; it must be at least 1"
-        return None if self.length_penalty >= 0 else f"length_penalty is {self.length_penalty}; it must not be negative"
+    max_extra: int = ruled(50, ONE_OR_MORE)  # pieces beyond the source
+    max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces; a longer source is cut there, with a warning
+    batch_tokens: int = ruled(4_096, ONE_OR_MORE)  # source pieces decoded together
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     bleu: bool = True  # decode the dev set at each validation
-    sentences: int | None = None  # only the first so many lines of the dev set, for its BLEU
-
-    def check(self) -> str | None:
-        ok = self.sentences is None or self.sentences >= 1
-        return None if ok else f"sentences is {self.sentences}; it must be at least 1"
+    sentences: int | None = ruled(None, ONE_OR_MORE)  # only the first so many lines of the dev set, for its BLEU
 
 
 @dataclass(frozen=True)
 class RunConfig:
     name: str = "run"
-    seed: int = 1
+    seed: int = ruled(1, SEED)
     out: str = ""  # the run folder; runs/NAME unless given
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()
@@ -231,7 +198,7 @@ class RunConfig:
         if model.positions == "learned" and (longest is None or longest + 1 > model.max_positions):
             return (f"model.max_positions {model.max_positions} is too small for learned positions: training sentences "
                     f"have up to {longest or 'any number of'} pieces (data.clean.max_pieces) and a mark")
-        return None if 0 <= self.seed < 2**31 else f"seed is {self.seed}; it must lie in [0, 2^31)"
+        return None
 
     @property
     def folder(self) -> Path:
@@ -326,31 +293,28 @@ def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
     if not isinstance(values, dict):
         raise UserError(f"{_where(key, places)}: {values!r} is not a section; it takes key: value lines")
     hints = typing.get_type_hints(cls)
-    fields = {f.name for f in dataclasses.fields(cls)}
-    for name in values:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    built = {}
+    for name, value in values.items():
+        inner = f"{key}.{name}" if key else name
         if name not in fields:
-            inner = f"{key}.{name}" if key else name
             close = difflib.get_close_matches(str(name), fields, 1)
             remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(fields))}"
             raise UserError(f"{_where(inner, places)}: unknown key; {remedy}")
-    built = {name: _convert(hints[name], value, f"{key}.{name}" if key else name, places)
-             for name, value in values.items()}
+        built[name] = _convert(hints[name], value, inner, places)
+        rule = fields[name].metadata.get("rule")
+        if rule and value is not None and not rule.holds(value):
+            raise UserError(f"{_where(inner, places)} is {value}; it must {rule.words}")
     result = cls(**built)
-    check = getattr(result, "check", None)
-    complaint = check() if check else None
+    complaint = result.check() if hasattr(result, "check") else None
     if complaint:
-        named = complaint.split(" ")[0]
-        if named not in fields:  # it speaks of the section as a whole
-            raise UserError(f"{_where(key, places)}: {complaint}")
-        inner = f"{key}.{named}" if key else named
-        raise UserError(f"{_where(inner if inner in places else key, places, inner)}{complaint.removeprefix(named)}")
+        raise UserError(f"{_where(key, places)}: {complaint}" if key else complaint)
     return result
 
 
-def _where(key: str, places: dict[str, str], shown: str | None = None) -> str:
+def _where(key: str, places: dict[str, str]) -> str:
     """Where `key` was written, and its name."""
-    place, shown = places.get(key), key if shown is None else shown
-    return f"{place}: {shown}" if place and shown else place or shown or "config"
+    return ": ".join(part for part in (places.get(key), key) if part) or "config"
 
 
 def _convert(hint: Any, value: Any, key: str, places: dict[str, str]) -> Any:

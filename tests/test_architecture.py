@@ -31,7 +31,7 @@ ROOMS = {
     "errors.py": Room(0, 30),
     "progress.py": Room(0, 130),
     "strict_yaml.py": Room(0, 120),
-    "config.py": Room(0, 380, ("strict_yaml.py",)),
+    "config.py": Room(0, 350, ("strict_yaml.py",)),
     "files.py": Room(0, 200),
     "process.py": Room(0, 30),
     "dist.py": Room(0, 150),
