@@ -30,7 +30,7 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 
 check: $(INSTALLED)  ## lint, types, architecture
-	$(RUFF) nmt tests
+	$(RUFF) nmt tests scripts
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_architecture.py
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.config import parse_yaml
 from nmt.errors import UserError
 from nmt.files import RunFolder, write_text
 from nmt.progress import duration
+from nmt.strict_yaml import parse_yaml
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 28  # margins

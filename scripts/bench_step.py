@@ -1,0 +1,65 @@
+"""How fast is one update? The median over a few, through the very code that nmt-train runs.
+
+    python scripts/bench_step.py --config multi30k.yaml data.root=corpora/multi30k
+    OMP_WAIT_POLICY=ACTIVE python scripts/bench_step.py --config demo.yaml --updates 30
+
+Two settings are compared by running this in turn, A B A B, in one sitting: machines drift more than code does.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from nmt.commands.entry import add_config_arguments, guarded
+
+
+def work(args: argparse.Namespace) -> int:
+    from nmt.process import settle
+
+    settle()
+
+    import torch
+
+    from nmt.config import load_config
+    from nmt.data.loader import Loader
+    from nmt.data.plan import Cursor
+    from nmt.data.prepare import prepare
+    from nmt.data.store import open_store
+    from nmt.data.vocab import Vocab
+    from nmt.dist import join
+    from nmt.model.transformer import Transformer
+    from nmt.progress import clock
+    from nmt.train.loss import Objective
+    from nmt.train.optimizer import make_optimizer
+    from nmt.train.trainer import run_update
+
+    config = load_config(args.config, args.overrides)
+    prepare(config.data, config.vocab, config.seed)
+    folder = Path(config.data.store)
+    vocab = Vocab.load(folder / "vocab.model")
+    with join() as world:
+        torch.manual_seed(config.seed)
+        model = Transformer(config.model, vocab.size).to(world.device)
+        optimizer = make_optimizer(model, config.optimizer)
+        objective = Objective(model, config.training.label_smoothing)
+        rates = []
+        with Loader(open_store(folder, "train"), config.training, config.seed, Cursor(), world) as updates:
+            for step in range(1, args.updates + 4):
+                update = next(updates)
+                began = clock()
+                run_update(objective, optimizer, update, step, config, world).sum().item()
+                rates.append(update.n_tgt / (clock() - began))
+        rates = rates[3:]  # the first ones allocate
+        print(f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates "
+              f"({min(rates):,.0f} - {max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads, "
+              f"torch {torch.__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_config_arguments(parser)
+    parser.add_argument("--updates", type=int, default=20, metavar="N", help="updates to time (20)")
+    arguments = parser.parse_intermixed_args()
+    sys.exit(guarded(lambda: work(arguments), "bench_step"))
