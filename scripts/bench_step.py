@@ -51,9 +51,8 @@ def work(args: argparse.Namespace) -> int:
                 run_update(objective, optimizer, update, step, config, world).sum().item()
                 rates.append(update.n_tgt / (clock() - began))
         rates = rates[3:]  # the first ones allocate
-        print(f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates "
-              f"({min(rates):,.0f} - {max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads, "
-              f"torch {torch.__version__}")
+        print(f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates ({min(rates):,.0f} - "
+              f"{max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads")
     return 0
 
 
