@@ -119,6 +119,7 @@ def test_best_and_last_are_known_by_name_and_old_ones_go(toy: Path, tmp_path: Pa
     assert main(["--config", str(toy), "training.checkpoint_every=2", "training.validate_every=4",
                  "training.keep_checkpoints=3"]) == 0
     folder = tmp_path / "run" / "checkpoints"
+    assert (tmp_path / "run" / "vocab.model").read_bytes() == (folder / "last" / "vocab.model").read_bytes()
     best = (folder / "best").resolve().name
     assert (folder / "last").resolve().name == "step-0000020"
     kept = {p.name for p in folder.iterdir() if p.name.startswith("step-")}

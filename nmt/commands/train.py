@@ -14,7 +14,7 @@ EXAMPLES = """\
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
 
 The same command again continues the run where it stood. Results go to the run folder (out=DIR, by default runs/NAME):
-config.yaml, metrics.jsonl, report.html and checkpoints/, where `last` and `best` name two of them."""
+config.yaml, vocab.model, metrics.jsonl, report.html and checkpoints/, where `last` and `best` name two of them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from nmt.data.vocab import Vocab
 from nmt.decode.translator import Translator
 from nmt.dist import World
 from nmt.errors import UserError
-from nmt.files import RunFolder, lock, make_folder, sweep, verify, write_text
+from nmt.files import RunFolder, lock, make_folder, sweep, verify, write_bytes, write_text
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, clock, duration, say
 from nmt.train.loss import Objective
@@ -282,6 +282,7 @@ def train(config: RunConfig, world: World) -> int:
         trainer = Trainer(config, world)
         if world.is_main:
             _describe(trainer)
+            write_bytes(run.vocab, trainer.vocab.model)
             if run.metrics.exists():  # lines after the checkpoint will be written again
                 with open(run.metrics, "r+b") as file:
                     file.truncate(min(run.metrics.stat().st_size, trainer.state.metrics_bytes))
