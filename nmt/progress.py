@@ -42,7 +42,7 @@ class Progress:
         self.figures = ""
         is_terminal = is_shown and sys.stderr.isatty()
         self.bar = tqdm(desc=what, total=total, initial=start, unit=f" {unit}", file=sys.stderr, leave=False,
-                        dynamic_ncols=True, unit_scale=True) if is_terminal else None
+                        dynamic_ncols=True, unit_scale=(total or 0) > 99_999) if is_terminal else None
 
     def advance(self, n: int = 1, figures: str | None = None) -> None:
         self.done += n
