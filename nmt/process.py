@@ -2,7 +2,7 @@
 
 glibc returns each large block when it is freed and faults it in again, page by page, at the next allocation: a few per
 cent of a training step on CPU. And OpenMP's threads wait for each other by spinning, which on a machine that anything
-else uses makes a step five times slower; sleeping threads cost a little where nothing else runs.
+else uses can make a step several times slower; sleeping costs some 9 % where nothing else runs (docs/benchmarks.md).
 """
 
 import ctypes
