@@ -59,7 +59,7 @@ def _gathered(grid: Tensor, packed: Packed) -> Tensor:
 
 
 class _Softmax(torch.autograd.Function):
-    """Softmax of scores + mask over the last dimension; on short CPU rows three times as fast as torch's."""
+    """Softmax of scores + mask over the last dimension; on CPU rows below 16 twice as fast as torch's."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Mask) -> Tensor:
