@@ -9,17 +9,20 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packing import tar, zstd
 from pyarrow import parquet
 
-from nmt.config import CleanConfig, CorpusConfig, DataConfig
+from nmt.config import CorpusConfig, DataConfig
 from nmt.data import demo
-from nmt.data.corpus import Pair, clean, describe, local_files, read_lines, read_pairs
+from nmt.data.corpus import Block, Pair, describe, local_files, read_blocks, read_pairs
 from nmt.errors import UserError
 
 NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\r", "\0", "\ufeff"]
@@ -38,36 +41,6 @@ def complaint(corpus: CorpusConfig, root: Path, src: str = "en", tgt: str = "de"
     return str(caught.value).replace(str(root), "ROOT")
 
 
-# ---- lines ------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize(("content", "lines"), [
-    (b"a\nb\n", ["a", "b"]), (b"a\nb", ["a", "b"]), (b"\n", [""]), (b"a\r\nb\r\n", ["a", "b"]),
-    (b"a\r\r\nb\rc\n", ["a\r", "b\rc"]), (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
-    *((f"a{c}b{c}\nc\n".encode(), [f"a{c}b{c}", "c"]) for c in NOT_LINE_ENDS if c != "\r")])
-def test_a_line_ends_with_newline_and_nothing_else(tmp_path: Path, content: bytes, lines: list[str]) -> None:
-    (tmp_path / "x").write_bytes(content)
-    assert list(read_lines(tmp_path / "x")) == lines
-
-
-def test_lines_equal_brute_force_in_every_packing(tmp_path: Path) -> None:
-    draw = random.Random(1)
-    text = "".join(draw.choice("ab é\n\n\r\u2028\u0085\v\f\0😀") for _ in range(20_000)).encode() + b"end"
-    truth = [re.sub("\r$", "", line) for line in text.decode().split("\n")]
-    (tmp_path / "x").write_bytes(text)
-    (tmp_path / "x.gz").write_bytes(gzip.compress(text))
-    (tmp_path / "x.xz").write_bytes(lzma.compress(text))
-    for name in ("x", "x.gz", "x.xz"):
-        assert list(read_lines(tmp_path / name)) == truth
-
-
-def test_a_very_long_line_is_quick(tmp_path: Path) -> None:
-    (tmp_path / "en").write_text("a " * 500_000 + "\n")
-    (tmp_path / "de").write_text("b\n")
-    began = time.perf_counter()
-    assert not list(clean(read(CorpusConfig(src="en", tgt="de"), tmp_path), CleanConfig(), Counter()))
-    assert time.perf_counter() - began < 2
-
-
 # ---- every route gives the same pairs ---------------------------------------------------------------------------
 
 @pytest.fixture
@@ -77,6 +50,8 @@ def root(tmp_path: Path) -> Path:
         text = "".join(f"{pair[i]}\n" for pair in PAIRS).encode()
         (tmp_path / f"t.{language}").write_bytes(text)
         (tmp_path / f"t.{language}.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "t.tgz").write_bytes(gzip.compress(tar({
+        f"training/t.{language}": (tmp_path / f"t.{language}").read_bytes() for language in ("en", "de")})))
     (tmp_path / "t.tsv").write_bytes("".join(f"{s}\t{t}\n" for s, t in PAIRS).encode())
     (tmp_path / "t.tsv.xz").write_bytes(lzma.compress((tmp_path / "t.tsv").read_bytes()))
     rows: dict[str, Callable[[Pair], object]] = {
@@ -87,13 +62,19 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(p)) + "\n" for p in PAIRS))
         table = pa.Table.from_pylist([row(p) for p in PAIRS])
         parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=3)
+    (tmp_path / "plain.jsonl.zst").write_bytes(zstd((tmp_path / "plain.jsonl").read_bytes()))
     return tmp_path
 
 
-@pytest.mark.parametrize("corpus", [
+EVERY_FORM = [
     CorpusConfig(src="t.en", tgt="t.de"), CorpusConfig(src="t.en.gz", tgt="t.de"),
-    *(CorpusConfig(file=name) for name in ("t.tsv", "t.tsv.xz", "plain.jsonl", "nested.jsonl", "sides.jsonl",
-                                           "plain.parquet", "nested.parquet", "sides.parquet"))], ids=describe)
+    CorpusConfig(archive="t.tgz", src="training/t.en", tgt="training/t.de"),
+    *(CorpusConfig(file=name) for name in (
+        "t.tsv", "t.tsv.xz", "plain.jsonl", "plain.jsonl.zst", "nested.jsonl", "sides.jsonl", "plain.parquet",
+        "nested.parquet", "sides.parquet"))]
+
+
+@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe)
 def test_every_form_gives_the_same_pairs(root: Path, corpus: CorpusConfig) -> None:
     assert read(corpus, root) == PAIRS
     assert all(path.is_file() for path in local_files(corpus, DataConfig(root=str(root))))
@@ -102,13 +83,6 @@ def test_every_form_gives_the_same_pairs(root: Path, corpus: CorpusConfig) -> No
 @pytest.mark.parametrize("name", ["plain.jsonl", "nested.jsonl", "plain.parquet", "nested.parquet"])
 def test_columns_follow_the_direction(root: Path, name: str) -> None:
     assert read(CorpusConfig(file=name), root, "de", "en") == [Pair(t, s) for s, t in PAIRS]
-
-
-def test_a_line_break_within_a_cell_becomes_a_space(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"en": "a\\nb\\r\\n", "de": "c"}')
-    parquet.write_table(pa.table({"en": ["a\nb\r\n"], "de": ["c"]}), tmp_path / "x.parquet")
-    for name in ("x.jsonl", "x.parquet"):
-        assert read(CorpusConfig(file=name), tmp_path) == [("a b", "c")]
 
 
 @pytest.fixture
@@ -152,13 +126,11 @@ TWO = CorpusConfig(src="x.en", tgt="x.de")
 
 
 @pytest.mark.parametrize(("en", "de", "message"), [
-    (b"a\nb\n", b"a\nb\nc\nd\n", "ROOT/x.en has 2 lines but ROOT/x.de has 4; line n of one must be the translation"),
-    (b"a\nb\nc", b"a\n", "ROOT/x.en has 3 lines but ROOT/x.de has 1;"),
-    (b"a\nb\nc\n", b"a\xe2\x80\xa8b\nc\n", "ROOT/x.en has 3 lines but ROOT/x.de has 2;"),
     (b"", b"a\n", "ROOT/x.en: empty; it should hold one sentence per line"),
     (b"a\n", b"", "ROOT/x.de: empty"),
-    (b"a\nb\nstra\xdfe\n", b"a\n" * 3, "ROOT/x.en:3: not valid UTF-8: 0xdf at byte 5 of the line; convert"),
-    (b"a\xed\xa0\x80\n", b"a\n", "ROOT/x.en:1: not valid UTF-8: 0xed at byte 2"),
+    (b"a\nb\nstra\xdfe\n", b"a\n" * 3, "ROOT/x.en:3:5: byte 0xdf is not valid UTF-8; convert the file to UTF-8"),
+    (b"a\xed\xa0\x80\n", b"a\n", "ROOT/x.en:1:2: byte 0xed is not valid UTF-8"),
+    (b"a\n\xff\n", b"\xfe\nb\n", "ROOT/x.de:1:1: byte 0xfe is not valid UTF-8"),
     (None, b"a\n", "ROOT/x.en: not found; give a file, relative paths start from data.root=ROOT")])
 def test_two_files_name_the_mistake(tmp_path: Path, en: bytes | None, de: bytes, message: str) -> None:
     if en is not None:
@@ -167,54 +139,114 @@ def test_two_files_name_the_mistake(tmp_path: Path, en: bytes | None, de: bytes,
     assert complaint(TWO, tmp_path).startswith(message)
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("x.tsv", "a\tb\nc\n", "ROOT/x.tsv:2: 0 tabs instead of one; a line is source, tab, target"),
-    ("x.tsv", "a\tb\tc\n", "ROOT/x.tsv:1: 2 tabs instead of one"),
-    ("x.jsonl", '{"en": "a", "de": "b"}\n{"en": "a"', "ROOT/x.jsonl:2: not JSON (Expecting"),
-    ("x.jsonl", "[" * 100_000, "ROOT/x.jsonl:1: not JSON"),
-    ("x.jsonl", "[1]", "ROOT/x.jsonl:1: [1] is not an object like"),
-    ("x.jsonl", '{"en": "a", "fr": "b"}', "ROOT/x.jsonl:1: no columns 'en' and 'de', but 'en', 'fr'; name them"),
-    ("x.jsonl", '{"en": "a", "de": null}', "ROOT/x.jsonl:1: de is null instead of text"),
-    ("x.jsonl", '{"translation": {"en": 3, "de": "b"}}', "ROOT/x.jsonl:1: translation.en is 3 instead of text"),
-    ("x.jsonl", '{"en": "\\ud83d", "de": "b"}', "ROOT/x.jsonl:1: en holds half a character (lone surrogate U+D83D)"),
-    ("x.parquet", "PAR1 not really PAR1", "ROOT/x.parquet: not a readable parquet file"),
-    ("x.csv", "a,b", "ROOT/x.csv: not a .tsv, .jsonl or .parquet file; two text files are given as src: and tgt:")])
-def test_one_file_names_the_mistake(tmp_path: Path, name: str, content: str, message: str) -> None:
-    (tmp_path / name).write_text(content)
-    assert complaint(CorpusConfig(file=name), tmp_path).startswith(message)
+@pytest.mark.parametrize(("corpus", "message"), [
+    (CorpusConfig(file="x.csv"), "ROOT/x.csv: not a .tsv, .jsonl or .parquet file; two text files are given as"),
+    (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: not a readable parquet file"),
+    (CorpusConfig(archive="x.csv", src="a", tgt="b"), "ROOT/x.csv: not an archive by its name; known: .tgz, .txz, "),
+    (CorpusConfig(archive="x.tar", src="a", tgt="b"), "ROOT/x.tar: no file 'a' among its 1; it has 'c'"),
+    (CorpusConfig(archive="folder", src="a", tgt="b"), "ROOT/folder: is a folder; give a file")])
+def test_one_file_names_the_mistake(tmp_path: Path, corpus: CorpusConfig, message: str) -> None:
+    for name in ("x.csv", "x.parquet"):
+        (tmp_path / name).write_bytes(b"PAR1 not really PAR1")
+    (tmp_path / "x.tar").write_bytes(tar({"c": b""}))
+    (tmp_path / "folder").mkdir()
+    assert complaint(corpus, tmp_path).startswith(message)
 
 
-@pytest.mark.parametrize(("table", "message"), [
-    ({"en": ["a", "b"], "de": ["c", None]}, "ROOT/x.parquet: row 2: de is null instead of text"),
-    ({"en": ["a"], "fr": ["b"]}, "ROOT/x.parquet: no columns 'en' and 'de', but 'en', 'fr'"),
-    ({"en": pa.array([], pa.string()), "de": pa.array([], pa.string())}, "ROOT/x.parquet: empty"),
-    ({"en": pa.array([b"\xff"]).view(pa.string()), "de": ["b"]}, "ROOT/x.parquet: not valid UTF-8 in one of")])
-def test_parquet_names_the_mistake(tmp_path: Path, table: dict[str, object], message: str) -> None:
-    parquet.write_table(pa.table(table), tmp_path / "x.parquet")
-    assert complaint(CorpusConfig(file="x.parquet"), tmp_path).startswith(message)
+def test_an_empty_table_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({side: pa.array([], pa.string()) for side in ("en", "de")}), tmp_path / "x.parquet")
+    assert complaint(CorpusConfig(file="x.parquet"), tmp_path) == (
+        "ROOT/x.parquet: empty; it should hold one pair per row")
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "not packed"])
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_a_corrupt_archive_is_named(tmp_path: Path, suffix: str, damage: str) -> None:
-    text = "".join(f"{random.Random(i).random()}\n" for i in range(5000)).encode()
-    packed = gzip.compress(text) if suffix == ".gz" else lzma.compress(text)
-    middle = len(packed) // 2
-    flipped = packed[:middle] + bytes([packed[middle] ^ 64]) + packed[middle + 1:]
-    (tmp_path / f"x.en{suffix}").write_bytes({"cut": packed[:middle], "flipped": flipped, "not packed": text}[damage])
-    (tmp_path / "x.de").write_bytes(text)
-    assert re.match(rf"ROOT/x\.en\{suffix}: corrupt after line \d+ \(.*\); fetch or pack it again",
-                    complaint(CorpusConfig(src=f"x.en{suffix}", tgt="x.de"), tmp_path))
+@pytest.mark.parametrize("seed", range(8))
+def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    sides: list[list[str]] = [list(side) for side in zip(*islice(demo.pairs("train"), 1500), strict=True)]
+    lost, n, side = draw.randrange(1400), draw.choice([1, 1, 5]), draw.randrange(2)
+    del sides[side][lost:lost + n]
+    for name, lines in zip(("x.en", "x.de"), sides, strict=True):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    found = re.fullmatch(r"ROOT/x.en has ([\d,]+) lines but ROOT/x.de has ([\d,]+); perhaps (a line is|5 lines are) "
+                         r"missing near line ([\d,]+) of ROOT/(x\.\w\w); line n of one must be the translation of "
+                         "line n of the other", complaint(TWO, tmp_path))
+    assert found and abs(int(found[4].replace(",", "")) - (lost + 1)) <= 6
+    assert [int(found[i].replace(",", "")) for i in (1, 2)] == [len(lines) for lines in sides]
+    assert found[5] == ("x.en", "x.de")[side] and (found[3] == "a line is") == (n == 1)
 
 
-def test_a_flipped_byte_in_parquet_with_checksums_is_found(tmp_path: Path) -> None:
-    text = ["Hallo Welt", "Haus"] * 500
-    parquet.write_table(pa.table({"en": text, "de": text}), tmp_path / "x.parquet", compression="none",
-                        use_dictionary=False, write_page_checksum=True)
-    content = bytearray((tmp_path / "x.parquet").read_bytes())
-    content[content.index(b"Haus\n\0\0\0Hallo") + 11] ^= 1
-    (tmp_path / "x.parquet").write_bytes(content)
-    assert "not a readable parquet file" in complaint(CorpusConfig(file="x.parquet"), tmp_path)
+def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path) -> None:
+    english, german = zip(*islice(demo.pairs("train"), 300), strict=True)
+    (tmp_path / "x.en").write_text("\n".join(english))
+    (tmp_path / "x.de").write_text("\n".join(german[:250]))
+    assert "300 lines but ROOT/x.de has 250; perhaps 50 lines are missing at the end of ROOT/x.de" in complaint(
+        TWO, tmp_path)
+
+
+# ---- blocks -----------------------------------------------------------------------------------------------------
+
+def blocks(corpus: CorpusConfig, root: Path, size: int, skip: int = 0) -> list[Block]:
+    return list(read_blocks(corpus, DataConfig(root=str(root), on_bad_line="skip"), size, skip))
+
+
+@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe)
+@pytest.mark.parametrize("size", [1, 3, 5, 100])
+def test_blocks_are_of_one_size_and_skipping_gives_the_same_tail(root: Path, corpus: CorpusConfig, size: int) -> None:
+    whole = blocks(corpus, root, size)
+    assert [pair for block in whole for pair in zip(block.src, block.tgt, strict=True)] == PAIRS
+    assert [(block.first, len(block.src)) for block in whole] == [
+        (i + 1, min(size, len(PAIRS) - i)) for i in range(0, len(PAIRS), size)]
+    shares = [block.share for block in whole]
+    assert shares == sorted(shares) and shares[-1] == 1
+    for skip in range(len(whole) + 2):
+        assert blocks(corpus, root, size, skip) == whole[skip:]
+
+
+def test_skipped_blocks_are_not_looked_into(root: Path) -> None:
+    (root / "t.en").write_bytes(b"\xff\n" * 4 + (root / "t.en").read_bytes())
+    (root / "t.de").write_bytes(b"x\n" * 4 + (root / "t.de").read_bytes())
+    (root / "plain.jsonl").write_bytes(b"not json\n" * 4 + (root / "plain.jsonl").read_bytes())
+    for corpus in (CorpusConfig(src="t.en", tgt="t.de"), CorpusConfig(file="plain.jsonl")):
+        data = DataConfig(root=str(root))
+        assert [pair for block in read_blocks(corpus, data, 2, 2) for pair in zip(block.src, block.tgt, strict=True)
+                ] == PAIRS
+        with pytest.raises(UserError, match=":3:"):
+            list(read_blocks(corpus, data, 2, 1))
+
+
+def test_a_pair_that_cannot_be_read_goes_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "x.en").write_bytes(b"a\n\xff\nc\n\xfe\ne\nf\n\xfd")
+    (tmp_path / "x.de").write_bytes(b"1\n2\n\xff\n\xff\n5\n6\n7\n")
+    found = blocks(TWO, tmp_path, 3)
+    place = f"{tmp_path}/x"
+    rest = "is not valid UTF-8; convert the file to UTF-8"
+    assert [(block.first, block.src, block.tgt, block.bad) for block in found] == [
+        (1, ["a"], ["1"], [f"{place}.en:2:1: byte 0xff {rest}", f"{place}.de:3:1: byte 0xff {rest}"]),
+        (4, ["e", "f"], ["5", "6"], [f"{place}.en:4:1: byte 0xfe {rest}"]),
+        (7, [], [], [f"{place}.en:7:1: byte 0xfd {rest}"])]
+    with pytest.raises(UserError, match="x.en:2:1"):  # whatever on_bad_line says
+        list(read_pairs(TWO, DataConfig(root=str(tmp_path), on_bad_line="skip")))
+
+
+@given(st.lists(st.tuples(*[st.sampled_from(["a", "é\u2028", "", "\0", None])] * 2), min_size=1), st.integers(1, 5))
+def test_what_is_left_out_never_shifts_the_rest(tmp_path_factory: pytest.TempPathFactory,
+                                                cells: list[tuple[str | None, str | None]], size: int) -> None:
+    root = tmp_path_factory.mktemp("x")
+    pairs = [tuple(cell if cell is None else f"{cell}{i}" for cell in row) for i, row in enumerate(cells)]
+    for side, name in enumerate(("x.en", "x.de")):
+        (root / name).write_bytes(b"".join(b"\xc3\n" if pair[side] is None else f"{pair[side]}\n".encode()
+                                           for pair in pairs))
+    (root / "x.jsonl").write_text("".join(json.dumps({"en": s, "de": t}) + "\n" for s, t in pairs))
+    table = pa.table({"en": pa.array([s for s, _ in pairs], pa.string()),
+                      "de": pa.array([t for _, t in pairs], pa.string())})
+    parquet.write_table(table, root / "x.parquet")
+    for corpus in (TWO, CorpusConfig(file="x.jsonl"), CorpusConfig(file="x.parquet")):
+        found = blocks(corpus, root, size)
+        for block in found:
+            raw = pairs[block.first - 1:block.first - 1 + size]
+            assert list(zip(block.src, block.tgt, strict=True)) == [pair for pair in raw if None not in pair]
+            assert len(block.src) + len(block.bad) == len(raw)
+        assert sum(len(block.src) + len(block.bad) for block in found) == len(pairs)
 
 
 # ---- no network -------------------------------------------------------------------------------------------------
@@ -239,7 +271,8 @@ def test_an_unreachable_hub_is_one_message_in_seconds(tmp_path: Path, is_told: b
     done = subprocess.run([sys.executable, "-c", OFFLINE], cwd=tmp_path, env=environment, capture_output=True,
                           text=True, check=False)
     assert time.perf_counter() - began < 15  # 23 s of retries, were `datasets` left to itself
-    assert re.fullmatch(r"dataset wmt/wmt14: Hugging Face cannot be reached and there is no copy in its cache; "
+    why = "HF_HUB_OFFLINE is set" if is_told else "Hugging Face cannot be reached"
+    assert re.fullmatch(rf"dataset wmt/wmt14: {why} and there is no copy in its cache; "
                         r"give local files instead, data\.train=\[\{src: FILE, tgt: FILE\}\], or parquet files .*"
                         r"FOLDER/de-en/train-00000-of-00001\.parquet, as dataset: FOLDER\n", done.stdout)
     assert done.stderr == ""
@@ -273,12 +306,62 @@ def test_sacrebleu_without_network_is_one_message_each_time(test_set: Path) -> N
     assert "if it holds half, and try again" in complaint(CorpusConfig(sacrebleu="wmt14/full"), test_set)
 
 
+def test_offline_only_sacrebleus_cache_is_used(test_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *request: asked.append(request))
+    corpus = CorpusConfig(sacrebleu="wmt14/full")
+    for value in ("1", "true", "YES", "On"):
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
+        assert complaint(corpus, test_set) == ("sacrebleu: wmt14/full is not in its cache and HF_HUB_OFFLINE forbids a "
+                                               "download; give local files instead, {src: FILE, tgt: FILE}")
+    assert asked == [] and list(test_set.iterdir()) == []
+    for field, text in {"src": "a\n", "ref": "c\n", "docid": "1\n", "genre": "", "origlang": ""}.items():
+        (test_set / f"wmt14_full.en-de.{field}").write_text(text)
+    assert read(corpus, test_set) == [("a", "c")]
+    (test_set / "wmt14_full.en-de.ref").unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert "cannot be had" in complaint(corpus, test_set) and len(asked) == 1
+
+
+BLOCKED = """
+import json, socket, sys
+asked = []
+def refuse(*arguments):
+    asked.append(str(arguments[-1]))
+    raise OSError("no network here")
+socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
+from nmt.config import CorpusConfig, DataConfig
+from nmt.data.corpus import read_pairs
+from nmt.errors import UserError
+try:
+    found = list(read_pairs(CorpusConfig(dataset=sys.argv[1], subset="de-en"), DataConfig()))
+except UserError as error:
+    found = str(error)
+print(json.dumps([found, asked]))
+"""
+
+
+@pytest.mark.parametrize(("dataset", "told"), [("wmt/wmt14", "1"), ("wmt/wmt14", "0"), ("wmt/wmt16", "yes"),
+                                               ("wmt/wmt16", "0")])
+def test_a_local_copy_and_an_offline_run_touch_no_network(hub: Path, dataset: str, told: str) -> None:
+    environment = {**os.environ, "HF_HOME": str(hub / "cache"), "HF_HUB_OFFLINE": told,
+                   "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", BLOCKED, dataset], cwd=hub, env=environment, capture_output=True,
+                          text=True, check=True)
+    found, asked = json.loads(done.stdout)
+    assert bool(asked) == ((dataset, told) == ("wmt/wmt16", "0"))
+    if dataset == "wmt/wmt14":
+        assert [Pair(*pair) for pair in found] == PAIRS
+    else:
+        assert "dataset wmt/wmt16: " in found and "and there is no copy in its cache; give local files" in found
+
+
 def test_an_unknown_test_set_or_direction_names_the_known_ones(tmp_path: Path) -> None:
     assert "did you mean wmt14" in complaint(CorpusConfig(sacrebleu="wmt14/fulll"), tmp_path)
     assert "wmt14/full has no en-ja, only" in complaint(CorpusConfig(sacrebleu="wmt14/full"), tmp_path, "en", "ja")
 
 
-# ---- demo and cleaning ------------------------------------------------------------------------------------------
+# ---- demo and names ---------------------------------------------------------------------------------------------
 
 def test_the_demo_has_both_directions(tmp_path: Path) -> None:
     forth, back = read(CorpusConfig(demo="test"), tmp_path), read(CorpusConfig(demo="test"), tmp_path, "de", "en")
@@ -286,31 +369,9 @@ def test_the_demo_has_both_directions(tmp_path: Path) -> None:
     assert "the embedded corpus is English-German" in complaint(CorpusConfig(demo="test"), tmp_path, "en", "fr")
 
 
-@pytest.mark.parametrize("rules", [
-    CleanConfig(), CleanConfig(max_words=4), CleanConfig(max_words=None, max_ratio=1.5),
-    CleanConfig(max_words=5, max_ratio=2.0), CleanConfig(max_words=None)])
-def test_cleaning_equals_the_rules_written_out(rules: CleanConfig) -> None:
-    draw = random.Random(0)
-    sides = [" " * draw.randrange(3) + " ".join(["w"] * draw.randrange(8)) for _ in range(1000)]
-    pairs = list(map(Pair, sides[::2], sides[1::2]))
-    kept, dropped = [], Counter[str]()
-    for src, tgt in pairs:
-        a, b = sorted((src.count("w"), tgt.count("w")))
-        if a == 0:
-            dropped["empty side"] += 1
-        elif rules.max_words and b > rules.max_words:
-            dropped[f"more than {rules.max_words} words"] += 1
-        elif rules.max_ratio and b / a > rules.max_ratio:
-            dropped[f"length ratio above {rules.max_ratio:g}"] += 1
-        else:
-            kept.append((src.strip(), tgt.strip()))
-    counted = Counter[str]()
-    assert list(clean(pairs, rules, counted)) == kept
-    assert counted == dropped and kept and dropped
-
-
 def test_names_are_short() -> None:
-    corpora = (TWO, CorpusConfig(file="x.tsv"), CorpusConfig(dataset="wmt/wmt14", subset="de-en"),
-               CorpusConfig(sacrebleu="wmt14/full"), CorpusConfig(demo="train"))
+    corpora = (TWO, CorpusConfig(archive="a.tgz", src="x.en", tgt="x.de"), CorpusConfig(file="x.tsv"),
+               CorpusConfig(dataset="wmt/wmt14", subset="de-en"), CorpusConfig(sacrebleu="wmt14/full"),
+               CorpusConfig(demo="train"))
     assert [describe(corpus) for corpus in corpora] == [
-        "x.en + x.de", "x.tsv", "wmt/wmt14 de-en train", "sacrebleu wmt14/full", "demo train"]
+        "x.en + x.de", "a.tgz: x.en + x.de", "x.tsv", "wmt/wmt14 de-en train", "sacrebleu wmt14/full", "demo train"]

@@ -32,7 +32,7 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.checkpoint import load
     from nmt.config import changed
-    from nmt.data.corpus import decoded
+    from nmt.data.text import decoded
     from nmt.decode.translator import make_translator
     from nmt.dist import device_of
     from nmt.errors import UserError

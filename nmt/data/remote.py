@@ -1,0 +1,126 @@
+"""What may come over the network: datasets of the Hugging Face hub and sacreBLEU's test sets.
+
+Both are foreign, so their failures are told in one line, soon, and with the local way out. With HF_HUB_OFFLINE set
+nothing touches the network: only what lies in their caches, or below data.root in the hub's layout, is read.
+"""
+
+import contextlib
+import difflib
+import os
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmt.config import CorpusConfig, DataConfig
+from nmt.data.tables import ROWS
+from nmt.data.text import TextFile, reason
+from nmt.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PATIENCE_S = 5.0  # how long a server may stay silent
+
+
+def is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+# ---- Hugging Face -----------------------------------------------------------------------------------------------
+
+def files_of_dataset(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
+    """The files on this machine behind a split: none where it comes from the hub."""
+    is_local, arguments = _arguments(corpus, data)
+    if not is_local:
+        return []
+    with _hub(corpus, is_local) as datasets:
+        files = datasets.load_dataset_builder(**arguments).config.data_files or {}
+    return sorted(Path(name) for name in files.get(corpus.split or "train", []))
+
+
+def tables_of_dataset(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:
+    is_local, arguments = _arguments(corpus, data)
+    with _hub(corpus, is_local) as datasets:  # streaming reads a local folder as it lies, without a copy in the cache
+        rows = datasets.load_dataset(**arguments, split=corpus.split or "train", streaming=is_local)
+        yield from rows.with_format("arrow").iter(batch_size=ROWS)
+
+
+def _arguments(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:
+    """What `datasets` is asked for: a folder below data.root if there is one of that name, else an id of the hub."""
+    folder = Path(data.root) / str(corpus.dataset)
+    if not folder.is_dir():
+        return False, {"path": corpus.dataset, "name": corpus.subset, "revision": corpus.revision}
+    if corpus.subset and (folder / corpus.subset).is_dir() and not (folder / "README.md").is_file():
+        return True, {"path": str(folder / corpus.subset)}  # only a README can tell `datasets` of subsets
+    return True, {"path": str(folder), "name": corpus.subset}
+
+
+@contextlib.contextmanager
+def _hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
+    """`datasets`, quiet, its failures told in one line. If the hub does not answer at once only its cache is used:
+    left to itself, `datasets` tries for 23 seconds."""
+    import datasets
+    import huggingface_hub
+    datasets.logging.set_verbosity_error()
+    huggingface_hub.logging.set_verbosity_error()
+    if is_local or not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    settings = huggingface_hub.constants
+    if is_offline() or not (is_local or _answers(settings.ENDPOINT)):
+        settings.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield datasets
+    except UserError:
+        raise
+    except ConnectionError:
+        why = "HF_HUB_OFFLINE is set" if is_offline() else "Hugging Face cannot be reached"
+        raise UserError(
+            f"dataset {corpus.dataset}: {why} and there is no copy in its cache; give local "
+            "files instead, data.train=[{src: FILE, tgt: FILE}], or parquet files in the hub's layout, "
+            f"FOLDER/{corpus.subset or 'data'}/{corpus.split or 'train'}-00000-of-00001.parquet, as dataset: FOLDER"
+        ) from None
+    except Exception as error:  # whatever a foreign dataset can do wrong, in its own words
+        name = " ".join(part for part in (corpus.dataset, corpus.subset, corpus.split) if part)
+        raise UserError(f"dataset {name}: {reason(error)}") from None
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE_S).close()
+    except urllib.error.HTTPError:
+        return True  # an answer, if not a friendly one
+    except OSError:
+        return False
+    return True
+
+
+# ---- sacreBLEU --------------------------------------------------------------------------------------------------
+
+def texts_of_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile]:
+    """Source and first reference of a test set, downloaded by sacreBLEU if it has to be and may be."""
+    import sacrebleu
+    from sacrebleu.dataset import DATASETS
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, 3) or ["wmt14/full"]
+        raise UserError(f"sacrebleu: {name!r} is not a test set it knows; did you mean {' or '.join(close)}?")
+    known = DATASETS[name]
+    if langpair not in known.langpairs:
+        raise UserError(f"sacrebleu: {name} has no {langpair}, only {', '.join(known.langpairs)}")
+    remedy = "give local files instead, {src: FILE, tgt: FILE}"
+    cached = [known._get_txt_file_path(langpair, field) for field in known.fieldnames(langpair)]
+    if is_offline() and not all(map(os.path.exists, cached)):
+        raise UserError(f"sacrebleu: {name} is not in its cache and HF_HUB_OFFLINE forbids a download; {remedy}")
+    patience = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE_S)  # sacreBLEU sets none
+    try:
+        src, tgt = known.get_source_file(langpair), known.get_reference_files(langpair)[0]
+    except (Exception, SystemExit) as error:  # it exits where a download is damaged
+        raise UserError(f"sacrebleu: {name} cannot be had ({reason(error)}); {remedy}, or remove "
+                        f"{Path(sacrebleu.SACREBLEU_DIR, name)}, if it holds half, and try again") from None
+    finally:
+        socket.setdefaulttimeout(patience)
+    return TextFile(Path(src)), TextFile(Path(tgt))
