@@ -14,9 +14,10 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nmt.errors import UserError
@@ -113,13 +114,14 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def seal(folder: Path) -> None:
-    """Fsync each file of `folder` and write the manifest that `verify` will hold them against."""
+def seal(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Fsync each file of `folder` and write the manifest that `verify` will hold them against; sha256 `known` before
+    are not computed again."""
     entries = {}
     for file in sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != "."):
         file.chmod(folder.stat().st_mode & 0o666)  # safetensors would keep colleagues from reading weights
         sync(file)
-        entries[file.name] = {"sha256": digest(file), "size": file.stat().st_size}
+        entries[file.name] = {"sha256": known.get(file.name) or digest(file), "size": file.stat().st_size}
     write_json(folder / MANIFEST, entries)
     sync(folder)
 
@@ -169,9 +171,9 @@ def point(link: Path, target: str) -> None:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, doing: str) -> Iterator[None]:
+def lock(folder: Path, doing: str, name: str = ".lock") -> Iterator[None]:
     """Hold `folder` for this process; the kernel lets go when the process dies, however it dies."""
-    path = folder / ".lock"
+    path = folder / name
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -56,6 +56,12 @@ class Progress:
             self.last_line = clock()
             say(self.line())
 
+    def expect(self, total: int) -> None:
+        """The total, as far as it can be told by now."""
+        self.total = total
+        if self.bar is not None:
+            self.bar.total = total
+
     def line(self) -> str:
         rate = (self.done - self.start) / max(clock() - self.began, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"

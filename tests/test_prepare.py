@@ -1,20 +1,25 @@
 """Preparation as its user sees it: the same bytes whatever kills it and wherever, and every line accounted for."""
 
+import errno
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
 from nmt.data.prepare import ledger_table, prepare
-from nmt.data.store import open_store
+from nmt.data.store import LEDGER, open_store
 from nmt.data.vocab import Vocab
 from nmt.errors import UserError
 from nmt.files import MANIFEST, digest, lock, verify
@@ -52,8 +57,12 @@ def config(root: Path, **changes: object) -> DataConfig:
     return DataConfig(**values)  # type: ignore[arg-type]
 
 
-def contents(store: str | Path) -> dict[str, str]:
-    return {path.name: digest(path) for path in Path(store).iterdir()}
+def contents(store: str | Path) -> dict[str, object]:
+    """All that must not depend on where and how a store was made."""
+    ledger = json.loads((Path(store) / LEDGER).read_text())
+    files = {path.name: digest(path) for path in Path(store).iterdir() if path.name not in (LEDGER, MANIFEST)}
+    assert files == ledger["data"]
+    return files | {key: value for key, value in ledger.items() if key != "command"}
 
 
 # ---- what comes out ---------------------------------------------------------------------------------------------
@@ -105,13 +114,16 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     a, b, dev = ledger["corpora"]
     assert {rule: a["dropped"][rule] for rule in ("empty side", "more than 20 words", "length ratio above 4")} == {
         "empty side": 2, "more than 20 words": 1, "length ratio above 4": a["dropped"]["length ratio above 4"]}
+    assert a["samples"]["empty side"] == [["", "nur deutsch"], ["only english", ""]]
+    assert a["samples"]["more than 20 words"] == [["x " * 29 + "x", "kurz"]]
+    assert [len(a["samples"][rule]) for rule in a["dropped"]] == [min(n, 3) for n in a["dropped"].values()]
     for corpus, lines in ((a, 304), (b, 40), (dev, 3)):
         assert corpus["lines"] == lines == corpus["kept"] + sum(corpus["dropped"].values())
     train = open_store(Path(data.store), "train")
     assert a["kept"] + 2 * b["kept"] == len(train)
     assert [sum(c["tokens"][i] for c in (a, b)) for i in (0, 1)] == [len(train.src.ids), len(train.tgt.ids)]
-    assert [(f["name"], f["sha256"], f["size"]) for f in a["files"]] == [
-        (name, digest(root / name), (root / name).stat().st_size) for name in ("a.en", "a.de")]
+    assert a["files"] == [{"name": name, "sha256": digest(root / name), "size": (root / name).stat().st_size,
+                           "lines": 304} for name in ("a.en", "a.de")]
     assert ledger["bpe"]["sha256"] == Vocab.load(Path(data.store) / "vocab.model").digest
     table = ledger_table(ledger)
     for text in ("a.en + a.de", "dev.en + dev.de (dev)", "2 empty side", "x 2", digest(root / "b.tsv")):
@@ -121,10 +133,14 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
 
 # ---- the same bytes ---------------------------------------------------------------------------------------------
 
-def test_equal_whatever_the_workers_the_place_and_the_clock(root: Path, tmp_path: Path) -> None:
+def test_equal_whatever_the_workers_the_place_and_the_clock(
+        root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = config(root)
     prepare(data, VOCAB, 1)
-    prepare(config(root, store=str(tmp_path / "two"), workers=2), VOCAB, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.data.prepare.SHARD", 64)
+        patch.setattr("nmt.workers.QUICK_S", 0.0)
+        prepare(config(root, store=str(tmp_path / "two"), workers=3), VOCAB, 1)
     elsewhere = tmp_path / "else" / "where"
     shutil.copytree(root, elsewhere)
     for file in elsewhere.iterdir():
@@ -134,7 +150,7 @@ def test_equal_whatever_the_workers_the_place_and_the_clock(root: Path, tmp_path
 
 
 def test_the_seed_draws_the_sample_and_nothing_else(root: Path, tmp_path: Path) -> None:
-    def made(name: str, seed: int, sample: int) -> dict[str, str]:
+    def made(name: str, seed: int, sample: int) -> dict[str, object]:
         data = config(root, store=str(tmp_path / name))
         prepare(data, VocabConfig(size=60, sample_sentences=sample), seed)
         return contents(data.store)
@@ -160,8 +176,8 @@ def run(name, n):  # in a process of its own, killed at the n-th moment
             os.kill(os.getpid(), signal.SIGKILL)
     if os.fork() == 0:
         os.fsync = progress.Progress.advance = moment  # the disk itself is not on trial
-        prepare.CHUNK = 150
-        config = load_config(sys.argv[1], ["data.store=" + name])
+        prepare.SHARD = 150
+        config = load_config(sys.argv[1], ["data.store=" + name, "data.workers=1"])
         prepare.prepare(config.data, config.vocab, config.seed)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.wait()[1])
@@ -189,15 +205,15 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(root: Pa
 
 
 def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, known: object = None) -> None:
         raise KeyboardInterrupt
     with monkeypatch.context() as patch:
         patch.setattr("nmt.data.prepare.seal", fail)
         with pytest.raises(KeyboardInterrupt):
             prepare(config(root), VOCAB, 1)
     with monkeypatch.context() as patch:
-        for stage in ("_collect", "_learn", "_encode"):
-            patch.setattr(f"nmt.data.prepare.{stage}", fail)
+        for work in ("shard.collect", "shard.count_words", "learn", "shard.encode"):
+            patch.setattr(f"nmt.data.prepare.{work}", fail)
         assert prepare(config(root), VOCAB, 1)
     verify(root.parent / "store")
 
@@ -205,11 +221,135 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
 def test_an_unfinished_preparation_follows_changed_settings(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(config(root, store=str(root / "truth"), valid=None), VocabConfig(size=50), 1)
     with monkeypatch.context() as patch:
-        patch.setattr("nmt.data.prepare.seal", lambda *_: sys.exit(1))
+        patch.setattr("nmt.data.prepare.seal", lambda *_, known: sys.exit(1))
         with pytest.raises(SystemExit):
             prepare(config(root), VOCAB, 1)
     prepare(config(root, valid=None), VocabConfig(size=50), 1)
     assert contents(root.parent / "store") == contents(root / "truth")
+
+
+# ---- rules over the whole text, and what is given -----------------------------------------------------------------
+
+def kept(store: str) -> list[tuple[str, ...]]:
+    """The training pairs of a store as text."""
+    folder = Path(store)
+    vocab, train = Vocab.load(folder / "vocab.model"), open_store(folder, "train")
+    sides = [vocab.decode([side.ids[m:n].tolist() for m, n in pairwise(side.offsets)])
+             for side in (train.src, train.tgt)]
+    return list(zip(*sides, strict=True))
+
+
+def ledger_of(store: str) -> dict[str, Any]:
+    ledger: dict[str, Any] = json.loads((Path(store) / LEDGER).read_text())
+    return ledger
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_repeats_are_counted_always_and_dropped_on_request(
+        root: Path, monkeypatch: pytest.MonkeyPatch, is_dropped: bool) -> None:
+    rng = Random(5)
+    pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
+    for name, some in (("c.tsv", pairs[:150]), ("d.tsv", pairs[150:])):
+        (root / name).write_text("".join(f"{src}\t{tgt}\n" for src, tgt in some))
+    monkeypatch.setattr("nmt.data.prepare.SHARD", 64)
+    monkeypatch.setattr("nmt.data.clean.IN_MEMORY", 90)
+    data = config(root, train=(CorpusConfig(file="c.tsv"), CorpusConfig(file="d.tsv")), workers=1,
+                  clean=CleanConfig(duplicates=is_dropped))
+    prepare(data, VOCAB, 1)
+    assert kept(data.store) == (list(dict.fromkeys(pairs)) if is_dropped else pairs)
+    c, d, _ = ledger_of(data.store)["corpora"]
+    n_first = len(set(pairs[:150]))
+    assert (c["duplicates"], d["duplicates"]) == (150 - n_first, 250 - len(set(pairs)) + n_first)
+    assert (c["dropped"].get("duplicate"), d["dropped"].get("duplicate")) == (
+        (c["duplicates"], d["duplicates"]) if is_dropped else (None, None))
+
+
+@pytest.mark.parametrize("rule", ["keep", "drop-pairs", "drop-sides"])
+def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(root: Path, rule: str) -> None:
+    pairs = [(line(i), line(i + 1)) for i in range(0, 60, 2)]
+    (root / "c.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
+    (root / "dev.tsv").write_text(f" {line(4)}\t{line(5)} \n{line(8)}\tanders\n\t\n")
+    (root / "test.tsv").write_text(f"other\t{line(11)}\n")
+    data = config(root, train=(CorpusConfig(file="c.tsv"),), valid=CorpusConfig(file="dev.tsv"),
+                  test=CorpusConfig(file="test.tsv"), clean=CleanConfig(held_out=rule))  # type: ignore[arg-type]
+    prepare(data, VOCAB, 1)
+    gone = {"keep": [], "drop-pairs": [4], "drop-sides": [4, 8, 10]}[rule]
+    assert kept(data.store) == [pair for pair in pairs if pair not in [(line(i), line(i + 1)) for i in gone]]
+    corpus = ledger_of(data.store)["corpora"][0]
+    assert corpus["held_out"] == {"dev": [1, 2, 1], "test": [0, 0, 1]}
+    assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in ledger_table(ledger_of(data.store))
+
+
+def test_a_test_set_that_cannot_be_had_matters_only_where_it_decides(
+        root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = CorpusConfig(file="lost.tsv")
+    prepare(config(root, test=lost), VOCAB, 1)
+    assert "not searched for sentences of the test set" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"lost\.tsv: not found"):
+        prepare(config(root, test=lost, store=str(root / "two"), clean=CleanConfig(held_out="drop-pairs")), VOCAB, 1)
+
+
+def test_identical_sides_and_unreadable_lines(root: Path) -> None:
+    (root / "c.tsv").write_bytes(b"a b\ta b\nba de\tfi \xff\nba de\tfi go\nno tab\n" + b"ba\tde\n" * 9)
+    data = config(root, train=(CorpusConfig(file="c.tsv"),), on_bad_line="skip", clean=CleanConfig(identical=True))
+    prepare(data, VocabConfig(size=20), 1)
+    assert kept(data.store) == [("ba de", "fi go"), *[("ba", "de")] * 9]
+    corpus = ledger_of(data.store)["corpora"][0]
+    assert corpus["dropped"] == {"unreadable": 2, "identical sides": 1}
+    assert [sample[0].partition("c.tsv:")[2][0] for sample in corpus["samples"]["unreadable"]] == ["2", "4"]
+    with pytest.raises(UserError, match=r"c\.tsv:2"):
+        prepare(config(root, train=(CorpusConfig(file="c.tsv"),), store=str(root / "two")), VOCAB, 1)
+
+
+def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
+    prepare(config(root), VOCAB, 1)
+    shutil.copy(root.parent / "store" / "vocab.model", root / "own.model")
+    data = config(root, store=str(root / "two"), train=(CorpusConfig(file="b.tsv"),))
+    prepare(data, VocabConfig(model="own.model"), 1)
+    assert digest(root / "two" / "vocab.model") == digest(root / "own.model") == ledger_of(data.store)["bpe"]["sha256"]
+    assert not prepare(data, VocabConfig(model="own.model"), 1)
+    prepare(config(root, store=str(root / "three")), VocabConfig(size=50), 1)
+    shutil.copy(root / "three" / "vocab.model", root / "own.model")
+    with pytest.raises(UserError, match=r"own\.model: not the file that .*two was prepared from"):
+        prepare(data, VocabConfig(model="own.model"), 1)
+
+
+def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.data.prepare.SHARD", 10)
+    seen: Counter[str] = Counter()
+    monkeypatch.setattr("nmt.data.prepare.learn", lambda words, _: seen.update(
+        row.partition("\t")[0] for row in words.read_text().split("\n")) or sys.exit(1))
+    (root / "c.tsv").write_text("".join(f"s{i}\tt{i}\n" for i in range(60)))
+    for seed in range(60):
+        with pytest.raises(SystemExit):
+            prepare(config(root, train=(CorpusConfig(file="c.tsv"),), workers=1),
+                    VocabConfig(size=60, sample_sentences=30), seed)
+    del seen[""]
+    assert seen.total() == 60 * 30 and len(seen) == 120
+    assert all(3 <= n <= 30 for n in seen.values())  # 15 expected, 3.4 the deviation
+
+
+def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(config(root, store=str(root / "truth")), VOCAB, 1)
+    message = r"the disk is full: the preparation needs about [\d,]+ bytes and has [\d,]+; make room"
+    for n in (1, 2, 2):
+        left = iter(range(n))
+
+        def write(path: Path, data: bytes, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            path.write_bytes(data)
+        with monkeypatch.context() as patch:
+            patch.setattr("nmt.data.shard.write_bytes", write)
+            with pytest.raises(UserError, match=message):
+                prepare(config(root, workers=1), VOCAB, 1)
+        assert not (root.parent / "store").exists()
+    prepare(config(root), VOCAB, 1)
+    assert contents(root.parent / "store") == contents(root / "truth")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(UserError, match=message):
+        prepare(config(root, store=str(root / "three")), VOCAB, 1)
+    assert not list(root.glob("three*"))
 
 
 # ---- recognised or refused --------------------------------------------------------------------------------------
@@ -247,8 +387,7 @@ def test_changed_inputs_are_noticed(root: Path) -> None:
 
 
 def test_two_processes_do_not_meet(root: Path) -> None:
-    (root.parent / "store.work").mkdir()
-    with lock(root.parent / "store.work", "preparing"), pytest.raises(UserError, match=r"in use by preparing .* pid"):
+    with lock(root.parent, "preparing", ".store.lock"), pytest.raises(UserError, match=r"in use by preparing .* pid"):
         prepare(config(root), VOCAB, 1)
 
 
@@ -257,7 +396,7 @@ def test_two_processes_do_not_meet(root: Path) -> None:
     ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),
     ({"valid": CorpusConfig(src="dev.en", tgt="gone.de")}, 60, "gone.de: not found"),
     ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pair is left after cleaning"),
-    ({"clean": CleanConfig(max_pieces=0)}, 60, "data.clean.max_pieces=0: no pair is left"),
+    ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pair is left after cleaning"),
     ({}, 5000, "vocab.size: 5000 is too large"),
     ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
     ({"store": "RAW"}, 60, "exists and is not a prepared store")])

@@ -23,7 +23,8 @@ def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> 
     for side, lines in sides.items():
         with closing(SideWriter(folder, split, side)) as writer:
             for i in range(0, len(lines), chunk):
-                writer.append(lines[i:i + chunk])
+                some = lines[i:i + chunk]
+                writer.append(np.array(sum(some, []), np.uint16), np.array([len(ids) for ids in some], np.int64))
             assert writer.n_tokens == sum(map(len, lines))
 
 

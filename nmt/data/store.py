@@ -6,9 +6,7 @@ a sealed folder that trains by itself: `vocab.model`, `{train,valid}.{src,tgt}.{
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -126,10 +124,10 @@ class SideWriter:
     def n_tokens(self) -> int:
         return self.ids.n
 
-    def append(self, sentences: Sequence[Sequence[int]]) -> None:
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+    def append(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        """Sentences end to end, and how many ids are of each."""
         self.offsets.append(self.n_tokens + np.cumsum(lengths))
-        self.ids.append(np.fromiter(chain.from_iterable(sentences), np.uint16, int(lengths.sum())))
+        self.ids.append(ids)
 
     def close(self) -> None:
         self.ids.close()
