@@ -44,7 +44,8 @@ def work(args: argparse.Namespace) -> int:
         optimizer = make_optimizer(model, config.optimizer)
         objective = Objective(model, config.training.label_smoothing)
         rates = []
-        with Loader(open_store(folder, "train"), config.training, config.seed, Cursor(), world) as updates:
+        store = open_store(folder, "train")
+        with Loader(lambda _: store, config.training, config.seed, Cursor(), world) as updates:
             for step in range(1, args.updates + 4):
                 update = next(updates)
                 began = clock()

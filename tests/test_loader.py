@@ -32,7 +32,7 @@ START = Cursor()
 
 
 def take(store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size: int = 1) -> list[Update]:
-    with Loader(store, CONFIG, 7, cursor, World(rank, size, CPU)) as updates:
+    with Loader(lambda epoch: store, CONFIG, 7, cursor, World(rank, size, CPU)) as updates:
         return [next(updates) for _ in range(n)]
 
 
@@ -66,6 +66,17 @@ def test_continues_exactly_from_any_cursor_across_epochs() -> None:
         assert (again.n_src, again.n_tgt, again.after) == (whole[k + 1].n_src, whole[k + 1].n_tgt, whole[k + 1].after)
 
 
+def test_each_epoch_is_read_from_its_own_store() -> None:
+    stores = {epoch: make_store(100 + 50 * epoch) for epoch in range(2, 5)}
+    seen: list[Update] = []
+    with Loader(lambda epoch: stores[epoch], CONFIG, 7, Cursor(2, 3), World(0, 1, CPU)) as updates:
+        while not seen or seen[-1].after.epoch < 4:
+            seen.append(next(updates))
+    first = next(i for i, update in enumerate(seen) if update.after.epoch == 3) + 1
+    whole = sorted(row for update in seen[first:] for m in update.micros for row in rows(m.batch))
+    assert whole == sorted(rows(make_batch(stores[3], np.arange(250))))
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
     store = make_store()
@@ -84,6 +95,6 @@ def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
 def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
     store = make_store()
     broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)  # ids that are not there
-    with Loader(broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates, pytest.raises(IndexError):
+    with Loader(lambda epoch: broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates, pytest.raises(IndexError):
         for _ in islice(iter(lambda: next(updates), None), 5):
             pass

@@ -1,4 +1,9 @@
-"""Properties of the plan over random lengths: nothing lost, nothing doubled, budgets kept, a pure function."""
+"""The plan against one made pair by pair, its properties over random lengths, and how full its updates are."""
+
+import lzma
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,10 +11,52 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import TrainingConfig
+from nmt.data import plan as plan_module
 from nmt.data.plan import cut, plan_epoch
 
 LENGTHS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300)))
+DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CONFIG = TrainingConfig(src_tokens=900, tgt_tokens=800, micro_tokens=250)
+
+
+def runs(pairs: list[int], src: list[int], tgt: list[int], src_budget: int, tgt_budget: int) -> Iterator[list[int]]:
+    """Pair by pair: a run ends where the next pair would not fit."""
+    run: list[int] = []
+    n_src = n_tgt = 0
+    for pair in pairs:
+        if run and (n_src + src[pair] > src_budget or n_tgt + tgt[pair] > tgt_budget):
+            yield run
+            run, n_src, n_tgt = [], 0, 0
+        run, n_src, n_tgt = [*run, pair], n_src + src[pair], n_tgt + tgt[pair]
+    yield run
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300) | st.just(3_000), st.integers(0, 9),
+       st.sampled_from([1, 9, 250, 255, 300, 70_000]), st.sampled_from([1, 1_000, 10_000]))
+def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, piece: int) -> None:
+    rng = np.random.default_rng(seed)
+    pieces = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
+    pieces[rng.integers(2), rng.integers(n)] = longest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_module, "PIECE", piece)
+        plan = plan_epoch(pieces[0], pieces[1], seed, epoch, CONFIG)
+    order = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).permutation(n).tolist()
+    src, tgt = (pieces + 1).tolist()
+    updates = list(runs(order, src, tgt, 900, 800))
+    assert len(plan) == len(updates)
+    for number, update in enumerate(updates):
+        ranked = sorted(update, key=lambda i: (tgt[i], src[i], i))
+        assert [micro.tolist() for micro in plan.micros(number)] == list(runs(ranked, src, tgt, 250, 250))
+        assert plan.n_tokens(number) == (sum(src[i] for i in update), sum(tgt[i] for i in update))
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, st.integers(0, 1000), st.integers(0, 50))
+def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(lengths: np.ndarray, seed: int, epoch: int) -> None:
+    updates = [{frozenset(plan.order[a:b].tolist()) for a, b in zip(plan.bounds, plan.bounds[1:], strict=False)}
+               for plan in (plan_epoch(lengths[0], lengths[1], seed, e, CONFIG) for e in (epoch, epoch + 1))]
+    assert not any(len(update) > 1 for update in updates[0] & updates[1])
 
 
 @settings(max_examples=25, deadline=None)
@@ -59,6 +106,24 @@ def test_updates_are_nearly_full_and_micro_batches_of_like_length() -> None:
     assert min(fills) > 0.98
     padded = [len(m) * (tgt[m].max() + 1) for m in plan.micros(0)]
     assert plan.n_tokens(0)[1] / sum(padded) > 0.7  # at random it is 0.2
+
+
+@pytest.mark.skipif(not (DATA / "tatoeba-en-de").is_dir(), reason="no tatoeba-en-de (NMT_TEST_DATA names its parent)")
+def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
+    src, tgt = (np.array([len(line) for line in lzma.decompress(
+        (DATA / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()).split(b"\n")[:-1]]) // 3 for side in ("en", "de"))
+    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig())  # some three letters to a piece
+    fills = np.array([plan.n_tokens(update) for update in range(len(plan) - 1)]) / 25_000
+    assert len(fills) > 50 and fills.max(1).min() > 0.99
+    means = np.array([(src + 1).mean(), (tgt + 1).mean()])
+    assert abs(fills.mean(0) - means / means.max()).max() < 0.005  # the other side: as the text has it
+
+
+def test_small_types_hold_what_they_must() -> None:
+    for longest, kind in ((254, np.uint8), (255, np.uint16), (65_534, np.uint16), (65_535, np.uint32)):
+        plan = plan_epoch(np.array([longest, 3]), np.array([longest, 3]), 1, 0, CONFIG)
+        assert plan.src_lengths.tolist() == [longest + 1, 4] and plan.src_lengths.dtype == kind
+        assert plan.order.dtype == np.uint32
 
 
 @pytest.mark.parametrize(("src", "tgt", "expected"), [

@@ -7,7 +7,7 @@ labels do not count, so that all ranks take part in every sum of gradients.
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +15,13 @@ import torch
 
 from nmt.batch import Batch, Packed
 from nmt.config import TrainingConfig
-from nmt.data.plan import Array, Cursor, EpochPlan, plan_epoch
+from nmt.data.plan import Array, Cursor, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.dist import World
 
 AHEAD = 2
+Stores = Callable[[int], TokenStore]  # epoch -> what it trains on
 
 
 @dataclass(frozen=True)
@@ -37,29 +38,28 @@ class Update:
     after: Cursor
 
 
-def _marked(side: Side, ids: Array, mark: int, is_first: bool) -> tuple[Array, Array]:
-    """The pieces of sentences `ids` end to end, each with `mark` before or behind it, and their offsets."""
-    starts = np.asarray(side.offsets[ids])
-    lengths = np.asarray(side.offsets[ids + 1]) - starts
-    ends = np.cumsum(lengths)
-    sentence = np.repeat(np.arange(len(ids)), lengths)
-    running = np.arange(int(ends[-1]))
-    tokens = np.full(len(running) + len(ids), mark, dtype=np.int64)
-    tokens[running + sentence + is_first] = side.ids[running + (starts - ends + lengths)[sentence]]
-    return tokens, np.concatenate(([0], ends + np.arange(1, len(ids) + 1)))
+def _packed(side: Side, ids: Array) -> Packed:
+    """Sentences `ids` end to end, each opened by bos."""
+    firsts = np.asarray(side.offsets)[ids]
+    lengths = np.asarray(side.offsets)[ids + 1] - firsts + 1
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.arange(offsets[-1]) + np.repeat(firsts - 1 - offsets[:-1], lengths)
+    tokens = np.asarray(side.ids)[places].astype(np.int64)
+    tokens[offsets[:-1]] = BOS  # where the piece before the sentence stood
+    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), int(lengths.max()), len(tokens))
 
 
-def _packed(tokens: Array, offsets: Array) -> Packed:
-    longest = int(np.diff(offsets).max())
-    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, len(tokens))
+def _closed(sentences: Packed) -> torch.Tensor:
+    """The same sentences closed by eos instead of opened by bos."""
+    tokens = sentences.tokens.roll(-1)
+    tokens[sentences.offsets[1:] - 1] = EOS
+    return tokens
 
 
 def make_batch(store: TokenStore, ids: Array) -> Batch:
     """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos."""
-    src = _packed(*_marked(store.src, ids, EOS, is_first=False))
-    tgt = _packed(*_marked(store.tgt, ids, BOS, is_first=True))
-    labels, _ = _marked(store.tgt, ids, EOS, is_first=False)
-    return Batch(src, tgt, torch.from_numpy(labels), len(labels))
+    src, tgt = _packed(store.src, ids), _packed(store.tgt, ids)
+    return Batch(replace(src, tokens=_closed(src)), tgt, _closed(tgt), tgt.n_live)
 
 
 def dealt(store: TokenStore, micros: list[Array], world: World) -> list[Micro]:
@@ -74,11 +74,11 @@ def dealt(store: TokenStore, micros: list[Array], world: World) -> list[Micro]:
     return mine
 
 
-def _updates(store: TokenStore, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> Iterator[Update]:
-    src_pieces, tgt_pieces = store.src.lengths, store.tgt.lengths
+def _updates(stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> Iterator[Update]:
     epoch, first = cursor.epoch, cursor.update
     while True:
-        plan: EpochPlan = plan_epoch(src_pieces, tgt_pieces, seed, epoch, config)
+        store = stores(epoch)
+        plan = plan_epoch(store.src.lengths, store.tgt.lengths, seed, epoch, config)
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
             after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
@@ -89,15 +89,15 @@ def _updates(store: TokenStore, config: TrainingConfig, seed: int, cursor: Curso
 class Loader:
     """The endless stream of updates from `cursor` on. Close it, or use it in a `with`, to end its thread."""
 
-    def __init__(self, store: TokenStore, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
+    def __init__(self, stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(store, config, seed, cursor, world), daemon=True)
+        self._thread = threading.Thread(target=self._fill, args=(stores, config, seed, cursor, world), daemon=True)
         self._thread.start()
 
-    def _fill(self, store: TokenStore, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
+    def _fill(self, stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
         try:
-            for update in _updates(store, config, seed, cursor, world):
+            for update in _updates(stores, config, seed, cursor, world):
                 self._put(update)
                 if self._closed.is_set():
                     return

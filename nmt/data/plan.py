@@ -12,6 +12,7 @@ import numpy as np
 from nmt.config import TrainingConfig
 
 Array = np.ndarray
+PIECE = 1 << 20  # pairs whose running sums are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,19 @@ class Cursor:
 
 def cut(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:
     """Boundaries of consecutive runs that hold at most so many tokens a side (a longer pair stands alone)."""
-    src_ends, tgt_ends = np.cumsum(src_lengths, dtype=np.int64), np.cumsum(tgt_lengths, dtype=np.int64)
-    bounds, first, n = [0], 0, len(src_ends)
-    while first < n:
-        src_before = src_ends[first - 1] if first else 0
-        tgt_before = tgt_ends[first - 1] if first else 0
-        end = min(np.searchsorted(src_ends, src_before + src_budget, side="right"),
-                  np.searchsorted(tgt_ends, tgt_before + tgt_budget, side="right"))
-        first = max(int(end), first + 1)
-        bounds.append(first)
+    bounds, piece = [0], max(PIECE, src_budget + 1)  # more pairs than a run can hold: each has its mark
+    while (start := bounds[-1]) < len(src_lengths):
+        src_ends = np.cumsum(src_lengths[start:start + piece], dtype=np.int64)
+        tgt_ends = np.cumsum(tgt_lengths[start:start + piece], dtype=np.int64)
+        first, src_before, tgt_before = 0, 0, 0
+        while first < len(src_ends):
+            end = min(int(src_ends.searchsorted(src_before + src_budget, side="right")),
+                      int(tgt_ends.searchsorted(tgt_before + tgt_budget, side="right")))
+            first = max(end, first + 1)
+            if first == len(src_ends) and start + first < len(src_lengths):
+                break  # the run may go on in the next piece
+            bounds.append(start + first)
+            src_before, tgt_before = int(src_ends[first - 1]), int(tgt_ends[first - 1])
     return np.array(bounds, dtype=np.int64)
 
 
@@ -42,7 +47,7 @@ class EpochPlan:
 
     src_lengths: Array
     tgt_lengths: Array
-    order: Array  # the epoch's shuffle
+    order: Array  # the epoch's shuffle, uint32
     bounds: Array  # where updates begin and end in it
     micro_tokens: int
 
@@ -53,11 +58,7 @@ class EpochPlan:
         """The pairs of an update's micro-batches, in global order, each of similar lengths."""
         ids = self.order[self.bounds[update]:self.bounds[update + 1]]
         ids = ids[np.lexsort((ids, self.src_lengths[ids], self.tgt_lengths[ids]))]
-        src, tgt = self.src_lengths[ids], self.tgt_lengths[ids]
-        bounds = cut(src, tgt, self.micro_tokens, self.micro_tokens)
-        even = max(int(src.sum()), int(tgt.sum())) // (len(bounds) - 1) + max(int(src.max()), int(tgt.max()))
-        if even < self.micro_tokens:  # the last one need not be a crumb
-            bounds = min(bounds, cut(src, tgt, even, even), key=len)
+        bounds = cut(self.src_lengths[ids], self.tgt_lengths[ids], self.micro_tokens, self.micro_tokens)
         return [ids[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
     def n_tokens(self, update: int) -> tuple[int, int]:
@@ -68,7 +69,13 @@ class EpochPlan:
 
 def plan_epoch(src_pieces: Array, tgt_pieces: Array, seed: int, epoch: int, config: TrainingConfig) -> EpochPlan:
     """The plan of epoch `epoch` over pairs with so many pieces a side."""
-    order = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).permutation(len(src_pieces))
-    src_lengths, tgt_lengths = src_pieces.astype(np.int32) + 1, tgt_pieces.astype(np.int32) + 1
+    order = np.arange(len(src_pieces), dtype=np.uint32)
+    np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).shuffle(order)
+    src_lengths, tgt_lengths = _marked(src_pieces), _marked(tgt_pieces)
     bounds = cut(src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens)
     return EpochPlan(src_lengths, tgt_lengths, order, bounds, config.micro_tokens)
+
+
+def _marked(pieces: Array) -> Array:
+    """One more each, in the smallest type that holds them."""
+    return pieces.astype(np.min_scalar_type(int(pieces.max(initial=0)) + 1)) + np.uint8(1)

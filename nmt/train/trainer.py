@@ -22,6 +22,7 @@ from nmt import checkpoint
 from nmt.checkpoint import TrainState
 from nmt.config import RunConfig, differences, dump, load_config
 from nmt.data.loader import Loader, Update
+from nmt.data.segmentation import Segmentations
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.decode.translator import Translator
@@ -203,7 +204,10 @@ class Trainer:
         """Updates until the recipe ends or somebody asks for an end."""
         training, world = self.config.training, self.world
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
-        with Loader(self.store, training, self.config.seed, self.state.cursor, world) as updates:
+        segmentations = Segmentations(self.store_folder, self.config.vocab.bpe_dropout, self.config.seed,
+                                      self.config.data.clean.max_pieces, self.config.data.workers)
+        # closed first, so that nobody waits for an epoch that nobody wants
+        with Loader(segmentations, training, self.config.seed, self.state.cursor, world) as updates, segmentations:
             window = Window(torch.zeros(2, device=world.device), clock())
             while self.state.step < training.steps:
                 began = clock()

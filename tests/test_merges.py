@@ -1,0 +1,66 @@
+"""BPE-dropout's arrays against SentencePiece: the same pieces at rate 0, the same text at any."""
+
+import io
+
+import numpy as np
+import pytest
+import sentencepiece
+from conftest import sentences
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.data.merges import Merges
+from nmt.data.vocab import UNK
+
+LINES = [line for pair in sentences(500, 0) for line in pair] + ["aaaa aaaaaaa aaa", "hundehaus katzenbaum"] * 20
+
+
+def learned(has_bytes: bool) -> tuple[Merges, sentencepiece.SentencePieceProcessor]:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=model, model_type="bpe", vocab_size=400 if has_bytes else 140,
+        byte_fallback=has_bytes, normalization_rule_name="identity", pad_id=0, unk_id=1, bos_id=2, eos_id=3,
+        num_threads=1, minloglevel=2)
+    return Merges(model.getvalue()), sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+MODELS = {has_bytes: learned(has_bytes) for has_bytes in (False, True)}
+TEXTS = st.lists(st.text(st.sampled_from("aabdehnorstuz  ß☃é")) | st.sampled_from(LINES), min_size=1, max_size=8)
+
+
+def drawn(has_bytes: bool, texts: list[str], rate: float) -> tuple[list[list[int]], list[list[int]]]:
+    merges, processor = MODELS[has_bytes]
+    rows = processor.encode(texts, num_threads=1)
+    ids, lengths = np.array(sum(rows, []), np.uint16), np.array(list(map(len, rows)))
+    pieces, counts = merges.segment(ids, lengths, rate, np.random.default_rng(0))
+    return rows, [row.tolist() for row in np.split(pieces, np.cumsum(counts)[:-1])]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.booleans(), TEXTS)
+def test_at_rate_0_the_pieces_are_sentencepieces(has_bytes: bool, texts: list[str]) -> None:
+    rows, again = drawn(has_bytes, texts, 0.0)
+    assert rows == again
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.booleans(), TEXTS, st.sampled_from([0.1, 0.5, 0.999]))
+def test_the_text_stays_and_so_does_what_has_no_letters(has_bytes: bool, texts: list[str], rate: float) -> None:
+    rows, new = drawn(has_bytes, texts, rate)
+    _, processor = MODELS[has_bytes]
+    assert processor.decode(new) == processor.decode(rows)
+    for old, row in zip(rows, new, strict=True):
+        for keeps in (lambda i: i == UNK, processor.is_byte):
+            assert list(filter(keeps, row)) == list(filter(keeps, old))
+
+
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_the_table_finds_every_merge_and_no_other(has_bytes: bool) -> None:
+    merges, processor = MODELS[has_bytes]
+    pieces = [processor.id_to_piece(i) for i in range(merges.size)]
+    firsts, seconds = np.divmod(np.arange(merges.size**2, dtype=np.uint32), np.uint32(merges.size))
+    ranks = merges._find(firsts[None], seconds[None])[0]
+    plain = {piece: i for i, piece in enumerate(pieces) if not (i < 4 or processor.is_byte(i))}
+    for a, b, rank in zip(firsts.tolist(), seconds.tolist(), ranks.tolist(), strict=True):
+        merged = plain.get(pieces[a] + pieces[b]) if {pieces[a], pieces[b]} <= plain.keys() else None
+        assert (merges.made[rank] if rank < 2**16 - 1 else None) == merged
