@@ -1,7 +1,7 @@
-"""What all commands share: exit codes, and the two arguments that name a configuration.
+"""What all commands share: exit codes, the arguments that name a configuration, and --offline.
 
 0 done; 1 our failure, with a traceback to report; 2 the user's mistake, in one line; 130 interrupted. Nothing heavy is
-imported here: `--help` must answer at once.
+imported here: `--help` must answer at once, and --offline must be known before the libraries that would go online.
 """
 
 import argparse
@@ -43,8 +43,8 @@ def make_parser(program: str, description: str, examples: str) -> argparse.Argum
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-c", "--config", required=True, metavar="FILE",
+def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+    parser.add_argument("-c", "--config", required=is_required, metavar="FILE",
                         help="a YAML file, or the name of a shipped one (base.yaml, big.yaml, demo.yaml, ...)")
     add_overrides(parser)
 
@@ -52,3 +52,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value",
                         help="settings that take precedence over the file, such as training.steps=1000")
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--offline", action="store_true",
+                        help="touch no network: only local files and what earlier downloads left in their caches")
+
+
+def go_offline(args: argparse.Namespace) -> None:
+    """Before anything else is imported: huggingface_hub reads the variable once."""
+    if args.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"

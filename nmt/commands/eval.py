@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import add_overrides, guarded, make_parser
+from nmt.commands.entry import add_offline, add_overrides, go_offline, guarded, make_parser
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -21,12 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ref", metavar="FILE", help="its reference translation")
     parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
     parser.add_argument("--output", metavar="FILE", help="write the translations there")
+    add_offline(parser)
     add_overrides(parser)
     args = parser.parse_intermixed_args(argv)
     return guarded(lambda: work(args), "nmt-eval")
 
 
 def work(args: argparse.Namespace) -> int:
+    go_offline(args)
+
     from dataclasses import replace
     from pathlib import Path
 

@@ -1,39 +1,74 @@
-"""nmt-prepare: from the corpora that a config names to the token store that training reads.
+"""nmt-prepare: from the corpora that a config names to the token store that training reads, and a look into a store.
 
-Only the command line is known here; the work is `nmt.data.prepare`'s. nmt-train prepares what is missing by itself,
-so this command is for doing it beforehand, on another machine, or for looking at the ledger.
+Only the command line is known here; the work is `nmt.data.prepare`'s and `nmt.publish.inspection`'s. nmt-train
+prepares what is missing by itself, so this command is for doing it beforehand, on another machine, or for looking.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import add_config_arguments, guarded, make_parser
+from nmt.commands.entry import add_config_arguments, add_offline, go_offline, guarded, make_parser
+from nmt.errors import UserError
 
 DESCRIPTION = """\
 Read the corpora of a config, clean them, learn the joint BPE and write the token store.
-Restartable: finished stages are kept, a complete store is recognised."""
+Restartable: finished stages are kept, a complete store is recognised.
+With --inspect, show what a store holds instead."""
 
 EXAMPLES = """\
   nmt-prepare --config demo.yaml
   nmt-prepare --config multi30k.yaml data.root=corpora/multi30k data.store=stores/multi30k
-  nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16"""
+  nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16
+  nmt-prepare --config base.yaml --offline
+  nmt-prepare --inspect data/wmt14-ende
+  nmt-prepare --inspect data/wmt14-ende --plot lengths.png --json > lengths.json"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-prepare", DESCRIPTION, EXAMPLES)
-    add_config_arguments(parser)
+    add_config_arguments(parser, is_required=False)
+    parser.add_argument("--inspect", metavar="STORE", help="instead of --config: show what this prepared store holds")
+    parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
+    parser.add_argument("--plot", metavar="FILE.png", help="with --inspect: draw lengths and pieces per word as well")
+    add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     return guarded(lambda: work(args), "nmt-prepare")
 
 
 def work(args: argparse.Namespace) -> int:
+    go_offline(args)
+    if (args.config is None) == (args.inspect is None):
+        raise UserError("give either --config FILE, to prepare a store, or --inspect STORE, to look at one")
+    if args.inspect is not None:
+        return look(args)
+    if args.json or args.plot:
+        raise UserError("--json and --plot belong to --inspect STORE")
+
     from nmt.config import load_config
     from nmt.data.prepare import prepare
     from nmt.progress import say
     config = load_config(args.config, args.overrides)
     is_new = prepare(config.data, config.vocab, config.seed)
     say(f"prepared: {config.data.store}" if is_new else f"already prepared: {config.data.store}")
+    return 0
+
+
+def look(args: argparse.Namespace) -> int:
+    import json
+    import shutil
+    from pathlib import Path
+
+    from nmt.publish.inspection import check_plot, described, inspect, plot
+
+    if args.overrides:
+        raise UserError(f"{args.overrides[0]}: --inspect takes no settings, it shows the store as it was made")
+    if args.plot:
+        check_plot(Path(args.plot))
+    report = inspect(Path(args.inspect))
+    print(json.dumps(report) if args.json else described(report, shutil.get_terminal_size((100, 24)).columns))
+    if args.plot:
+        plot(report, Path(args.plot))
     return 0
 
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import add_config_arguments, guarded, make_parser
+from nmt.commands.entry import add_config_arguments, add_offline, go_offline, guarded, make_parser
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          the embedded corpus, minutes on two cores
@@ -21,11 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES)
     add_config_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and leave")
+    add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     return guarded(lambda: work(args), "nmt-train")
 
 
 def work(args: argparse.Namespace) -> int:
+    go_offline(args)
+
     from nmt.config import dump, load_config
     from nmt.files import make_folder
 
