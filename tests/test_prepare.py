@@ -331,7 +331,7 @@ def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.Mon
 
 def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(config(root, store=str(root / "truth")), VOCAB, 1)
-    message = r"the disk is full: the preparation needs about [\d,]+ bytes and has [\d,]+; make room"
+    message = r"the disk is full: about [\d,]+ bytes are needed, [\d,]+ of them are written and [\d,]+ are free; make"
     for n in (1, 2, 2):
         left = iter(range(n))
 

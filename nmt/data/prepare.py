@@ -55,7 +55,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
             raise UserError(f"{store}: exists and is not a prepared store; give another data.store=DIR or remove it")
         parts = _parts(data)
         files = [file for part in parts for file in local_files(part.corpus, data)]  # a missing one is told now
-        if _free(work) < _needed(files) // 2:  # there is not even room for the text
+        if shutil.disk_usage(store.parent).free + _used(work) < _needed(files) // 2:  # not even room for the text
             raise UserError(_full(work, files))
         try:
             _build(store, make_folder(work), parts, data, vocab, seed)
@@ -74,14 +74,14 @@ def _needed(files: Iterable[Path]) -> int:
     return 2 * sum(file.stat().st_size * (3 if file.suffix in PACKED else 1) for file in files)
 
 
-def _free(work: Path) -> int:
-    """Bytes that are free, or taken by what an earlier run has left for this one."""
-    return shutil.disk_usage(work.parent).free + sum(file.stat().st_size for file in work.rglob("*.*"))
+def _used(work: Path) -> int:
+    return sum(file.stat().st_size for file in work.rglob("*.*"))
 
 
 def _full(work: Path, files: list[Path]) -> str:
-    return (f"{work.parent}: the disk is full: the preparation needs about {_needed(files):,} bytes and has "
-            f"{_free(work):,}; make room or give another data.store=DIR, and run it again: what is finished is kept")
+    return (f"{work.parent}: the disk is full: about {_needed(files):,} bytes are needed, {_used(work):,} of them are "
+            f"written and {shutil.disk_usage(work.parent).free:,} are free; make room or give another data.store=DIR, "
+            "and run it again: what is finished is kept")
 
 
 # ---- the course -------------------------------------------------------------------------------------------------
@@ -115,6 +115,7 @@ def _build(store: Path, work: Path, parts: list[Part], data: DataConfig, vocab: 
     meter.tell("collect")
     texts = _texts(parts, collected)
     repeats, counts = _find_repeats(work, parts, collected)
+    meter.n_lines = sum(2 * text.n_pairs for part in parts if part.rules for text in texts[part.name])
     meter.tell("repeats")
     marks = repeats / "repeats.npy" if data.clean.duplicates else None
     bpe_folder, bpe = _learn(work, [text for part in parts if part.rules for text in texts[part.name]], marks,

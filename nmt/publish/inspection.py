@@ -37,8 +37,11 @@ def inspect(folder: Path) -> Json:
     splits = {"train": train}
     if ids_name("valid", "src") in read_json(folder / MANIFEST):
         splits["valid"] = open_store(folder, "valid")
+    ledger = read_json(folder / LEDGER)
+    if "store" not in ledger:
+        raise UserError(f"{folder}: made by an older version of nmt-prepare; prepare it again")
     words = np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])
-    return {"store": str(folder), "ledger": read_json(folder / LEDGER),
+    return {"store": str(folder), "ledger": ledger,
             "splits": {name: {"src": _measured(store.src, words), "tgt": _measured(store.tgt, words)}
                        for name, store in splits.items()},
             "pairs": [_pair(train, i, vocab) for i in _spread(len(train), PAIRS)]}
