@@ -19,6 +19,8 @@ from typing import Any, Literal
 from nmt.errors import UserError
 from nmt.strict_yaml import Source, format_yaml, parse_yaml
 
+FILES = {"src", "tgt"}
+SOURCES = FILES | {"file", "dataset", "sacrebleu", "demo"}  # what says where a corpus comes from
 MAX_CONFIG_BYTES = 1 << 20
 UNITS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 Value = typing.TypeVar("Value")
@@ -68,6 +70,8 @@ class CorpusConfig:
             return "needs exactly one of {src, tgt}, file, dataset, sacrebleu, demo"
         if (self.src is None) != (self.tgt is None):
             return "needs both src and tgt"
+        if self.src is not None and self.src == self.tgt:
+            return f"src and tgt are both {self.src!r}"
         if self.archive is not None and self.src is None:
             return "archive needs src and tgt, the names of two of its members"
         return None
@@ -277,20 +281,16 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> Source:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`. A corpus of another kind replaces the inherited one: {demo: x} on {src: y} is neither."""
+    """`over` laid on `base`. A corpus that says where it comes from replaces the inherited one: {demo: x} on {src: y}
+    is neither. Only one of two files can be exchanged alone."""
     result = dict(base)
     for key, value in over.items():
         old: Any = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        is_other_corpus = (both and key in ("valid", "test") and bool(_kinds(value))
-                           and _kinds(old).isdisjoint(_kinds(value)))
+        is_other_corpus = (both and key in ("valid", "test") and not SOURCES.isdisjoint(value)
+                           and not (len(FILES & value.keys()) == 1 and "src" in old))
         result[key] = _merged(old, value) if both and not is_other_corpus else value
     return result
-
-
-def _kinds(corpus: dict[str, Any]) -> set[str]:
-    """What says where a corpus comes from; src and tgt belong together."""
-    return {"src" if key == "tgt" else key for key in corpus} & {"src", "file", "dataset", "sacrebleu", "demo"}
 
 
 def _override(source: Source, text: str) -> Source:

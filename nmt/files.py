@@ -80,7 +80,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode(errors="backslashreplace"))  # a file name's stray bytes become JSON escapes
 
 
 def read_json(path: Path) -> Any:
@@ -126,14 +127,25 @@ def seal(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
     sync(folder)
 
 
-def verify(folder: Path, needed: Iterable[str] = ()) -> None:
-    """Raise a `UserError` that names the first file which is not what the manifest says, or one that it lacks."""
+def read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: no {MANIFEST}; not a complete checkpoint or store")
     entries = read_json(folder / MANIFEST)
     if not isinstance(entries, dict) or not all(isinstance(e, dict) and e.keys() == {"sha256", "size"}
                                                 for e in entries.values()):
         raise UserError(f"{folder / MANIFEST}: damaged, use another copy")
+    return entries
+
+
+def stamp(path: Path) -> list[int]:
+    """Tells a file from what it was before it was changed or exchanged, without reading it."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def verify(folder: Path, needed: Iterable[str] = ()) -> None:
+    """Raise a `UserError` that names the first file which is not what the manifest says, or one that it lacks."""
+    entries = read_manifest(folder)
     for name in needed:
         if name not in entries:
             raise UserError(f"{folder}: its {MANIFEST} names no {name}; not a complete folder of its kind")
@@ -171,12 +183,15 @@ def point(link: Path, target: str) -> None:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, doing: str, name: str = ".lock") -> Iterator[None]:
-    """Hold `folder` for this process; the kernel lets go when the process dies, however it dies."""
-    path = folder / name
+def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[None]:
+    """Hold `folder` for this process; the kernel lets go when the process dies, however it dies. A folder that is not
+    there yet is held by a file beside it, which goes in the end."""
+    path = folder.with_name(file_name) if file_name else folder / ".lock"
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(file.fileno()).st_nlink:  # its holder has just gone, and another may have come
+                raise BlockingIOError(errno.EAGAIN, "changed hands")
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
@@ -188,7 +203,11 @@ def lock(folder: Path, doing: str, name: str = ".lock") -> Iterator[None]:
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         file.write(f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            if file_name:
+                path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

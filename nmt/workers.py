@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from typing import TypeVar
@@ -39,27 +40,35 @@ def ordered(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int)
     if second is None:
         return
     flying: deque[Future[Result]] = deque()
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _settle)
-    try:
+    with _processes(workers) as pool:
         for task in chain([second], tasks):
             flying.append(pool.submit(work, task))
             if len(flying) == workers + AHEAD:
                 yield flying.popleft().result()
         while flying:
             yield flying.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(KILLED) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def apart(work: Callable[[Task], Result], task: Task) -> Result:
     """`work(task)` in a process of its own, so that its memory goes with it."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _settle) as pool:
-        try:
-            return pool.submit(work, task).result()
-        except BrokenProcessPool:
-            raise UserError(KILLED) from None
+    with _processes(1) as pool:
+        return pool.submit(work, task).result()
+
+
+@contextmanager
+def _processes(n: int) -> Iterator[ProcessPoolExecutor]:
+    """`n` processes, killed where the caller does not want to wait for them: on an error, on Ctrl-C, on a left loop."""
+    pool = ProcessPoolExecutor(n, get_context("spawn"), _settle)
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise UserError(KILLED) from None
+    except BaseException:
+        for process in list((pool._processes or {}).values()):  # Python 3.14 has a method for it
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _settle() -> None:

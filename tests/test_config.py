@@ -106,6 +106,7 @@ BAD = [
     ("qqq: 1", "known: data, decoding, evaluation"),
     ("training.steps: 5", "c.yaml:1: training.steps: unknown key"),
     ("<<: {name: x}", "c.yaml:1: <<: unknown key"),
+    ("data: {train: [{src: a, tgt: a}]}", "data.train[0]: src and tgt are both 'a'"),
     ("data: {train: [{scr: a}]}", "data.train[0].scr: unknown key; did you mean src?"),
     ("name: a\nname: b", "c.yaml:2: key 'name' is given twice"),
     ("training:\n  steps: 5\n  'steps': 6", "c.yaml:3: key 'steps' is given twice"),
@@ -267,6 +268,9 @@ def test_a_corpus_of_another_kind_replaces_the_inherited_one(load: Loader, tmp_p
     config = load("extends: parent.yaml\ndata: {valid: {split: dev}}", "data.test.src=a", "data.test.tgt=b")
     assert config.data.valid == CorpusConfig(dataset="d", split="dev")
     assert config.data.test == CorpusConfig(src="a", tgt="b")
+    config = load("extends: parent.yaml\ndata: {test: {archive: a.tgz, src: x, tgt: y}}", "data.valid={dataset: e}",
+                  "data.test={src: b, tgt: c}")
+    assert (config.data.valid, config.data.test) == (CorpusConfig(dataset="e"), CorpusConfig(src="b", tgt="c"))
 
 
 def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> None:
@@ -296,7 +300,8 @@ COUNTS = st.integers(1, 2**40)
 WORDS = st.text(max_size=12) | st.sampled_from([
     "no", "on", "null", "~", "1e5", "08", "1_0", ".5", "0x1", "12:30", "<<"])
 CORPORA = st.one_of(
-    st.builds(CorpusConfig, src=WORDS, tgt=WORDS, repeat=COUNTS), st.builds(CorpusConfig, file=WORDS),
+    st.builds(CorpusConfig, src=WORDS, tgt=WORDS, repeat=COUNTS).filter(lambda corpus: corpus.src != corpus.tgt),
+    st.builds(CorpusConfig, file=WORDS),
     st.builds(CorpusConfig, dataset=WORDS, subset=st.none() | WORDS, split=WORDS),
     st.builds(CorpusConfig, demo=st.sampled_from(["train", "valid", "test"])))
 CONFIGS = st.builds(

@@ -6,6 +6,7 @@ import lzma
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -118,6 +119,16 @@ def test_a_dataset_that_lacks_what_is_asked_says_what_it_has(hub: Path) -> None:
     assert "['train', 'validation']" in complaint(corpus, hub)
     assert "no columns 'en' and 'fr', but 'translation.de', 'translation.en'" in complaint(
         CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub, "en", "fr")
+
+
+def test_a_dataset_with_a_missing_shard_or_several_subsets_is_refused(hub: Path) -> None:
+    folder = hub / "wmt" / "wmt14"
+    (folder / "README.md").unlink()
+    shutil.copytree(folder / "de-en", folder / "fr-en")
+    assert "several subsets; give subset: de-en or fr-en" in complaint(CorpusConfig(dataset="wmt/wmt14"), hub)
+    (folder / "de-en" / "train-00000-of-00002.parquet").unlink()
+    assert "1 of 2 files missing, the first is train-00000-of-00002.parquet" in complaint(
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub)
 
 
 # ---- mistakes ---------------------------------------------------------------------------------------------------
@@ -252,6 +263,7 @@ def test_what_is_left_out_never_shifts_the_rest(tmp_path_factory: pytest.TempPat
 # ---- no network -------------------------------------------------------------------------------------------------
 
 OFFLINE = """
+import shutil
 import sys
 from nmt.config import CorpusConfig, DataConfig
 from nmt.data.corpus import read_pairs

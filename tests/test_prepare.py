@@ -46,6 +46,7 @@ def root(tmp_path: Path) -> Path:
     (folder / "b.tsv").write_text("".join(f"{line(i)}\t{line(2 * i)}\n" for i in range(50, 90)))
     (folder / "dev.en").write_text("w1 w2\n\n  w3 \n")
     (folder / "dev.de").write_text("w1\nw4\u2028w5\nw6\n")
+    (folder / "a.tgz").touch()
     return folder
 
 
@@ -60,7 +61,7 @@ def config(root: Path, **changes: object) -> DataConfig:
 def contents(store: str | Path) -> dict[str, object]:
     """All that must not depend on where and how a store was made."""
     ledger = json.loads((Path(store) / LEDGER).read_text())
-    files = {path.name: digest(path) for path in Path(store).iterdir() if path.name not in (LEDGER, MANIFEST)}
+    files = {path.name: digest(path) for path in Path(store).glob("[!.]*") if path.name not in (LEDGER, MANIFEST)}
     assert files == ledger["data"]
     return files | {key: value for key, value in ledger.items() if key != "command"}
 
@@ -138,7 +139,7 @@ def test_equal_whatever_the_workers_the_place_and_the_clock(
     data = config(root)
     prepare(data, VOCAB, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("nmt.data.prepare.SHARD", 64)
+        patch.setattr("nmt.data.stages.SHARD", 64)
         patch.setattr("nmt.workers.QUICK_S", 0.0)
         prepare(config(root, store=str(tmp_path / "two"), workers=3), VOCAB, 1)
     elsewhere = tmp_path / "else" / "where"
@@ -165,7 +166,7 @@ KILLS = """
 import os, signal, sys
 from nmt import files, progress
 from nmt.config import load_config
-from nmt.data import prepare
+from nmt.data import prepare, stages
 
 def run(name, n):  # in a process of its own, killed at the n-th moment
     left = n
@@ -176,7 +177,7 @@ def run(name, n):  # in a process of its own, killed at the n-th moment
             os.kill(os.getpid(), signal.SIGKILL)
     if os.fork() == 0:
         os.fsync = progress.Progress.advance = moment  # the disk itself is not on trial
-        prepare.SHARD = 150
+        stages.SHARD = 150
         config = load_config(sys.argv[1], ["data.store=" + name, "data.workers=1"])
         prepare.prepare(config.data, config.vocab, config.seed)
         os._exit(0)
@@ -213,7 +214,7 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
             prepare(config(root), VOCAB, 1)
     with monkeypatch.context() as patch:
         for work in ("shard.collect", "shard.count_words", "learn", "shard.encode"):
-            patch.setattr(f"nmt.data.prepare.{work}", fail)
+            patch.setattr(f"nmt.data.stages.{work}", fail)
         assert prepare(config(root), VOCAB, 1)
     verify(root.parent / "store")
 
@@ -251,7 +252,7 @@ def test_repeats_are_counted_always_and_dropped_on_request(
     pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
     for name, some in (("c.tsv", pairs[:150]), ("d.tsv", pairs[150:])):
         (root / name).write_text("".join(f"{src}\t{tgt}\n" for src, tgt in some))
-    monkeypatch.setattr("nmt.data.prepare.SHARD", 64)
+    monkeypatch.setattr("nmt.data.stages.SHARD", 64)
     monkeypatch.setattr("nmt.data.clean.IN_MEMORY", 90)
     data = config(root, train=(CorpusConfig(file="c.tsv"), CorpusConfig(file="d.tsv")), workers=1,
                   clean=CleanConfig(duplicates=is_dropped))
@@ -289,6 +290,24 @@ def test_a_test_set_that_cannot_be_had_matters_only_where_it_decides(
         prepare(config(root, test=lost, store=str(root / "two"), clean=CleanConfig(held_out="drop-pairs")), VOCAB, 1)
 
 
+def test_a_test_set_that_decides_must_stay_what_it_was(root: Path) -> None:
+    shutil.copy(root / "dev.en", root / "test.en")
+    shutil.copy(root / "dev.de", root / "test.de")
+    for rule in ("keep", "drop-pairs"):
+        data = config(root, test=CorpusConfig(src="test.en", tgt="test.de"), store=str(root / rule),
+                      clean=CleanConfig(held_out=rule))
+        prepare(data, VOCAB, 1)
+        assert ledger_of(data.store)["test"]["files"][0] == {
+            "name": "test.en", "size": 13, "lines": 3, "sha256": digest(root / "test.en")}
+        (root / "test.en").write_text("a\nb\nc\n")
+        if rule == "keep":
+            assert not prepare(data, VOCAB, 1)
+        else:
+            with pytest.raises(UserError, match=r"test\.en: not the file that .*was prepared from"):
+                prepare(data, VOCAB, 1)
+        shutil.copy(root / "dev.en", root / "test.en")
+
+
 def test_identical_sides_and_unreadable_lines(root: Path) -> None:
     (root / "c.tsv").write_bytes(b"a b\ta b\nba de\tfi \xff\nba de\tfi go\nno tab\n" + b"ba\tde\n" * 9)
     data = config(root, train=(CorpusConfig(file="c.tsv"),), on_bad_line="skip", clean=CleanConfig(identical=True))
@@ -307,7 +326,9 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
     data = config(root, store=str(root / "two"), train=(CorpusConfig(file="b.tsv"),))
     prepare(data, VocabConfig(model="own.model"), 1)
     assert digest(root / "two" / "vocab.model") == digest(root / "own.model") == ledger_of(data.store)["bpe"]["sha256"]
-    assert not prepare(data, VocabConfig(model="own.model"), 1)
+    assert not prepare(data, VocabConfig(model="own.model", size=7), 1)
+    with pytest.raises(UserError, match=r"vocab\.model: .*/none: cannot be read .* data\.root=.*/raw"):
+        prepare(config(root, store=str(root / "four")), VocabConfig(model="none"), 1)
     prepare(config(root, store=str(root / "three")), VocabConfig(size=50), 1)
     shutil.copy(root / "three" / "vocab.model", root / "own.model")
     with pytest.raises(UserError, match=r"own\.model: not the file that .*two was prepared from"):
@@ -315,9 +336,9 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
 
 
 def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.data.prepare.SHARD", 10)
+    monkeypatch.setattr("nmt.data.stages.SHARD", 10)
     seen: Counter[str] = Counter()
-    monkeypatch.setattr("nmt.data.prepare.learn", lambda words, _: seen.update(
+    monkeypatch.setattr("nmt.data.stages.learn", lambda words, _: seen.update(
         row.partition("\t")[0] for row in words.read_text().split("\n")) or sys.exit(1))
     (root / "c.tsv").write_text("".join(f"s{i}\tt{i}\n" for i in range(60)))
     for seed in range(60):
@@ -386,15 +407,91 @@ def test_changed_inputs_are_noticed(root: Path) -> None:
     assert not prepare(config(root), VOCAB, 1)
 
 
-def test_two_processes_do_not_meet(root: Path) -> None:
-    with lock(root.parent, "preparing", ".store.lock"), pytest.raises(UserError, match=r"in use by preparing .* pid"):
+def test_other_files_of_the_same_size_are_noticed(root: Path) -> None:
+    prepare(config(root), VOCAB, 1)
+    other = root.parent / "other"
+    shutil.copytree(root, other)
+    assert not prepare(config(other), VOCAB, 1)  # the same files at another place
+    swapped = (other / "b.tsv").read_text().split("\n")
+    (other / "b.tsv").write_text("\n".join([swapped[1], swapped[0], *swapped[2:]]))
+    os.utime(other / "b.tsv", (1e9, 1e9))
+    with pytest.raises(UserError, match=r"other/b\.tsv: not the file that .*store was prepared from"):
+        prepare(config(other), VOCAB, 1)
+
+
+def test_a_file_changed_while_it_is_read_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change_and_digest(path: Path) -> str:
+        os.utime(root / "b.tsv", (1e9, 1e9))
+        return digest(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.data.stages.digest", change_and_digest)
+        with pytest.raises(UserError, match=r"b\.tsv: was changed while it was read; run it again"):
+            prepare(config(root, train=(CorpusConfig(file="b.tsv"),)), VOCAB, 1)
+    assert prepare(config(root, train=(CorpusConfig(file="b.tsv"),)), VOCAB, 1)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_folder_with_the_name_of_the_work_folder_is_left_alone(root: Path, made: bool) -> None:
+    mine = root.parent / "store.work"
+    if made:
         prepare(config(root), VOCAB, 1)
+    mine.mkdir()
+    (mine / "valid.de").write_text("mine")
+    if made:
+        assert not prepare(config(root), VOCAB, 1)
+    else:
+        with pytest.raises(UserError, match=r"store\.work: is not of nmt-prepare"):
+            prepare(config(root), VOCAB, 1)
+    assert (mine / "valid.de").read_text() == "mine"
+
+
+def test_bad_lines_of_the_dev_set_are_accounted_for(root: Path) -> None:
+    (root / "dev.en").write_bytes(b"w1 \xff\nw2\nw3\n")
+    prepare(config(root, on_bad_line="skip"), VOCAB, 1)
+    dev = ledger_of(str(root.parent / "store"))["corpora"][-1]
+    assert (dev["lines"], dev["kept"], dev["dropped"]) == (3, 2, {"unreadable": 1})
+    (root / "dev.en").write_bytes(b"\xff\n" * 3)
+    with pytest.raises(UserError, match=r"data\.valid: no pair of it can be read"):
+        prepare(config(root, on_bad_line="skip", store=str(root / "two")), VOCAB, 1)
+
+
+def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(config(root), VOCAB, 1)
+
+    def refuse(path: Path) -> Path:
+        raise UserError(f"{path}: cannot be written")
+    monkeypatch.setattr("nmt.data.prepare.make_folder", refuse)
+    assert not prepare(config(root), VOCAB, 1)
+
+
+@pytest.mark.parametrize("damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"])
+def test_a_damaged_store_is_not_taken_for_a_whole_one(root: Path, damage: str) -> None:
+    prepare(config(root), VOCAB, 1)
+    (root.parent / "store" / damage).write_text("{}")
+    with pytest.raises(UserError, match="damaged"):
+        prepare(config(root), VOCAB, 1)
+
+
+def test_a_config_may_have_any_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["nmt-prepare", "--config", "b\udce9.yaml"])
+    prepare(config(root), VOCAB, 1)
+    assert ledger_of(str(root.parent / "store"))["command"] == "nmt-prepare --config 'b\udce9.yaml'"
+
+
+def test_two_processes_do_not_meet(root: Path) -> None:
+    with lock(root.parent / "store", "preparing", ".store.lock"), pytest.raises(
+            UserError, match=r"/store: in use by preparing .* pid"):
+        prepare(config(root), VOCAB, 1)
+    assert not list(root.parent.glob(".*"))
+    assert prepare(config(root), VOCAB, 1)
+    assert not list(root.parent.glob(".*"))
 
 
 @pytest.mark.parametrize(("changes", "size", "message"), [
     ({"train": ()}, 60, "data.train: no corpus given"),
     ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),
     ({"valid": CorpusConfig(src="dev.en", tgt="gone.de")}, 60, "gone.de: not found"),
+    ({"train": (CorpusConfig(src="a.tgz", tgt="a.de"),)}, 60, "a.tgz: an archive; give archive: a.tgz"),
     ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pair is left after cleaning"),
     ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pair is left after cleaning"),
     ({}, 5000, "vocab.size: 5000 is too large"),

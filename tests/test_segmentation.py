@@ -288,7 +288,7 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
     options = ["--config", str(toy), "vocab.bpe_dropout=0.1"]
     assert main(options) == 0
     assert main([*options, f"out={tmp_path}/two", "training.steps=11"]) == 0
-    shutil.rmtree(tmp_path / "store.epochs")
+    assert not (tmp_path / "store.epochs").exists()  # the end of a recipe takes them along
     assert main([*options, f"out={tmp_path}/two"]) == 0
     assert weights("run") == weights("two")
     assert main(["--config", str(toy), f"out={tmp_path}/plain"]) == 0

@@ -1,5 +1,6 @@
 """Processes for many tasks: the results of a plain map, in order, few tasks ahead, and no process left behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import UserError
-from nmt.workers import AHEAD, ordered
+from nmt.workers import AHEAD, apart, ordered
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +96,32 @@ def test_no_worker_outlives_a_killed_caller() -> None:
     while alive := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < deadline, f"still there: {alive}"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_whoever_leaves_waits_for_nobody(is_apart: bool) -> None:
+    began = time.monotonic()
+    with pytest.raises(Leave):
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, 3.0)
+        if is_apart:
+            apart(sleep_long, 0)
+        else:
+            list(ordered(sleep_long, range(5), 2))
+    assert time.monotonic() - began < 30
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+class Leave(Exception):
+    pass
+
+
+def leave(*_: object) -> None:
+    raise Leave
+
+
+def sleep_long(n: int) -> None:
+    time.sleep(60 if multiprocessing.parent_process() else 0)
 
 
 def is_running(pid: int) -> bool:

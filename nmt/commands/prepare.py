@@ -5,6 +5,7 @@ prepares what is missing by itself, so this command is for doing it beforehand, 
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -49,7 +50,12 @@ def work(args: argparse.Namespace) -> int:
     from nmt.data.prepare import prepare
     from nmt.progress import say
     config = load_config(args.config, args.overrides)
-    is_new = prepare(config.data, config.vocab, config.seed)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # what a batch system sends: the same end
+    try:
+        is_new = prepare(config.data, config.vocab, config.seed)
+    except KeyboardInterrupt:
+        say("stopped; what is finished is kept, the same command goes on with it")
+        raise
     say(f"prepared: {config.data.store}" if is_new else f"already prepared: {config.data.store}")
     return 0
 

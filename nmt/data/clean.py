@@ -17,6 +17,7 @@ import numpy as np
 from nmt.config import CleanConfig
 from nmt.data.corpus import Block, Pair
 
+UNREADABLE = "unreadable"
 N_SAMPLES = 3
 SAMPLE_LENGTH = 200
 IN_MEMORY = 4_000_000  # digests sorted at a time
@@ -61,7 +62,7 @@ def clean(block: Block, rules: CleanConfig, sets: dict[str, HeldOut]) -> Cleaned
     """The stripped pairs of `block` that keep the rules."""
     cleaned = Cleaned([], Dropped(), {name: [0, 0, 0] for name in sets}, np.zeros(0, np.uint64))
     for complaint in block.bad:
-        cleaned.dropped.add("unreadable", complaint)
+        cleaned.dropped.add(UNREADABLE, complaint)
     for pair in map(Pair, map(str.strip, block.src), map(str.strip, block.tgt)):
         rule = _broken(*pair, rules) or _shared(pair, rules, sets, cleaned.shared)
         if rule:

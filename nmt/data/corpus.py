@@ -78,6 +78,8 @@ def local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     names = (corpus.archive,) if corpus.archive else (corpus.src, corpus.tgt, corpus.file)
     paths = [Path(data.root) / name for name in names if name is not None]
     for path in paths:
+        if corpus.archive is None and path.name.endswith(ARCHIVES):
+            raise UserError(f"{path}: an archive; give archive: {path.name} with src and tgt, the names of two members")
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "not found"
             raise UserError(f"{path}: {what}; give a file, relative paths start from data.root={data.root}")

@@ -15,10 +15,11 @@ from platform import python_version
 from typing import Any
 
 from nmt.config import DataConfig, VocabConfig, to_dict
-from nmt.data.store import LEDGER, VOCAB
+from nmt.data.store import LEDGER, VOCAB, open_store
 from nmt.errors import UserError
-from nmt.files import MANIFEST, digest, read_json
+from nmt.files import digest, read_json, stamp
 
+SOURCES = ".sources.json"  # how the files of the ledger were found on this machine, so that none is read again
 Json = dict[str, Any]
 
 
@@ -29,6 +30,8 @@ def settings(data: DataConfig, vocab: VocabConfig) -> Json:
     for name in ("root", "store", "workers", *(["test"] if data.clean.held_out == "keep" else [])):
         del values[name]
     del values["clean"]["preset"], pieces["bpe_dropout"]
+    if vocab.model is not None:  # then nothing is learned
+        pieces = {"model": vocab.model}
     return {"data": values, "vocab": pieces}
 
 
@@ -54,23 +57,27 @@ def listed(path: Path, root: str) -> str:
 
 def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     """`UserError` where the store was made with other settings, another BPE model or other files."""
+    open_store(store, "train")
     ledger = read_json(store / LEDGER)
+    if not isinstance(ledger, dict) or not ledger.keys() >= {"settings", "corpora", "test", "bpe", "store"}:
+        raise UserError(f"{store / LEDGER}: damaged, or of another version; remove {store} and prepare again")
     remedy = "give another data.store=DIR or remove that folder"
-    old, new = _flat(ledger["settings"]), _flat(settings(data, vocab))
+    wanted = settings(data, vocab)
+    old, new = _flat(ledger["settings"]), _flat(wanted)
     differing = [f"{key} {old.get(key)} -> {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
     if differing:
         raise UserError(f"{store}: prepared with other settings: {', '.join(differing[:5])}; {remedy}")
-    sealed = (store / MANIFEST).stat().st_mtime_ns
-    files = [(file["name"], file["size"], file["sha256"]) for corpus in ledger["corpora"] for file in corpus["files"]]
+    known = read_json(store / SOURCES) if (store / SOURCES).is_file() else {}
+    corpora = [*ledger["corpora"], *([ledger["test"]] if "test" in wanted["data"] else [])]
+    files = [(file["name"], file["size"], file["sha256"]) for corpus in corpora for file in corpus["files"]]
     if vocab.model is not None:
         files.append((vocab.model, (store / VOCAB).stat().st_size, ledger["bpe"]["sha256"]))
     for name, size, sha in files:
         path = Path(data.root) / name
         if not path.is_file():  # the store is all that training needs
             continue
-        status = path.stat()
-        is_newer = max(status.st_mtime_ns, status.st_ctime_ns) > sealed
-        if status.st_size != size or (is_newer and digest(path) != sha):
+        now = [str(path.resolve()), *stamp(path)]
+        if path.stat().st_size != size or (known.get(name) != now and digest(path) != sha):
             raise UserError(f"{path}: not the file that {store} was prepared from; {remedy}")
 
 
@@ -98,7 +105,7 @@ def ledger_table(ledger: Json) -> str:
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:5], widths[1:5]), row[5]]) for row in rows]
     lines += [note for corpus in ledger["corpora"] for note in _notes(corpus)]
     lines += [f"{file['sha256']}  {file['name']} ({file['size']:,} bytes, {file['lines']:,} lines)"
-              for corpus in ledger["corpora"] for file in corpus["files"]]
+              for corpus in (*ledger["corpora"], ledger["test"] or {"files": []}) for file in corpus["files"]]
     bpe = ledger["bpe"]
     origin = f"learned from {bpe['words']:,} words of {bpe['lines']:,} lines" if bpe["lines"] else "given"
     lines.append(f"{bpe['sha256']}  BPE of {bpe['pieces']:,} pieces, {origin}")

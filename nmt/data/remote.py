@@ -7,6 +7,7 @@ nothing touches the network: only what lies in their caches, or below data.root 
 import contextlib
 import difflib
 import os
+import re
 import socket
 import sys
 import urllib.error
@@ -39,7 +40,25 @@ def files_of_dataset(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
         return []
     with _hub(corpus, is_local) as datasets:
         files = datasets.load_dataset_builder(**arguments).config.data_files or {}
-    return sorted(Path(name) for name in files.get(corpus.split or "train", []))
+    paths = sorted(Path(name) for name in files.get(corpus.split or "train", []))
+    folders = sorted({path.parent.name for path in paths})
+    if corpus.subset is None and len(folders) > 1:
+        raise UserError(f"dataset {corpus.dataset}: holds several subsets; give subset: {' or '.join(folders)}")
+    _check_complete(paths)
+    return paths
+
+
+def _check_complete(paths: list[Path]) -> None:
+    """`train-00002-of-00030.parquet` says how many there are."""
+    found: dict[tuple[Path, str, int], set[int]] = {}
+    for path in paths:
+        if part := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", path.name):
+            found.setdefault((path.parent, part[1] + part[4], int(part[3])), set()).add(int(part[2]))
+    for (folder, name, n), numbers in found.items():
+        if missing := set(range(n)) - numbers:
+            stem, _, ending = name.rpartition(".")
+            raise UserError(f"{folder}: {len(missing)} of {n} files missing, the first is "
+                            f"{stem}-{min(missing):05d}-of-{n:05d}.{ending}; fetch it")
 
 
 def tables_of_dataset(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:

@@ -9,10 +9,11 @@ its stored ones.
 import fcntl
 import functools
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
@@ -83,13 +84,12 @@ class Segmentations:
 
     def _make(self, epoch: int, is_awaited: bool) -> None:
         with self._alone():
-            if self._path(epoch).exists():
-                return
             sweep(self.recipe.folder)
             for old in self.recipe.folder.glob("epoch-*"):
                 if int(old.name.removeprefix("epoch-")) < epoch - 1:
                     remove_folder(old)
-            write_folder(self._path(epoch), lambda folder: self._fill(folder, epoch, is_awaited))
+            if not self._path(epoch).exists():
+                write_folder(self._path(epoch), lambda folder: self._fill(folder, epoch, is_awaited))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class Segmentations:
         blocks = ((first, min(first + BLOCK, n)) for first in range(0, n, BLOCK))
         with (closing(SideWriter(folder, "train", "src")) as src, closing(SideWriter(folder, "train", "tgt")) as tgt,
               closing(Progress(f"segment epoch {epoch}", n, "pairs", is_shown=is_awaited)) as progress):
-            for rows in ordered(work, blocks, max(2, self.workers)):  # 2 and more work outside this process
+            for rows in ordered(work, blocks, max(2, self.workers)):  # with 1 all would be done in this process
                 self._go_on()
                 for side, row in zip((src, tgt), rows, strict=True):
                     side.append(*row)
@@ -126,6 +126,13 @@ class Segmentations:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def remove(self) -> None:
+        """At the end of a recipe, when nobody will train on it again."""
+        if self.recipe.rate:
+            shutil.rmtree(self.recipe.folder, ignore_errors=True)
+            with suppress(OSError):  # other runs have theirs there
+                self.recipe.folder.parent.rmdir()
 
     def close(self) -> None:
         self._closed.set()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config import CleanConfig
-from nmt.data.clean import N_SAMPLES, Dropped, HeldOut, clean, held_out
+from nmt.data.clean import N_SAMPLES, UNREADABLE, Dropped, HeldOut, clean, held_out
 from nmt.data.corpus import Block, Pair
 from nmt.data.vocab import CorpusEncoder, Vocab, word_counts
 from nmt.files import read_json, write_bytes, write_json
@@ -29,17 +29,17 @@ class Text(NamedTuple):
     """The collected pairs of a shard: a file with source and target lines in turn."""
 
     file: Path
+    first: int  # how many pairs of the corpus come before
     n_pairs: int
-    first: int  # how many pairs of the training text come before
+    marks: Path | None  # true for the pairs of the corpus that are not to be used
 
     def lines(self) -> list[bytes]:
         return self.file.read_bytes().split(b"\n")[:-1]
 
-    def repeats(self, marks: Path | None) -> np.ndarray:
-        """Which of the pairs are marked in the file `marks`."""
-        if marks is None:
+    def is_marked(self) -> np.ndarray:
+        if self.marks is None:
             return np.zeros(self.n_pairs, bool)
-        return np.array(np.load(marks, mmap_mode="r")[self.first:self.first + self.n_pairs])
+        return np.array(np.load(self.marks, mmap_mode="r")[self.first:self.first + self.n_pairs])
 
 
 def shard_file(folder: Path, number: int, kind: str) -> Path:
@@ -51,6 +51,8 @@ def collect(folder: Path, rules: CleanConfig | None, sets: Path | None, task: tu
     number, block = task
     if rules is None or sets is None:
         pairs, dropped, shared = list(map(Pair, block.src, block.tgt)), Dropped(), {}
+        for complaint in block.bad:
+            dropped.add(UNREADABLE, complaint)
     else:
         cleaned = clean(block, rules, _held_out(sets))
         pairs, dropped, shared = cleaned.pairs, cleaned.dropped, cleaned.shared
@@ -67,10 +69,10 @@ def _held_out(file: Path) -> dict[str, HeldOut]:
     return {name: held_out([Pair(*pair) for pair in pairs]) for name, pairs in read_json(file).items()}
 
 
-def count_words(marks: Path | None, task: tuple[Text, int, tuple[int, int]]) -> Counter[bytes]:
+def count_words(task: tuple[Text, int, tuple[int, int]]) -> Counter[bytes]:
     """How often each word stands in so many lines of a shard, drawn with a seed."""
     text, wanted, seed = task
-    usable = np.flatnonzero(np.repeat(~text.repeats(marks), 2))
+    usable = np.flatnonzero(np.repeat(~text.is_marked(), 2))
     if wanted < len(usable):
         usable = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(usable)[:wanted]
     lines = text.lines()
@@ -78,14 +80,14 @@ def count_words(marks: Path | None, task: tuple[Text, int, tuple[int, int]]) -> 
     return word_counts(lines)
 
 
-def encode(folder: Path, vocab: Path, limit: int | None, marks: Path | None, task: tuple[int, Text]) -> Json:
+def encode(folder: Path, vocab: Path, limit: int | None, task: tuple[int, Text]) -> Json:
     """The ids of a shard, for pairs of at most `limit` pieces a side: `src`, `tgt` and their lengths."""
     number, text = task
-    lines, repeats = text.lines(), text.repeats(marks)
+    lines, is_repeat = text.lines(), text.is_marked()
     dropped = Dropped()
-    for i in np.flatnonzero(repeats):
+    for i in np.flatnonzero(is_repeat):
         dropped.add("duplicate", *map(bytes.decode, lines[2 * i:2 * i + 2]))
-    lines = [lines[i] for i in np.flatnonzero(np.repeat(~repeats, 2))]
+    lines = [lines[i] for i in np.flatnonzero(np.repeat(~is_repeat, 2))]
     sides = [_encoder(vocab)(lines[side::2]) for side in (0, 1)]
     longest = np.maximum(*(lengths for _, lengths in sides))
     is_kept = longest <= (longest.max(initial=0) if limit is None else limit)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.errors import UserError
-from nmt.files import MANIFEST, read_json
+from nmt.files import MANIFEST, read_manifest
 
 VOCAB, LEDGER = "vocab.model", "ledger.json"
 
@@ -52,7 +52,10 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
     """The `split` of a sealed store. Sizes are held against the manifest; `nmt.files.verify` reads all of it."""
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_manifest(folder)
+    vocab = folder / VOCAB
+    if VOCAB not in manifest or not vocab.is_file() or vocab.stat().st_size != manifest[VOCAB]["size"]:
+        raise UserError(f"{vocab}: damaged, or not the one of {MANIFEST}; remove the folder and prepare again")
     if ids_name(split, "src") not in manifest:
         raise UserError(f"{folder}: holds no {split} split; give data.{split} and another data.store")
     if vocab_digest not in (None, manifest[VOCAB]["sha256"]):

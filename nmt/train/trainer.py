@@ -233,6 +233,8 @@ class Trainer:
                 window.began += clock() - began  # speeds are those of updates
                 if is_end:
                     break
+        if self.state.step >= training.steps and world.is_main:
+            segmentations.remove()
         progress.close()
 
     def report(self, window: Window) -> str:
