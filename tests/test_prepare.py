@@ -445,6 +445,13 @@ def test_a_folder_with_the_name_of_the_work_folder_is_left_alone(root: Path, mad
     assert (mine / "valid.de").read_text() == "mine"
 
 
+def test_a_run_killed_before_it_could_mark_its_folder_is_no_obstacle(root: Path) -> None:
+    (root.parent / "store.work").mkdir()
+    (root.parent / "store.work" / ".probe-77").touch()
+    assert prepare(config(root), VOCAB, 1)
+    assert not (root.parent / "store.work").exists()
+
+
 def test_bad_lines_of_the_dev_set_are_accounted_for(root: Path) -> None:
     (root / "dev.en").write_bytes(b"w1 \xff\nw2\nw3\n")
     prepare(config(root, on_bad_line="skip"), VOCAB, 1)

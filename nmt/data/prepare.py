@@ -60,9 +60,9 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     with lock(store, "preparing", f".{store.name}.lock"):
         if (store / MANIFEST).is_file():  # another process was faster
             return False
-        if work.is_symlink() or (work.exists() and not (work / MARK).is_file()):
+        if work.is_symlink() or (any(work.glob("[!.]*")) and not (work / MARK).is_file()):
             raise UserError(f"{work}: is not of nmt-prepare, which needs this name; give another data.store=DIR")
-        if work.exists():
+        if any(work.glob("[!.]*")):
             say(f"going on with what {work} holds")
         needed = sum(_needed(part, data) for part in parts)
         if shutil.disk_usage(store.parent).free + _used(work) < needed // 2:  # not even room for the text
