@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,9 +45,7 @@ def make_folder(path: Path) -> Path:
     """`path` as an existing folder in which files can be made; the user hears at once when it cannot be one."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=path).close()  # nameless or unique: threads may ask at the same time
     except OSError as error:
         why = "it is a file" if path.is_file() else error.strerror
         raise UserError(f"{path}: cannot be written ({why}); choose another folder") from None

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -112,6 +113,12 @@ def test_point_replaces_a_link(tmp_path: Path) -> None:
         point(tmp_path / "last", name)
         assert os.readlink(tmp_path / "last") == name
     assert sorted(os.listdir(tmp_path)) == ["last", "step-1", "step-2"]
+
+
+def test_make_folder_can_be_called_by_many_threads_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: make_folder(tmp_path / "a"), range(2_000))) == {tmp_path / "a"}
+    assert not list((tmp_path / "a").iterdir())
 
 
 def test_make_folder_complains_at_once(tmp_path: Path) -> None:
