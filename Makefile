@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench-data clean
+.PHONY: help install demo test check bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,11 @@ check: $(INSTALLED)  ## lint, types, architecture
 
 test: check  ## check, then every test
 	$(BIN)/pytest
+
+bench: $(INSTALLED)  ## time training beside eole, OpenNMT-py, JoeyNMT and others on DATA=a folder like multi30k: an hour
+	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }
+	test -x build/peers/bin/python || $(BIN)/python scripts/bench_train.py --make-peers build/peers
+	$(BIN)/python scripts/bench_train.py --data-root $(DATA) --peer-python build/peers/bin/python
 
 bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text: some minutes, 3 GB of disk
 	$(BIN)/python scripts/bench_data.py

@@ -1,17 +1,30 @@
 """The tensors that cross rooms: sentences laid end to end, without padding.
 
 `Packed` is one side of a batch: all tokens in a row and where each sentence begins. The row may have a dead tail beyond
-the last offset and offsets may repeat (empty sentences), so that shapes can be held constant. What attention needs to
-see sentences as rows is derived once for a batch, here, because the layers share it.
+the last offset, offsets may repeat (empty sentences) and `longest` may be more than is there, so that shapes can be
+held constant. What follows from the offsets alone is derived once for a batch, here, because the layers share it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+class derived(Generic[T]):
+    """As functools.cached_property, without the lock of Python 3.11, at which compiled code would break."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make, self.name = make, make.__name__
+
+    def __get__(self, owner: Any, _: type) -> T:
+        value = owner.__dict__[self.name] = self.make(owner)
+        return value
 
 
 @dataclass(frozen=True)
@@ -25,43 +38,26 @@ class Packed:
     def n_sentences(self) -> int:
         return self.offsets.numel() - 1
 
-    @cached_property
+    @derived
     def lengths(self) -> Tensor:  # (S,)
         return self.offsets[1:] - self.offsets[:-1]
 
-    @cached_property
+    @derived
     def index(self) -> Tensor:
         return torch.arange(self.tokens.numel(), device=self.tokens.device)  # (T,)
 
-    @cached_property
+    @derived
     def sentence(self) -> Tensor:
         """The sentence of each token; in the dead tail, one beyond the last."""  # (T,)
         return torch.searchsorted(self.offsets, self.index, right=True) - 1
 
-    @cached_property
+    @derived
     def positions(self) -> Tensor:
-        """The place of each token within its sentence; in the dead tail, anything valid."""  # (T,)
-        return self.index - self.offsets[self.sentence]
-
-    @cached_property
-    def live(self) -> Tensor:
-        """Which cells of the (S, longest) grid hold a token."""  # (S, L) bool
-        return torch.arange(self.longest, device=self.tokens.device) < self.lengths[:, None]
-
-    @cached_property
-    def cells(self) -> Tensor:
-        """The token that stands in each cell of the grid, row by row; cells without one show token 0."""  # (S * L,)
-        column = torch.arange(self.longest, device=self.tokens.device)
-        return torch.where(self.live, self.offsets[:-1, None] + column, 0).flatten()
-
-    @cached_property
-    def slots(self) -> Tensor:
-        """The cell of each token: the inverse of `cells`; tokens of the dead tail show cell 0."""  # (T,)
-        return torch.where(self.index < self.n_live, self.sentence * self.longest + self.positions, 0)
+        """The place of each token within its sentence; in the dead tail 0."""  # (T,)
+        return torch.where(self.index < self.offsets[-1], self.index - self.offsets[self.sentence], 0)
 
     def to(self, device: torch.device) -> "Packed":
-        return Packed(self.tokens.to(device, non_blocking=True), self.offsets.to(device, non_blocking=True),
-                      self.longest, self.n_live)
+        return Packed(_sent(self.tokens, device), _sent(self.offsets, device), self.longest, self.n_live)
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,12 @@ class Batch:
     n_tokens: int  # labels that count
 
     def to(self, device: torch.device) -> "Batch":
-        labels = self.labels.to(device, non_blocking=True)
-        return Batch(self.src.to(device), self.tgt.to(device), labels, self.n_tokens)
+        return Batch(self.src.to(device), self.tgt.to(device), _sent(self.labels, device), self.n_tokens)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On a GPU without waiting, which takes memory that stays in place."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def pack(sentences: Sequence[Sequence[int]]) -> Packed:

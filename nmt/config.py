@@ -175,14 +175,30 @@ class TrainingConfig:
     steps: int = ruled(100_000, ONE_OR_MORE)  # updates
     src_tokens: int = ruled(25_000, ONE_OR_MORE)  # per update, over all ranks
     tgt_tokens: int = ruled(25_000, ONE_OR_MORE)
-    micro_tokens: int = ruled(3_200, ONE_OR_MORE)  # at most, of each side, in one forward and backward pass
+    micro_tokens: int | Literal["auto"] = ruled(3_200, ONE_OR_MORE)  # at most, of each side, in one pass; see sized
     label_smoothing: float = ruled(0.1, SHARE)
     precision: Literal["bf16", "fp32"] = "bf16"
+    compile: Literal["auto", "on", "off"] = "auto"  # constant shapes, fused and captured code; auto: on a GPU
     log_every: int = ruled(100, ONE_OR_MORE)  # updates
     validate_every: int = ruled(5_000, ONE_OR_MORE)
     checkpoint_every: int | None = ruled(None, ONE_OR_MORE)  # updates; and/or
     checkpoint_minutes: float | None = ruled(10.0, POSITIVE)  # the paper's clock
     keep_checkpoints: int = ruled(20, ONE_OR_MORE)  # the newest so many, and the best
+
+    def is_compiled(self, device: str) -> bool:
+        return self.compile == "on" or (self.compile == "auto" and device == "cuda")
+
+    @property
+    def sized(self) -> int:
+        """micro_tokens, once `auto` has been settled."""
+        if isinstance(self.micro_tokens, str):
+            raise UserError("training.micro_tokens is auto, which only nmt-train settles; give a number")
+        return self.micro_tokens
+
+    @property
+    def room(self) -> int:
+        """Tokens a side of a micro-batch of constant shape: no more than an update has."""
+        return -(-min(self.sized, max(self.src_tokens, self.tgt_tokens)) // 64) * 64
 
 
 @dataclass(frozen=True)
@@ -231,7 +247,7 @@ class RunConfig:
 
 # What may change between two sittings of one run without making it another run. Everything else is refused.
 FREE_KEYS = ("name", "out", "data.root", "data.workers", "data.store", "data.test", "training.steps",
-             "training.log_every", "training.validate_every", "training.checkpoint_every",
+             "training.compile", "training.log_every", "training.validate_every", "training.checkpoint_every",
              "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
 
 
@@ -324,7 +340,7 @@ def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
             raise UserError(f"{_where(inner, places)}: unknown key; {remedy}")
         built[name] = _convert(hints[name], value, inner, places)
         rule = fields[name].metadata.get("rule")
-        if rule and value is not None and not rule.holds(value):
+        if rule and not isinstance(value, str | None) and not rule.holds(value):
             raise UserError(f"{_where(inner, places)} is {value}; it must {rule.words}")
     result = cls(**built)
     complaint = result.check() if hasattr(result, "check") else None
@@ -344,7 +360,8 @@ def _convert(hint: Any, value: Any, key: str, places: dict[str, str]) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in options:
             return None
-        return _convert(next(o for o in options if o is not type(None)), value, key, places)
+        kinds = [o for o in options if o is not type(None)]
+        return _convert(kinds[-1] if isinstance(value, str) else kinds[0], value, key, places)
     if origin is Literal:
         if value in options and isinstance(value, str):
             return value

@@ -15,6 +15,7 @@ import torch.distributed
 from torch import Tensor
 
 from nmt.errors import UserError
+from nmt.process import quicken_products
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def join() -> Iterator[World]:
             raise UserError(f"torchrun started {local_rank + 1} or more processes here, but there are "
                             f"{torch.cuda.device_count()} GPUs; lower --nproc-per-node")
         torch.cuda.set_device(device)
+    else:
+        quicken_products()
     if size == 1:
         yield World(0, 1, device)
         return

@@ -1,8 +1,9 @@
 """What the process asks of the C library before torch is imported, so that nobody has to export anything.
 
 glibc returns each large block when it is freed and faults it in again, page by page, at the next allocation: a few per
-cent of a training step on CPU. And OpenMP's threads wait for each other by spinning, which on a machine that anything
-else uses can make a step several times slower; sleeping costs some 9 % where nothing else runs (docs/benchmarks.md).
+cent of a training step on CPU. Huge pages take most of the faults from the rest.
+And OpenMP's threads wait for each other by spinning, which on a machine that anything else uses can make a step several
+times slower, while falling asleep at once costs up to 12 %: they spin for some microseconds (docs/benchmarks.md).
 """
 
 import ctypes
@@ -13,10 +14,40 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # of <malloc.h>
 
 
 def settle() -> None:
-    """Sleep instead of spin, unless the user's environment says otherwise; keep freed memory, where glibc allocates."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """Unless the user's environment says otherwise: spin but shortly, and keep freed memory and compiled code."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/nmt/inductor")  # so that a second start is quick
+    os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/nmt/triton")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 64 << 20)
+
+
+def quicken_products() -> None:
+    """On AMD, let oneDNN do fp32 matrix products, for MKL takes a slow path there: half the speed.
+
+    torch gives them to oneDNN only where bf16 arithmetic is allowed, which oneDNN uses where the processor has
+    instructions for whole bf16 tiles. So a product tells whether fp32 stays fp32; if not, all is left as it was.
+    """
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    if "AuthenticAMD" not in _processor() or before != "highest":
+        return
+    torch.set_float32_matmul_precision("medium")
+    x = torch.full((256, 256), 1.0 + 2.0**-12)  # no bf16 number
+    if not torch.equal(x @ torch.eye(256), x):
+        torch.set_float32_matmul_precision(before)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return file.read(4_096)
+    except OSError:
+        return ""

@@ -7,11 +7,15 @@ Two settings are compared by running this in turn, A B A B, in one sitting: mach
 """
 
 import argparse
+import json
+import resource
 import statistics
 import sys
 from pathlib import Path
 
 from nmt.commands.entry import add_config_arguments, guarded
+
+WARM_UP = 7  # updates that still ask the system for memory
 
 
 def work(args: argparse.Namespace) -> int:
@@ -32,6 +36,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.progress import clock
     from nmt.train.loss import Objective
     from nmt.train.optimizer import make_optimizer
+    from nmt.train.parallel import spread
     from nmt.train.trainer import run_update
 
     config = load_config(args.config, args.overrides)
@@ -42,16 +47,25 @@ def work(args: argparse.Namespace) -> int:
         torch.manual_seed(config.seed)
         model = Transformer(config.model, vocab.size).to(world.device)
         optimizer = make_optimizer(model, config.optimizer)
-        objective = Objective(model, config.training.label_smoothing)
-        rates = []
+        is_compiled = config.training.is_compiled(world.device.type)
+        objective = spread(Objective(model, config.training.label_smoothing), world, is_compiled)
+        tokens, seconds = [], []
         store = open_store(folder, "train")
         with Loader(lambda _: store, config.training, config.seed, Cursor(), world) as updates:
-            for step in range(1, args.updates + 4):
-                update = next(updates)
+            for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
+                update = next(updates)
                 run_update(objective, optimizer, update, step, config, world).sum().item()
-                rates.append(update.n_tgt / (clock() - began))
-        rates = rates[3:]  # the first ones allocate
+                tokens.append(update.n_tgt)
+                seconds.append(clock() - began)
+        tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]
+        rates = [n / took for n, took in zip(tokens, seconds, strict=True)]
+        if args.json:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(json.dumps({"tgt_tokens": tokens, "seconds": seconds, "peak_rss_mb": round(peak, 1),
+                              "threads": torch.get_num_threads(), "precision": config.training.precision,
+                              "versions": {"torch": torch.__version__}}))
+            return 0
         print(f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates ({min(rates):,.0f} - "
               f"{max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads")
     return 0
@@ -61,5 +75,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_config_arguments(parser)
     parser.add_argument("--updates", type=int, default=20, metavar="N", help="updates to time (20)")
+    parser.add_argument("--json", action="store_true", help="each update's tokens and seconds, as JSON")
     arguments = parser.parse_intermixed_args()
     sys.exit(guarded(lambda: work(arguments), "bench_step"))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from nmt.batch import pack
-from nmt.model.attention import allowed, attend
+from nmt.model.attention import Field, attend
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
 
@@ -19,7 +19,7 @@ def test_equals_torch_for_each_sentence(causal: bool, window: int | None, dtype:
     q = torch.randn(queries.n_live, 2, 8, dtype=dtype, requires_grad=True)
     k = torch.randn(keys.n_live, 2, 8, dtype=dtype, requires_grad=True)
     v = torch.randn(keys.n_live, 2, 6, dtype=dtype, requires_grad=True)
-    ours = attend(q, k, v, queries, keys, allowed(queries, keys, causal, window))
+    ours = attend(q, k, v, Field(queries, keys, causal, window))
     theirs = []
     for one_q, one_k, one_v in zip(*(x.split(sizes) for x, sizes in (
             (q, [a for a, _ in lengths]), (k, [b for _, b in lengths]), (v, [b for _, b in lengths]))), strict=True):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_config
+from nmt.train.profile import profile
 
 
 @pytest.fixture
@@ -215,3 +217,48 @@ def test_a_source_that_is_too_long_is_cut_and_named(toy: Path, tmp_path: Path) -
     done = translate(tmp_path / "run", b"red\n" + b"dog " * 30_000 + b"\nblue\n")
     assert done.returncode == 0 and done.stdout.count(b"\n") == 3
     assert b"warning: line 2 has 30,000 pieces and is cut to 6" in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "word"), [
+    (["--profile", "--plan"], "one at a time"), (["--trace", "t.json"], "--profile"),
+    (["--plan", "--trace", "t.json"], "--profile"), (["--price", "3"], "--plan"),
+    (["--profile", "--price", "3"], "--plan"), (["--plan", "--price", "-1"], "--price -1"),
+    (["--plan", "--price", "nan"], "--price nan"), (["--plan", "--price", "much"], "'much'")])
+def test_flags_that_do_not_go_together(flags: list[str], word: str, toy: Path, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        nmt_train(["--config", str(toy), *flags])
+    captured = capsys.readouterr()
+    told = [line for line in captured.err.splitlines() if line.startswith("nmt-train: error:")]
+    assert left.value.code == 2 and len(told) == 1 and word in told[0] and captured.out == ""
+    assert captured.err.strip().splitlines()[-1] == told[0] and not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("flag", ["--profile", "--plan"])
+def test_a_rehearsal_leaves_no_run(flag: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.train.cost.MEASURED_S", 0.05)
+    monkeypatch.setattr("nmt.train.profile.PLANNED_S", 0.2)
+    monkeypatch.setattr("nmt.train.profile.profile", partial(profile, seconds=0.2))
+    assert nmt_train(["--config", str(toy), flag, "training.micro_tokens=auto"]) == 0
+    assert "tokens" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} - {"corpus", "toy.yaml"} == {"store"}
+
+
+def test_micro_tokens_auto_is_settled_once(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--config", str(toy), "training.micro_tokens=auto"]
+    assert nmt_train([*options, "training.steps=2"]) == 0
+    assert "training.micro_tokens: auto is 300 here" in capsys.readouterr().err  # an update has no more
+    assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
+    monkeypatch.setattr("nmt.train.rehearsal.CPU_MICRO_TOKENS", 50)  # as another machine would have it
+    assert nmt_train([*options, "training.steps=3"]) == 0
+    assert "auto is" not in capsys.readouterr().err
+    assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
+    assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
+
+
+@pytest.mark.parametrize("value", ["foo", "0", "1.5", "Auto"])
+def test_micro_tokens_are_a_number_or_auto(value: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, nmt_train(["--config", str(toy), f"training.micro_tokens={value}"]))
+    assert "training.micro_tokens" in told and value in told

@@ -1,5 +1,6 @@
 """Batches against what the store holds, the deal over ranks, and continuation from a cursor."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -37,10 +38,9 @@ def take(store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size:
 
 
 def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-    src = [part.tolist() for part in batch.src.tokens.split(batch.src.lengths.tolist())]
-    tgt = [part.tolist() for part in batch.tgt.tokens.split(batch.tgt.lengths.tolist())]
-    labels = [part.tolist() for part in batch.labels.split(batch.tgt.lengths.tolist())]
-    return list(zip(src, tgt, labels, strict=True))
+    sides = ((batch.src, batch.src.tokens), (batch.tgt, batch.tgt.tokens), (batch.tgt, batch.labels))
+    parts = ([part.tolist() for part in x[:side.n_live].split(side.lengths.tolist())] for side, x in sides)
+    return list(zip(*parts, strict=True))
 
 
 def test_a_batch_is_what_the_store_holds_with_marks() -> None:
@@ -98,3 +98,22 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
     with Loader(lambda epoch: broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates, pytest.raises(IndexError):
         for _ in islice(iter(lambda: next(updates), None), 5):
             pass
+
+
+def test_constant_shapes_hold_the_same_sentences() -> None:
+    store = make_store()
+    roomy = replace(CONFIG, compile="on")
+    assert roomy.room == 64 and take(store, 1)[0].micros[0].batch.tgt.n_live < 64
+    with Loader(lambda epoch: store, roomy, 7, START, World(0, 1, CPU)) as updates:
+        taken = [next(updates) for _ in range(10)]
+    shapes = set()
+    for update, plain in zip(taken, take(store, 10), strict=True):
+        for micro, expected in zip(update.micros, plain.micros, strict=True):
+            batch, n = micro.batch, expected.batch.src.n_sentences
+            assert rows(batch)[:n] == rows(expected.batch) and batch.n_tokens == expected.batch.n_tokens
+            assert all(row == ([], [], []) for row in rows(batch)[n:])
+            assert (batch.labels[batch.tgt.n_live:] == -1).all() and (batch.labels >= 0).sum() == batch.n_tokens
+            assert batch.src.longest >= expected.batch.src.longest
+            shapes |= {(side.tokens.numel(), side.offsets.numel() - 1, side.longest) for side in (batch.src, batch.tgt)}
+    assert {shape[0] for shape in shapes} == {64} and {shape[2] for shape in shapes} == {32}
+    assert all(n & (n - 1) == 0 for _, n, _ in shapes)

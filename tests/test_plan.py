@@ -46,8 +46,9 @@ def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, pi
     updates = list(runs(order, src, tgt, 900, 800))
     assert len(plan) == len(updates)
     for number, update in enumerate(updates):
-        ranked = sorted(update, key=lambda i: (tgt[i], src[i], i))
-        assert [micro.tolist() for micro in plan.micros(number)] == list(runs(ranked, src, tgt, 250, 250))
+        micros = [micro.tolist() for micro in plan.micros(number)]
+        assert sorted(pair for micro in micros for pair in micro) == sorted(update)
+        assert all(micro == sorted(micro, key=lambda i: (-tgt[i], -src[i], -i)) for micro in micros)
         assert plan.n_tokens(number) == (sum(src[i] for i in update), sum(tgt[i] for i in update))
 
 
@@ -96,16 +97,34 @@ def test_pure_function_of_seed_and_epoch() -> None:
         assert (first.order != other.order).mean() > 0.99
 
 
-def test_updates_are_nearly_full_and_micro_batches_of_like_length() -> None:
+def test_updates_are_nearly_full() -> None:
     rng = np.random.default_rng(0)
     src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
     tgt = np.clip(src * rng.normal(1.0, 0.1, 20_000), 1, 250).astype(np.int32)
-    config = TrainingConfig(src_tokens=25_000, tgt_tokens=25_000, micro_tokens=3_200)
+    config = TrainingConfig(src_tokens=25_000, tgt_tokens=25_000)
     plan = plan_epoch(src, tgt, 1, 0, config)
     fills = [max(plan.n_tokens(u)) / 25_000 for u in range(len(plan) - 1)]
     assert min(fills) > 0.98
-    padded = [len(m) * (tgt[m].max() + 1) for m in plan.micros(0)]
-    assert plan.n_tokens(0)[1] / sum(padded) > 0.7  # at random it is 0.2
+
+
+@pytest.mark.parametrize(("micro_tokens", "extra"), [(25_000, 0.0), (12_700, 0.05), (6_450, 0.05), (3_250, 0.1)])
+def test_micro_batches_are_as_few_as_hold_an_update_and_alike(micro_tokens: int, extra: float) -> None:
+    rng = np.random.default_rng(0)
+    src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
+    tgt = np.clip(src * rng.normal(1.0, 0.15, 20_000), 1, 250).astype(np.int32)
+    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(micro_tokens=micro_tokens))
+    counts = [len(plan.micros(update)) for update in range(len(plan) - 1)]
+    fewest = [-(-max(plan.n_tokens(update)) // micro_tokens) for update in range(len(plan) - 1)]
+    assert np.mean(counts) <= np.mean(fewest) + extra
+    sums = np.array([[(side[m] + 1).sum() for m in plan.micros(0)] for side in (src, tgt)])
+    assert sums.max() <= micro_tokens and sums.min() > 0.9 * sums.max()
+
+
+def test_a_pair_longer_than_a_micro_batch_stands_alone() -> None:
+    src = np.full(40, 9)
+    src[7] = 300
+    micros = plan_epoch(src, np.full(40, 9), 1, 0, CONFIG).micros(0)
+    assert [7] in [micro.tolist() for micro in micros] and len(micros) == 1 + -(-39 * 10 // 250)
 
 
 @pytest.mark.skipif(not (DATA / "tatoeba-en-de").is_dir(), reason="no tatoeba-en-de (NMT_TEST_DATA names its parent)")

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from nmt.commands.entry import add_config_arguments, add_offline, go_offline, guarded, make_parser
 
@@ -11,6 +12,8 @@ EXAMPLES = """\
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then leave
+  nmt-train --config base.yaml --profile                where the time of an update goes, after half a minute
+  nmt-train --config base.yaml --plan --price 3.50      memory, hours and cost of the recipe, before it is begun
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
 
 The same command again continues the run where it stood. Results go to the run folder (out=DIR, by default runs/NAME):
@@ -21,8 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES)
     add_config_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and leave")
+    parser.add_argument("--profile", action="store_true",
+                        help="time updates for 30 s, print speed, memory and the share of each part, and leave")
+    parser.add_argument("--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing")
+    parser.add_argument("--plan", action="store_true",
+                        help="run the worst and some typical updates, print what the whole recipe takes, and leave")
+    parser.add_argument("--price", type=float, metavar="X", help="with --plan: what an hour of the machine costs")
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
+    if args.profile and args.plan:
+        parser.error("--profile and --plan: one at a time")
+    if (args.trace and not args.profile) or (args.price is not None and not args.plan):
+        parser.error("--trace goes with --profile, --price with --plan")
+    if args.price is not None and not 0 <= args.price < 1e9:
+        parser.error(f"--price {args.price}: give a price of at least 0")
     return guarded(lambda: work(args), "nmt-train")
 
 
@@ -36,7 +51,9 @@ def work(args: argparse.Namespace) -> int:
     if args.print_config:
         print(dump(config), end="")
         return 0
-    make_folder(config.folder)  # a folder that cannot be written is said now, not after an hour of preparation
+    is_rehearsal = args.profile or args.plan  # which leaves nothing behind
+    if not is_rehearsal:
+        make_folder(config.folder)  # a folder that cannot be written is said now, not after an hour of preparation
 
     from nmt.process import settle
 
@@ -47,6 +64,17 @@ def work(args: argparse.Namespace) -> int:
 
     with join() as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
+        from nmt.train.rehearsal import settled
+
+        config = settled(config, world)
+        if is_rehearsal:
+            from nmt.train.profile import plan, profile
+
+            if args.profile:
+                profile(config, world, trace=args.trace and Path(args.trace))
+            else:
+                plan(config, world, price=args.price)
+            return 0
         from nmt.train.trainer import train
 
         code = train(config, world)

@@ -21,6 +21,7 @@ from nmt.data.vocab import BOS, EOS
 from nmt.dist import World
 
 AHEAD = 2
+STEP = 64  # rows of tokens are a multiple: of few sizes, so that freed memory fits again
 Stores = Callable[[int], TokenStore]  # epoch -> what it trains on
 
 
@@ -38,15 +39,25 @@ class Update:
     after: Cursor
 
 
-def _packed(side: Side, ids: Array) -> Packed:
-    """Sentences `ids` end to end, each opened by bos."""
+def _power(n: int) -> int:
+    """The power of two from n on."""
+    return 1 << (n - 1).bit_length()
+
+
+def _packed(side: Side, ids: Array, room: int) -> Packed:
+    """Sentences `ids` end to end, each opened by bos; with room for so many tokens, in one of few shapes."""
     firsts = np.asarray(side.offsets)[ids]
     lengths = np.asarray(side.offsets)[ids + 1] - firsts + 1
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     places = np.arange(offsets[-1]) + np.repeat(firsts - 1 - offsets[:-1], lengths)
-    tokens = np.asarray(side.ids)[places].astype(np.int64)
+    n_live, longest = len(places), int(lengths.max())
+    tokens = np.zeros(-(-max(n_live, room) // STEP) * STEP, np.int64)
+    tokens[:n_live] = np.asarray(side.ids)[places]
     tokens[offsets[:-1]] = BOS  # where the piece before the sentence stood
-    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), int(lengths.max()), len(tokens))
+    if room:
+        offsets = np.pad(offsets, (0, _power(len(ids)) - len(ids)), mode="edge")
+        longest = max(32, _power(longest))
+    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, n_live)
 
 
 def _closed(sentences: Packed) -> torch.Tensor:
@@ -56,19 +67,22 @@ def _closed(sentences: Packed) -> torch.Tensor:
     return tokens
 
 
-def make_batch(store: TokenStore, ids: Array) -> Batch:
-    """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos."""
-    src, tgt = _packed(store.src, ids), _packed(store.tgt, ids)
-    return Batch(replace(src, tokens=_closed(src)), tgt, _closed(tgt), tgt.n_live)
+def make_batch(store: TokenStore, ids: Array, room: int = 0) -> Batch:
+    """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos. With `room` for so
+    many tokens a side, shapes are constant but for the powers of two that bound sentences and their length."""
+    src, tgt = _packed(store.src, ids, room), _packed(store.tgt, ids, room)
+    labels = _closed(tgt)
+    labels[tgt.n_live:] = -1
+    return Batch(replace(src, tokens=_closed(src)), tgt, labels, tgt.n_live)
 
 
-def dealt(store: TokenStore, micros: list[Array], world: World) -> list[Micro]:
+def dealt(store: TokenStore, micros: list[Array], world: World, room: int = 0) -> list[Micro]:
     """This rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
-    mine = [Micro(n, make_batch(store, micros[n]).to(world.device))
+    mine = [Micro(n, make_batch(store, micros[n], room).to(world.device))
             for n in range(world.rank, len(micros), world.size)]
     rounds = -(-len(micros) // world.size)
     if len(mine) < rounds:
-        one = make_batch(store, micros[0][:1]).to(world.device)
+        one = make_batch(store, micros[0][:1], room).to(world.device)
         blank = replace(one, labels=torch.full_like(one.labels, -1), n_tokens=0)
         mine.append(Micro(len(micros) + world.rank, blank))
     return mine
@@ -76,13 +90,14 @@ def dealt(store: TokenStore, micros: list[Array], world: World) -> list[Micro]:
 
 def _updates(stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> Iterator[Update]:
     epoch, first = cursor.epoch, cursor.update
+    room = config.room if config.is_compiled(world.device.type) else 0
     while True:
         store = stores(epoch)
         plan = plan_epoch(store.src.lengths, store.tgt.lengths, seed, epoch, config)
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
             after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
-            yield Update(dealt(store, plan.micros(number), world), *plan.n_tokens(number), after)
+            yield Update(dealt(store, plan.micros(number), world, room), *plan.n_tokens(number), after)
         epoch, first = epoch + 1, 0
 
 

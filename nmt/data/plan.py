@@ -1,8 +1,9 @@
 """Which pairs form which update: a pure function of (seed, epoch, lengths).
 
-An epoch is one shuffle, cut into updates of so many source and target tokens; within an update, pairs are sorted by
-length and cut into micro-batches. So the pairs of update k do not depend on how many ranks there are or how much fits
-on each, and a position in the data is two integers. No pair is dropped and none comes twice. (Section 5.1.)
+An epoch is one shuffle, cut into updates of so many source and target tokens; the pairs of an update are dealt to as
+few micro-batches as hold them, all about equally full. So the pairs of update k do not depend on how many ranks there
+are or how much fits on each, and a position in the data is two integers. No pair is dropped and none comes twice.
+(Section 5.1.)
 """
 
 from dataclasses import dataclass
@@ -41,6 +42,20 @@ def cut(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int
     return np.array(bounds, dtype=np.int64)
 
 
+def deal(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
+    """For each pair, given longest first, which of n micro-batches it goes to: round by round, the longest of a round
+    to the emptiest. Both sides of all come out alike, so that shapes can be constant and little of them is empty."""
+    longer = np.maximum(src_lengths, tgt_lengths)
+    dealt, held = np.empty(len(longer), dtype=np.int64), np.zeros((2, n), dtype=np.int64)
+    for first in range(0, len(longer), n):
+        order = first + np.argsort(longer[first:first + n], kind="stable")[::-1]
+        emptiest = np.argsort(held.max(0), kind="stable")[:len(order)]
+        dealt[order] = emptiest
+        held[0, emptiest] += src_lengths[order]
+        held[1, emptiest] += tgt_lengths[order]
+    return dealt
+
+
 @dataclass(frozen=True)
 class EpochPlan:
     """The updates of one epoch. Lengths count the sentence mark that each side carries."""
@@ -55,11 +70,22 @@ class EpochPlan:
         return len(self.bounds) - 1
 
     def micros(self, update: int) -> list[Array]:
-        """The pairs of an update's micro-batches, in global order, each of similar lengths."""
+        """The pairs of an update's micro-batches, in global order, each from its longest target to its shortest; a pair
+        that is longer than a micro-batch may be stands alone."""
         ids = self.order[self.bounds[update]:self.bounds[update + 1]]
-        ids = ids[np.lexsort((ids, self.src_lengths[ids], self.tgt_lengths[ids]))]
-        bounds = cut(self.src_lengths[ids], self.tgt_lengths[ids], self.micro_tokens, self.micro_tokens)
-        return [ids[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        src, tgt = self.src_lengths[ids].astype(np.int64), self.tgt_lengths[ids].astype(np.int64)
+        order = np.lexsort((ids, src, tgt))[::-1]
+        ids, src, tgt = ids[order], src[order], tgt[order]
+        fits = np.maximum(src, tgt) <= self.micro_tokens
+        alone = [ids[i:i + 1] for i in np.flatnonzero(~fits)]
+        ids, src, tgt = ids[fits], src[fits], tgt[fits]
+        n = -(-max(int(src.sum()), int(tgt.sum())) // self.micro_tokens)
+        while n:
+            dealt = deal(src, tgt, n)
+            if max(np.bincount(dealt, src).max(), np.bincount(dealt, tgt).max()) <= self.micro_tokens:
+                break
+            n += 1
+        return alone + [ids[dealt == number] for number in range(n)]
 
     def n_tokens(self, update: int) -> tuple[int, int]:
         """Source and target tokens of an update, over all ranks."""
@@ -73,7 +99,7 @@ def plan_epoch(src_pieces: Array, tgt_pieces: Array, seed: int, epoch: int, conf
     np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).shuffle(order)
     src_lengths, tgt_lengths = _marked(src_pieces), _marked(tgt_pieces)
     bounds = cut(src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens)
-    return EpochPlan(src_lengths, tgt_lengths, order, bounds, config.micro_tokens)
+    return EpochPlan(src_lengths, tgt_lengths, order, bounds, config.sized)
 
 
 def _marked(pieces: Array) -> Array:

@@ -1,114 +1,196 @@
 """The one place that knows how attention is computed: over packed sentences, and one step at a time with a cache.
 
-Sentences are spread from the packed row onto a (sentence, place) grid, attended with plain batched matrix products, and
-gathered back; at translation lengths this beats fused kernels on CPU. Both moves are their own inverse, so their
-gradients are index look-ups too, never scatter-adds. Cells without a token are masked as keys and dropped as queries.
-Section 3.2 of the paper: one function, used three ways.
+Sentences of like length are spread together onto a (sentence, head, place) grid, attended with plain batched matrix
+products, and gathered back; at translation lengths this beats fused kernels on CPU. Spreading looks up rows of one head
+each, so no tensor is transposed, and gathering is a look-up too, so neither has a scatter-add for a gradient.
+On GPU a kernel of ours reads packed rows as they lie (`attention_triton.py`). Section 3.2: one function, three uses.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nmt.batch import Packed
+from nmt.batch import Packed, derived
+from nmt.model.attention_triton import packed_attention, supports
 
 FAR = -1e30  # finite: a sentence without tokens must give a number, not NaN
-FLOOR = -80.0  # exp of anything that underflows is ten times slower on CPU
+WIDTH = 16  # grids are a multiple of this wide: below a vector register of fp32 torch's softmax is three times slower
 
 
-class Mask(NamedTuple):
-    """What a query may look at, once for all layers, each (S, 1, Lq or 1, Lk)."""
-
-    may: Tensor  # 1 or 0: multiplies the weights
-    shut: Tensor  # 0 or FAR: keeps what is masked out of the maximum
+def padded(longest: int) -> int:
+    return -(-max(longest, 1) // WIDTH) * WIDTH
 
 
-class _Spread(torch.autograd.Function):
-    """Tokens onto the grid: (T, F) -> (S * L, F). Cells without a token show some token; attention masks them."""
+class Grid:
+    """One side of a batch as cells: for each group of sentences (sentence, head, place), one group after another."""
+
+    def __init__(self, packed: Packed, groups: list[Tensor], widths: list[int]) -> None:
+        self.packed, self.widths = packed, widths
+        self.sizes = [group.numel() * width for group, width in zip(groups, widths, strict=True)]
+        self.live, self.tokens = [], []  # of each group (S, L): is there a token, and which (token 0 where not)
+        self.starts = packed.offsets.new_zeros(packed.n_sentences + 1)  # of a sentence's cells, were there one head
+        self.strides = torch.zeros_like(self.starts)  # from one of its heads to the next
+        self.indices: dict[tuple[int, ...], Tensor] = {}
+        first = 0
+        for group, width, size in zip(groups, widths, self.sizes, strict=True):
+            places = torch.arange(width, device=group.device)
+            live = places < packed.lengths[group, None]
+            self.live.append(live)
+            self.tokens.append(torch.where(live, packed.offsets[group, None] + places, 0))
+            self.starts[group] = first + width * torch.arange(group.numel(), device=group.device)
+            self.strides[group] = width
+            first += size
+        self.starts[-1] = first  # the dead tail's, a row of zeros after all cells
+
+    def spread(self, x: Tensor, group: int) -> Tensor:
+        """The packed heads x (T, H, D) in the cells of a group: (S * H, L, D)."""
+        n, heads, size = x.shape
+        if x.stride(2) != 1 or x.stride(1) != size or x.stride(0) % size:
+            x = x.contiguous()
+        each = x.stride(0) // size  # rows of one head for a token, where x is a slice of a wider product
+        index = self.indices.get((group, heads, each))
+        if index is None:
+            head = torch.arange(heads, device=x.device)[:, None]
+            index = (self.tokens[group][:, None] * each + head).flatten()  # (S * H * L,)
+            self.indices[group, heads, each] = index
+        rows = x.as_strided(((n - 1) * each + heads, size), (size, 1))
+        return rows.index_select(0, index).view(-1, self.widths[group], size)
+
+    def room(self, like: Tensor, heads: int, size: int) -> list[Tensor]:
+        """Unfilled cells of all groups, each (S * H, L, D); the first's storage holds the others too."""
+        cells = like.new_empty(sum(self.sizes) * heads + 1, size)
+        cells[-1] = 0.0
+        parts = cells.split([*(n * heads for n in self.sizes), 1])
+        return [part.view(-1, width, size) for part, width in zip(parts, self.widths, strict=False)]
+
+    def gather(self, cells: list[Tensor], heads: int) -> Tensor:
+        """What `room` gave, filled, as packed heads (T, H, D); the dead tail is zero."""
+        index = self.indices.get((heads,))
+        if index is None:
+            packed, head = self.packed, torch.arange(heads, device=self.starts.device)
+            start, stride = self.starts[packed.sentence, None], self.strides[packed.sentence, None]
+            index = (start * heads + stride * head + packed.positions[:, None]).flatten()  # (T * H,)
+            self.indices[heads,] = index
+        size = cells[0].shape[2]
+        rows = cells[0].as_strided((sum(self.sizes) * heads + 1, size), (size, 1))
+        return rows.index_select(0, index).view(-1, heads, size)
+
+
+class Field:
+    """Which keys each query sees: those of its own sentence, with `causal` none ahead, with `window` only so many
+    places to each side. Made once for all layers. `is_whole` keeps all sentences in one group."""
+
+    def __init__(self, queries: Packed, keys: Packed, causal: bool = False, window: int | None = None,
+                 is_whole: bool = False) -> None:
+        self.packed, self.causal, self.window = (queries, keys), causal, window
+        self.is_on_cpu = queries.tokens.device.type == "cpu"
+        self.is_whole = is_whole or not self.is_on_cpu  # elsewhere lengths are not read back
+
+    @derived
+    def groups(self) -> list[Tensor]:
+        """Sentences of like length."""
+        queries, keys = self.packed
+        if self.is_whole:
+            return [torch.arange(queries.n_sentences, device=queries.tokens.device)]
+        sizes = torch.maximum(queries.lengths, keys.lengths).add(WIDTH - 1).div(WIDTH, rounding_mode="floor")
+        return [(sizes == size).nonzero().squeeze(1) for size in sizes.unique().tolist()]
+
+    def grid(self, packed: Packed) -> Grid:
+        longest = [packed.longest if self.is_whole else int(packed.lengths[g].max()) for g in self.groups]
+        return Grid(packed, self.groups, [padded(n) for n in longest])
+
+    @derived
+    def queries(self) -> Grid:
+        return self.grid(self.packed[0])
+
+    @derived
+    def keys(self) -> Grid:
+        return self.queries if self.packed[0] is self.packed[1] else self.grid(self.packed[1])
+
+    @derived
+    def masks(self) -> list[Tensor]:
+        """For each group (S, 1, Lq or 1, Lk) fp32: 0 where a query may look, else FAR."""
+        masks = []
+        for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
+            may = live[:, None, None, :]
+            place = torch.arange(max(n_queries, live.shape[1]), device=live.device)
+            ahead = place[:live.shape[1]] - place[:n_queries, None]
+            if self.causal:
+                may = may & (ahead <= 0)
+            if self.window is not None:
+                may = may & (ahead.abs() <= self.window)
+            masks.append(torch.where(may, 0.0, FAR))
+        return masks
+
+    @derived
+    def has_void(self) -> bool:
+        """Whether some query may look at nothing, so that its weights must be made zero."""
+        queries, keys = self.packed
+        return not self.is_on_cpu or bool(((keys.lengths == 0) & (queries.lengths > 0)).any())
+
+
+class _GridAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, field: Field, seen: list[Tensor] | None) -> Tensor:
+        heads, scale = q.shape[1], q.shape[2] ** -0.5
+        mixed = field.queries.room(v, heads, v.shape[2])
+        saved = []
+        for index, mask in enumerate(field.masks):
+            q_grid = field.queries.spread(q, index)  # (S * H, Lq, K)
+            k_grid, v_grid = field.keys.spread(k, index), field.keys.spread(v, index)  # (S * H, Lk, K or V)
+            scores = torch.bmm(q_grid, k_grid.transpose(1, 2)).view(mask.shape[0], heads, -1, mask.shape[3])
+            weights = torch.add(mask, scores, alpha=scale).softmax(-1)  # at least fp32, as the mask is
+            if field.has_void:
+                weights.mul_(mask == 0)
+            if seen is not None:
+                seen.append(weights)
+            weights = weights.to(q.dtype).view(-1, *weights.shape[2:])
+            torch.bmm(weights, v_grid, out=mixed[index])
+            saved += [q_grid, k_grid, v_grid, weights, mixed[index]]
+        ctx.save_for_backward(*saved)
+        ctx.field, ctx.heads, ctx.scale = field, heads, scale
+        return field.queries.gather(mixed, heads)
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, packed: Packed) -> Tensor:
-        ctx.packed = packed
-        return flat.index_select(0, packed.cells)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _gathered(grad, ctx.packed), None
-
-
-class _Gather(torch.autograd.Function):
-    """The grid back to tokens: (S * L, F) -> (T, F). The dead tail is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, grid: Tensor, packed: Packed) -> Tensor:
-        ctx.packed = packed
-        return _gathered(grid, packed)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        packed: Packed = ctx.packed
-        return grad.index_select(0, packed.cells).mul_(packed.live.reshape(-1, 1)), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        field, heads, saved = ctx.field, ctx.heads, ctx.saved_tensors
+        q_room, k_room = (grid.room(grad, heads, saved[0].shape[2]) for grid in (field.queries, field.keys))
+        v_room = field.keys.room(grad, heads, saved[2].shape[2])
+        for index, live in enumerate(field.queries.live):
+            q_grid, k_grid, v_grid, weights, mixed = saved[5 * index:5 * index + 5]
+            d_mixed = field.queries.spread(grad, index)
+            d_mixed.view(live.shape[0], heads, live.shape[1], -1).mul_(live[:, None, :, None].to(grad.dtype))
+            torch.bmm(weights.transpose(1, 2), d_mixed, out=v_room[index])
+            d_scores = torch.bmm(d_mixed, v_grid.transpose(1, 2))
+            d_scores.sub_((d_mixed * mixed).sum(-1, keepdim=True)).mul_(weights)  # through the softmax
+            d_scores.mul_(ctx.scale)
+            torch.bmm(d_scores, k_grid, out=q_room[index])
+            torch.bmm(d_scores.transpose(1, 2), q_grid, out=k_room[index])
+        return (field.queries.gather(q_room, heads), field.keys.gather(k_room, heads),
+                field.keys.gather(v_room, heads), None, None)
 
 
-def _gathered(grid: Tensor, packed: Packed) -> Tensor:
-    flat = grid.index_select(0, packed.slots)
-    flat[packed.n_live:] = 0.0
-    return flat
+@torch.compiler.disable
+def _grid_attention(q: Tensor, k: Tensor, v: Tensor, field: Field, seen: list[Tensor] | None) -> Tensor:
+    return _GridAttention.apply(q, k, v, field, seen)
 
 
-class _Softmax(torch.autograd.Function):
-    """Softmax of scores + mask over the last dimension; on CPU rows below 16 twice as fast as torch's."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, mask: Mask) -> Tensor:
-        weights = scores + mask.shut  # at least fp32, as the mask is
-        weights = weights.sub_(weights.amax(-1, keepdim=True)).clamp_(min=FLOOR).exp_().mul_(mask.may)
-        weights = weights.div_(weights.sum(-1, keepdim=True).clamp_(min=0.5)).to(scores.dtype)
-        ctx.save_for_backward(weights)
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        product = weights * grad
-        return product.addcmul_(weights, product.sum(-1, keepdim=True), value=-1.0), None
-
-
-def allowed(queries: Packed, keys: Packed, causal: bool, window: int | None) -> Mask:
-    """The keys of its own sentence; with `causal` none ahead, with `window` only so many places to each side."""
-    may = keys.live[:, None, None, :]
-    if causal or window is not None:
-        device = keys.tokens.device
-        ahead = torch.arange(keys.longest, device=device) - torch.arange(queries.longest, device=device)[:, None]
-        if causal:
-            may = may & (ahead <= 0)
-        if window is not None:
-            may = may & (ahead.abs() <= window)
-    return Mask(may.float(), torch.where(may, 0.0, FAR))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, mask: Mask,
-           weights: list[Tensor] | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, field: Field, weights: list[Tensor] | None = None) -> Tensor:
     """softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
 
-    `mask` comes from `allowed`, once for all layers. A list given as `weights` receives (S, H, Lq, Lk).
+    A list given as `weights` receives (S, H, Lq, Lk); the field must then be whole.
     """
-    q_grid = _spread(q * q.shape[-1] ** -0.5, queries).transpose(1, 2)  # (S, H, Lq, K)
-    k_grid = _spread(k, keys).permute(0, 2, 3, 1)  # (S, H, K, Lk)
-    v_grid = _spread(v, keys).transpose(1, 2)  # (S, H, Lk, V)
-    seen = _Softmax.apply(q_grid @ k_grid, mask)  # (S, H, Lq, Lk)
-    if weights is not None:
-        weights.append(seen.detach())
-    mixed = (seen @ v_grid).transpose(1, 2)  # (S, Lq, H, V)
-    flat = _Gather.apply(mixed.reshape(-1, q.shape[1] * v.shape[2]), queries)
-    return flat.view(-1, q.shape[1], v.shape[2])
-
-
-def _spread(flat: Tensor, packed: Packed) -> Tensor:
-    grid = _Spread.apply(flat.flatten(1), packed)
-    return grid.view(packed.n_sentences, packed.longest, *flat.shape[1:])  # (S, L, H, D)
+    queries, keys = field.packed
+    if weights is None and not field.is_on_cpu and supports(q, v):
+        return packed_attention(q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest, field.causal,
+                                field.window)
+    seen: list[Tensor] | None = None if weights is None else []
+    mixed = _grid_attention(q, k, v, field, seen)
+    if weights is not None and seen is not None:
+        weights.append(seen[0][:, :, :queries.longest, :keys.longest])
+    return mixed
 
 
 @dataclass
@@ -120,7 +202,7 @@ class Cache:
 
     memory_keys: Tensor  # (N, S, H, K, Ls)
     memory_values: Tensor  # (N, S, H, Ls, V)
-    memory_mask: Mask
+    memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else FAR
     keys: Tensor  # (room, N, S * B, H, K): time first, so that the part in use is one block
     values: Tensor  # (room, N, S * B, H, V)
     length: int = 0  # steps taken
@@ -147,7 +229,7 @@ class Cache:
         """Forget the memory of all sentences but these; their hypotheses follow with `reorder`."""
         self.memory_keys = self.memory_keys.index_select(1, sentences)
         self.memory_values = self.memory_values.index_select(1, sentences)
-        self.memory_mask = Mask(*(part.index_select(0, sentences) for part in self.memory_mask))
+        self.memory_mask = self.memory_mask.index_select(0, sentences)
 
 
 def attend_past(q: Tensor, k: Tensor, v: Tensor, cache: Cache, layer: int, window: int | None) -> Tensor:
@@ -164,13 +246,14 @@ def attend_past(q: Tensor, k: Tensor, v: Tensor, cache: Cache, layer: int, windo
 
 def attend_memory(q: Tensor, cache: Cache, layer: int) -> Tensor:
     """Attention of one new position over the source: (S * B, H, K) -> (S * B, H, V)."""
-    grid = (q * q.shape[-1] ** -0.5).view(cache.n_sentences, -1, *q.shape[1:]).transpose(1, 2)  # (S, H, B, K)
-    seen = _Softmax.apply(grid @ cache.memory_keys[layer], cache.memory_mask)  # (S, H, B, Ls)
+    grid = q.view(cache.n_sentences, -1, *q.shape[1:]).transpose(1, 2)  # (S, H, B, K)
+    scores = grid @ cache.memory_keys[layer]
+    seen = torch.add(cache.memory_mask, scores, alpha=q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)  # (S, H, B, Ls)
     mixed = (seen @ cache.memory_values[layer]).transpose(1, 2)  # (S, B, H, V)
     return mixed.reshape(q.shape[0], q.shape[1], -1)
 
 
-def memory_grid(k: Tensor, v: Tensor, src: Packed) -> tuple[Tensor, Tensor]:
-    """Keys (S, H, K, Ls) and values (S, H, Ls, V) of the memory in the form the cache keeps."""
-    return _spread(k, src).permute(0, 2, 3, 1).contiguous(), _spread(v, src).transpose(1, 2).contiguous()
-
+def memory_grid(k: Tensor, v: Tensor, field: Field) -> tuple[Tensor, Tensor]:
+    """Keys (S, H, K, Ls) and values (S, H, Ls, V) of the memory in the form the cache keeps, from a whole field."""
+    keys, values = (field.keys.spread(x, 0).unflatten(0, (-1, x.shape[1])) for x in (k, v))  # (S, H, Ls, D)
+    return keys.transpose(2, 3).contiguous(), values

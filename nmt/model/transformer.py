@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import Cache, Mask, allowed, attend, attend_memory, attend_past, memory_grid
+from nmt.model.attention import Cache, Field, attend, attend_memory, attend_past, memory_grid
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -42,7 +42,7 @@ class Positions(nn.Module):
             self.register_buffer("table", sinusoids(config.max_positions, config.d_model), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
-        if longest > len(self.table):
+        if longest > len(self.table) and not (self.is_learned and self.training):  # there `longest` may be a bound
             if self.is_learned:
                 raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
                                 "split it, or train with more positions")
@@ -71,9 +71,9 @@ class SelfAttention(Attention):
     def split(self, x: Tensor) -> list[Tensor]:
         return [self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1)]
 
-    def forward(self, x: Tensor, packed: Packed, mask: Mask, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, field: Field, weights: Weights) -> Tensor:
         q, k, v = self.split(x)
-        return self.output(attend(q, k, v, packed, packed, mask, weights).flatten(1))
+        return self.output(attend(q, k, v, field, weights).flatten(1))
 
     def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
         q, k, v = self.split(x)
@@ -92,13 +92,13 @@ class MemoryAttention(Attention):
         k, v = self.kv(memory).split(self.sizes[1:], dim=-1)
         return self.heads(k), self.heads(v)
 
-    def remember(self, memory: Tensor, src: Packed) -> tuple[Tensor, Tensor]:
+    def remember(self, memory: Tensor, field: Field) -> tuple[Tensor, Tensor]:
         """The layer's share of a cache."""
-        return memory_grid(*self.keys_values(memory), src)
+        return memory_grid(*self.keys_values(memory), field)
 
-    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, mask: Mask, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, field: Field, weights: Weights) -> Tensor:
         k, v = self.keys_values(memory)
-        return self.output(attend(self.heads(self.q(x)), k, v, tgt, src, mask, weights).flatten(1))
+        return self.output(attend(self.heads(self.q(x)), k, v, field, weights).flatten(1))
 
     def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
         return self.output(attend_memory(self.heads(self.q(x)), cache, layer).flatten(1))
@@ -113,7 +113,13 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(F.relu(self.inner(x)))
+        return self.biased(self.outer, F.relu_(self.biased(self.inner, x)))
+
+    @staticmethod
+    def biased(linear: nn.Linear, x: Tensor) -> Tensor:
+        """What `linear` gives; on CPU torch would spread the bias over the output first, and then read it again."""
+        y = F.linear(x, linear.weight)
+        return y.add_(linear.bias.to(y.dtype))
 
 
 class Residual(nn.Module):
@@ -139,9 +145,9 @@ class EncoderLayer(nn.Module):
         self.attention, self.attention_residual = SelfAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, src: Packed, mask: Mask, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, field: Field, weights: Weights) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), src, mask, weights))
+        x = residual.after(x, self.attention(residual.before(x), field, weights))
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
@@ -153,12 +159,11 @@ class DecoderLayer(nn.Module):
         self.memory_attention, self.memory_residual = MemoryAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, tgt: Packed, memory: Tensor, src: Packed, self_mask: Mask, memory_mask: Mask,
-                weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, self_field: Field, memory_field: Field, weights: Weights) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), tgt, self_mask, None))
+        x = residual.after(x, self.attention(residual.before(x), self_field, None))
         residual = self.memory_residual
-        x = residual.after(x, self.memory_attention(residual.before(x), tgt, memory, src, memory_mask, weights))
+        x = residual.after(x, self.memory_attention(residual.before(x), memory, memory_field, weights))
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
@@ -207,23 +212,26 @@ class Transformer(nn.Module):
 
     def embed(self, embedding: nn.Embedding, positions: Positions, packed: Packed) -> Tensor:
         x = embedding(packed.tokens) * math.sqrt(self.config.d_model)  # section 3.4
-        return self.dropout(positions(x, packed.positions, packed.longest))
+        x = positions(x, packed.positions, packed.longest)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return self.dropout(x)
 
     def encode(self, src: Packed, weights: Weights = None) -> Tensor:
         """The memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
-        mask = allowed(src, src, causal=False, window=self.config.window)
+        field = Field(src, src, window=self.config.window, is_whole=weights is not None)
         for layer in self.encoder:
-            x = layer(x, src, mask, weights)
+            x = layer(x, field, weights)
         return self.encoder_norm(x)
 
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
         """What the projection turns into the logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
-        self_mask = allowed(tgt, tgt, causal=True, window=self.config.window)
-        memory_mask = allowed(tgt, src, causal=False, window=None)
+        self_field = Field(tgt, tgt, causal=True, window=self.config.window)
+        memory_field = Field(tgt, src, is_whole=weights is not None)
         for layer in self.decoder:
-            x = layer(x, tgt, memory, src, self_mask, memory_mask, weights)
+            x = layer(x, memory, self_field, memory_field, weights)
         return self.decoder_norm(x)
 
     def forward(self, src: Packed, tgt: Packed) -> Tensor:
@@ -231,12 +239,12 @@ class Transformer(nn.Module):
 
     def start(self, src: Packed, beam: int) -> Cache:
         """A cache for `beam` hypotheses of each sentence, before their first step."""
-        memory = self.encode(src)
-        grids = [layer.memory_attention.remember(memory, src) for layer in self.decoder]
+        memory, field = self.encode(src), Field(src, src, is_whole=True)
+        grids = [layer.memory_attention.remember(memory, field) for layer in self.decoder]
         keys, values = torch.stack([k for k, _ in grids]), torch.stack([v for _, v in grids])
         rows, config = src.n_sentences * beam, self.config
         shape = (16, config.n_layers, rows, config.n_heads)
-        return Cache(keys, values, allowed(src, src, causal=False, window=None),
+        return Cache(keys, values, field.masks[0],
                      keys.new_empty(*shape, config.key_size), keys.new_empty(*shape, config.value_size))
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:

@@ -1,9 +1,9 @@
 """Label-smoothed cross-entropy, summed over tokens and fused with the output projection; plain NLL beside it.
 
-The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on each other. Rows go through in chunks that stay in the
-cache, and gradients are made on the way, so the full (T, V) logits never exist. Smoothing costs nothing: it enters the
-gradients as one vector per chunk, not as a pass over the logits. Statistics are fp32 (fp64 for fp64 input) whatever the
-products' precision.
+The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on each other. Rows go through in chunks, and gradients are
+made on the way, so the full (T, V) logits never exist. Smoothing costs nothing: it enters the gradients once for all
+rows, not as a pass over the logits. Statistics are fp32 (fp64 for fp64 input) whatever the products' precision.
+On GPU a kernel of ours makes losses and gradients of a row at once (`loss_triton.py`).
 """
 
 from typing import Any
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from nmt.batch import Batch
 from nmt.model.transformer import Transformer
+from nmt.train.loss_triton import fused_loss_forward, supports
 
-CHUNK = 2_560_000  # logits held at a time: 10 MB, about what a core's caches hold
+CHUNK, ROWS = 48_000_000, 512  # logits held at a time, but never fewer rows: each chunk passes over all weights
+BLOCK = 2_000_000  # logits in full precision, which the caches hold
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -23,47 +25,9 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float,
                 needs_grad: bool) -> tuple[Tensor, Tensor]:
-        n_vocab = weight.shape[0]
-        others = smoothing / (n_vocab - 1)
-        gold = 1.0 - smoothing - others  # beyond what every piece gets
-        exact = torch.promote_types(hidden.dtype, torch.float32)
-        fast = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else exact
-        hidden, weight_fast = hidden.to(fast), weight.to(fast)
-        counts = (labels >= 0).to(exact)
-        smoothed, nll = weight.new_zeros((), dtype=exact), weight.new_zeros((), dtype=exact)
-        grad_hidden = torch.empty_like(hidden, dtype=exact) if needs_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=exact) if needs_grad else None
-        rows = max(1, CHUNK // n_vocab)
-        room = hidden.new_empty(min(rows, hidden.shape[0]), n_vocab, dtype=exact)  # one for all chunks
-        with torch.autocast(hidden.device.type, enabled=False):
-            all_logits = hidden.to(exact) @ weight.to(exact).sum(0)  # each row's logits, summed over the vocabulary
-            for first in range(0, hidden.shape[0], rows):
-                part = slice(first, first + rows)
-                h, count, label = hidden[part], counts[part], labels[part].clamp(min=0)[:, None]
-                logits = _product(h, weight_fast.T, room[:len(h)])  # (C, V)
-                gold_logit = logits.gather(1, label).squeeze(1)
-                top = logits.amax(1)
-                shares = logits.sub_(top[:, None]).exp_()
-                total = shares.sum(1)
-                log_total = top + total.log()
-                nll += ((log_total - gold_logit) * count).sum()
-                smoothed += ((log_total - gold * gold_logit - others * all_logits[part]) * count).sum()
-                if grad_hidden is None or grad_weight is None:
-                    continue
-                shares = shares.to(fast)
-                scale = count / total
-                grad_hidden[part] = (shares @ weight_fast).to(exact) * scale[:, None]
-                scaled = (h.to(exact) * scale[:, None]).to(fast)
-                if fast == exact:
-                    grad_weight.addmm_(shares.T, scaled)
-                else:
-                    grad_weight += (shares.T @ scaled).to(exact)
-        if grad_hidden is not None and grad_weight is not None:
-            label, weighted = labels.clamp(min=0), hidden.to(exact) * counts[:, None]
-            grad_hidden.addcmul_(weight.to(exact)[label], counts[:, None], value=-gold)
-            grad_hidden.sub_(counts[:, None] * (others * weight.to(exact).sum(0)))
-            grad_weight.index_add_(0, label, weighted, alpha=-gold)
-            grad_weight.sub_(others * weighted.sum(0))
+        work = fused_loss_forward if supports(hidden) else chunked_loss_forward
+        smoothed, nll, grad_hidden, grad_weight = work(hidden, weight, labels, smoothing, needs_grad)
+        if needs_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -74,8 +38,48 @@ class _FusedLoss(torch.autograd.Function):
         return grad_hidden * grad, grad_weight * grad, None, None, None
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    return torch.mm(a, b, out=out) if a.dtype == out.dtype else out.copy_(a @ b)
+def chunked_loss_forward(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float,
+                         needs_grad: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden` and `weight`."""
+    n_rows, n_vocab, device = hidden.shape[0], weight.shape[0], hidden.device.type
+    others = smoothing / (n_vocab - 1)
+    gold = 1.0 - smoothing - others  # beyond what every piece gets
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else exact
+    counts, label = (labels >= 0).to(exact)[:, None], labels.clamp(min=0)[:, None]  # (T, 1)
+    hidden_fast, weight_fast = hidden.to(fast), weight.to(fast)
+    hidden, weight = hidden.to(exact), weight.to(exact)
+    counted = hidden * counts
+    counted_fast = counted.to(fast)
+    smoothed, nll = weight.new_zeros(()), weight.new_zeros(())
+    grad_hidden = torch.empty_like(hidden) if needs_grad else None
+    grad_weight = torch.zeros_like(weight) if needs_grad and not n_rows else None
+    n_chunks = max(1, -(-n_rows // max(ROWS, CHUNK // n_vocab)))
+    size, block = max(1, -(-n_rows // n_chunks)), max(1, BLOCK // n_vocab)
+    room = hidden_fast.new_empty(min(size, n_rows), n_vocab)  # one for all chunks
+    with torch.autocast(device, enabled=False):
+        vocab_sum = weight.sum(0)  # its product with a hidden row is the sum of the row's logits
+        all_logits = hidden @ vocab_sum[:, None]
+        for first in range(0, n_rows, size):
+            rows = slice(first, min(first + size, n_rows))
+            shares = torch.mm(hidden_fast[rows], weight_fast.T, out=room[:rows.stop - first])  # (C, V), still logits
+            for start in range(first, rows.stop, block):
+                part = slice(start, min(start + block, rows.stop))
+                products = shares[start - first:part.stop - first]
+                logits = products.to(exact)
+                gold_logit, top = logits.gather(1, label[part]), logits.amax(1, keepdim=True)
+                products.copy_(torch.softmax(logits, 1, out=logits))
+                log_total = top - logits.amax(1, keepdim=True).log()  # the largest share is never too small for it
+                nll += ((log_total - gold_logit) * counts[part]).sum()
+                smoothed += ((log_total - gold * gold_logit - others * all_logits[part]) * counts[part]).sum()
+            if grad_hidden is not None:
+                grad_hidden[rows] = shares @ weight_fast
+                product = shares.T @ counted_fast[rows]
+                grad_weight = product.to(exact) if grad_weight is None else grad_weight.add_(product)
+    if grad_hidden is not None and grad_weight is not None:  # the gold piece's and smoothing's part, for all rows
+        grad_hidden.sub_(weight[label[:, 0]], alpha=gold).sub_(vocab_sum, alpha=others).mul_(counts)
+        grad_weight.index_add_(0, label[:, 0], counted, alpha=-gold).sub_(others * counted.sum(0))
+    return smoothed, nll, grad_hidden, grad_weight
 
 
 def loss_sums(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

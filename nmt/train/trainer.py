@@ -33,7 +33,7 @@ from nmt.model.transformer import Transformer
 from nmt.progress import Progress, clock, duration, say
 from nmt.train.loss import Objective
 from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
-from nmt.train.parallel import held, spread
+from nmt.train.parallel import Captured, micro_step, spread
 from nmt.train.validate import DevSet, validate
 
 AGREE_EVERY = 10  # updates between questions among ranks
@@ -48,17 +48,13 @@ def run_update(objective: nn.Module, optimizer: torch.optim.Adam, update: Update
                world: World) -> Tensor:
     """One optimizer update; returns this rank's (smoothed loss, NLL) sums, still on the device."""
     sums = torch.zeros(2, device=world.device)
-    is_fast = config.training.precision == "bf16"
+    scale = world.size / update.n_tgt  # DDP averages over ranks; we want the sum
     for index, micro in enumerate(update.micros):
-        torch.manual_seed(micro_seed(config.seed, step, micro.number))
-        with held(objective, is_last=index + 1 == len(update.micros)):
-            with torch.autocast(world.device.type, torch.bfloat16, enabled=is_fast):
-                loss, nll = objective(micro.batch)
-            (loss * (world.size / update.n_tgt)).backward()  # DDP averages over ranks; we want the sum
-        sums += torch.stack((loss.detach(), nll.detach()))
+        seed, is_last = micro_seed(config.seed, step, micro.number), index + 1 == len(update.micros)
+        sums += micro_step(objective, micro.batch, scale, seed, is_last, config.training.precision == "bf16")
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=not isinstance(objective, Captured))  # a graph adds to gradients in their place
     return sums
 
 
@@ -123,7 +119,8 @@ class Trainer:
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.state = self.resume()
-        self.objective = spread(Objective(self.model, config.training.label_smoothing), world)
+        objective = Objective(self.model, config.training.label_smoothing)
+        self.objective = spread(objective, world, config.training.is_compiled(world.device.type))
         self.translator = Translator(self.model, self.vocab, config.decoding, world.device)
         self.dev = _open_dev(self.store_folder, self.vocab) if config.data.valid else None
         self.began = clock() - self.state.elapsed_s  # as if there had been one sitting

@@ -62,7 +62,7 @@ def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world:
 
 
 def validate(translator: Translator, dev: DevSet, config: RunConfig, world: World) -> Validation:
-    nll = dev_nll(translator, dev.store, config.training.micro_tokens, world)
+    nll = dev_nll(translator, dev.store, config.training.sized, world)
     score = None
     if config.evaluation.bleu and world.is_main:
         n = config.evaluation.sentences

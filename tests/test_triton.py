@@ -1,0 +1,279 @@
+"""The GPU kernels against float64 written out, values and gradients: on a GPU where there is one, else interpreted.
+
+Triton decides at its import whether kernels are interpreted, and torch or another test may have imported it by then. So
+without a GPU this file runs itself once more, in a process of its own that says so from the start; here the kernels
+are compiled for two GPUs that need not be there, since the interpreter takes what the compiler refuses. The interpreter
+keeps bf16 as bare bits: it multiplies those in products and cuts where hardware rounds; both are mended below.
+"""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.model import attention_triton
+from nmt.model.attention_triton import packed_attention, supports
+from nmt.train import loss_triton
+from nmt.train.loss_triton import fused_loss_forward, rows_in_place
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
+NAN = float("nan")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    pytest.importorskip("triton", reason="triton is not installed")
+    if IS_INTERPRETED:
+        mend_bf16(monkeypatch)
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU: runs interpreted, in the process of test_in_the_interpreter")
+    return torch.device("cuda")
+
+
+def mend_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def converted(data: np.ndarray, source: Any, target: Any, _: Any) -> np.ndarray:
+        data = np.ascontiguousarray(data)
+        if source == tl.bfloat16:
+            return torch.from_numpy(data.view(np.int16)).view(torch.bfloat16).float().numpy().view(np.uint32)
+        assert target == tl.bfloat16
+        return torch.from_numpy(data).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+    def product(_: Any, a: Any, b: Any, c: Any, *precision: Any) -> Any:
+        a, b = (converted(x.data, tl.bfloat16, tl.float32, None).view(np.float32) if x.dtype.scalar == tl.bfloat16
+                else x.data for x in (a, b))
+        return interpreter.TensorHandle(a @ b + c.data, c.dtype.scalar)
+
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.skipif(IS_INTERPRETED or torch.cuda.is_available(), reason="this process computes by itself")
+def test_in_the_interpreter() -> None:
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", __file__],
+                          cwd=Path(__file__).parent.parent, env={**os.environ, "TRITON_INTERPRET": "1"},
+                          capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-5000:] + done.stderr[-1000:]
+
+
+def error(ours: Tensor, exact: Tensor) -> float:
+    if not exact.numel() or not exact.any():
+        return float(ours.abs().sum())  # must be zero to the bit
+    return ((ours.double() - exact).norm() / exact.norm()).item()
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, q_ends: list[int], k_ends: list[int], causal: bool,
+                window: int | None) -> Tensor:
+    out = []
+    for a, b, c, d in zip(q_ends[:-1], q_ends[1:], k_ends[:-1], k_ends[1:], strict=True):
+        gap = torch.arange(d - c, device=q.device) - torch.arange(b - a, device=q.device)[:, None]
+        may = (gap <= 0 if causal else gap > -10**6) & (gap.abs() <= (10**6 if window is None else window))
+        scores = torch.einsum("ihd,jhd->hij", q[a:b], k[c:d]) / q.shape[-1] ** 0.5
+        weights = scores.exp() * may
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+        out.append(torch.einsum("hij,jhd->ihd", weights, v[c:d]))
+    return torch.cat((*out, q.new_zeros(len(q) - q_ends[-1], q.shape[1], v.shape[2])))
+
+
+def inputs(q_lengths: list[int], k_lengths: list[int], dtype: torch.dtype, device: torch.device, sizes: tuple[int, ...],
+           tail: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Views into fused products, as the model makes them; NaN in the dead tail."""
+    n_heads, d_k, d_v = sizes
+    ends = [torch.tensor([0, *lengths], device=device).cumsum(0) for lengths in (q_lengths, k_lengths)]
+    fused = []
+    for offsets in ends:
+        rows = torch.randn(int(offsets[-1]) + tail, n_heads * (2 * d_k + d_v), device=device).to(dtype)
+        rows[int(offsets[-1]):] = NAN
+        fused.append(rows.split([n_heads * d_k, n_heads * d_k, n_heads * d_v], -1))
+    heads = [x.unflatten(-1, (n_heads, -1)) for x in (fused[0][0], fused[1][1], fused[1][2])]
+    return heads, ends
+
+
+def check(q_lengths: list[int], k_lengths: list[int], causal: bool, window: int | None, dtype: torch.dtype,
+          device: torch.device, sizes: tuple[int, ...] = (2, 16, 16), tail: int = 5, slack: int = 0,
+          attention: Callable[..., Tensor] = packed_attention) -> None:
+    heads, (q_ends, k_ends) = inputs(q_lengths, k_lengths, dtype, device, sizes, tail)
+    ours = [x.detach().requires_grad_() for x in heads]
+    exact = q, k, v = [x.detach().double().requires_grad_() for x in heads]
+    out = attention(*ours, q_ends, k_ends, max(q_lengths) + slack, max(k_lengths) + slack, causal, window)
+    expected = written_out(q, k, v, q_ends.tolist(), k_ends.tolist(), causal, window)
+    grad = torch.randn_like(out)
+    if tail:
+        grad[-tail:] = NAN
+    grads = torch.autograd.grad(out, ours, grad)
+    expected_grads = torch.autograd.grad(expected, exact, torch.nan_to_num(grad.double(), 0.0))
+    for a, b, offsets in zip((out, *grads), (expected, *expected_grads), (q_ends, q_ends, k_ends, k_ends), strict=True):
+        assert a.dtype == dtype and error(a, b) < BOUNDS[dtype]
+        assert (a[offsets[-1]:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize(("q_lengths", "k_lengths", "causal", "window", "sizes"), [
+    ([31, 1, 0, 32], None, True, None, (2, 16, 16)),
+    ([5, 0, 32], [32, 4, 0], False, None, (2, 32, 16)),  # one block of keys; a source and a target without tokens
+    ([33, 64], [7, 31], False, None, (1, 16, 64)),  # many blocks of queries, one of keys
+    ([3, 65, 130], None, True, None, (1, 16, 16)),
+    ([130, 2, 1], [33, 65, 130], False, None, (1, 16, 24)),
+    ([1, 70], None, True, 3, (2, 12, 20)),
+    ([70, 5], [10, 64], False, 2, (2, 16, 16)),  # queries that see nothing
+    ([4, 33], [33, 4], True, None, (1, 128, 80)),
+])
+def test_equals_the_definition(q_lengths: list[int], k_lengths: list[int] | None, causal: bool, window: int | None,
+                               sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(1)
+    check(q_lengths, k_lengths or q_lengths, causal, window, dtype, device, sizes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_batches(seed: int, device: torch.device) -> None:
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    q_lengths, k_lengths = rng.choice([0, 1, 2, 7, 31, 32, 33, 64, 65], (2, 4)).tolist()
+    check(q_lengths, k_lengths, bool(rng.integers(2)), [None, 1, 40][rng.integers(3)], list(BOUNDS)[seed % 2], device,
+          tail=int(rng.integers(2)) * 40, slack=int(rng.integers(2)) * 33)
+
+
+def test_repeats_to_the_bit_and_takes_narrow_offsets(device: torch.device) -> None:
+    torch.manual_seed(2)
+    heads, (q_ends, k_ends) = inputs([40, 1, 0, 70], [3, 33, 2, 70], torch.bfloat16, device, (2, 32, 32), 3)
+    q, k, v = [x.detach().requires_grad_() for x in heads]
+    runs = []
+    for dtype in (torch.int64, torch.int32):
+        out = packed_attention(q, k, v, q_ends.to(dtype), k_ends.to(dtype), 70, 70, False, None)
+        runs.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(a, b) and a.any()
+
+
+def test_one_graph_under_the_compiler(device: torch.device) -> None:
+    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    def attention(*arguments: Any) -> Tensor:
+        return packed_attention(*arguments)
+
+    torch.manual_seed(3)
+    check([6, 1, 35], [6, 1, 35], True, None, torch.float32, device, attention=attention)
+    check([6, 1, 30], [2, 0, 4], False, None, torch.bfloat16, device, attention=attention)
+
+
+def test_the_ops_keep_torchs_rules(device: torch.device) -> None:
+    torch.manual_seed(4)
+    heads, ends = inputs([2, 0, 33], [4, 1, 3], torch.float32, device, (1, 16, 16), 2)
+    heads = [torch.nan_to_num(x).detach() for x in heads]  # opcheck wants equal results, and NaN is not equal
+    settings = (*ends, 33, 4, False, None)
+    leaves = [x.clone().requires_grad_() for x in heads]
+    torch.library.opcheck(attention_triton._attention, (*leaves, *settings))
+    out, lse = attention_triton._attention(*heads, *settings)
+    torch.library.opcheck(attention_triton._gradients, (torch.randn_like(out), *heads, out, lse, *settings))
+    logits, labels = torch.randn(3, 40, device=device), torch.tensor([4, -1, 39], device=device)
+    torch.library.opcheck(rows_in_place, (logits, labels, 0.9, 0.001, 40, True))
+
+
+@pytest.mark.parametrize(("d_k", "d_v", "dtype", "is_taken"), [
+    (64, 64, torch.float32, True), (128, 128, torch.bfloat16, True), (16, 24, torch.float32, True),
+    (512, 64, torch.float32, False), (64, 512, torch.float32, False), (64, 64, torch.float64, False)])
+def test_what_is_not_supported_is_announced(d_k: int, d_v: int, dtype: torch.dtype, is_taken: bool,
+                                            device: torch.device) -> None:
+    q, v = (torch.zeros(3, 1, size, dtype=dtype, device=device) for size in (d_k, d_v))
+    assert supports(q, v) == is_taken and not supports(q, v.half())
+    assert loss_triton.supports(q) == (dtype != torch.float64)
+
+
+def test_without_triton_the_modules_load_and_say_so() -> None:
+    program = ("import sys; sys.modules['triton'] = None\nimport torch\nfrom nmt.model import attention_triton as a\n"
+               "from nmt.train import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
+               "assert a.triton is None and not a.supports(x, x) and not b.supports(x)")
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent, check=True, timeout=60)
+
+
+def losses(logits: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Of each row, smoothed and not: 1 - eps on the gold piece, eps / (V - 1) on each other."""
+    log_p, at_label = logits.log_softmax(-1), labels.clamp(min=0)[:, None]
+    target = torch.full_like(log_p, eps / (logits.shape[1] - 1)).scatter_(1, at_label, 1 - eps)
+    smoothed, nll = -(target * log_p).sum(1), -log_p.gather(1, at_label).squeeze(1)
+    return smoothed.where(labels >= 0, 0.0), nll.where(labels >= 0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize(("n_vocab", "n_columns"), [(37, 64), (37, 37), (64, 64), (9000, 9024)])  # 9000: three blocks
+@pytest.mark.parametrize(("eps", "size"), [(0.0, 1.0), (0.1, 1.0), (0.1, 100.0)])
+def test_rows_equal_the_definition(dtype: torch.dtype, n_vocab: int, n_columns: int, eps: float, size: float,
+                                   device: torch.device) -> None:
+    torch.manual_seed(5)
+    others = eps / (n_vocab - 1)
+    labels = torch.tensor([0, n_vocab - 1, -1, 17, -1], device=device)
+    logits = (size * torch.randn(5, n_columns, device=device)).to(dtype)
+    logits[:, n_vocab:] = NAN
+    logits[2] = NAN
+    exact = logits[:, :n_vocab].double().requires_grad_()
+    expected, live, before = losses(exact, labels, eps), labels >= 0, logits.clone()
+    (grad,) = torch.autograd.grad(expected[0][live].sum(), exact)
+    quiet = rows_in_place(logits, labels, 1 - eps - others, others, n_vocab, False)
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    loud = rows_in_place(logits, labels, 1 - eps - others, others, n_vocab, True)
+    for a, b, c in zip(quiet, loud, expected, strict=True):
+        assert torch.equal(a, b) and a.dtype == torch.float32 and error(a, c.detach()) < 1e-6
+        assert (a[labels < 0] == 0).all()
+    assert error(logits[live, :n_vocab], grad[live]) < BOUNDS[dtype]
+    assert (logits[:, n_vocab:] == 0).all() and (logits[labels < 0] == 0).all()
+
+
+@pytest.mark.parametrize(("rows", "padding"), [(4096, 0), (16, 27), (7, 0)])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_fused_loss_equals_the_definition(rows: int, padding: int, is_mixed: bool, device: torch.device) -> None:
+    torch.manual_seed(6)
+    hidden, weight = torch.randn(50, 16, device=device), torch.randn(37, 16, device=device)
+    labels = torch.randint(-1, 37, (50,), device=device)
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    sums = [x.sum() for x in losses(exact[0] @ exact[1].T, labels, 0.1)]
+    expected = (*sums, *torch.autograd.grad(sums[0], exact))
+    padded = torch.cat((weight, weight.new_full((padding, 16), 9.0)))
+    with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed):
+        ours = fused_loss_forward(hidden, padded, labels, 0.1, True, 37, rows)
+        quiet = fused_loss_forward(hidden, padded, labels, 0.1, False, 37, rows)
+    assert [x.item() for x in ours[:2] if x is not None] == [x.item() for x in quiet[:2] if x is not None]
+    assert quiet[2] is None and quiet[3] is None and ours[3] is not None and not ours[3][37:].any()
+    for a, b in zip((*ours[:3], ours[3][:37]), expected, strict=True):
+        assert a is not None and a.dtype == torch.float32
+        assert error(a, b.detach()) < (1e-2 if is_mixed else 1e-6)
+
+
+@pytest.mark.skipif(not HAS_TRITON or IS_INTERPRETED, reason="needs triton, not interpreted")
+@pytest.mark.parametrize(("name", "settings"), [
+    ("_forward", {"BLOCK": 32, "CAUSAL": True, "WINDOW": None}),
+    ("_forward", {"BLOCK": 64, "CAUSAL": False, "WINDOW": 4}),
+    ("_backward", {"BLOCK": 64, "CAUSAL": True, "WINDOW": None, "IS_ALONE": True}),
+    ("_backward", {"BLOCK": 64, "CAUSAL": True, "WINDOW": None, "IS_ALONE": False}),
+    ("_backward_q", {"BLOCK": 64, "CAUSAL": True, "WINDOW": None}), ("_clear", {"WIDTH": 512, "BLOCK": 1024}),
+    ("_rows", {"BLOCK": 4096, "NEEDS_GRAD": True})])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compiles_for_gpus_that_are_not_here(name: str, settings: dict[str, Any], capability: int,
+                                             monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = getattr(loss_triton if name == "_rows" else attention_triton, name)
+    constants = settings | {size: 64 for size in ("K", "V", "K_ROOM", "V_ROOM") if size in kernel.arg_names}
+    types = dict.fromkeys(("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v", "rows", "logits"), "*bf16")
+    types |= dict.fromkeys(("lse", "smoothed", "nll"), "*fp32") | dict.fromkeys(("scale", "gold", "others"), "fp32")
+    types |= dict.fromkeys(("q_offsets", "k_offsets", "offsets", "labels"), "*i64")
+    signature = {arg: "constexpr" if arg in constants else types.get(arg, "i32") for arg in kernel.arg_names}
+    source = ASTSource(kernel, signature, constants)
+    built = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": 4, "num_stages": 2})
+    assert len(built.asm["cubin"]) > 1000 and built.metadata.shared <= 99 * 1024  # the least of a family
