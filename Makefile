@@ -4,10 +4,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+SOAKED := $(addprefix tests/test_,kills.py signals.py ranks.py damage.py hosts.py trust.py)
 RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench bench-data clean
+.PHONY: help install demo test soak check bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +37,9 @@ check: $(INSTALLED)  ## lint, types, architecture
 
 test: check  ## check, then every test
 	$(BIN)/pytest
+
+soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; an hour
+	NMT_SOAK=1 $(BIN)/pytest -s $(SOAKED)
 
 bench: $(INSTALLED)  ## time training beside eole, OpenNMT-py, JoeyNMT and others on DATA=a folder like multi30k: an hour
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }

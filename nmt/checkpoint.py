@@ -8,25 +8,44 @@ anywhere; `manifest.json` has the sha256 of each. An average is the same without
 import contextlib
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nmt.config import RunConfig, dump, load_config
+from nmt.config import MAX_CONFIG_BYTES, ModelConfig, RunConfig, differences, dump, load_config
 from nmt.data.plan import Cursor
-from nmt.errors import UserError
-from nmt.files import MANIFEST, RunFolder, point, read_json, remove_folder, verify, write_folder, write_json, write_text
+from nmt.data.vocab import Vocab
+from nmt.dist import put, whole
+from nmt.errors import Failure, UserError
+from nmt.files import (
+    MANIFEST,
+    RunFolder,
+    point,
+    read_json,
+    read_manifest,
+    remove_folder,
+    size_of,
+    verify,
+    write_folder,
+    write_json,
+    write_text,
+)
+from nmt.model.transformer import Transformer
 from nmt.progress import say
+from nmt.strict_yaml import parse_yaml
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 CONFIG, VOCAB = "config.yaml", "vocab.model"
 PARTS = (MODEL, STATE, CONFIG, VOCAB)  # of every checkpoint; training adds the optimizer
+SMALL = {STATE: 1 << 20, CONFIG: MAX_CONFIG_BYTES, VOCAB: 8 << 20}  # how many bytes each may have: they are read whole
+MAX_HEADER_BYTES = 8 << 20  # of safetensors: hundreds of layers
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,11 @@ class TrainState:
     best_step: int = 0
     elapsed_s: float = 0.0  # of training, validation and saving, over all sittings
     metrics_bytes: int = 0  # how much of metrics.jsonl belongs to it
+    validated: int = 0  # the last update after which the dev set was scored
+    skipped: int = 0  # updates up to this one that were not applied, in a row
+    window_loss: float = 0.0  # sums since the last log line
+    window_nll: float = 0.0
+    window_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,16 +76,31 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save(path: Path, model: nn.Module, optimizer: torch.optim.Adam, state: TrainState, config: RunConfig,
-         vocab_model: bytes) -> None:
-    """Write the folder `path`: complete or absent."""
-    weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    moments = {f"{key}.{name}": value.detach().cpu().contiguous() for name, p in model.named_parameters()
-               for key, value in optimizer.state[p].items()}
+@dataclass(frozen=True)
+class Snapshot:
+    """The tensors of a checkpoint by name, each whole."""
 
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]  # of Adam, by the weight's name
+
+    @property
+    def size(self) -> int:
+        return sum(value.nbytes for tensors in (self.weights, self.moments) for value in tensors.values())
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Adam) -> Snapshot:
+    """The tensors as they are, not copied. All ranks take part, for each may hold but a share."""
+    weights = {name: whole(p.detach()) for name, p in model.named_parameters()}
+    moments = {f"{key}.{name}": whole(value.detach()) for name, p in model.named_parameters()
+               for key, value in optimizer.state[p].items()}
+    return Snapshot(weights, moments)
+
+
+def save(path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab_model: bytes) -> None:
+    """Write the folder `path`: complete or absent."""
     def fill(folder: Path) -> None:
-        save_file(moments, folder / OPTIMIZER)
-        _fill(folder, weights, asdict(state), config, vocab_model)
+        save_file(_on_host(snapshot.moments), folder / OPTIMIZER)
+        _fill(folder, _on_host(snapshot.weights), asdict(state), config, vocab_model)
 
     write_folder(path, fill)
 
@@ -73,17 +112,144 @@ def _fill(folder: Path, weights: dict[str, Tensor], state: dict[str, Any], confi
     (folder / VOCAB).write_bytes(vocab)
 
 
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu().contiguous() for name, value in tensors.items()}
+
+
 def load(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, or the newest one of a run folder, after comparing each file with the manifest."""
+    """Open a checkpoint folder, or the newest one of a run folder, once it can be trusted."""
     if (path / "checkpoints").is_dir():
-        found = newest(RunFolder(path))
+        try:
+            found = newest(RunFolder(path))
+        except Failure as error:
+            raise UserError(str(error)) from None
         if found is None:
             raise UserError(f"{path}: this run has no checkpoint yet")
         return found
     if not path.is_dir():
         raise UserError(f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-...")
-    verify(path, PARTS)
-    return Checkpoint(path, load_config(str(path / CONFIG)), (path / VOCAB).read_bytes(), read_json(path / STATE))
+    return _open(path)
+
+
+def _open(path: Path) -> Checkpoint:
+    """Compare each file with the manifest, and names, shapes and types of tensors with the config."""
+    checkpoint = _look_into(path)
+    verify(path)  # last what takes long: a second for each gigabyte or two
+    return checkpoint
+
+
+def _look_into(path: Path) -> Checkpoint:
+    """All that can be checked before a tensor is read."""
+    for name, entry in read_manifest(path).items():
+        if name not in (*PARTS, OPTIMIZER):
+            raise UserError(f"{path / MANIFEST}: names {name}, which is no part of a checkpoint; use another copy")
+        if entry["size"] > SMALL.get(name, 2**63):
+            raise UserError(f"{path / name}: {entry['size']} bytes are too many; use another copy")
+    verify(path, PARTS, only=SMALL)
+    state = _read_state(path)
+    config = _read_config(path / CONFIG)
+    vocab = Vocab.load(path / VOCAB)
+    shapes = partial(_shapes, config.model, vocab.size, path / CONFIG)
+    _compare(path / MODEL, shapes())
+    if "averaged" not in state:
+        verify(path, (OPTIMIZER,), only=())
+        _compare(path / OPTIMIZER, ((f"{key}.{name}", [] if key == "step" else shape) for name, shape in shapes()
+                                    for key in ("step", "exp_avg", "exp_avg_sq")))
+    return Checkpoint(path, config, vocab.model, state)
+
+
+def _read_config(path: Path) -> RunConfig:
+    """The config, which must stand by itself: another file could be anything on this machine."""
+    try:
+        source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
+        if "extends" in source.values:
+            raise UserError(f"{source.places['extends']}: extends: the config of a checkpoint stands by itself; "
+                            "use another copy")
+        return load_config(str(path))
+    except UserError as error:
+        raise UserError(str(error)[:len(str(path)) + 300]) from None  # a stranger's values may be long
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """The state of training, or what an average says of itself; nothing missing, nothing more."""
+    path = folder / STATE
+    state = read_json(path)
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: is no mapping; damaged, use another copy")
+    hints = {"averaged": list[str], "step": int} if "averaged" in state else get_type_hints(TrainState)
+    for key in (*hints, *state):
+        if key not in hints or key not in state or not _fits(state[key], hints[key]):
+            what = "unknown" if key not in hints else "missing" if key not in state else "no value of its kind"
+            raise UserError(f"{path}: {ascii(key[:99])} is {what}; damaged, or of another version of nmt")
+    for place in {folder.name, folder.resolve().name}:
+        match = re.fullmatch(r"step-([0-9]{7,})", place)
+        if match and int(match[1]) != state["step"]:
+            raise UserError(f"{path}: is of step {state['step']}; files or folders were exchanged, use another copy")
+    return state
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is what a field of `TrainState` may hold."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return (isinstance(value, dict) and value.keys() == hints.keys()
+                and all(_fits(value[key], hints[key]) for key in hints))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if options := get_args(hint):
+        return any(_fits(value, option) for option in options)
+    if hint is int:
+        return type(value) is int and 0 <= value < 2**63
+    if hint is float:
+        return type(value) in (int, float) and abs(value) < 2**63  # not NaN, not infinite
+    return type(value) is hint
+
+
+def _shapes(config: ModelConfig, vocab_size: int, path: Path) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of the weights that the config in `path` asks for, one by one: they may be absurdly many."""
+    try:
+        with torch.device("meta"):  # takes no memory
+            model = Transformer(replace(config, n_layers=1), vocab_size)
+    except (RuntimeError, TypeError):
+        raise UserError(f"{path}: model: no tensor can be that large; use another copy") from None
+    for name, p in model.named_parameters():
+        side, _, rest = name.partition(".0.")
+        for layer in range(config.n_layers if rest else 1):
+            yield f"{side}.{layer}.{rest}" if rest else name, list(p.shape)
+
+
+@contextlib.contextmanager
+def _tensors(path: Path, kind: str) -> Iterator[Any]:
+    """An open safetensors file, whose header has been read and whose tensors have not."""
+    try:
+        with open(path, "rb") as file:
+            n_bytes = int.from_bytes(file.read(8), "little")
+        if n_bytes > MAX_HEADER_BYTES:
+            raise UserError(f"{path}: no safetensors file, or its header is damaged ({n_bytes} bytes long); "
+                            "use another copy")
+        with safe_open(path, kind) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read: {ascii(str(error)[:199])[1:-1]}") from None
+
+
+def _compare(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
+    """Hold a file's header against names and shapes of fp32 tensors."""
+    with _tensors(path, "numpy") as file:  # for torch it would promise the kernel memory for the whole file
+        strays = set(file.keys())
+        for name, shape in expected:
+            if name not in strays:
+                raise UserError(f"{path}: lacks tensor {name}; damaged, or not of this config")
+            strays.remove(name)
+            found = file.get_slice(name)
+            if found.get_shape() != shape:
+                raise UserError(f"{path}: tensor {name} has shape {str(found.get_shape())[:99]}, "
+                                f"the config and the vocabulary ask for {shape}")
+            if found.get_dtype() != "F32":
+                raise UserError(f"{path}: tensor {name} is of type {found.get_dtype()}, not F32; use another copy")
+        if strays:
+            raise UserError(f"{path}: has a stray tensor {ascii(min(strays)[:99])[1:-1]}; "
+                            "damaged, or not of this config")
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
@@ -105,42 +271,42 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.op
 
 @torch.no_grad()
 def _copy(path: Path, targets: dict[str, Tensor]) -> None:
-    try:
-        with safe_open(path, "pt") as file:
-            names = set(file.keys())
-            for name in sorted(names ^ targets.keys()):
-                raise UserError(f"{path}: {'lacks' if name in targets else 'has a stray'} tensor {name}; "
-                                "it does not belong to this config")
-            for name, target in targets.items():
-                shape = list(file.get_slice(name).get_shape())
-                if shape != list(target.shape):
-                    raise UserError(f"{path}: tensor {name} has shape {shape}, "
-                                    f"the config asks for {list(target.shape)}")
-                target.copy_(file.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
+    _compare(path, ((name, list(target.shape)) for name, target in targets.items()))
+    with _tensors(path, "pt") as file:
+        for name, target in targets.items():
+            put(target, file.get_tensor(name))
 
 
 def steps(run: RunFolder) -> list[int]:
     """The updates of which there are checkpoints, ascending."""
     names = [p.name for p in run.checkpoints.iterdir()] if run.checkpoints.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{7,})", name)))
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", name)))
 
 
-def newest(run: RunFolder) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None if there is none at all, an error if all are damaged."""
+def newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
+    """The newest checkpoint that can be trusted and, where `config` is given, continues its training; None if there is
+    none at all, a failure if all are damaged."""
     found = steps(run)
     for step in reversed(found):
+        path = run.checkpoint(step)
         try:
-            verify(run.checkpoint(step), PARTS)
+            checkpoint = _open(path)
+            if "averaged" in checkpoint.state:
+                raise UserError(f"{path / STATE}: of an average, from which training cannot continue")
+            if config and (changes := differences(config, checkpoint.config)):
+                raise UserError(f"{path / CONFIG}: of another run ({'; '.join(changes)})")
+            return checkpoint
         except UserError as error:
             say(f"warning: {error}; trying the one before")
-        else:
-            return load(run.checkpoint(step))
     if found:
-        raise UserError(f"{run.checkpoints}: all {len(found)} checkpoints are damaged; "
-                        "restore one or choose another out=DIR")
+        raise Failure(f"{run.checkpoints}: all {len(found)} checkpoints are damaged; "
+                      "restore one or choose another out=DIR")
     return None
+
+
+def found_by_main(run: RunFolder, step: int) -> Checkpoint:
+    """The one that another rank has just verified."""
+    return _look_into(run.checkpoint(step))
 
 
 def prune(run: RunFolder, keep: int, best_step: int) -> None:
@@ -187,4 +353,9 @@ def _is_average(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}
-    return not names or names == {MANIFEST, *PARTS} and "averaged" in read_json(folder / STATE)
+    if not names:
+        return True
+    if names != {MANIFEST, *PARTS} or size_of(folder / STATE) > SMALL[STATE]:
+        return False
+    state = read_json(folder / STATE)
+    return isinstance(state, dict) and "averaged" in state

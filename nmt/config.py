@@ -179,14 +179,20 @@ class TrainingConfig:
     label_smoothing: float = ruled(0.1, SHARE)
     precision: Literal["bf16", "fp32"] = "bf16"
     compile: Literal["auto", "on", "off"] = "auto"  # constant shapes, fused and captured code; auto: on a GPU
+    shard: bool = False  # weights, gradients and moments in shares over the ranks, for models that do not fit (FSDP2)
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; skip: three in a row at most
     log_every: int = ruled(100, ONE_OR_MORE)  # updates
     validate_every: int = ruled(5_000, ONE_OR_MORE)
     checkpoint_every: int | None = ruled(None, ONE_OR_MORE)  # updates; and/or
     checkpoint_minutes: float | None = ruled(10.0, POSITIVE)  # the paper's clock
     keep_checkpoints: int = ruled(20, ONE_OR_MORE)  # the newest so many, and the best
 
+    def check(self) -> str | None:
+        is_both = self.shard and self.compile == "on"
+        return "compile is on and shard is true, but shares are not compiled; give one of them up" if is_both else None
+
     def is_compiled(self, device: str) -> bool:
-        return self.compile == "on" or (self.compile == "auto" and device == "cuda")
+        return self.compile == "on" or (self.compile == "auto" and device == "cuda" and not self.shard)
 
     @property
     def sized(self) -> int:
@@ -247,8 +253,9 @@ class RunConfig:
 
 # What may change between two sittings of one run without making it another run. Everything else is refused.
 FREE_KEYS = ("name", "out", "data.root", "data.workers", "data.store", "data.test", "training.steps",
-             "training.compile", "training.log_every", "training.validate_every", "training.checkpoint_every",
-             "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
+             "training.compile", "training.shard", "training.on_nonfinite", "training.log_every",
+             "training.validate_every", "training.checkpoint_every", "training.checkpoint_minutes",
+             "training.keep_checkpoints", "decoding", "evaluation.sentences")
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ through here, so that a single process pays nothing for them.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,8 +14,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from nmt.errors import UserError
-from nmt.process import quicken_products
+from nmt.errors import Failure, UserError
+from nmt.process import end_with_parent, limit_silence, quicken_products
+
+SILENCE_S = 120  # after which a host that vanished is given up; Linux would wait for 15 minutes or forever
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,48 @@ class World:
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Rank 0 does `work` while the others wait; a mistake of the user there ends them all."""
-        mistake: UserError | None = None
+        told: UserError | Failure | None = None
         if self.is_main:
             try:
                 work()
-            except UserError as error:
-                mistake = error
-        if self.from_main(mistake is not None):
-            if mistake is not None:
-                raise mistake
-            raise SystemExit(2)  # the main rank tells why
+            except (UserError, Failure) as error:
+                told = error
+        code = self.from_main(0 if told is None else 2 if isinstance(told, UserError) else 1)
+        if told is not None:
+            raise told
+        if code:
+            raise SystemExit(int(code))  # the main rank tells why
 
-    def barrier(self) -> None:
-        if self.size > 1:
-            torch.distributed.barrier()
+    def go_through(self, work: Iterable[object], wishes: Callable[[], Sequence[float]]) -> list[float]:
+        """Each rank goes through its own `work`; after each item they sum what they wish. Ends when all are through, or
+        early when any wishes for anything; returns the sums."""
+        items = iter(work)
+        while True:
+            is_through = next(items, items) is items
+            *sums, n_through = self.sum(torch.tensor([*wishes(), is_through], dtype=torch.float64)).tolist()
+            if any(sums) or n_through == self.size:
+                return sums
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor of which each rank may hold a share (a DTensor); then all ranks must ask."""
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def put(target: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor into one of which this rank may hold a share."""
+    if hasattr(target, "device_mesh"):
+        from torch.distributed.tensor import DTensor, distribute_tensor  # half a second, for those who share weights
+
+        assert isinstance(target, DTensor)
+        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+    target.copy_(value)
+
+
+def is_lost(error: RuntimeError, world: World) -> bool:
+    """Whether the connection to another rank broke."""
+    return world.size > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error))
 
 
 def device_of(local_rank: int = 0) -> torch.device:
@@ -71,6 +101,8 @@ def join() -> Iterator[World]:
     """The world that torchrun describes in the environment, or a world of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()  # torchrun leaves orphans when it is killed
     device = device_of(local_rank)
     if device.type == "cuda":
         if local_rank >= torch.cuda.device_count():
@@ -85,6 +117,7 @@ def join() -> Iterator[World]:
     # The others wait while the main rank prepares data or decodes the dev set, longer than the usual ten minutes.
     backend = "nccl" if device.type == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, timeout=timedelta(hours=6))
+    limit_silence(SILENCE_S)
     try:
         yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
     finally:

@@ -11,8 +11,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +26,7 @@ from typing import Any
 from nmt.errors import UserError
 
 MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 20
 
 
 def digest(path: Path) -> str:
@@ -88,7 +91,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{path}: damaged (not JSON)") from None
 
 
@@ -129,11 +132,34 @@ def seal(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: no {MANIFEST}; not a complete checkpoint or store")
+    if (size := size_of(folder / MANIFEST)) > MAX_MANIFEST_BYTES:
+        raise UserError(f"{folder / MANIFEST}: {size} bytes are too many; damaged, use another copy")
     entries = read_json(folder / MANIFEST)
-    if not isinstance(entries, dict) or not all(isinstance(e, dict) and e.keys() == {"sha256", "size"}
-                                                for e in entries.values()):
+    if not isinstance(entries, dict):
         raise UserError(f"{folder / MANIFEST}: damaged, use another copy")
+    for name, entry in entries.items():
+        if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII) or not _is_entry(entry):
+            raise UserError(f"{folder / MANIFEST}: damaged at {ascii(name[:99])}, use another copy")
     return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    return (isinstance(entry, dict) and entry.keys() == {"sha256", "size"}
+            and type(entry["size"]) is int and 0 <= entry["size"] < 2**63
+            and isinstance(entry["sha256"], str) and re.fullmatch("[0-9a-f]{64}", entry["sha256"]) is not None)
+
+
+def size_of(path: Path) -> int:
+    """The size of a plain file. A link, a pipe or a device is refused unopened: it leads elsewhere or never ends."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; the folder is damaged, use another copy") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: is not a plain file; the folder is damaged, use another copy")
+    return status.st_size
 
 
 def stamp(path: Path) -> list[int]:
@@ -142,20 +168,24 @@ def stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def verify(folder: Path, needed: Iterable[str] = ()) -> None:
-    """Raise a `UserError` that names the first file which is not what the manifest says, or one that it lacks."""
+def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None = None) -> None:
+    """Raise a `UserError` that names the first file which is not what the manifest says, or one that it lacks. Sizes
+    are those of all files, the sha256 of all or of `only` these."""
     entries = read_manifest(folder)
     for name in needed:
         if name not in entries:
             raise UserError(f"{folder}: its {MANIFEST} names no {name}; not a complete folder of its kind")
     for name, entry in entries.items():
-        file = folder / name
-        if Path(name).name != name or not file.is_file():
-            raise UserError(f"{file}: missing; the folder is damaged, use another copy")
-        if file.stat().st_size != entry["size"]:
-            raise UserError(f"{file}: {file.stat().st_size} bytes, not {entry['size']}; damaged, use another copy")
-        if digest(file) != entry["sha256"]:
-            raise UserError(f"{file}: its sha256 is not the manifest's; damaged, use another copy")
+        if (size := size_of(folder / name)) != entry["size"]:
+            raise UserError(f"{folder / name}: {size} bytes, not {entry['size']} as {MANIFEST} says; damaged, "
+                            "use another copy")
+    for name in entries if only is None else only:
+        try:
+            is_same = digest(folder / name) == entries[name]["sha256"]
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be read ({error.strerror}); use another copy") from None
+        if not is_same:
+            raise UserError(f"{folder / name}: its sha256 is not the one in {MANIFEST}; damaged, use another copy")
 
 
 def remove_folder(path: Path) -> None:
@@ -166,10 +196,12 @@ def remove_folder(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed predecessors left in `folder`; the caller holds its lock."""
+    """Clear away what killed predecessors left in `folder`; the caller holds its lock."""
     for path in folder.glob(".*"):
-        if path.suffix in (".tmp", ".gone"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.suffix == ".old" and not (whole := path.with_name(path.stem[1:])).exists():
+            os.rename(path, whole)  # its successor did not come to bear the name
+        elif path.suffix in (".tmp", ".gone", ".old"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def point(link: Path, target: str) -> None:
@@ -226,6 +258,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
 
     @property
     def checkpoints(self) -> Path:

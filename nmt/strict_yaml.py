@@ -34,8 +34,8 @@ _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
         ("bool", r"true|false|True|False", "tfTF"),
         ("int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
-        ("float", r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+\.(?:[eE][-+]?[0-9]+)?",
-         "-+.0123456789"),
+        ("float", r"(?=.{1,99}$)(?:"  # of bounded length: this pattern takes quadratic time to refuse a text
+         r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+\.(?:[eE][-+]?[0-9]+)?)", "-+.0123456789"),
         ("null", r"~|null|Null|", "~nN\0")):
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"),

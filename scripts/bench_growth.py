@@ -44,7 +44,7 @@ from nmt.train.cost import Ticks, flop_per_token, peak_memory
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import spread
-from nmt.train.trainer import run_update
+from nmt.train.update import run_update
 
 MODELS = {"small": (ModelConfig(256, 1024, 4, 3), 10_000), "base": (ModelConfig(), 37_000)}
 SWEEPS = ("micro-batch", "length", "layers", "vocabulary")

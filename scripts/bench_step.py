@@ -37,7 +37,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.train.loss import Objective
     from nmt.train.optimizer import make_optimizer
     from nmt.train.parallel import spread
-    from nmt.train.trainer import run_update
+    from nmt.train.update import run_update
 
     config = load_config(args.config, args.overrides)
     prepare(config.data, config.vocab, config.seed)
@@ -55,7 +55,7 @@ def work(args: argparse.Namespace) -> int:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
                 update = next(updates)
-                run_update(objective, optimizer, update, step, config, world).sum().item()
+                run_update(objective, optimizer, update, step, config, world).figures.sum().item()
                 tokens.append(update.n_tgt)
                 seconds.append(clock() - began)
         tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]

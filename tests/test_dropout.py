@@ -15,7 +15,7 @@ from nmt.model.dropout import BITS, Dropout
 from nmt.model.transformer import Transformer
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
-from nmt.train.trainer import micro_seed, run_update
+from nmt.train.update import micro_seed, run_update
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])

@@ -8,13 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from nmt.batch import Batch
 from nmt.commands.train import main
-from nmt.train.trainer import micro_seed
+from nmt.data.store import open_store
+from nmt.train.parallel import micro_step
+from nmt.train.trainer import Trainer
+from nmt.train.update import micro_seed
+from nmt.train.worst import try_worst
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -111,7 +117,7 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     assert differing(weights(run, 20), expected) == []
     shutil.rmtree(run / "checkpoints" / "step-0000010")
     damaged.write_bytes(data)
-    assert main(["--config", str(toy)]) == 2
+    assert main(["--config", str(toy)]) == 1
     assert "all 1 checkpoints are damaged" in capsys.readouterr().err
 
 
@@ -129,7 +135,7 @@ def test_best_and_last_are_known_by_name_and_old_ones_go(toy: Path, tmp_path: Pa
     assert sorted(dev) == [4, 8, 12, 16, 20] and dev[int(best[5:])] == max(dev.values())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_an_interrupted_run_saves_and_continues_exactly(number: int, code: int, toy: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nmt.commands.train", "--config", str(toy), "training.steps=3000",
                "training.validate_every=100000"]
@@ -175,6 +181,45 @@ def test_a_table_of_positions_that_grows_on_one_rank(toy: Path, tmp_path: Path) 
 
 
 def test_a_run_that_diverges_ends_with_a_line(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(toy), "optimizer.scale=1e15"]) == 2
+    assert main(["--config", str(toy), "optimizer.scale=1e15"]) == 1
     assert "optimizer.scale" in capsys.readouterr().err.splitlines()[-1]
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_trying_the_worst_first_changes_nothing(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does before the first update, done here: the longest sentences, and as many as there is room for."""
+    assert main(["--config", str(toy), "training.steps=3", f"out={tmp_path}/plain"]) == 0
+    longest = []
+
+    def noted(objective: torch.nn.Module, batch: Batch, *rest: Any) -> torch.Tensor:
+        longest.append((batch.src.longest, batch.src.n_sentences))
+        return micro_step(objective, batch, *rest)
+
+    def tried_first(trainer: Trainer) -> None:
+        if not trainer.state.step:
+            kept = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+            with monkeypatch.context() as context:
+                context.setattr("nmt.train.worst.micro_step", noted)
+                try_worst(trainer.objective, trainer.store, trainer.config.training, trainer.world)
+            assert all(p.grad is None and torch.equal(p, kept[name]) for name, p in trainer.model.named_parameters())
+        validate(trainer)
+
+    validate = Trainer.validate
+    monkeypatch.setattr(Trainer, "validate", tried_first)
+    assert main(["--config", str(toy), "training.steps=3"]) == 0
+    assert differing(weights(tmp_path / "run", 3), weights(tmp_path / "plain", 3)) == []
+    lengths = open_store(tmp_path / "store", "train").src.lengths
+    assert longest[0][0] == lengths.max() + 1 and longest[-1][0] < lengths.max() + 1
+    assert longest[-1][1] > longest[0][1]
+
+
+def test_too_little_memory_is_told_with_what_to_lower(
+        toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("nmt.train.update.micro_step", full)
+    assert main(["--config", str(toy)]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "training.micro_tokens 90" in told and "training.micro_tokens=45" in told
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2

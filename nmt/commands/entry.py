@@ -1,6 +1,7 @@
 """What all commands share: exit codes, the arguments that name a configuration, and --offline.
 
-0 done; 1 our failure, with a traceback to report; 2 the user's mistake, in one line; 130 interrupted. Nothing heavy is
+0 done; 1 a failure, in one line where it was foreseen, else with a traceback to report; 2 the user's mistake, in one
+line; 75 preempted, the same command goes on; 130 interrupted. Nothing heavy is
 imported here: `--help` must answer at once, and --offline must be known before the libraries that would go online.
 """
 
@@ -11,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
 
 
 def guarded(work: Callable[[], int], program: str) -> int:
@@ -25,6 +26,9 @@ def guarded(work: Callable[[], int], program: str) -> int:
     except UserError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
+    except Failure as error:
+        print(f"{program}: failed: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130

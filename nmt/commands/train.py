@@ -17,7 +17,8 @@ EXAMPLES = """\
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
 
 The same command again continues the run where it stood. Results go to the run folder (out=DIR, by default runs/NAME):
-config.yaml, vocab.model, metrics.jsonl, report.html and checkpoints/, where `last` and `best` name two of them."""
+config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, where `last` and `best` name two.
+Ctrl-C, SIGTERM and SIGUSR1 end it after the update at hand, saved (exit codes 130, 75, 75); a second one at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ labels do not count, so that all ranks take part in every sum of gradients.
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,8 @@ class Update:
     n_src: int  # tokens of the whole update
     n_tgt: int
     after: Cursor
+    at: Cursor = Cursor()
+    pairs: Sequence[Array] = ()  # those of each micro-batch of the whole update
 
 
 def _power(n: int) -> int:
@@ -97,7 +99,9 @@ def _updates(stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, 
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
             after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
-            yield Update(dealt(store, plan.micros(number), world, room), *plan.n_tokens(number), after)
+            pairs = plan.micros(number)
+            mine = dealt(store, pairs, world, room)
+            yield Update(mine, *plan.n_tokens(number), after, Cursor(epoch, number), pairs)
         epoch, first = epoch + 1, 0
 
 

@@ -49,7 +49,10 @@ class Vocab:
         self.model = model
         self.digest = hashlib.sha256(model).hexdigest()
         self.size: int = processor.get_piece_size()
-        pieces = [processor.id_to_piece(i) for i in range(self.size)]
+        try:
+            pieces = [processor.id_to_piece(i) for i in range(self.size)]
+        except UnicodeDecodeError:
+            raise UserError("damaged BPE model (a piece is not UTF-8); use another copy") from None
         is_identity = processor.normalize(PROBE).replace(SPACE, " ").strip(" ") == PROBE
         self.is_wordwise = is_identity and not any(SPACE in piece[1:] for piece in pieces)
         self._processor = processor

@@ -4,8 +4,8 @@ The one path by which this project translates, whether for validation, scoring o
 empty. What a sentence becomes does not depend on its neighbours in the batch.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,8 +30,15 @@ class Translator:
 
     def translate(self, lines: Sequence[str], progress: Progress | None = None, first: int = 1) -> list[Translation]:
         """A translation for each line, in order; `first` is the number of the first line in messages."""
-        pieces = [self.shortened(ids, first + i) + [EOS] for i, ids in enumerate(self.vocab.encode(lines))]
         results = [Translation("", 0.0)] * len(lines)
+        for n_done in self.translating(lines, results, first):
+            if progress is not None:
+                progress.advance(n_done)
+        return results
+
+    def translating(self, lines: Sequence[str], results: list[Translation], first: int = 1) -> Generator[int]:
+        """Fill `results` batch by batch; yields how many lines each one had."""
+        pieces = [self.shortened(ids, first + i) + [EOS] for i, ids in enumerate(self.vocab.encode(lines))]
         was_training = self.model.training
         self.model.eval()
         try:
@@ -40,11 +47,9 @@ class Translator:
                 texts = self.vocab.decode([best[0].ids for best in found])
                 for i, text, best in zip(batch, texts, found, strict=True):
                     results[i] = Translation(text, best[0].score)
-                if progress is not None:
-                    progress.advance(len(batch))
+                yield len(batch)
         finally:
             self.model.train(was_training)
-        return results
 
     def shortened(self, ids: list[int], line: int) -> list[int]:
         model = self.model.config
@@ -72,6 +77,9 @@ def _batches(pieces: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[
 def make_translator(checkpoint: Checkpoint, device: torch.device, config: DecodingConfig) -> Translator:
     """The translator of a loaded checkpoint."""
     vocab = Vocab(checkpoint.vocab_model)
-    model = Transformer(checkpoint.config.model, vocab.size)
+    shape = checkpoint.config.model
+    if shape.positions == "sinusoidal":  # a table that no file bounds; it grows when a sentence asks for more
+        shape = replace(shape, max_positions=min(shape.max_positions, 1024))
+    model = Transformer(shape, vocab.size)
     load_weights(checkpoint, model)
     return Translator(model.requires_grad_(False).to(device), vocab, config, device)

@@ -2,10 +2,13 @@
 
 The model knows nothing of it. Compiled code wants constant shapes, which the loader gives (`TrainingConfig.room`); one
 GPU alone replays forward and backward of a micro-batch as one graph for each shape, into gradients that stay where they
-are. Over ranks, DDP sums gradients in a few large buckets during the backward pass of an update's last micro-batch.
+are. Over ranks, DDP sums gradients in a few large buckets during the backward pass of an update's last micro-batch; or
+FSDP2 has each rank hold a share of weights, gradients and moments, and gathers a layer's weights when it is its turn.
 """
 
 import contextlib
+import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -13,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.batch import Batch, Packed
-from nmt.dist import World
+from nmt.dist import World, whole
 from nmt.model.attention_triton import WIDEST, triton
+from nmt.model.transformer import Transformer
 from nmt.progress import say
 from nmt.train.loss import Objective
 
@@ -117,9 +121,12 @@ def micro_step(objective: nn.Module, batch: Batch, scale: float, seed: int, is_l
         return forward_backward(objective, batch, scale, is_fast)
 
 
-def spread(objective: Objective, world: World, is_compiled: bool = False) -> nn.Module:
-    """`objective` as compiled code, if asked for, and as one replica of many, if there are ranks."""
+def spread(objective: Objective, world: World, is_compiled: bool = False, is_shared: bool = False) -> nn.Module:
+    """`objective` as compiled code, if asked for, and as one replica or share of many, if there are ranks. To be called
+    before there is an optimizer, for the parameters of a share are others."""
     is_cuda, config = world.device.type == "cuda", objective.model.config
+    if is_shared and world.size > 1:
+        return _shared(objective, world)
     module: nn.Module = objective
     if is_compiled:
         is_whole = is_cuda and triton is not None and max(config.key_size, config.value_size) <= WIDEST
@@ -127,12 +134,36 @@ def spread(objective: Objective, world: World, is_compiled: bool = False) -> nn.
     if world.size == 1:
         return module
     ids = [world.device.index] if is_cuda else None
-    return DistributedDataParallel(module, device_ids=ids, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True,
-                                   broadcast_buffers=False)  # positions are computed, and may have grown on one rank
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of broadcast_buffers' coming name
+        return DistributedDataParallel(module, device_ids=ids, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True,
+                                       broadcast_buffers=False)  # positions may have grown on one rank
+
+
+def _shared(objective: Objective, world: World) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for layer in (*objective.model.encoder, *objective.model.decoder):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(objective, mesh=mesh)
+    return objective
+
+
+@torch.no_grad()
+def whole_model(model: Transformer, vocab_size: int) -> Transformer:
+    """A copy with whole weights, which can be used apart from the other ranks."""
+    copy = Transformer(model.config, vocab_size).to(next(model.parameters()).device)
+    for p, share in zip(copy.parameters(), model.parameters(), strict=True):
+        p.copy_(whole(share))
+    return copy
 
 
 def held(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:
     """Keep gradients local unless this is the update's last micro-batch."""
+    hold: Callable[[bool], None] | None = getattr(module, "set_requires_gradient_sync", None)  # of FSDP2
+    if hold is not None:
+        hold(is_last)
     if is_last or not isinstance(module, DistributedDataParallel):
         return contextlib.nullcontext()
     return module.no_sync()

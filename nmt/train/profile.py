@@ -17,11 +17,13 @@ from torch.profiler import ProfilerActivity
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.dist import World
+from nmt.errors import UserError
 from nmt.files import check_writable, sync
 from nmt.progress import duration
 from nmt.train.cost import Footprint, ceiling, flop_per_token, footprint
 from nmt.train.parts import OTHER, PARTS, WAITED, seconds_of_parts, told_apart
 from nmt.train.rehearsal import Rehearsal, Timing
+from nmt.train.worst import excerpt, worst_orders
 
 PROFILED_MICROS = 12  # of some 10,000 events, each of which must be read
 PLANNED_S = 35.0
@@ -181,11 +183,13 @@ class Plan:
 def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
     """Try what needs most memory, time updates, and print what the whole recipe takes, from its first update on."""
     rehearsal, training = Rehearsal(config, world), config.training
+    if training.shard and world.size > 1:
+        raise UserError("training.shard: --plan has one rank try the worst alone, which has but a share; use --profile")
     store, worst = rehearsal.store, list[Worst]()
 
     def try_worst() -> None:
-        for order in rehearsal.worst_orders():
-            loader, pairs = rehearsal.excerpt(store, order)
+        for order in worst_orders(store):
+            loader, pairs = excerpt(store, order, training, world.device)
             with loader:
                 two = rehearsal.run(loader, 2, "worst micro-batches", is_alone=True)
             worst.append(Worst(pairs, two.n_src // 2, two.n_tgt // 2, two.seconds[-1], two.peak))

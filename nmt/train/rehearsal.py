@@ -7,7 +7,6 @@ ranks; memory and padding are this rank's.
 
 import contextlib
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from torch.autograd.profiler import record_function
 from nmt.config import RunConfig, load_config
 from nmt.data.loader import Loader, Update
 from nmt.data.plan import Cursor
-from nmt.data.store import Side, TokenStore, open_store
+from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.dist import World
 from nmt.errors import UserError
@@ -30,7 +29,8 @@ from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import spread
 from nmt.train.parts import UPDATE
-from nmt.train.trainer import run_update
+from nmt.train.update import run_update
+from nmt.train.worst import excerpt, roomy, worst_orders
 
 CPU_MICRO_TOKENS = 4_096  # docs/benchmarks.md
 
@@ -67,9 +67,10 @@ class Rehearsal:
         self.store = open_store(self.folder, "train", self.vocab.digest)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
-        self.optimizer = make_optimizer(self.model, config.optimizer)
         self.alone = Objective(self.model, config.training.label_smoothing)
-        self.objective = spread(self.alone, world, config.training.is_compiled(world.device.type))
+        self.objective = spread(self.alone, world, config.training.is_compiled(world.device.type),
+                                config.training.shard)
+        self.optimizer = make_optimizer(self.model, config.optimizer)
 
     def updates(self) -> Loader:
         """Those of the recipe, from its first on; BPE-dropout would write its epochs, so it is left out."""
@@ -82,7 +83,7 @@ class Rehearsal:
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         forget_peak(world.device)
         ticks.mark()
-        with contextlib.closing(progress), _roomy(self.config.training.sized):
+        with contextlib.closing(progress), roomy(self.config.training.sized):
             for _ in range(n):
                 began = clock()
                 update = next(updates)
@@ -108,26 +109,13 @@ class Rehearsal:
     def lone(self) -> World:
         return World(0, 1, self.world.device)
 
-    def worst_orders(self) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs whose first ones need most memory: the longest sentences, then the most sentences."""
-        src, tgt = self.store.src.lengths, self.store.tgt.lengths
-        return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
-
-    def excerpt(self, store: TokenStore, order: np.ndarray) -> tuple[Loader, int]:
-        """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many these are."""
-        room = self.config.training.sized
-        ends = [np.cumsum(side.lengths[order[:room]] + 1) for side in (store.src, store.tgt)]
-        ids = order[:max(1, min(int(end.searchsorted(room, "right")) for end in ends))]
-        chosen = TokenStore(_chosen(store.src, ids), _chosen(store.tgt, ids))
-        training = replace(self.config.training, src_tokens=room, tgt_tokens=room)
-        return Loader(lambda _: chosen, training, self.config.seed, Cursor(), self.lone), len(ids)
-
     def dev_seconds(self) -> float:
         """What the NLL of the whole dev set takes, from one micro-batch of its middle lengths."""
         if self.config.data.valid is None:
             return 0.0
         dev = open_store(self.folder, "valid", self.vocab.digest)
-        updates, _ = self.excerpt(dev, np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3:])
+        middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3:]
+        updates, _ = excerpt(dev, middle, self.config.training, self.world.device)
         self.model.eval()
         with updates, torch.no_grad():
             update = next(updates)
@@ -166,27 +154,10 @@ def _largest(config: RunConfig, world: World) -> int:
         trial = replace(config, training=replace(config.training, micro_tokens=size))
         try:
             rehearsal = Rehearsal(trial, replace(world, rank=0, size=1))
-            for order in rehearsal.worst_orders():
-                with rehearsal.excerpt(rehearsal.store, order)[0] as updates:
+            for order in worst_orders(rehearsal.store):
+                with excerpt(rehearsal.store, order, trial.training, world.device)[0] as updates:
                     rehearsal.run(updates, 2, "looking for the largest micro-batch")
             return size
-        except UserError:  # of _roomy
+        except UserError:  # of roomy
             torch.cuda.empty_cache()
     raise UserError("training.micro_tokens: auto finds nothing that fits; lower model.d_model or model.n_layers")
-
-
-def _chosen(side: Side, ids: np.ndarray) -> Side:
-    rows = [np.asarray(side.ids[side.offsets[i]:side.offsets[i + 1]]) for i in ids]
-    return Side(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
-
-
-@contextlib.contextmanager
-def _roomy(micro_tokens: int) -> Iterator[None]:
-    """Say what to change when memory does not suffice."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in str(error):
-            raise
-        raise UserError(f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
-                        f"training.micro_tokens={max(1, micro_tokens // 2)}; updates keep their sentences") from None

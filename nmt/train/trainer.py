@@ -1,137 +1,105 @@
 """The training loop.
 
-What must continue after a stop is in `TrainState`, a handful of integers, because the rest follows from (seed, update):
+What must continue after a stop is in `TrainState`, a handful of numbers, because the rest follows from (seed, update):
 batch order from the plan, dropout from a seed per micro-batch. So ten updates, a stop and ten more end in the same bits
-as twenty in one go, and the pairs of update k are the same on any number of ranks.
+as twenty in one go, and the pairs of update k are the same on any number of ranks. All ranks decide alike, because they
+decide by outcomes that all of them hold.
 """
 
 import contextlib
-import hashlib
-import json
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from nmt import checkpoint
-from nmt.checkpoint import TrainState
+from nmt.checkpoint import Checkpoint, TrainState
 from nmt.config import RunConfig, differences, dump, load_config
 from nmt.data.loader import Loader, Update
 from nmt.data.segmentation import Segmentations
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.decode.translator import Translator
-from nmt.dist import World
-from nmt.errors import UserError
+from nmt.dist import World, is_lost
+from nmt.errors import Failure, UserError
 from nmt.files import RunFolder, lock, make_folder, sweep, verify, write_bytes, write_text
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, clock, duration, say
+from nmt.train.ending import INTERRUPTED, PREEMPTED, State, Status, Stop
+from nmt.train.journal import Journal
+from nmt.train.keeper import Keeper
 from nmt.train.loss import Objective
-from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
-from nmt.train.parallel import Captured, micro_step, spread
-from nmt.train.validate import DevSet, validate
-
-AGREE_EVERY = 10  # updates between questions among ranks
-
-
-def micro_seed(seed: int, step: int, number: int) -> int:
-    """What seeds the dropout of micro-batch `number` of an update, wherever it runs."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {number}".encode(), digest_size=7).digest())
-
-
-def run_update(objective: nn.Module, optimizer: torch.optim.Adam, update: Update, step: int, config: RunConfig,
-               world: World) -> Tensor:
-    """One optimizer update; returns this rank's (smoothed loss, NLL) sums, still on the device."""
-    sums = torch.zeros(2, device=world.device)
-    scale = world.size / update.n_tgt  # DDP averages over ranks; we want the sum
-    for index, micro in enumerate(update.micros):
-        seed, is_last = micro_seed(config.seed, step, micro.number), index + 1 == len(update.micros)
-        sums += micro_step(objective, micro.batch, scale, seed, is_last, config.training.precision == "bf16")
-    set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=not isinstance(objective, Captured))  # a graph adds to gradients in their place
-    return sums
+from nmt.train.nonfinite import SKIPS, explain
+from nmt.train.optimizer import make_optimizer
+from nmt.train.parallel import spread, whole_model
+from nmt.train.update import Outcome, Outcomes, Wishes, run_update, total_norm
+from nmt.train.validate import open_dev, validate
+from nmt.train.worst import roomy, try_worst
 
 
 @dataclass
-class Window:
-    """What has happened since the last log line."""
+class Speed:
+    """What this process has done since the last log line."""
 
-    sums: Tensor
     began: float
     n_src: int = 0
     n_tgt: int = 0
     updates: int = 0
     waited_s: float = 0.0
 
-    def add(self, sums: Tensor, update: Update, waited_s: float) -> None:
-        self.sums += sums
-        self.n_src, self.n_tgt = self.n_src + update.n_src, self.n_tgt + update.n_tgt
-        self.updates, self.waited_s = self.updates + 1, self.waited_s + waited_s
+    def add(self, update: Update) -> None:
+        self.n_src, self.n_tgt, self.updates = self.n_src + update.n_src, self.n_tgt + update.n_tgt, self.updates + 1
 
-    def figures(self, state: TrainState, rate: float, world: World) -> dict[str, Any]:
-        """The line of metrics.jsonl; losses are per target piece, `nll` without smoothing."""
-        loss, nll = (world.sum(self.sums) / self.n_tgt).tolist()
+    def figures(self) -> dict[str, Any]:
         elapsed = max(clock() - self.began, 1e-9)
-        return {"kind": "train", "step": state.step, "epoch": state.cursor.epoch, "loss": round(loss, 5),
-                "nll": round(nll, 5), "ppl": round(math.exp(min(nll, 50.0)), 3), "lr": rate,
-                "src_tokens_per_s": round(self.n_src / elapsed, 1),
-                "tgt_tokens_per_s": round(self.n_tgt / elapsed, 1),
-                "updates_per_s": round(self.updates / elapsed, 3), "waited_s": round(self.waited_s, 3),
-                "elapsed_s": round(state.elapsed_s, 1)}
-
-
-class Stop:
-    """Remembers that someone asked for an end; the loop leaves at the next update boundary."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        def heard(number: int, _: object) -> None:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-            self.signal = number  # a second one ends at once
-
-        old = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+        return {"src_tokens_per_s": round(self.n_src / elapsed, 1), "tgt_tokens_per_s": round(self.n_tgt / elapsed, 1),
+                "updates_per_s": round(self.updates / elapsed, 3), "waited_s": round(self.waited_s, 3)}
 
 
 class Trainer:
     """A model, its optimizer and where training stands. `train` below runs it."""
 
-    def __init__(self, config: RunConfig, world: World) -> None:
-        self.config, self.world = config, world
-        self.run = RunFolder(config.folder)
+    def __init__(self, config: RunConfig, world: World, run: RunFolder, stop: Stop, status: Status) -> None:
+        self.config, self.world, self.run, self.stop, self.status = config, world, run, stop, status
         self.store_folder = Path(config.data.store)
         self.vocab = Vocab.load(self.store_folder / "vocab.model")
         self.store = open_store(self.store_folder, "train", self.vocab.digest)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
+        objective = Objective(self.model, config.training.label_smoothing)
+        self.objective = spread(objective, world, config.training.is_compiled(world.device.type), config.training.shard)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.state = self.resume()
-        objective = Objective(self.model, config.training.label_smoothing)
-        self.objective = spread(objective, world, config.training.is_compiled(world.device.type))
-        self.translator = Translator(self.model, self.vocab, config.decoding, world.device)
-        self.dev = _open_dev(self.store_folder, self.vocab) if config.data.valid else None
+        self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
         self.began = clock() - self.state.elapsed_s  # as if there had been one sitting
-        self.saved_at = clock()
-        self.saved_step = self.state.step
+        self.saved_at, self.saved_step = clock(), self.state.step
+        self.speed = Speed(clock())
+        self.outcomes = Outcomes(world.device)
+        self.norm = 0.0  # of the last gradient
+        self.is_late = False
+        self.exit_code = 0
+        if world.is_main:
+            self.journal = Journal(self.run.metrics, self.state.metrics_bytes)
+            is_apart = world.device.type == "cuda"
+            self.keeper = Keeper(self.run, config, self.vocab.model, self.journal, self.state.step, is_apart)
 
     def resume(self) -> TrainState:
         """Load the newest good checkpoint into model and optimizer, if there is one."""
-        found = checkpoint.newest(self.run)
-        if found is None:
+        found: Checkpoint | None = None
+
+        def find() -> None:
+            nonlocal found
+            found = checkpoint.newest(self.run, self.config)
+
+        self.world.on_main(find)  # a digest for every rank would take as many times as long
+        step = int(self.world.from_main(found.state["step"] if found else 0))
+        if not step:
             return TrainState()
+        found = found or checkpoint.found_by_main(self.run, step)
         if Vocab(found.vocab_model).digest != self.vocab.digest:
             raise UserError(f"{self.store_folder}: its BPE model is not the one of {found.path}; "
                             "give the data.store that belongs to this run, or another out=DIR")
@@ -139,123 +107,201 @@ class Trainer:
         return checkpoint.load_optimizer(found, self.model, self.optimizer)
 
     def log(self, figures: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
+        """A line of metrics.jsonl."""
         if self.world.is_main:
-            with open(self.run.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(figures) + "\n")
+            self.journal.add(figures)
 
     def is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
 
-    def agree(self, stop: Stop) -> tuple[bool, bool]:
-        """Whether to leave now, and whether the paper's ten minutes have gone by since the last checkpoint.
+    @property
+    def is_validation_due(self) -> bool:
+        step, training = self.state.step, self.config.training
+        is_at = self.is_due(training.validate_every) or step == training.steps
+        return self.dev is not None and is_at and self.state.validated < step
 
-        Many ranks must leave and save together; asking each other costs time, so they do it now and then.
-        """
+    def wishes(self) -> Wishes:
+        """What this rank would have all do after this update."""
         minutes = self.config.training.checkpoint_minutes
-        flags = torch.tensor([stop.signal != 0, minutes is not None and clock() - self.saved_at >= 60 * minutes])
-        if self.world.size > 1:
-            if self.state.step % AGREE_EVERY:
-                return False, False
-            flags = self.world.sum(flags.int()) > 0
-        is_stopped, is_late = flags.tolist()
-        return is_stopped, is_late
+        is_late = minutes is not None and clock() - self.saved_at >= 60 * minutes
+        return Wishes(*self.endings(), is_late, self.world.is_main and self.keeper.is_broken)
+
+    def endings(self) -> tuple[float, float]:
+        return self.stop.is_interrupt, self.stop.is_preemption
+
+    def end(self, interrupt: float, preempt: float) -> None:
+        if interrupt or preempt:
+            self.exit_code = INTERRUPTED if interrupt else PREEMPTED
+
+    def take(self, outcome: Outcome) -> None:
+        """Draw the consequences of an update that is behind us."""
+        state, update = self.state, outcome.sent.update
+        if outcome.is_applied:
+            self.norm = outcome.norm
+            self.speed.add(update)
+            self.state = replace(
+                state, skipped=0, tokens_seen=state.tokens_seen + update.n_tgt,
+                window_loss=state.window_loss + outcome.loss, window_nll=state.window_nll + outcome.nll,
+                window_tokens=state.window_tokens + update.n_tgt)
+        else:
+            self.state = replace(state, skipped=state.skipped + 1)
+            self.refuse(outcome)
+        wishes = outcome.wishes
+        self.end(wishes.interrupt, wishes.preempt)
+        self.is_late = self.is_late or wishes.late > 0
+        if wishes.broken:
+            self.world.on_main(self.keeper.finish)
+
+    def refuse(self, outcome: Outcome) -> None:
+        """An update was not applied: tell which, and stop if that is the rule or it comes too often."""
+        sent, training, world = outcome.sent, self.config.training, self.world
+        told = explain(outcome, self.run.path, self.model, self.store, self.vocab, world)
+        self.log({"kind": "skipped", "step": sent.step, "loss": str(outcome.loss), "grad_norm": str(outcome.norm)})
+        if training.on_nonfinite == "skip" and self.state.skipped <= SKIPS:
+            if world.is_main:
+                say(f"warning: {told}")
+            return
+
+        def fail() -> None:
+            raise Failure(f"{told}; the last checkpoint is good: go on from it with training.on_nonfinite=skip, or "
+                          "begin anew (out=DIR) with a lower optimizer.scale or more optimizer.warmup_steps")
+
+        world.on_main(fail)
 
     def save(self) -> None:
         """A checkpoint of this update, unless there is one."""
-        if self.saved_step == self.state.step:
-            return
-        if self.world.is_main:
-            size = self.run.metrics.stat().st_size if self.run.metrics.exists() else 0
-            self.state = replace(self.state, metrics_bytes=size)
-            checkpoint.save(self.run.checkpoint(self.state.step), self.model, self.optimizer, self.state, self.config,
-                            self.vocab.model)
-            checkpoint.name_checkpoint(self.run, "last", self.state.step)
-            if self.state.best_step == self.state.step:
-                checkpoint.name_checkpoint(self.run, "best", self.state.step)
-            checkpoint.prune(self.run, self.config.training.keep_checkpoints, self.state.best_step)
-        self.saved_at, self.saved_step = clock(), self.state.step
-        self.world.barrier()
+        if self.state.skipped and not total_norm([p.detach() for p in self.model.parameters()]).isfinite():
+            return  # it would not be good
+        if self.saved_step != self.state.step:
+            snapshot = checkpoint.snapshot(self.model, self.optimizer)
+            if self.world.is_main:
+                self.keeper.save(snapshot, self.state)
+                self.tell("running")
+            self.saved_step = self.state.step
+        elif self.world.is_main and self.state.best_step == self.state.step:
+            self.keeper.settle(is_waiting=True)
+            self.keeper.order(self.state)
+        self.saved_at, self.is_late = clock(), False
 
     def validate(self) -> None:
-        """Score the dev set; a new best is kept as a checkpoint."""
-        if self.dev is None:
+        """Score the dev set; a new best is kept as a checkpoint. Cut short by a stop, it comes first when the run goes
+        on."""
+        if self.dev is None or self.exit_code or not self.is_validation_due:
             return
-        result = validate(self.translator, self.dev, self.config, self.world)
-        best = self.state.best
+        model = whole_model(self.model, self.vocab.size) if self.config.training.shard else self.model
+        translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
+        result = validate(translator, self.dev, self.config, self.world, self.go_through)
+        if result is None:
+            return
+        best, step, score = self.state.best, self.state.step, result.bleu
         goodness = self.world.from_main(result.goodness)
-        is_best = best is None or goodness > best
-        score = result.bleu
-        self.log({"kind": "valid", "step": self.state.step, "nll": round(result.nll, 5),
-                  "ppl": round(result.perplexity, 3), "bleu": score and round(score.value, 2),
-                  "signature": score and score.signature, "elapsed_s": round(self.state.elapsed_s, 1)})
+        is_best = goodness > (-math.inf if best is None else best)
+        self.log({"kind": "valid", "step": step, "nll": round(result.nll, 5), "ppl": round(result.perplexity, 3),
+                  "bleu": score and round(score.value, 2), "signature": score and score.signature,
+                  "elapsed_s": round(self.state.elapsed_s, 1)})
         if self.world.is_main:
             told = f", BLEU {score.value:.2f}" if score else ""
-            say(f"update {self.state.step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}{told}"
+            say(f"update {step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}{told}"
                 f"{'  (best)' if is_best else ''}")
+        self.state = replace(self.state, validated=step)
         if is_best:
-            self.state = replace(self.state, best=goodness, best_step=self.state.step)
+            self.state = replace(self.state, best=goodness, best_step=step)
             self.save()
 
-    def loop(self, stop: Stop) -> None:
+    def go_through(self, work: Iterable[object]) -> bool:
+        """Do all of `work`, unless some rank is asked to stop meanwhile."""
+        self.end(*self.world.go_through(work, self.endings))
+        return not self.exit_code
+
+    def loop(self) -> None:
         """Updates until the recipe ends or somebody asks for an end."""
         training, world = self.config.training, self.world
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
         segmentations = Segmentations(self.store_folder, self.config.vocab.bpe_dropout, self.config.seed,
                                       self.config.data.clean.max_pieces, self.config.data.workers)
         # closed first, so that nobody waits for an epoch that nobody wants
-        with Loader(segmentations, training, self.config.seed, self.state.cursor, world) as updates, segmentations:
-            window = Window(torch.zeros(2, device=world.device), clock())
-            while self.state.step < training.steps:
+        with (contextlib.closing(progress), roomy(training.sized),
+              Loader(segmentations, training, self.config.seed, self.state.cursor, world) as updates, segmentations):
+            if world.device.type == "cuda":
+                try_worst(self.objective, self.store, training, world)
+            self.validate()  # what a stop cut short
+            if self.state.step == training.steps and not self.exit_code:  # there is no later one to hold the score
+                self.saved_step = -1
+                self.save()
+            self.speed = Speed(clock())
+            while self.state.step < training.steps and not self.exit_code:
                 began = clock()
                 update = next(updates)
-                waited_s = clock() - began
+                self.speed.waited_s += clock() - began
                 step = self.state.step + 1
-                sums = run_update(self.objective, self.optimizer, update, step, self.config, world)
-                window.add(sums, update, waited_s)
-                self.state = replace(self.state, step=step, cursor=update.after,
-                                     tokens_seen=self.state.tokens_seen + update.n_tgt,
-                                     elapsed_s=clock() - self.began)
-                is_logged = self.is_due(training.log_every) or step == 1 or step == training.steps
-                progress.advance(1, self.report(window) if is_logged else None)
-                if is_logged:
-                    window = Window(torch.zeros(2, device=world.device), clock())
-                is_stopped, is_late = self.agree(stop)
-                is_end = is_stopped or step == training.steps
+                self.outcomes.send(run_update(self.objective, self.optimizer, update, step, self.config, world,
+                                              self.wishes))
+                self.state = replace(self.state, step=step, cursor=update.after, elapsed_s=clock() - self.began)
+                is_logged = self.is_due(training.log_every) or step in (1, training.steps)
+                is_saved = self.is_due(training.checkpoint_every) or step == training.steps
+                for outcome in self.outcomes.arrived(is_logged or is_saved or self.is_validation_due):
+                    self.take(outcome)
+                progress.advance(1, self.report() if is_logged else None)
                 began = clock()
-                if self.is_due(training.validate_every) or step == training.steps:
-                    self.validate()
-                if self.is_due(training.checkpoint_every) or is_end or is_late:
+                self.validate()
+                if is_saved or self.is_late or self.exit_code:
+                    for outcome in self.outcomes.arrived(True):
+                        self.take(outcome)
                     self.save()
-                window.began += clock() - began  # speeds are those of updates
-                if is_end:
-                    break
-        if self.state.step >= training.steps and world.is_main:
+                elif world.is_main:
+                    self.keeper.settle()
+                self.speed.began += clock() - began  # speeds are those of updates
+        if self.state.step == training.steps and not self.is_validation_due:
+            self.exit_code = 0  # nothing is left to do
+        if world.is_main and not self.exit_code:
             segmentations.remove()
-        progress.close()
+        world.on_main(self.conclude)  # all wait: torchrun ends the others as soon as one has left with a code
 
-    def report(self, window: Window) -> str:
+    def tell(self, state: State, code: int | None = None, message: str = "") -> None:
+        self.status.step = self.keeper.saved
+        self.status.tell(state, code, message)
+
+    def conclude(self) -> None:
+        """On the main rank: what the next one will find."""
+        self.keeper.finish()
+        name = signal.Signals(self.stop.signal).name if self.stop.signal else "a signal to another rank"
+        if self.exit_code:
+            self.tell("preempted", self.exit_code, f"asked to stop by {name}; the same command goes on")
+        else:
+            self.tell("done", 0)
+        say(f"{'stopped' if self.exit_code else 'done'}: {self.state.step} updates in "
+            f"{duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}")
+
+    def conclude_alone(self, error: Exception) -> int:
+        """The connection to another rank broke: it has failed and says why, or it was killed."""
+        say(f"stopped: another rank is gone ({str(error).partition(chr(10))[0]}); the same command goes on from the "
+            "last checkpoint")
+        if self.world.is_main:
+            self.keeper.settle(is_waiting=True)
+            if not self.status.has_failed:
+                self.tell("preempted", PREEMPTED, "another rank is gone; the same command goes on")
+        return PREEMPTED
+
+    def report(self) -> str:
         """Write the window's figures to metrics.jsonl; the short form for the progress bar."""
-        rate = self.optimizer.param_groups[0]["lr"]
-        figures = window.figures(self.state, rate, self.world)
-        if not math.isfinite(figures["nll"]):  # the same on every rank
-            raise UserError(f"update {self.state.step}: the loss is {figures['nll']}; lower optimizer.scale or raise "
-                            f"optimizer.warmup_steps and choose another out=DIR")
-        self.log(figures)
-        return (f"loss {figures['loss']:.3f}, nll {figures['nll']:.3f}, lr {rate:.2e}, "
-                f"{figures['tgt_tokens_per_s']:,.0f} target tokens/s")
+        state, n = self.state, self.state.window_tokens
+        speed, self.speed = self.speed.figures(), Speed(clock())
+        self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
+        if not n:  # all were skipped
+            return ""
+        rate, loss, nll = self.optimizer.param_groups[0]["lr"], state.window_loss / n, state.window_nll / n
+        self.log({"kind": "train", "step": state.step, "epoch": state.cursor.epoch, "loss": round(loss, 5),
+                  "nll": round(nll, 5), "ppl": round(math.exp(min(nll, 50.0)), 3), "lr": rate,
+                  "grad_norm": float(f"{self.norm:.5g}"), **speed, "elapsed_s": round(state.elapsed_s, 1)})
+        return f"loss {loss:.3f}, nll {nll:.3f}, lr {rate:.2e}, {speed['tgt_tokens_per_s']:,.0f} target tokens/s"
 
 
-def _open_dev(folder: Path, vocab: Vocab) -> DevSet:
-    texts = [(folder / f"valid.{side}.txt").read_bytes().decode().split("\n")[:-1] for side in ("src", "tgt")]
-    return DevSet(open_store(folder, "valid", vocab.digest), *texts)
-
-
-def _claim(config: RunConfig, run: RunFolder, stack: contextlib.ExitStack) -> None:
+def _claim(config: RunConfig, run: RunFolder, status: Status, stack: contextlib.ExitStack) -> None:
     """Make the run folder this config's, or refuse by name what differs from the config that began it."""
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
+    stack.enter_context(status.failures())
     make_folder(run.checkpoints)
     sweep(run.checkpoints)
     began = load_config(str(run.config)) if run.config.is_file() else None
@@ -279,25 +325,28 @@ def _describe(trainer: Trainer) -> None:
 
 def train(config: RunConfig, world: World) -> int:
     """Train, or continue, the run in `config.folder`; returns the exit code."""
-    run = RunFolder(config.folder)
+    run, stop = RunFolder(config.folder), Stop()
+    status = Status(run, config.training.steps)
     with contextlib.ExitStack() as stack:
-        world.on_main(lambda: _claim(config, run, stack))
-        trainer = Trainer(config, world)
+        stack.enter_context(stop.listening())
+        world.on_main(lambda: _claim(config, run, status, stack))
+        if not world.is_main:
+            stack.enter_context(status.failures())
+        trainer = Trainer(config, world, run, stop, status)
         if world.is_main:
             _describe(trainer)
             write_bytes(run.vocab, trainer.vocab.model)
-            if run.metrics.exists():  # lines after the checkpoint will be written again
-                with open(run.metrics, "r+b") as file:
-                    file.truncate(min(run.metrics.stat().st_size, trainer.state.metrics_bytes))
-        if trainer.state.step >= config.training.steps:
+            trainer.keeper.order(trainer.state)
+            trainer.tell("running")
+        if trainer.state.step >= config.training.steps and not trainer.is_validation_due:
             if world.is_main:
                 say(f"nothing to do: {trainer.state.step} updates are done; raise training.steps to go on")
+                trainer.tell("done", 0)
             return 0
-        stop = Stop()
-        with stop.listening():
-            trainer.loop(stop)
-        if world.is_main:
-            minutes = duration(trainer.state.elapsed_s)
-            say(f"{'stopped' if stop.signal else 'done'}: {trainer.state.step} updates in {minutes}; "
-                f"checkpoints in {run.checkpoints}")
-    return 128 + stop.signal if stop.signal else 0
+        try:
+            trainer.loop()
+        except RuntimeError as error:
+            if not is_lost(error, world):
+                raise
+            return trainer.conclude_alone(error)
+        return trainer.exit_code

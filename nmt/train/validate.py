@@ -5,7 +5,10 @@ piece and without label smoothing, comparable across tools with the same BPE.
 """
 
 import math
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,12 +16,15 @@ import torch
 from nmt.config import RunConfig
 from nmt.data.loader import make_batch
 from nmt.data.plan import cut
-from nmt.data.store import TokenStore
-from nmt.decode.translator import Translator
+from nmt.data.store import TokenStore, open_store
+from nmt.data.vocab import Vocab
+from nmt.decode.translator import Translation, Translator
 from nmt.dist import World
 from nmt.progress import Progress
 from nmt.score.bleu import Score, bleu
 from nmt.train.loss import loss_sums
+
+GoThrough = Callable[[Iterable[object]], bool]  # does all of the work, unless somebody asks for an end meanwhile
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,12 @@ class DevSet:
     store: TokenStore
     sources: list[str]
     references: list[str]
+
+
+def open_dev(folder: Path, vocab: Vocab) -> DevSet:
+    """That of a store."""
+    texts = [(folder / f"valid.{side}.txt").read_bytes().decode().split("\n")[:-1] for side in ("src", "tgt")]
+    return DevSet(open_store(folder, "valid", vocab.digest), *texts)
 
 
 @dataclass(frozen=True)
@@ -44,31 +56,40 @@ class Validation:
 
 
 @torch.inference_mode()
-def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world: World) -> float:
-    """Mean NLL per target piece; the ranks share the work."""
+def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world: World,
+            go_through: GoThrough) -> float | None:
+    """Mean NLL per target piece; the ranks share the work. None if it was cut short."""
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
     bounds = cut(store.src.lengths[order] + 1, store.tgt.lengths[order] + 1, micro_tokens, micro_tokens)
     sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-    was_training = model.training
-    model.eval()
-    for n in range(world.rank, len(bounds) - 1, world.size):
+
+    def add(n: int) -> None:
         batch = make_batch(store, order[bounds[n]:bounds[n + 1]]).to(world.device)
         _, nll = loss_sums(model(batch.src, batch.tgt), model.projection.weight, batch.labels, 0.0)
-        sums += torch.stack((nll.double(), torch.tensor(batch.n_tokens, device=world.device).double()))
+        sums.add_(torch.stack((nll.double(), torch.tensor(batch.n_tokens, device=world.device).double())))
+
+    was_training = model.training
+    model.eval()
+    is_done = go_through(map(add, range(world.rank, len(bounds) - 1, world.size)))
     model.train(was_training)
+    if not is_done:
+        return None
     total, count = world.sum(sums).tolist()
     return total / count
 
 
-def validate(translator: Translator, dev: DevSet, config: RunConfig, world: World) -> Validation:
-    nll = dev_nll(translator, dev.store, config.training.sized, world)
-    score = None
-    if config.evaluation.bleu and world.is_main:
-        n = config.evaluation.sentences
-        progress = Progress("  decoding dev", len(dev.sources[:n]), "sentences")
-        texts = [t.text for t in translator.translate(dev.sources[:n], progress)]
-        progress.close()
-        score = bleu(texts, dev.references[:n])
-    world.barrier()
-    return Validation(nll, score)
+def validate(translator: Translator, dev: DevSet, config: RunConfig, world: World,
+             go_through: GoThrough) -> Validation | None:
+    """On all ranks, of which the first decodes; None if it was cut short."""
+    nll = dev_nll(translator, dev.store, config.training.sized, world, go_through)
+    if nll is None or not config.evaluation.bleu:
+        return None if nll is None else Validation(nll, None)
+    sources = dev.sources[:config.evaluation.sentences]
+    results = [Translation("", 0.0)] * len(sources)
+    with (closing(Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)) as progress,
+          closing(translator.translating(sources, results)) as batches):
+        if not go_through(map(progress.advance, batches if world.is_main else ())):
+            return None
+    texts = [result.text for result in results]
+    return Validation(nll, bleu(texts, dev.references[:len(sources)]) if world.is_main else None)
