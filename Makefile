@@ -35,11 +35,11 @@ check: $(INSTALLED)  ## lint, types, architecture
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_architecture.py
 
-test: check  ## check, then every test
-	$(BIN)/pytest
+test: check  ## check, then every test, two at a time
+	$(BIN)/pytest -n 2 --dist worksteal
 
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; an hour
-	NMT_SOAK=1 $(BIN)/pytest -s $(SOAKED)
+	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
 bench: $(INSTALLED)  ## time training beside eole, OpenNMT-py, JoeyNMT and others on DATA=a folder like multi30k: an hour
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }

@@ -1,6 +1,6 @@
-"""What safety costs: checkpoints while the demo trains, and writing and verifying a state of the size of `big`.
+"""What safety costs: checkpoints while the demo trains, and writing and verifying states up to the size of `big`.
 
-    python scripts/bench_saving.py               the demo with and without checkpoints, in turn, then base and big
+    python scripts/bench_saving.py               the demo with and without checkpoints, in turn, then folders
     python scripts/bench_saving.py --rounds 0    only the folders
 
 The demo's time is that of the run's own `elapsed_s`. A folder is verified after its pages were dropped from the cache,
@@ -18,8 +18,6 @@ import tempfile
 from pathlib import Path
 
 from nmt.commands.entry import guarded
-
-PIECES = 37_000
 
 
 def demo_seconds(folder: Path, updates: int, every: int | None) -> float:
@@ -56,9 +54,9 @@ def folders(folder: Path) -> None:
     from nmt.progress import clock
     from nmt.train.optimizer import make_optimizer, set_learning_rate
 
-    for name in ("base", "big"):
+    for name in ("demo", "base", "big"):
         config = load_config(f"{name}.yaml")
-        model = Transformer(config.model, PIECES)
+        model = Transformer(config.model, config.vocab.size)
         optimizer = make_optimizer(model, config.optimizer)
         set_learning_rate(optimizer, 1e-4)
         for p in model.parameters():
@@ -79,7 +77,7 @@ def folders(folder: Path) -> None:
             began = clock()
             verify(path)
             times.append(clock() - began)
-        print(f"{name}, {size / 1e9:.2f} GB: on the disk in {statistics.median(seconds):.2f} s (median of 3), "
+        print(f"{name}, {size / 1e9:.3f} GB: on the disk in {statistics.median(seconds):.2f} s (median of 3), "
               f"verified in {times[0]:.2f} s {'from the disk' if is_cold else '(cache not dropped)'}, "
               f"{min(times[1:]):.2f} s from the cache", flush=True)
         shutil.rmtree(path)

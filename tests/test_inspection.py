@@ -171,7 +171,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, *capsys.readouterr()
 
 
-def test_the_command_shows_the_same_as_text_and_as_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_same_as_text_and_as_json(store: Path, capsys: pytest.CaptureFixture[str],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     before = {path: path.read_bytes() for path in store.iterdir()}
     code, out, err = run(capsys, "--inspect", str(store), "--json")
     assert (code, err) == (0, "") and json.loads(out) == json.loads(json.dumps(inspect(store)))
