@@ -79,12 +79,20 @@ ROOMS = {
     "train/profile.py": Room(4, 230, ("train/rehearsal.py",)),
     "publish/report.py": Room(4, 250),
     "publish/inspection.py": Room(4, 200),
+    "publish/tensors.py": Room(4, 80),
+    "publish/agreement.py": Room(4, 120),
+    "publish/card.py": Room(4, 120),
+    "publish/ctranslate2.py": Room(4, 130, ("publish/agreement.py", "publish/tensors.py")),
+    "publish/huggingface.py": Room(4, 180, ("publish/agreement.py", "publish/tensors.py")),
+    "publish/export.py": Room(4, 150, ("publish/agreement.py", "publish/card.py", "publish/ctranslate2.py",
+                                       "publish/huggingface.py")),
     "commands/entry.py": Room(5, 80),
     "commands/prepare.py": Room(5, 80, ("commands/entry.py",)),
     "commands/train.py": Room(5, 90, ("commands/entry.py",)),
     "commands/average.py": Room(5, 80, ("commands/entry.py",)),
     "commands/eval.py": Room(5, 80, ("commands/entry.py",)),
     "commands/translate.py": Room(5, 80, ("commands/entry.py",)),
+    "commands/export.py": Room(5, 80, ("commands/entry.py",)),
 }
 FOR_EVERYONE = {"errors.py", "progress.py"}
 BANNED_NAME = re.compile(r"(?i:utils?|helpers?|common|misc)|_?Base(?=[A-Z_]|$)\w*|\w*(Manager|Handler)")

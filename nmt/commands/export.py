@@ -1,0 +1,66 @@
+"""nmt-export: a checkpoint for other engines, compared with its origin before it appears."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nmt.commands.entry import guarded, make_parser
+
+EXAMPLES = """\
+  nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
+  nmt-export runs/base/average --to huggingface -o exports/base-hf
+  nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
+
+Both sides translate the lines and judge what ours said. In float32 each piece's log-probability must agree to 1e-4 and
+99.9% of the lines be the same; with fewer bits the mean difference is bounded. Else nothing is written, exit code 1.
+ctranslate2 and transformers come with pip install 'nmt[export]'."""
+
+FORMATS = ("ctranslate2", "huggingface", "safetensors")
+MOST_LINES = 1000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser("nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder")
+    parser.add_argument("--to", required=True, choices=FORMATS, help="the format")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="where to; an earlier export is replaced")
+    parser.add_argument("--quantization", default="float32", metavar="TYPE",
+                        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float16, int8_bfloat16")
+    parser.add_argument("--check-lines", metavar="FILE",
+                        help=f"source text to compare with, its first {MOST_LINES:,} lines; default: random pieces")
+    args = parser.parse_args(argv)
+    return guarded(lambda: work(args), "nmt-export")
+
+
+def work(args: argparse.Namespace) -> int:
+    from itertools import islice
+    from pathlib import Path
+
+    from nmt.process import settle
+
+    settle()  # before torch comes in
+
+    from nmt.checkpoint import load
+    from nmt.data.text import decoded
+    from nmt.data.vocab import Vocab
+    from nmt.errors import UserError
+    from nmt.files import make_folder
+    from nmt.progress import say
+    from nmt.publish.export import export, made_lines
+
+    checkpoint, out = load(Path(args.checkpoint)), Path(args.output)
+    lines = made_lines(Vocab(checkpoint.vocab_model))
+    if args.check_lines is not None:
+        try:
+            with open(args.check_lines, "rb") as file:
+                lines = list(islice(decoded(file, args.check_lines), MOST_LINES))
+        except OSError as error:
+            raise UserError(f"--check-lines {args.check_lines}: cannot be read ({error.strerror})") from None
+    make_folder(out.resolve().parent)
+    agreement = export(checkpoint, args.to, out, args.quantization, lines)
+    say(f"{out}: {args.to}, {args.quantization}; {agreement}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
