@@ -38,7 +38,7 @@ check: $(INSTALLED)  ## lint, types, architecture
 test: check  ## check, then every test, two at a time
 	$(BIN)/pytest -n 2 --dist worksteal
 
-soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; an hour
+soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
 bench: $(INSTALLED)  ## time training beside eole, OpenNMT-py, JoeyNMT and others on DATA=a folder like multi30k: an hour

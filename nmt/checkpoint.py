@@ -88,10 +88,16 @@ class Snapshot:
         return sum(value.nbytes for tensors in (self.weights, self.moments) for value in tensors.values())
 
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Adam) -> Snapshot:
-    """The tensors as they are, not copied. All ranks take part, for each may hold but a share."""
-    weights = {name: whole(p.detach()) for name, p in model.named_parameters()}
-    moments = {f"{key}.{name}": whole(value.detach()) for name, p in model.named_parameters()
+def snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
+    """The tensors as they are, not copied. All ranks take part, for each may hold but a share; then one tensor after
+    the other is made whole and goes to the host of the main rank."""
+    def taken(tensor: Tensor) -> Tensor:
+        share = tensor.detach()
+        full = whole(share)
+        return full if full is share else full.cpu() if is_main else full.new_empty(0)
+
+    weights = {name: taken(p) for name, p in model.named_parameters()}
+    moments = {f"{key}.{name}": taken(value) for name, p in model.named_parameters()
                for key, value in optimizer.state[p].items()}
     return Snapshot(weights, moments)
 
@@ -309,9 +315,10 @@ def found_by_main(run: RunFolder, step: int) -> Checkpoint:
     return _look_into(run.checkpoint(step))
 
 
-def prune(run: RunFolder, keep: int, best_step: int) -> None:
-    """Remove all but the newest `keep` and the best."""
-    for step in steps(run)[:-keep]:
+def prune(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
+    """Remove all but the newest `keep` and the best; any after `last_step` are damaged, do not count, and will be
+    replaced."""
+    for step in [step for step in steps(run) if step <= last_step][:-keep]:
         if step != best_step:
             remove_folder(run.checkpoint(step))
 

@@ -201,7 +201,7 @@ def sweep(folder: Path) -> None:
         if path.suffix == ".old" and not (whole := path.with_name(path.stem[1:])).exists():
             os.rename(path, whole)  # its successor did not come to bear the name
         elif path.suffix in (".tmp", ".gone", ".old"):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def point(link: Path, target: str) -> None:

@@ -72,8 +72,9 @@ def _processes(n: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _settle() -> None:
-    """In a new process: Ctrl-C is the caller's business, and no worker outlives its caller."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a new process: who asks for an end asks the caller, and no worker outlives its caller."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     caller = parent_process()
     if caller is not None:
         threading.Thread(target=_follow, args=(caller.sentinel,), daemon=True).start()

@@ -119,7 +119,9 @@ def test_newest_prune_and_best(tmp_path: Path) -> None:
     assert newest(run) is None
     for step in (5, 10, 15, 20):
         write(run.checkpoint(step), seed=step, state=replace(STATE, step=step))
-    prune(run, keep=2, best_step=5)
+    prune(run, keep=2, best_step=5, last_step=20)
+    assert steps(run) == [5, 15, 20]
+    prune(run, keep=1, best_step=5, last_step=15)  # 20 is damaged: it does not count
     assert steps(run) == [5, 15, 20]
     (run.checkpoint(20) / MODEL).write_bytes(b"")
     found = newest(run)

@@ -8,11 +8,13 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from soaking import make_ground
 
 from nmt import checkpoint
 from nmt.checkpoint import TrainState, snapshot
@@ -28,6 +30,7 @@ from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate
 
 CONFIG = RunConfig(model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1), seed=1,
                    training=TrainingConfig(keep_checkpoints=2))
+VOCAB = b"pieces"
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def train_on(model: Transformer, optimizer: Adam) -> None:
 def keeper_in(folder: Path, is_apart: bool = False) -> Keeper:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True)
-    return Keeper(run, CONFIG, b"pieces", Journal(run.metrics, 0), 0, is_apart)
+    return Keeper(run, CONFIG, VOCAB, Journal(run.metrics, 0), 0, is_apart)
 
 
 def metrics(run: Path) -> list[dict[str, object]]:
@@ -185,6 +188,68 @@ def test_a_failure_in_the_thread_is_counted_and_forgotten(tmp_path: Path, monkey
     keeper.finish()
     assert keeper.failures == 0 and checkpoint.steps(RunFolder(tmp_path)) == [3]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name[0] == "."] == []
+
+
+def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
+    """As when a run resumes from 2 because 3 is damaged, with room for one."""
+    taken = snapshot(*trained())
+    one = replace(CONFIG, training=replace(CONFIG.training, keep_checkpoints=1))
+    run = RunFolder(tmp_path)
+    for step in (2, 3):
+        checkpoint.save(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
+    keeper = Keeper(run, one, VOCAB, Journal(run.metrics, 0), 2, is_apart=False)
+    keeper.order(TrainState(step=2))
+    assert checkpoint.steps(run) == [2, 3] and (run.checkpoints / "last").resolve() == run.checkpoint(2)
+    keeper.save(taken, TrainState(step=3))
+    assert checkpoint.steps(run) == [3]
+    verify(run.checkpoint(3))
+
+
+def test_a_best_that_could_not_be_written_leaves_the_one_before(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper, taken = keeper_in(tmp_path), snapshot(*trained())
+    keeper.save(taken, TrainState(step=1, best=1.0, best_step=1))
+    with monkeypatch.context() as context:
+        context.setattr("nmt.files.os.fsync", _full)
+        keeper.save(taken, TrainState(step=2, best=2.0, best_step=2))
+    for step in (3, 4, 5):
+        keeper.save(taken, TrainState(step=step, best=2.0, best_step=2))
+    assert checkpoint.steps(keeper.run) == [1, 4, 5]
+    assert (keeper.run.checkpoints / "best").resolve() == keeper.run.checkpoint(1)
+
+
+def test_links_that_cannot_be_made_are_no_failed_checkpoint(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    keeper, taken = keeper_in(tmp_path), snapshot(*trained())
+    with monkeypatch.context() as context:
+        context.setattr("nmt.checkpoint.point", lambda *_: _full(0))
+        keeper.save(taken, TrainState(step=1))
+    assert (keeper.failures, keeper.saved) == (0, 1) and "not in order yet" in capsys.readouterr().err
+    keeper.order(TrainState(step=1))
+    assert (keeper.run.checkpoints / "last").resolve() == keeper.run.checkpoint(1)
+
+
+def test_two_ranks_end_together_when_the_disk_stays_full(
+        small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ground = make_ground(tmp_path_factory.mktemp("full"))
+    start = ground.start("run", f"out={small_disk}/run", "training.checkpoint_every=1", size=2)
+    assert start.wait(is_agent=False) == [1, 1]
+    assert start.told().count("nmt-train: failed: the checkpoint of update 3") == 1 and "Traceback" not in start.told()
+    assert json.loads((small_disk / "run/status.json").read_text())["exit_code"] == 1
+
+
+def test_the_lock_outlives_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = keeper_in(tmp_path, is_apart=True)
+    save = checkpoint.save
+
+    def slow(*args: object) -> None:
+        time.sleep(0.3)
+        save(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    keeper.save(snapshot(*trained()), TrainState(step=1))
+    keeper.close()
+    verify(tmp_path / "checkpoints/last")
 
 
 def _full(_: int) -> None:

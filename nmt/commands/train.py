@@ -76,14 +76,10 @@ def work(args: argparse.Namespace) -> int:
             else:
                 plan(config, world, price=args.price)
             return 0
+        from nmt.publish.report import write_report
         from nmt.train.trainer import train
 
-        code = train(config, world)
-        if world.is_main and config.folder.joinpath("metrics.jsonl").exists():
-            from nmt.publish.report import write_report
-
-            write_report(config.folder)
-    return code
+        return train(config, world, write_report)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class Stop:
         heard, told = os.pipe()
         os.set_blocking(told, False)
         thread = threading.Thread(target=self._listen, args=(heard, numbers), daemon=True)
-        thread.start()
         before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        thread.start()
         handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
         try:
             yield

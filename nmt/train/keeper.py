@@ -79,11 +79,21 @@ class Keeper:
 
     def order(self, state: TrainState) -> None:
         """Name the last and the best checkpoint and prune, also what a killed predecessor did not come to."""
-        if self.run.checkpoint(state.step).exists():
-            checkpoint.name_checkpoint(self.run, "last", state.step)
-        if self.run.checkpoint(state.best_step).exists():
-            checkpoint.name_checkpoint(self.run, "best", state.best_step)
-        checkpoint.prune(self.run, self.config.training.keep_checkpoints, state.best_step)
+        best = self.run.checkpoints / "best"
+        try:
+            if self.run.checkpoint(state.step).exists():
+                checkpoint.name_checkpoint(self.run, "last", state.step)
+            if self.run.checkpoint(state.best_step).exists():
+                checkpoint.name_checkpoint(self.run, "best", state.best_step)
+            kept = int(best.readlink().name.removeprefix("step-")) if best.is_symlink() else 0  # the best there is
+            checkpoint.prune(self.run, self.config.training.keep_checkpoints, kept, state.step)
+        except OSError as error:
+            say(f"warning: {self.run.checkpoints}: the old checkpoints are not in order yet ({_told(error)})")
+
+    def close(self) -> None:
+        """Wait for what is being written, for the lock of the run goes next."""
+        self._writer.shutdown()
+        self.settle(is_waiting=True)
 
     def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in tensors.items():

@@ -134,13 +134,19 @@ def settled(config: RunConfig, world: World) -> RunConfig:
     training = config.training
     if training.micro_tokens != "auto":
         return config
-    began = RunFolder(config.folder).config
-    if began.is_file():
-        size = load_config(str(began)).training.sized
-    else:
-        size = int(world.from_main(_largest(config, world) if world.is_main else 0))
-        if world.is_main:
+    size = 0
+
+    def settle() -> None:  # by one rank, for it writes that file while others may not have looked yet
+        nonlocal size
+        began = RunFolder(config.folder).config
+        if began.is_file():
+            size = load_config(str(began)).training.sized
+        else:
+            size = _largest(config, world)
             say(f"training.micro_tokens: auto is {size} here")
+
+    world.on_main(settle)
+    size = int(world.from_main(size))
     return replace(config, training=replace(training, micro_tokens=size))
 
 

@@ -9,7 +9,7 @@ decide by outcomes that all of them hold.
 import contextlib
 import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from nmt.train.update import Outcome, Outcomes, Wishes, run_update, total_norm
 from nmt.train.validate import open_dev, validate
 from nmt.train.worst import roomy, try_worst
 
+Report = Callable[[Path], object]
+
 
 @dataclass
 class Speed:
@@ -63,8 +65,10 @@ class Speed:
 class Trainer:
     """A model, its optimizer and where training stands. `train` below runs it."""
 
-    def __init__(self, config: RunConfig, world: World, run: RunFolder, stop: Stop, status: Status) -> None:
+    def __init__(self, config: RunConfig, world: World, run: RunFolder, stop: Stop, status: Status,
+                 report: Report) -> None:
         self.config, self.world, self.run, self.stop, self.status = config, world, run, stop, status
+        self.write_report = report
         self.store_folder = Path(config.data.store)
         self.vocab = Vocab.load(self.store_folder / "vocab.model")
         self.store = open_store(self.store_folder, "train", self.vocab.digest)
@@ -144,13 +148,14 @@ class Trainer:
                 window_loss=state.window_loss + outcome.loss, window_nll=state.window_nll + outcome.nll,
                 window_tokens=state.window_tokens + update.n_tgt)
         else:
+            self.norm = 0.0
             self.state = replace(state, skipped=state.skipped + 1)
             self.refuse(outcome)
         wishes = outcome.wishes
         self.end(wishes.interrupt, wishes.preempt)
         self.is_late = self.is_late or wishes.late > 0
         if wishes.broken:
-            self.world.on_main(self.keeper.finish)
+            self.world.on_main(lambda: self.keeper.finish())  # which only the main rank has
 
     def refuse(self, outcome: Outcome) -> None:
         """An update was not applied: tell which, and stop if that is the rule or it comes too often."""
@@ -173,7 +178,7 @@ class Trainer:
         if self.state.skipped and not total_norm([p.detach() for p in self.model.parameters()]).isfinite():
             return  # it would not be good
         if self.saved_step != self.state.step:
-            snapshot = checkpoint.snapshot(self.model, self.optimizer)
+            snapshot = checkpoint.snapshot(self.model, self.optimizer, self.world.is_main)
             if self.world.is_main:
                 self.keeper.save(snapshot, self.state)
                 self.tell("running")
@@ -271,16 +276,10 @@ class Trainer:
             self.tell("done", 0)
         say(f"{'stopped' if self.exit_code else 'done'}: {self.state.step} updates in "
             f"{duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}")
-
-    def conclude_alone(self, error: Exception) -> int:
-        """The connection to another rank broke: it has failed and says why, or it was killed."""
-        say(f"stopped: another rank is gone ({str(error).partition(chr(10))[0]}); the same command goes on from the "
-            "last checkpoint")
-        if self.world.is_main:
-            self.keeper.settle(is_waiting=True)
-            if not self.status.has_failed:
-                self.tell("preempted", PREEMPTED, "another rank is gone; the same command goes on")
-        return PREEMPTED
+        try:
+            self.write_report(self.run.path)
+        except (OSError, UserError) as error:
+            say(f"warning: no report: {error}")
 
     def report(self) -> str:
         """Write the window's figures to metrics.jsonl; the short form for the progress bar."""
@@ -323,8 +322,17 @@ def _describe(trainer: Trainer) -> None:
         say(f"continuing after update {trainer.state.step}")
 
 
-def train(config: RunConfig, world: World) -> int:
-    """Train, or continue, the run in `config.folder`; returns the exit code."""
+def _conclude_alone(error: Exception, status: Status, world: World) -> int:
+    """The connection to another rank broke: it has failed and says why, or it was killed."""
+    say(f"stopped: another rank is gone ({str(error).partition(chr(10))[0]}); the same command goes on from the last "
+        "checkpoint")
+    if world.is_main and not status.has_failed:
+        status.tell("preempted", PREEMPTED, "another rank is gone; the same command goes on")
+    return PREEMPTED
+
+
+def train(config: RunConfig, world: World, report: Report = lambda _: None) -> int:
+    """Train, or continue, the run in `config.folder`, and `report` on it; returns the exit code."""
     run, stop = RunFolder(config.folder), Stop()
     status = Status(run, config.training.steps)
     with contextlib.ExitStack() as stack:
@@ -332,21 +340,21 @@ def train(config: RunConfig, world: World) -> int:
         world.on_main(lambda: _claim(config, run, status, stack))
         if not world.is_main:
             stack.enter_context(status.failures())
-        trainer = Trainer(config, world, run, stop, status)
-        if world.is_main:
-            _describe(trainer)
-            write_bytes(run.vocab, trainer.vocab.model)
-            trainer.keeper.order(trainer.state)
-            trainer.tell("running")
-        if trainer.state.step >= config.training.steps and not trainer.is_validation_due:
+        try:
+            trainer = Trainer(config, world, run, stop, status, report)
             if world.is_main:
+                stack.callback(trainer.keeper.close)
+                _describe(trainer)
+                write_bytes(run.vocab, trainer.vocab.model)
+                trainer.keeper.order(trainer.state)
+                trainer.tell("running")
+            if trainer.state.step < config.training.steps or trainer.is_validation_due:
+                trainer.loop()
+            elif world.is_main:
                 say(f"nothing to do: {trainer.state.step} updates are done; raise training.steps to go on")
                 trainer.tell("done", 0)
-            return 0
-        try:
-            trainer.loop()
         except RuntimeError as error:
             if not is_lost(error, world):
                 raise
-            return trainer.conclude_alone(error)
+            return _conclude_alone(error, status, world)
         return trainer.exit_code
