@@ -214,7 +214,7 @@ def test_it_translates_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
     config = DecodingConfig(beam=6, max_extra=8, length_penalty=2.0)
     checkpoint = made(replace(PLAIN, tied=False), vocab, tmp_path / "average")
     export(checkpoint, "ctranslate2", tmp_path / "out", "float32", LINES)
-    engine, src = ctranslate2.CTranslate2(tmp_path / "out"), vocab.encode(LINES)
+    engine, src = ctranslate2.CTranslate2(tmp_path / "out", 1), vocab.encode(LINES)
     found = engine.translate(src, config)
     judged = [sum(scores) for scores in engine.score(src, [one.ids for one in found])]
     ended = [i for i, one in enumerate(found) if len(one.ids) < max(map(len, src)) + config.max_extra]
@@ -229,16 +229,16 @@ def test_it_translates_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
 def test_an_export_opens_again_when_it_is_whole(checkpoint: Checkpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(checkpoint, "ctranslate2", out, "int8", LINES)
-    engine, quantization = load_ctranslate2(out)
+    engine, quantization = load_ctranslate2(out, 1)
     assert quantization == "int8"
     data = bytearray((out / "model.bin").read_bytes())
     data[-1] ^= 1
     (out / "model.bin").write_bytes(data)
     with pytest.raises(UserError, match="model.bin"):
-        load_ctranslate2(out)
+        load_ctranslate2(out, 1)
     export(checkpoint, "safetensors", tmp_path / "other", "float32", LINES)
     with pytest.raises(UserError, match="export to safetensors"):
-        load_ctranslate2(tmp_path / "other")
+        load_ctranslate2(tmp_path / "other", 1)
 
 
 @NEEDS_HF

@@ -88,8 +88,8 @@ class CTranslate2:
     """The engine with the model of a folder; `translator` is CTranslate2's own, for what is not here."""
 
     def __init__(self, folder: Path, n_threads: int = 0, device: str = "cpu") -> None:
-        """`n_threads` for one batch, 0 lets CTranslate2 choose. Weights are computed with as they are stored, where
-        the processor can."""
+        """`n_threads` for one batch, 0 lets CTranslate2 choose; it may change how many torch uses in this process.
+        Weights are computed with as they are stored, where the processor can."""
         try:
             self.vocab = Vocab.load(folder / VOCAB)
             self.translator = library().Translator(str(folder), device=device, intra_threads=n_threads)
