@@ -37,6 +37,7 @@ class Rule:
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 NOT_NEGATIVE = Rule(lambda x: x >= 0, "not be negative")
 ONE_OR_MORE = Rule(lambda x: x >= 1, "be at least 1")
+PROBABILITY = Rule(lambda x: 0 < x <= 1, "lie in (0, 1]")
 SHARE = Rule(lambda x: 0 <= x < 1, "lie in [0, 1)")
 SIXTEEN_BITS = Rule(lambda x: 16 <= x <= 65_535, "lie between 16 and 65535, for ids are stored in 16 bits")
 COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "lie between 0.98 and 1")
@@ -209,15 +210,38 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Beam search as in section 6.1. `gnmt` divides by ((5+|Y|)/6)^alpha, `length` by |Y|^alpha, `none` by 1."""
+    """Search, by default as in section 6.1. A preset sets the first eight of these keys; what is written beside it wins.
 
-    preset: Literal["vaswani2017"] = "vaswani2017"
+    `gnmt` divides a log-probability by ((5+|Y|)/6)^alpha, `length` by |Y|^alpha, `none` by 1; |Y| counts eos.
+    """
+
+    preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
     beam: int = ruled(4, ONE_OR_MORE)
-    length_penalty: float = ruled(0.6, NOT_NEGATIVE)
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
-    max_extra: int = ruled(50, ONE_OR_MORE)  # pieces beyond the source
-    max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces; a longer source is cut there, with a warning
+    length_penalty: float = ruled(0.6, NOT_NEGATIVE)  # alpha
+    max_ratio: float = ruled(1.0, NOT_NEGATIVE)  # at most max_ratio * source + max_extra pieces, eos of neither counted
+    max_extra: int = ruled(50, NOT_NEGATIVE)
+    min_length: int = ruled(0, NOT_NEGATIVE)  # and at least so many, where those allow it
+    finishing: Literal["any", "top", "shrink"] = "any"  # which ended continuations count; see nmt/decode/beam.py
+    stopping: Literal["exact", "full", "likely", "never"] = "exact"  # when a sentence is done
+    sample: bool = False  # draw pieces by their probability instead of searching; beam, finishing, stopping do not apply
+    temperature: float = ruled(1.0, POSITIVE)  # of sampling: above 1 flatter, below 1 sharper
+    top_k: int | None = ruled(None, ONE_OR_MORE)  # sample among the most probable so many pieces
+    top_p: float = ruled(1.0, PROBABILITY)  # and among the fewest that hold so much of the probability
+    seed: int = ruled(1, SEED)  # of sampling; what is drawn for a sentence depends on it and on the sentence alone
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: of products; twice as fast where the hardware has it
+    max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces
+    long_lines: Literal["cut", "split", "refuse"] = "cut"  # what becomes of a longer source, always with a word about it
     batch_tokens: int = ruled(4_096, ONE_OR_MORE)  # source pieces decoded together
+
+    PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {
+        name: dict(zip(("beam", "penalty", "length_penalty", "max_ratio", "max_extra", "min_length",
+                        "finishing", "stopping"), values, strict=True))
+        for name, values in {
+            "vaswani2017": (4, "gnmt", 0.6, 1.0, 50, 0, "any", "exact"),
+            "fairseq": (5, "length", 1.0, 0.0, 200, 1, "top", "full"),
+            "marian": (6, "length", 0.6, 3.0, 0, 0, "shrink", "never"),
+            "hf": (4, "length", 1.0, 0.0, 512, 0, "top", "likely")}.items()}
 
 
 @dataclass(frozen=True)
@@ -305,8 +329,9 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> Source:
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`. A corpus that says where it comes from replaces the inherited one: {demo: x} on {src: y}
-    is neither. Only one of two files can be exchanged alone."""
-    result = dict(base)
+    is neither. Only one of two files can be exchanged alone. A preset of decoding takes the place of what it sets."""
+    set_by_preset = DecodingConfig.PRESETS.get(str(over.get("preset")), {})
+    result = {key: value for key, value in base.items() if key not in set_by_preset}
     for key, value in over.items():
         old: Any = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
@@ -338,7 +363,7 @@ def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     built = {}
-    presets = cls.PRESETS if cls is CleanConfig else {}
+    presets = cls.PRESETS if cls is CleanConfig or cls is DecodingConfig else {}
     for name, value in {**presets.get(str(values.get("preset")), {}), **values}.items():
         inner = f"{key}.{name}" if key else name
         if name not in fields:
