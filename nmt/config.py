@@ -210,7 +210,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Search, by default as in section 6.1. A preset sets the first eight of these keys; what is written beside it wins.
+    """Search, by default as in section 6.1. A preset sets the first eight of these keys; what stands beside it wins.
 
     `gnmt` divides a log-probability by ((5+|Y|)/6)^alpha, `length` by |Y|^alpha, `none` by 1; |Y| counts eos.
     """
@@ -219,19 +219,19 @@ class DecodingConfig:
     beam: int = ruled(4, ONE_OR_MORE)
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
     length_penalty: float = ruled(0.6, NOT_NEGATIVE)  # alpha
-    max_ratio: float = ruled(1.0, NOT_NEGATIVE)  # at most max_ratio * source + max_extra pieces, eos of neither counted
+    max_ratio: float = ruled(1.0, NOT_NEGATIVE)  # at most max_ratio * source + max_extra pieces, eos not counted
     max_extra: int = ruled(50, NOT_NEGATIVE)
     min_length: int = ruled(0, NOT_NEGATIVE)  # and at least so many, where those allow it
     finishing: Literal["any", "top", "shrink"] = "any"  # which ended continuations count; see nmt/decode/beam.py
     stopping: Literal["exact", "full", "likely", "never"] = "exact"  # when a sentence is done
-    sample: bool = False  # draw pieces by their probability instead of searching; beam, finishing, stopping do not apply
+    sample: bool = False  # draw pieces by their probability instead of searching
     temperature: float = ruled(1.0, POSITIVE)  # of sampling: above 1 flatter, below 1 sharper
     top_k: int | None = ruled(None, ONE_OR_MORE)  # sample among the most probable so many pieces
     top_p: float = ruled(1.0, PROBABILITY)  # and among the fewest that hold so much of the probability
     seed: int = ruled(1, SEED)  # of sampling; what is drawn for a sentence depends on it and on the sentence alone
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: of products; twice as fast where the hardware has it
     max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces
-    long_lines: Literal["cut", "split", "refuse"] = "cut"  # what becomes of a longer source, always with a word about it
+    long_lines: Literal["cut", "split", "refuse"] = "cut"  # what becomes of a longer source, with a word about it
     batch_tokens: int = ruled(4_096, ONE_OR_MORE)  # source pieces decoded together
 
     PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {

@@ -3,26 +3,22 @@
     python scripts/bench_exports.py --data multi30k runs/a runs/b > exports.jsonl      test.{en,de} in multi30k
 
 Each run leaves for each engine, and both sides translate greedily and with beam 4, by log-probability alone and by
-log-probability / |Y|. Of a sentence's 2 * beam best continuations ours finishes each that ends, CTranslate2 and
-Hugging Face only those among the best `beam`: so ours searches twice, by its own rule and by theirs ("top"). Where
-outputs still differ, our model judges both. Outputs that reach the limit are counted apart: there rules differ too.
+log-probability / |Y|, ours by the rule of the other two: of a sentence's 2 * beam best continuations those that end
+count among the best `beam` only. Where outputs differ, our model judges both. Outputs that reach the limit are counted
+apart: there rules differ too.
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from nmt.checkpoint import Checkpoint, load
-from nmt.decode import beam as rules
-from nmt.decode.beam import EOS, NEVER, Hypothesis
+from nmt.decode.beam import Hypothesis
 from nmt.decode.translator import Translator, make_translator
 from nmt.progress import clock
 from nmt.publish import ctranslate2, huggingface
@@ -31,16 +27,6 @@ from nmt.score.bleu import bleu
 
 SETTINGS = {"greedy": (1, 0.0), "beam 4": (4, 0.0), "beam 4 / |Y|": (4, 1.0)}
 KINDS = ("ctranslate2:float32", "huggingface:float32", "ctranslate2:int8")
-Continuations = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
-
-
-def finishing_the_top(plain: Continuations) -> Continuations:
-    """Our continuations without those that end beyond the best `beam`."""
-    def continuations(logits: Tensor, scores: Tensor, must_end: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        parents, pieces, values = plain(logits, scores, must_end, n)
-        is_low = torch.arange(n) >= scores.shape[1]
-        return parents, pieces, values.masked_fill(is_low & (pieces == EOS), NEVER)
-    return continuations
 
 
 def exported(folder: Path, to: str, quantization: str, translator: Translator, checkpoint: Checkpoint) -> Side:
@@ -80,9 +66,6 @@ def main() -> None:
         translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
         ids, ours = translator.vocab.encode(src), Ours(translator.model)
         found = {name: ours.search(ids, *setting, args.limit) for name, setting in SETTINGS.items()}
-        with patch.object(rules, "_continuations", finishing_the_top(rules._continuations)):
-            found |= {f"{name}, top": ours.search(ids, *setting, args.limit)
-                      for name, setting in SETTINGS.items() if name != "greedy"}
         for to, quantization in (kind.split(":") for kind in args.kinds):
             with tempfile.TemporaryDirectory() as folder:
                 theirs = exported(Path(folder), to, quantization, translator, checkpoint)
@@ -93,9 +76,7 @@ def main() -> None:
                        "largest": agreement.largest, "mean": agreement.mean}
                 for name, setting in SETTINGS.items():
                     other = theirs.search(ids, *setting, args.limit)
-                    for rule in (name, f"{name}, top"):
-                        if rule in found:
-                            row[rule] = differences(found[rule], other, ours, ids, setting[1], args.limit)
+                    row[name] = differences(found[name], other, ours, ids, setting[1], args.limit)
                     texts = (translator.vocab.decode([one.ids for one in side]) for side in (found[name], other))
                     row[f"{name}, BLEU"] = [round(bleu(lines, ref).value, 2) for lines in texts]
                 json.dump(row | {"seconds": round(clock() - began)}, sys.stdout)

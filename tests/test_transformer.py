@@ -124,11 +124,11 @@ def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
         cache = model.start(pack(SRC), beam=2)
         for t in range(6):
             tokens = torch.tensor([row[t] for row in rows]).repeat_interleave(2)
-            logits = model.step(tokens, cache).view(len(rows), 2, V)
+            logits = model.projection(model.step(tokens, cache)).view(len(rows), 2, V)
             assert (logits - full[:, None, t]).abs().max() < 1e-12
             if t == 2:  # the hypotheses of each sentence change places, and the second sentence leaves
-                cache.keep(torch.tensor([0, 2]))
-                cache.reorder(torch.tensor([1, 0, 5, 4]))
+                cache.reorder(torch.tensor([[1, 0], [0, 1], [1, 0]]))
+                cache.keep(2, torch.tensor([1]), torch.tensor([2]))
                 rows, full = [rows[0], rows[2]], full[[0, 2]]
 
 
@@ -138,7 +138,7 @@ def test_cache_grows_beyond_its_first_room() -> None:
         cache = model.start(pack([SRC[0]]), beam=1)
         row = [2] + [5] * 39
         full = model.projection(model(pack([SRC[0]]), pack([row])))
-        last = [model.step(torch.tensor([token]), cache) for token in row][-1]
+        last = [model.projection(model.step(torch.tensor([token]), cache)) for token in row][-1]
     assert (last[0] - full[-1]).abs().max() < 1e-12
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import Cache, Field, attend, attend_memory, attend_past, memory_grid
+from nmt.model.attention import Cache, Field, Step, attend, memory_grid
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -75,9 +75,9 @@ class SelfAttention(Attention):
         q, k, v = self.split(x)
         return self.output(attend(q, k, v, field, weights).flatten(1))
 
-    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+    def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         q, k, v = self.split(x)
-        return self.output(attend_past(q, k, v, cache, layer, self.window).flatten(1))
+        return self.output(step.attend_past(q, k, v, layer, self.window))
 
 
 class MemoryAttention(Attention):
@@ -100,8 +100,21 @@ class MemoryAttention(Attention):
         k, v = self.keys_values(memory)
         return self.output(attend(self.heads(self.q(x)), k, v, field, weights).flatten(1))
 
-    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
-        return self.output(attend_memory(self.heads(self.q(x)), cache, layer).flatten(1))
+    def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        return self.output(step.attend_memory(self.heads(self.q(x)), layer))
+
+
+class Biased(nn.Linear):
+    """What nn.Linear gives; on CPU torch would spread the bias over the output first, and then read it again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight)
+        return y.add_(self.bias.to(y.dtype))
+
+
+class Rectified(Biased):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu_(super().forward(x))
 
 
 class FeedForward(nn.Module):
@@ -109,17 +122,11 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.d_model, config.d_ff)
-        self.outer = nn.Linear(config.d_ff, config.d_model)
+        self.inner = Rectified(config.d_model, config.d_ff)
+        self.outer = Biased(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.biased(self.outer, F.relu_(self.biased(self.inner, x)))
-
-    @staticmethod
-    def biased(linear: nn.Linear, x: Tensor) -> Tensor:
-        """What `linear` gives; on CPU torch would spread the bias over the output first, and then read it again."""
-        y = F.linear(x, linear.weight)
-        return y.add_(linear.bias.to(y.dtype))
+        return self.outer(self.inner(x))
 
 
 class Residual(nn.Module):
@@ -167,11 +174,11 @@ class DecoderLayer(nn.Module):
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
-    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+    def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention.step(residual.before(x), cache, layer))
+        x = residual.after(x, self.attention.step(residual.before(x), step, layer))
         residual = self.memory_residual
-        x = residual.after(x, self.memory_attention.step(residual.before(x), cache, layer))
+        x = residual.after(x, self.memory_attention.step(residual.before(x), step, layer))
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
@@ -241,18 +248,18 @@ class Transformer(nn.Module):
         """A cache for `beam` hypotheses of each sentence, before their first step."""
         memory, field = self.encode(src), Field(src, src, is_whole=True)
         grids = [layer.memory_attention.remember(memory, field) for layer in self.decoder]
-        keys, values = torch.stack([k for k, _ in grids]), torch.stack([v for _, v in grids])
-        rows, config = src.n_sentences * beam, self.config
-        shape = (16, config.n_layers, rows, config.n_heads)
-        return Cache(keys, values, field.masks[0],
-                     keys.new_empty(*shape, config.key_size), keys.new_empty(*shape, config.value_size))
+        n, heads, mask = src.n_sentences, self.config.n_heads, field.masks[0]
+        return Cache(beam, heads, [k for k, _ in grids], [v for _, v in grids],
+                     mask.expand(-1, heads, -1, -1).flatten(0, 1).contiguous(),
+                     [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
+                     [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
+                     mask.new_empty(n, 1, beam, 0))
 
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """The logits after one more piece for each hypothesis: (R,) -> (R, V)."""
-        cache.grow()
+        """What the projection turns into the logits after one more piece: (S * B,) -> (S * B, d_model)."""
+        step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
-        x = self.tgt_positions(x, torch.full_like(tokens, cache.length), cache.length + 1)
+        x = self.tgt_positions(x, torch.full_like(tokens, cache.length - 1), cache.length)
         for index, layer in enumerate(self.decoder):
-            x = layer.step(x, cache, index)
-        cache.length += 1
-        return self.projection(self.decoder_norm(x))
+            x = layer.step(x, step, index)
+        return self.decoder_norm(x)

@@ -40,10 +40,10 @@ class Ours:
         self.model = model.eval()
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        config = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_extra=limit)
-        found = [best for batch in _batches(src)
-                 for best, *_ in search(self.model, pack([[*ids, EOS] for ids in batch]), config)]
-        return [Hypothesis(one.ids[:limit], one.score) for one in found]
+        config = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=limit,
+                                finishing="top", stopping="full")
+        return [best for batch in _batches(src)
+                for best, *_ in search(self.model, pack([[*ids, EOS] for ids in batch]), config)]
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:

@@ -1,0 +1,73 @@
+"""Ids to ids for any number of sentences: sorted by length, cut into batches, searched several at a time on CPU.
+
+On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a step does between
+its products would leave the other cores idle, and they would wait for each other at each product. Threads share the
+model; torch leaves Python's lock while it works. What comes out does not depend on any of it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from nmt.batch import pack
+from nmt.config import DecodingConfig
+from nmt.decode.beam import Hypothesis, Speaker, search
+
+MOST = 8  # batches at a time: Python's own share of the work is done by one at a time
+Found = tuple[list[int], list[list[Hypothesis]]]  # which sentences, and of each its best
+
+
+def searching(model: Speaker, sources: Sequence[Sequence[int]], config: DecodingConfig, device: torch.device,
+              n_best: int = 1, prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
+    """Batch by batch, the sentences found and what was found. Sources end with eos; one of nothing else is left out."""
+    def one(batch: list[int]) -> Found:
+        forced = None if prefixes is None else [prefixes[i] for i in batch]
+        return batch, search(model, pack([sources[i] for i in batch]).to(device), config, n_best, forced)
+
+    batches = list(cut(sources, config.batch_tokens))
+    n = min(len(batches), torch.get_num_threads(), MOST) if device.type == "cpu" else 1
+    if n <= 1:
+        yield from map(one, batches)
+        return
+    with _threads(n) as pool:
+        yield from _in_turn(pool, one, batches, 2 * n)
+
+
+def cut(sources: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of the sentences that are not empty, long ones first, at most so many padded tokens together."""
+    batch: list[int] = []
+    for i in sorted((i for i, ids in enumerate(sources) if len(ids) > 1), key=lambda i: -len(sources[i])):
+        if batch and (len(batch) + 1) * len(sources[batch[0]]) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[ThreadPoolExecutor]:
+    """`n` threads, among which torch's are shared out meanwhile."""
+    all_threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, all_threads // n))
+    pool = ThreadPoolExecutor(n)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(all_threads)
+
+
+def _in_turn(pool: ThreadPoolExecutor, work: Callable[[list[int]], Found], tasks: Iterable[list[int]],
+             ahead: int) -> Iterator[Found]:
+    """`map(work, tasks)`, of which so many are under way."""
+    flying: deque[Future[Found]] = deque()
+    for task in tasks:
+        flying.append(pool.submit(work, task))
+        if len(flying) == ahead:
+            yield flying.popleft().result()
+    while flying:
+        yield flying.popleft().result()

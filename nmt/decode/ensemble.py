@@ -1,0 +1,53 @@
+"""Several models that speak with one voice: the mean of their probabilities, piece by piece.
+
+It is searched as a model is (`beam.Speaker`). Models may differ in everything but the vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt.batch import Packed
+from nmt.decode.beam import Speaker
+
+
+@dataclass
+class Caches:
+    """One for each model."""
+
+    each: list[Any]
+
+    def reorder(self, parents: Tensor) -> None:
+        for cache in self.each:
+            cache.reorder(parents)
+
+    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
+        for cache in self.each:
+            cache.keep(n, holes, movers)
+
+
+class Ensemble:
+    def __init__(self, models: Sequence[Speaker]) -> None:
+        self.models = list(models)
+        self.sizes = [model.config.d_model for model in models]
+        learned = [model.config for model in models if model.config.positions == "learned"]
+        self.config = models[0].config
+        if learned:  # the shortest table bounds them all
+            self.config = replace(learned[0], max_positions=min(config.max_positions for config in learned))
+
+    def start(self, src: Packed, beam: int) -> Caches:
+        return Caches([model.start(src, beam) for model in self.models])
+
+    def step(self, tokens: Tensor, cache: Caches) -> Tensor:
+        """What the models' projections take, side by side."""
+        return torch.cat([model.step(tokens, each) for model, each in zip(self.models, cache.each, strict=True)], 1)
+
+    def projection(self, hidden: Tensor) -> Tensor:
+        """Logits whose softmax is the mean of the models' probabilities."""
+        parts = hidden.split(self.sizes, 1)
+        each = [model.projection(x).float().log_softmax(1) for model, x in zip(self.models, parts, strict=True)]
+        return torch.stack(each).logsumexp(0) - math.log(len(each))

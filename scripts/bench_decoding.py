@@ -1,0 +1,201 @@
+"""How fast search is beside CTranslate2 on the same model, and what it costs by beam, length and batch.
+
+    python scripts/bench_decoding.py --data multi30k                     random weights of base, test.en in multi30k
+    python scripts/bench_decoding.py --data multi30k --checkpoint runs/m30/average --rounds 5
+
+Each system lives in its own process; they are asked in turn, round after round, so that all share the machine's moods.
+Sentences are given as ids and come back as ids. "forced" lets each translation have exactly 16 pieces; "free" ends by
+itself, at source + 50 at the latest. Pieces per second count eos. Prints one JSON object for each system and setting.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+FORCED = 16
+SETTINGS = {"greedy forced": (1, True), "beam 4 forced": (4, True), "greedy free": (1, False),
+            "beam 4 free": (4, False), "one by one, greedy forced": (1, True), "one by one, beam 4 forced": (4, True)}
+ONE_BY_ONE = 50  # sentences
+SYSTEMS = ("ours fp32", "ours bf16", "ctranslate2 float32", "ctranslate2 int8", "huggingface bfloat16")
+
+
+def prepare(folder: Path, data: Path, checkpoint: Path | None, n_lines: int, systems: list[str]) -> None:
+    """The model for all systems, and the sentences."""
+    import torch
+
+    from nmt.checkpoint import load
+    from nmt.config import ModelConfig, RunConfig, VocabConfig
+    from nmt.data.vocab import Vocab, learn, word_counts, write_words
+    from nmt.decode.translator import make_translator
+    from nmt.model.transformer import Transformer
+    from nmt.publish import ctranslate2, huggingface
+
+    if checkpoint is None:
+        lines = [line for side in ("en", "de") for line in (data / f"train.{side}").read_bytes().split(b"\n")]
+        write_words(folder / "words", word_counts(lines))
+        vocab = Vocab(learn(folder / "words", VocabConfig(size=10_000)))
+        torch.manual_seed(1)
+        config = RunConfig(model=ModelConfig())
+        model = Transformer(config.model, vocab.size).eval()
+    else:
+        loaded = load(checkpoint)
+        translator = make_translator(loaded, torch.device("cpu"), loaded.config.decoding)
+        config, vocab, model = loaded.config, translator.vocab, translator.model
+    text = (data / "test.en").read_text(encoding="utf-8").split("\n")[:n_lines]
+    (folder / "ids.json").write_text(json.dumps(vocab.encode(text)))
+    torch.save([config, vocab.size, model.state_dict()], folder / "model.pt")
+    for system in systems:
+        engine, kind = system.split()
+        (folder / kind).mkdir(exist_ok=True)
+        if engine == "ctranslate2":
+            ctranslate2.write(folder / kind, model, vocab, config, kind)
+        elif engine == "huggingface":
+            huggingface.write(folder / kind, model, vocab, config, kind)
+
+
+class Ours:
+    def __init__(self, folder: Path, precision: str) -> None:
+        import torch
+
+        from nmt.model.packed import packed
+        from nmt.model.transformer import Transformer
+        from nmt.process import quicken_products
+
+        quicken_products()
+        config, n_vocab, weights = torch.load(folder / "model.pt", weights_only=False)
+        model = Transformer(config.model, n_vocab).eval().requires_grad_(False)
+        model.load_state_dict(weights)
+        self.config = replace(config.decoding, precision=precision)
+        self.model, self.device = packed(model, precision == "bf16"), torch.device("cpu")
+
+    def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
+        from nmt.decode.batches import searching
+        from nmt.decode.beam import EOS
+
+        config = replace(self.config, beam=beam)
+        if is_forced:
+            config = replace(config, max_ratio=0.0, max_extra=FORCED, min_length=FORCED)
+        found: list[list[int]] = [[] for _ in ids]
+        for batch, bests in searching(self.model, [[*line, EOS] for line in ids], config, self.device):
+            for i, best in zip(batch, bests, strict=True):
+                found[i] = best[0].ids
+        return found
+
+
+class CTranslate2:
+    def __init__(self, folder: Path, kind: str, threads: int) -> None:
+        from nmt.publish.ctranslate2 import CTranslate2
+
+        self.engine = CTranslate2(folder / kind, threads)
+        self.pieces = self.engine.vocab.pieces(range(self.engine.vocab.size))
+
+    def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[Any]]:
+        names = [[self.pieces[i] for i in line] for line in ids]
+        lengths = (FORCED, FORCED) if is_forced else (0, max(map(len, ids)) + 50)
+        results = self.engine.translator.translate_batch(
+            names, beam_size=beam, length_penalty=0.6, min_decoding_length=lengths[0], max_decoding_length=lengths[1],
+            max_input_length=0, max_batch_size=4096, batch_type="tokens")
+        return [result.hypotheses[0] for result in results]
+
+
+class HuggingFace:
+    def __init__(self, folder: Path, kind: str) -> None:
+        from transformers import AutoModelForSeq2SeqLM
+
+        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder / kind, dtype=kind).eval()
+
+    def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
+        import torch
+
+        from nmt.decode.beam import EOS, PAD
+
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        found: list[list[int]] = [[] for _ in ids]
+        with torch.inference_mode():
+            for first in range(0, len(order), 128):
+                part = order[first:first + 128]
+                longest = max(len(ids[i]) for i in part) + 1
+                rows = torch.tensor([[*ids[i], EOS, *[PAD] * (longest - 1 - len(ids[i]))] for i in part])
+                lengths = ({"min_new_tokens": FORCED + 1, "max_new_tokens": FORCED + 1} if is_forced
+                           else {"max_new_tokens": longest + 50})
+                out = self.model.generate(input_ids=rows, attention_mask=(rows != PAD).long(), num_beams=beam,
+                                          do_sample=False, length_penalty=0.6, **lengths)
+                for i, row in zip(part, out[:, 1:].tolist(), strict=True):
+                    found[i] = [piece for piece in row if piece not in (PAD, EOS)]
+        return found
+
+
+def serve(folder: Path, system: str, threads: int) -> None:
+    """In a process of its own: answer each setting with pieces and seconds."""
+    from nmt.process import settle
+
+    settle()
+
+    import torch
+
+    from nmt.progress import clock
+
+    torch.set_num_threads(threads)
+    engine, kind = system.split()
+    ids = json.loads((folder / "ids.json").read_text())
+    speaker = (Ours(folder, kind) if engine == "ours" else CTranslate2(folder, kind, threads)
+               if engine == "ctranslate2" else HuggingFace(folder, kind))
+    for beam in (1, 4):
+        speaker.translate(ids[:100], beam, True)
+    for line in sys.stdin:
+        beam, is_forced = SETTINGS[line.strip()]
+        groups = [[one] for one in ids[:ONE_BY_ONE]] if line.startswith("one") else [ids]
+        began = clock()
+        found = [one for group in groups for one in speaker.translate(group, beam, is_forced)]
+        seconds = clock() - began
+        print(json.dumps([len(found), sum(len(one) + 1 for one in found), seconds]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a folder with train.{en,de} and test.en")
+    parser.add_argument("--checkpoint", type=Path, help="instead of random weights")
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(Path(args.serve[0]), args.serve[1], args.threads)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        prepare(Path(name), args.data, args.checkpoint, args.lines, args.systems)
+        servants = {system: subprocess.Popen(
+            [sys.executable, __file__, "--serve", name, system, "--threads", str(args.threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for system in args.systems}
+        speeds: dict[tuple[str, str], list[float]] = {}
+        rows: dict[tuple[str, str], list[Any]] = {}
+        for setting in args.settings:
+            for _ in range(args.rounds):
+                for system, servant in servants.items():
+                    assert servant.stdin and servant.stdout
+                    servant.stdin.write(setting + "\n")
+                    servant.stdin.flush()
+                    row = rows[system, setting] = json.loads(servant.stdout.readline())
+                    speeds.setdefault((system, setting), []).append(row[1] / row[2])
+            for system in args.systems:
+                each = speeds[system, setting]
+                n, n_pieces, _ = rows[system, setting]
+                best = max(each)
+                print(json.dumps({"system": system, "setting": setting, "pieces_per_s": round(best),
+                                  "median": round(statistics.median(each)), "ms_per_sentence":
+                                  round(1e3 * n_pieces / best / n, 1), "pieces": n_pieces}), flush=True)
+        for servant in servants.values():
+            servant.communicate("")
+
+
+if __name__ == "__main__":
+    main()
