@@ -29,7 +29,7 @@ from nmt.publish.marian import Theirs
 from nmt.publish.origin import Origin
 
 NOTHING = -1000.0  # the logit of a piece that does not exist
-NOISE = 5e-5  # how far rounding may move a bias: half of what is bounded in the end
+NOISE = 1e-5  # how much rounding may move each unit of a bias; usual are 2e-6
 LIMIT = 60  # pieces of an output that is compared
 Weights = dict[str, Tensor]
 
@@ -99,7 +99,10 @@ def weights_of(origin: Origin) -> tuple[Weights, ModelConfig]:
         biases = []
     weights = {name: value for name, value in weights.items() if name not in biases}
     last = "decoder_norm" if shape.norm == "pre" else f"decoder.{shape.n_layers - 1}.feed_forward_residual.norm"
-    src, tgt, projection = matrices(origin, weights[f"{last}.weight"], weights[f"{last}.bias"])
+    src, tgt, projection, bias = matrices(origin)
+    if bias.any():
+        projection, weights[f"{last}.bias"] = biased(
+            origin, projection, bias, weights[f"{last}.weight"], weights[f"{last}.bias"])
     is_tied = torch.equal(src, tgt) and torch.equal(tgt, projection)
     weights["tgt_embedding.weight"] = tgt
     if not is_tied:
@@ -139,8 +142,9 @@ def norm(origin: Origin, theirs: str, ours: str) -> Weights:
             for part in ("weight", "bias")}
 
 
-def matrices(origin: Origin, gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Source embedding, target embedding and projection, a row for each of our pieces."""
+def matrices(origin: Origin) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Source embedding, target embedding and projection, a row for each of our pieces, and what is to be added to the
+    logit of each."""
     rows, (src, tgt, projection) = origin.rows, origin.embeddings
     src_ids, tgt_ids, ids = ([rows.unk if row is None else row for row in each]
                              for each in (rows.src, rows.tgt, rows.tgt))
@@ -149,23 +153,27 @@ def matrices(origin: Origin, gain: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
     bias = torch.zeros(len(ids)) if origin.bias is None else origin.bias[ids]
     made, absent = projection[ids], torch.tensor([row is None for row in rows.tgt])
     made[absent], bias[absent] = 0.0, NOTHING
-    if bias.any():
-        made += bias[:, None] * constant_direction(origin, gain, shift, bias, absent)
-    return src[src_ids], tgt[tgt_ids], made
+    return src[src_ids], tgt[tgt_ids], made, bias
 
 
-def constant_direction(origin: Origin, gain: Tensor, shift: Tensor, bias: Tensor, absent: Tensor) -> Tensor:
-    """The u with u . h = 1 for whatever h = gain * x + shift that LayerNorm makes, because its x sum to zero: so a
-    multiple of u in a row of the projection is a bias of that row."""
-    direction = (1 / (gain.double() * (shift.double() / gain.double()).sum())).float()
+def biased(origin: Origin, projection: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """A projection without bias, and another shift of the last LayerNorm, for which the logits are the same.
+
+    The norm gives h = gain * x + shift, its x sum to zero, and only the projection sees h. So u = 1 / (gain * total),
+    where total = sum(shift / gain), has u . h = 1 always: b times u in a row is a bias b. Rounding matters least where
+    total is large; therefore gain itself is first added to the shift, and taken back from each row in the same way.
+    """
+    g = gain.double()
+    moved = shift + gain.copysign(gain * (shift.double() / g).sum())  # away from a total of zero, by d_model
+    u = 1 / (g * (moved.double() / g).sum())
+    bias = bias.double() - projection.double() @ (moved.double() - shift.double())
+    result = (projection.double() + bias[:, None] * u).float()
     probe = torch.randn(1000, len(gain), generator=torch.Generator().manual_seed(1))
-    noise = (layer_norm(probe, gain.shape, gain, shift) @ direction - 1).abs().max()  # of u . h, from rounding in fp32
-    largest = bias[~absent].abs().max()
-    if not (largest * noise < NOISE and noise < 0.1):  # also where it is no number
-        what = "a bias on its logits" if largest else "no row for some pieces"
-        raise UserError(f"{origin.path}: has {what}, and a last LayerNorm whose weights and biases cannot carry that "
-                        "exactly; this model has no bias on logits")
-    return direction
+    noise = (layer_norm(probe, gain.shape, gain, moved) @ u.float() - 1).abs().max()  # from rounding in fp32
+    if not noise < NOISE:  # also where it is no number
+        raise UserError(f"{origin.path}: its last LayerNorm has weights of zero, so that it cannot carry a "
+                        "bias of logits, which this model lacks, or rule out a piece that is not there")
+    return result, moved
 
 
 def checked(origin: Origin, config: RunConfig, weights: Weights) -> Agreement:

@@ -142,7 +142,7 @@ class Tensors:
         return found
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
-        """The tensor in fp32, or None where there is none of that name."""
+        """A copy of the tensor in fp32, or None where there is none of that name."""
         tensor = self.found.pop(name, None)
         if tensor is None:
             return None
@@ -157,7 +157,7 @@ class Tensors:
             raise UserError(f"{self.path}: tensor {name} claims more numbers than the file has; use another copy")
         if not bool(tensor.isfinite().all()):
             raise UserError(f"{self.path}: tensor {name} holds what is no number (NaN or infinite); use another copy")
-        return tensor.detach().float()
+        return tensor.detach().to(torch.float32, copy=True).contiguous()
 
     def forget(self, *names: str) -> None:
         """Buffers that are computed anew."""
