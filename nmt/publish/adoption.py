@@ -50,7 +50,7 @@ def adopt(origin: Origin, out: Path) -> Agreement | None:
 
     def fill(folder: Path) -> None:
         save_file(weights, folder / MODEL, metadata={"format": "pt"})
-        write_json(folder / STATE, {"averaged": [f"{origin.kind}:{origin.path.name}"], "step": origin.step})
+        write_json(folder / STATE, {"averaged": [f"{origin.kind}:{origin.path.resolve().name}"], "step": origin.step})
         write_text(folder / CONFIG, dump(config))
         (folder / VOCAB).write_bytes(origin.vocab.model)
 

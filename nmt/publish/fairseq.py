@@ -17,8 +17,7 @@ from torch import Tensor
 from nmt.config import ModelConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.errors import UserError
-from nmt.files import size_of
-from nmt.publish.origin import Matrices, Origin, Rows, Settings, Tensors, plain, said, unpickled
+from nmt.publish.origin import Matrices, Origin, Rows, Settings, Tensors, plain, said, size_at, unpickled
 from nmt.publish.pieces import PieceModel
 
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}  # ids there
@@ -104,7 +103,7 @@ def settings(path: Path, state: dict[str, Any]) -> Settings:
 def entries(path: Path) -> list[str]:
     """The pieces of a dict.txt, in order."""
     try:
-        if size_of(path) > MAX_BYTES:
+        if size_at(path) > MAX_BYTES:
             raise UserError(f"{path}: is too large for a dictionary")
         lines = path.read_bytes().decode().rstrip("\n").split("\n")
     except UnicodeDecodeError:
@@ -121,7 +120,7 @@ def entries(path: Path) -> list[str]:
 
 
 def pieces(sentencepiece: Path, ids: list[list[str]], dictionaries: Sequence[Path]) -> tuple[Vocab, Rows]:
-    if size_of(sentencepiece) > MAX_BYTES // 2:
+    if size_at(sentencepiece) > MAX_BYTES // 2:
         raise UserError(f"{sentencepiece}: is too large for a SentencePiece model")
     model = PieceModel(sentencepiece.read_bytes(), str(sentencepiece))
     known = {text.decode(errors="replace") for text in model.texts}

@@ -15,11 +15,11 @@ from nmt.config import ModelConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.decode.beam import Hypothesis
 from nmt.errors import Failure, UserError
-from nmt.files import read_json, size_of
+from nmt.files import read_json
 from nmt.model.transformer import sinusoids
 from nmt.publish.agreement import Ids
 from nmt.publish.huggingface import library
-from nmt.publish.origin import Matrices, Origin, Rows, Settings, Tensors, said, unpickled
+from nmt.publish.origin import Matrices, Origin, Rows, Settings, Tensors, said, size_at, unpickled
 from nmt.publish.pieces import TEXTS, PieceModel
 
 NORMS = {"marian": "post", "pegasus": "pre"}
@@ -42,6 +42,8 @@ def read(folder: Path) -> Origin:
     for key in ("layers", "attention_heads", "ffn_dim"):
         config.check(f"decoder_{key}", (config.number(f"encoder_{key}"),), f"encoder_{key} and it are one setting")
     d_model, n_ids = config.number("d_model"), config.number("vocab_size")
+    if d_model % 2:
+        raise UserError(f"{config.place}: d_model is {d_model}; sinusoids need an even one")
     config.check("decoder_vocab_size", (None, n_ids), "both sides have the same pieces")
     path, tensors = folder / "model.safetensors", None
     if path.exists():
@@ -73,7 +75,7 @@ def read(folder: Path) -> Origin:
 def mapping(path: Path, default: Any = None) -> dict[str, Any]:
     if default is not None and not path.exists():
         return dict(default)
-    if size_of(path) > MAX_BYTES:
+    if size_at(path) > MAX_BYTES:
         raise UserError(f"{path}: is too large")
     found = read_json(path)
     if not isinstance(found, dict):
@@ -113,7 +115,7 @@ def pieces(folder: Path, config: Settings, n_ids: int) -> tuple[Vocab, Rows]:
         raise UserError(f"{place}: does not give each id below vocab_size {n_ids} to one piece")
     models = []
     for name in ("source.spm", "target.spm"):
-        if size_of(folder / name) > MAX_BYTES // 2:
+        if size_at(folder / name) > MAX_BYTES // 2:
             raise UserError(f"{folder / name}: is too large for a SentencePiece model")
         models.append(PieceModel((folder / name).read_bytes(), str(folder / name)))
     model, other = models

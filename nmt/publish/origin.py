@@ -41,9 +41,14 @@ class Inert:
         self.state = state
 
 
+def size_at(path: Path) -> int:
+    """The size of a plain file; links are followed, for the cache of the Hugging Face hub is made of them."""
+    return size_of(path.resolve())
+
+
 def unpickled(path: Path) -> dict[str, Any]:
     """The dict in a file of torch.save, its tensors still on the disk."""
-    size = size_of(path)
+    size = size_at(path)
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > size:
@@ -86,8 +91,8 @@ class Settings:
 
     def number(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key, default)
-        if type(value) is not int or not 0 <= value < LARGEST:
-            raise UserError(f"{self.place}: {key} is {said(value)}; it must be a whole number")
+        if type(value) is not int or not 0 < value < LARGEST:
+            raise UserError(f"{self.place}: {key} is {said(value)}; it must be a whole number, 1 or more")
         return value
 
     def check(self, key: str, allowed: tuple[Any, ...], why: str, default: Any = None) -> None:
@@ -119,14 +124,14 @@ class Tensors:
     """The tensors of a file, by name."""
 
     def __init__(self, path: Path, found: Mapping[Any, Any], prefix: str = "") -> None:
-        self.path, self.size = path, size_of(path)
+        self.path, self.size = path, size_at(path)
         self.found = {str(name).removeprefix(prefix): value for name, value in found.items()}
         if len(self.found) < len(found):
             raise UserError(f"{path}: two tensors bear one name")
 
     @classmethod
     def of_safetensors(cls, path: Path, prefix: str = "") -> "Tensors":
-        size_of(path)
+        size_at(path)
         try:
             with open(path, "rb") as file:
                 if int.from_bytes(file.read(8), "little") > MAX_HEADER_BYTES:
