@@ -143,6 +143,7 @@ class ModelConfig:
     max_positions: int = ruled(1024, ONE_OR_MORE)  # rows of a learned table; sinusoids have no end
     window: int | None = ruled(None, ONE_OR_MORE)  # restricted self-attention (section 4): neighbours to each side
     tied: bool = True  # one matrix for both embeddings and the projection
+    attention_bias: bool = False  # of queries, keys, values and output, as imported models have them
 
     def check(self) -> str | None:
         if self.d_model % self.n_heads and (self.d_k is None or self.d_v is None):

@@ -83,10 +83,11 @@ def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
 
 
 OPTIONS = [SMALL, replace(SMALL, norm="pre"), replace(SMALL, window=1), replace(SMALL, positions="learned"),
-           replace(SMALL, d_k=3, d_v=5), replace(SMALL, tied=False)]
+           replace(SMALL, d_k=3, d_v=5), replace(SMALL, tied=False), replace(SMALL, attention_bias=True)]
+NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "biased"]
 
 
-@pytest.mark.parametrize("config", OPTIONS, ids=["post", "pre", "window", "learned", "d_k", "untied"])
+@pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
 def test_packed_equals_each_sentence_alone(config: ModelConfig) -> None:
     model = make(config)
     together = model(with_tail(pack(SRC), 5), with_tail(pack(TGT), 7))
@@ -115,7 +116,7 @@ def test_gradients_of_packed_are_the_sum_of_each_alone_and_the_tail_gives_none()
         assert (a - b).abs().max() < 1e-10 * max(1.0, float(b.abs().max()))
 
 
-@pytest.mark.parametrize("config", OPTIONS, ids=["post", "pre", "window", "learned", "d_k", "untied"])
+@pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
 def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
     model = make(config)
     rows = [[2, 14, 15, 5, 6, 7], [2, 16, 17, 18, 19, 8], [2, 9, 9, 9, 9, 9]]

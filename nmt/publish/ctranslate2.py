@@ -18,7 +18,7 @@ from nmt.decode.beam import Hypothesis, penalty
 from nmt.errors import UserError
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.publish.agreement import Ids
-from nmt.publish.tensors import check_expressible, position_table, projections
+from nmt.publish.tensors import Product, check_expressible, position_table, projections
 
 VOCAB = "vocab.model"
 
@@ -48,16 +48,16 @@ def write(folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, qua
         _set_norm(decoder.layer_norm, model.decoder_norm)
     layers: list[EncoderLayer | DecoderLayer] = [*model.encoder, *model.decoder]
     for place, layer in zip((*encoder.layer, *decoder.layer), layers, strict=True):
-        q, k, v, output = projections(layer.attention, config.model)
-        place.self_attention.linear[0].weight = _array(torch.cat((q, k, v)))
-        place.self_attention.linear[1].weight = _array(output)
+        *qkv, output = projections(layer.attention, config.model)
+        _set_products(place.self_attention.linear[0], qkv)
+        _set_products(place.self_attention.linear[1], [output])
         _set_norm(place.self_attention.layer_norm, layer.attention_residual.norm)
         _set_feed_forward(place.ffn, layer.feed_forward)
         _set_norm(place.ffn.layer_norm, layer.feed_forward_residual.norm)
     for place, block in zip(decoder.layer, model.decoder, strict=True):
-        q, k, v, output = projections(block.memory_attention, config.model)
-        for linear, weight in zip(place.attention.linear, (q, torch.cat((k, v)), output), strict=True):
-            linear.weight = _array(weight)
+        q, *kv, output = projections(block.memory_attention, config.model)
+        for linear, products in zip(place.attention.linear, ([q], kv, [output]), strict=True):
+            _set_products(linear, products)
         _set_norm(place.attention.layer_norm, block.memory_residual.norm)
     pieces = vocab.pieces(range(vocab.size))
     spec.register_source_vocabulary(pieces)
@@ -72,6 +72,12 @@ def write(folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, qua
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy().copy()  # CTranslate2 quantizes in place
+
+
+def _set_products(place: Any, products: list[Product]) -> None:
+    place.weight = _array(torch.cat([product.weight for product in products]))
+    if biases := [product.bias for product in products if product.bias is not None]:
+        place.bias = _array(torch.cat(biases))
 
 
 def _set_norm(place: Any, norm: nn.Module) -> None:

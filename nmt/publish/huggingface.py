@@ -1,7 +1,7 @@
 """A model for Hugging Face transformers, and transformers with such a model.
 
 Post-norm is their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves, to scaled embeddings, as
-ours does. Attention biases, which ours lacks, are zeros. The table of positions is written too, learned or not, though
+ours does. Attention biases that ours lacks are zeros. The table of positions is written too, learned or not, though
 they would compute sinusoids themselves. The tokenizer is Marian's, around the same SentencePiece model, with our ids.
 Only safetensors are written and read.
 """
@@ -93,9 +93,9 @@ def _named(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]
         yield from _parts("model.decoder.layer_norm", model.decoder_norm)
 
     def attention(name: str, ours: SelfAttention | MemoryAttention) -> Iterator[tuple[str, Tensor]]:
-        for part, weight in zip(("q_proj", "k_proj", "v_proj", "out_proj"), projections(ours, shape), strict=True):
-            yield f"{name}.{part}.weight", weight
-            yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
+        for part, product in zip(("q_proj", "k_proj", "v_proj", "out_proj"), projections(ours, shape), strict=True):
+            yield f"{name}.{part}.weight", product.weight
+            yield f"{name}.{part}.bias", torch.zeros(shape.d_model) if product.bias is None else product.bias
 
     def layer(name: str, ours: EncoderLayer | DecoderLayer) -> Iterator[tuple[str, Tensor]]:
         yield from attention(f"{name}.self_attn", ours.attention)

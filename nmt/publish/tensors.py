@@ -6,6 +6,7 @@ no format can say is refused here, before anything is written, by the name of it
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,21 +32,34 @@ def check_expressible(config: ModelConfig) -> None:
                             f"{size}; only --to safetensors takes it")
 
 
-def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig) -> list[Tensor]:
-    """The matrices of queries, keys, values and output, each (d_model, d_model)."""
-    joined = (attention.qkv.weight if isinstance(attention, SelfAttention) else
-              torch.cat((attention.q.weight, attention.kv.weight)))
-    q, k, v = joined.detach().split(attention.sizes)
+class Product(NamedTuple):
+    weight: Tensor  # (d_model, d_model)
+    bias: Tensor | None  # (d_model,)
+
+
+def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig) -> list[Product]:
+    """What makes queries, keys, values and output."""
+    parts = [attention.qkv] if isinstance(attention, SelfAttention) else [attention.q, attention.kv]
     size = config.d_model // config.n_heads
-    q = q * math.sqrt(size / config.key_size)
-    widened = [_widened(x, config.n_heads, size) for x in (q, k, v, attention.output.weight.detach().T)]
-    return [*widened[:3], widened[3].T.contiguous()]
+
+    def widened(x: Tensor) -> list[Tensor]:
+        q, k, v = x.detach().split(attention.sizes)
+        return [_widened(part, config.n_heads, size) for part in (q * math.sqrt(size / config.key_size), k, v)]
+
+    weights = widened(torch.cat([part.weight for part in parts]))
+    weights.append(_widened(attention.output.weight.detach().T, config.n_heads, size).T.contiguous())
+    if not config.attention_bias:
+        return [Product(weight, None) for weight in weights]
+    biases = [*widened(torch.cat([part.bias for part in parts])), attention.output.bias.detach()]
+    return [Product(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
 def _widened(x: Tensor, n_heads: int, size: int) -> Tensor:
-    """(H * D, d_model) -> (H * size, d_model), zeros beneath each head's rows."""
+    """(H * D, ...) -> (H * size, ...), zeros beneath each head's rows."""
     heads = x.unflatten(0, (n_heads, -1))
-    return torch.nn.functional.pad(heads, (0, 0, 0, size - heads.shape[1])).flatten(0, 1)
+    room = heads.new_zeros(n_heads, size, *x.shape[1:])
+    room[:, :heads.shape[1]] = heads
+    return room.flatten(0, 1)
 
 
 def position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
