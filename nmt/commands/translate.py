@@ -112,14 +112,14 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.decode.job import Job, answers, opened, output_file
     from nmt.decode.layout import Layout
-    from nmt.decode.lines import opened_source, size_of_source, with_prefixes
+    from nmt.decode.lines import LARGEST, opened_source, size_of_source, with_prefixes
     from nmt.errors import UserError
     from nmt.progress import Progress, say
 
     layout = Layout(args.n_best, args.scores, args.alignments, args.json)
     job = Job(tuple(places(args)), tuple(settings(args)), layout, args.engine == "ctranslate2", args.workers)
-    translator, config = opened(job)
-    if translator.engine:
+    translator, config = opened(job).translator, opened(job).config
+    if job.is_exported:
         say(f"{translator.engine}: with its own search, see docs/decoding.md")
     if layout.request.n_best > config.decoding.beam and not config.decoding.sample:
         raise UserError(f"--n-best {args.n_best}: decoding.beam is {config.decoding.beam}; give --beam {args.n_best} "
@@ -137,7 +137,7 @@ def work(args: argparse.Namespace) -> int:
             out, done = stack.enter_context(output_file(args.output, args.resume, source.handle))
         if done:
             say(f"{args.output} has {done:,} lines; going on with line {done + 1:,}")
-        chunks = source.chunks(done)
+        chunks = source.chunks(done, max(LARGEST, config.decoding.batch_tokens // 4))  # of many batches
         if args.prefix:
             chunks = with_prefixes(chunks, stack.enter_context(opened_source(args.prefix)), done)
         is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())

@@ -47,24 +47,33 @@ class Answer:
     mistake: str | None = None  # which comes after
 
 
+@dataclass(frozen=True)
+class Opened:
+    translator: TextToText
+    config: RunConfig
+    paths: list[str]  # of the checkpoints that were meant
+
+
 @lru_cache(maxsize=1)
-def opened(job: Job) -> tuple[TextToText, RunConfig]:
+def opened(job: Job) -> Opened:
     settle()
     if job.workers > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // job.workers))
     device = device_of()
     if job.is_exported:
-        return make_engine(Path(job.checkpoints[0]), job.overrides, torch.get_num_threads(), device.type)
+        translator, config = make_engine(Path(job.checkpoints[0]), job.overrides, torch.get_num_threads(), device.type)
+        return Opened(translator, config, [job.checkpoints[0]])
     checkpoint, *others = [load(Path(path)) for path in job.checkpoints]
     config = changed(checkpoint.config, job.overrides)
-    return make_translator(checkpoint, device, config.decoding, others), config
+    return Opened(make_translator(checkpoint, device, config.decoding, others), config,
+                  [str(one.path) for one in (checkpoint, *others)])
 
 
 def answer(job: Job, task: Chunk | str) -> Answer:
     """What is written for a chunk; for a mistake, the mistake."""
     if isinstance(task, str):
         return Answer(b"", 0, 0, task)
-    translator, _ = opened(job)
+    translator = opened(job).translator
     lines, prefixes, mistake = task.lines, task.prefixes, None
     try:
         found = translator.candidates(lines, job.layout.request, prefixes, task.first)

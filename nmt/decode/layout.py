@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nmt.decode.translator import Request, TextToText, Translation
+from nmt.decode.translator import OURS, Request, TextToText, Translation
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ class Layout:
             for row, one in zip(made["candidates"], candidates, strict=True):
                 row["pieces"] = vocab.pieces(one.ids)
                 row["alignment"] = [[s, t] for t, s in enumerate(one.links)]
-        return made | {"engine": translator.engine} if translator.engine else made
+        return made | {"engine": translator.engine} if translator.engine != OURS else made

@@ -26,6 +26,7 @@ from nmt.errors import UserError
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, say
 
+OURS = "nmt"
 Sentences = Sequence[Sequence[int]]  # without marks
 
 
@@ -54,7 +55,7 @@ class LineTooLong(UserError):
 class TextToText(ABC):
     """What is the same whichever engine searches."""
 
-    engine = ""  # named wherever a number of it is written, if it is not ours
+    engine = OURS  # another's stands with its version wherever a number of it is written
 
     def __init__(self, vocab: Vocab, config: DecodingConfig, shape: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
