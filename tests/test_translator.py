@@ -17,12 +17,14 @@ from torch import Tensor
 from untrained import DECODING, SHAPE, make_model, make_vocab
 
 from nmt.batch import pack
+from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.vocab import BOS, EOS, SPACE, Vocab
 from nmt.decode.alignment import align
 from nmt.decode.beam import search
 from nmt.decode.lines import LARGEST, LINE_BYTES, Lines, keep_whole_lines, split, with_prefixes
 from nmt.decode.translator import LineTooLong, Request, Translator
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
+from nmt.model.transformer import Transformer
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
 
@@ -32,8 +34,7 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     return make_vocab(tmp_path_factory.mktemp("words"))
 
 
-def translator(vocab: Vocab, config: object = DECODING, shape: object = SHAPE) -> Translator:
-    assert isinstance(config, type(DECODING)) and isinstance(shape, type(SHAPE))
+def translator(vocab: Vocab, config: DecodingConfig = DECODING, shape: ModelConfig = SHAPE) -> Translator:
     return Translator(make_model(vocab, shape), vocab, config, torch.device("cpu"))
 
 
@@ -60,6 +61,13 @@ def test_a_model_in_training_is_in_training_again_afterwards(vocab: Vocab) -> No
     assert ours.model.training
 
 
+def test_a_model_that_is_no_number_is_a_failure(vocab: Vocab) -> None:
+    ours = translator(vocab)
+    ours.model.projection.weight.fill_(float("nan"))
+    with pytest.raises(Failure, match="no numbers"):
+        ours.translate(SOURCES[:3])
+
+
 # ---- long lines ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("pieces", "longest", "parts"), [
@@ -84,7 +92,8 @@ def test_parts_without_any_place_to_part() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_parts_are_short_and_make_up_the_line(seed: int) -> None:
     rng = random.Random(seed)
-    pieces = [rng.choice(("", SPACE)) + rng.choice(("x", "yy", ".", ",", "。", '"')) for _ in range(rng.randint(1, 400))]
+    n = rng.randint(1, 400)
+    pieces = [rng.choice(("", SPACE)) + rng.choice(("x", "yy", ".", ",", "。", '"')) for _ in range(n)]
     longest = rng.randint(1, 50)
     parts = split(pieces, longest)
     assert [i for part in parts for i in part] == list(range(len(pieces)))
@@ -101,8 +110,9 @@ def test_a_long_line_in_parts_is_its_parts(vocab: Vocab) -> None:
         parts = ours.parts(ids, 0, 1)
         assert (len(parts) > 3) is (line in (lines[0], lines[3]))
         alone = [search(ours.model, pack([[*ids[part.start:part.stop], EOS]]), DECODING, 2)[0] for part in parts]
-        ranked = sorted(itertools.product(*alone), key=lambda row: -sum(one.score for one in row))[:2] if parts else [()]
-        assert [one.score for one in candidates] == pytest.approx([sum(h.score for h in row) for row in ranked], abs=1e-4)
+        ranked = sorted(itertools.product(*alone), key=lambda row: -sum(one.score for one in row))[:2]
+        sums = [sum(one.score for one in row) for row in ranked]
+        assert [one.score for one in candidates] == pytest.approx(sums, abs=1e-4)
         best = ranked[0]
         assert candidates[0].text == " ".join(vocab.decode([one.ids for one in best]))
         links = [part.start + link for part, one in zip(parts, best, strict=True)
@@ -127,10 +137,8 @@ def test_learned_positions_bound_a_line_too(how: str, vocab: Vocab, capsys: pyte
 
 # ---- alignments ---------------------------------------------------------------------------------------------------
 
-def looked_at(model: torch.nn.Module, src: list[int], tgt: list[int]) -> list[list[list[float]]]:
+def looked_at(model: Transformer, src: list[int], tgt: list[int]) -> list[list[list[float]]]:
     """The memory attention of each layer, heads averaged, one sentence at a time and with plain products."""
-    from nmt.model.transformer import Transformer
-    assert isinstance(model, Transformer)
     source = pack([[*src, EOS]])
     memory, target = model.encode(source), pack([[BOS, *tgt]])
     x = model.embed(model.tgt_embedding, model.tgt_positions, target)
@@ -144,7 +152,8 @@ def looked_at(model: torch.nn.Module, src: list[int], tgt: list[int]) -> list[li
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1), weights
 
     for layer in model.decoder:
-        mixed, _ = attended(*layer.attention.split(layer.attention_residual.before(x)), True)
+        q, k, v = layer.attention.split(layer.attention_residual.before(x))
+        mixed, _ = attended(q, k, v, True)
         x = layer.attention_residual.after(x, layer.attention.output(mixed))
         cross = layer.memory_attention
         keys, values = cross.keys_values(memory)

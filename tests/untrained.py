@@ -27,7 +27,7 @@ def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Trans
     torch.manual_seed(seed)
     model = Transformer(shape, vocab.size).eval().requires_grad_(False)
     for p in model.parameters():
-        p += 0.3 * torch.randn_like(p)
+        p.add_(torch.randn_like(p), alpha=0.3)
     if not shape.tied:  # pad and bos are as unlikely as in trained ones
         bias = model.decoder[-1].feed_forward_residual.norm.bias
         model.projection.weight[EOS], model.projection.weight[[PAD, BOS]] = 2 * bias, -5 * bias

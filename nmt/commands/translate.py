@@ -124,7 +124,8 @@ def work(args: argparse.Namespace) -> int:
     if layout.request.n_best > config.decoding.beam and not config.decoding.sample:
         raise UserError(f"--n-best {args.n_best}: decoding.beam is {config.decoding.beam}; give --beam {args.n_best} "
                         "or more, or --sample")
-    if args.interactive or (args.input is None and sys.stdin.isatty()):
+    is_plain = not (args.input or args.output or args.prefix) and args.workers == 1
+    if args.interactive or (is_plain and sys.stdin.isatty()):
         from nmt.commands.prompt import converse
 
         say(f"{config.data.src} -> {config.data.tgt}; one sentence per line, Ctrl-C drops it, Ctrl-D ends")

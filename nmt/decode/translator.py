@@ -22,7 +22,7 @@ from nmt.decode.alignment import align
 from nmt.decode.beam import Hypothesis, search
 from nmt.decode.ensemble import Ensemble
 from nmt.decode.lines import split
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, say
 
@@ -120,6 +120,8 @@ class TextToText(ABC):
 
     def _of_units(self, sources: Sentences, prefixes: Sentences | None, request: Request) -> list[list[Translation]]:
         found = self.found(sources, prefixes, request.n_best)
+        if not all(found):
+            raise Failure("the search found nothing, for the model's scores are no numbers; take another checkpoint")
         flat = [(src, one) for src, some in zip(sources, found, strict=True) for one in some]
         texts = self.vocab.decode([one.ids for _, one in flat])
         links = ([[]] * len(flat) if not request.is_aligned else
