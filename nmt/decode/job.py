@@ -121,7 +121,11 @@ def _uninterrupted() -> Iterator[None]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = signal.signal(signal.SIGINT, wait)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:  # as of what a shell started in the background
+        yield
+        return
+    signal.signal(signal.SIGINT, wait)
     try:
         yield
     finally:
