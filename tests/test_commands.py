@@ -84,11 +84,6 @@ def test_a_line_out_for_each_line_in(text: str, run: Path) -> None:
     assert done.stdout.count(b"\n") == 3
 
 
-def test_translate_names_the_line_that_is_not_utf8(run: Path) -> None:
-    done = translate(run, b"red dog\n\xff\xfe\n")
-    assert done.returncode == 2 and b"standard input:2" in done.stderr and b"Traceback" not in done.stderr
-
-
 def test_a_reader_who_leaves_is_no_error(run: Path) -> None:
     pipe = f"yes 'red dog' | head -5000 | {sys.executable} -m nmt.commands.translate {run} --beam 1 | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True,

@@ -384,7 +384,7 @@ def test_fairseq_models_say_the_same_here(kind: str, options: dict[str, Any], mo
     model = ours.model
     with torch.inference_mode():  # and their </s> begins, all their pieces share the softmax, and no other does
         cache = model.start(pack([[*ours.vocab.encode(LINES[:1])[0], 3]]), 1)
-        first = model.step(torch.tensor([2]), cache).log_softmax(1)[0]
+        first = model.projection(model.step(torch.tensor([2]), cache)).log_softmax(1)[0]
         memory = theirs.stack([*src[0], 2], "encoder")
         expected = (theirs.stack([2], "decoder", memory) @ weights["decoder.output_projection.weight"].T).log_softmax(1)
     assert first.exp().sort(descending=True).values[:expected.shape[1]] == pytest.approx(
@@ -684,14 +684,13 @@ def test_a_hostile_folder_of_hugging_face(models: dict[str, bytes], tmp_path: Pa
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 def test_the_folder_is_a_checkpoint_for_all_commands(models: dict[str, bytes], tmp_path: Path,
-                                                     capsys: pytest.CaptureFixture[str],
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = fairseq_folder(tmp_path / "theirs", models["bpe"], is_pre=True), tmp_path / "new" / "out"
     run(capsys, *from_fairseq(folder, out))
     assert {path.name for path in out.iterdir()} == {MANIFEST, *PARTS}
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode() + b"\n")))
-    assert nmt_translate([str(out)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(LINES)
+    (tmp_path / "lines").write_text("\n".join(LINES) + "\n")
+    assert nmt_translate([str(out), "-i", str(tmp_path / "lines"), "-o", str(tmp_path / "said")]) == 0
+    assert len((tmp_path / "said").read_text().splitlines()) == len(LINES)
     for name, lines in (("a.en", LINES), ("a.de", TARGETS)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     assert nmt_eval([str(out), "--src", str(tmp_path / "a.en"), "--ref", str(tmp_path / "a.de")]) == 0

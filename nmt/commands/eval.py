@@ -10,7 +10,9 @@ EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
   nmt-eval runs/base/average --test-set wmt14/full      newstest2014, all 3,003 lines, through sacreBLEU
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
-  nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily"""
+  nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily
+  nmt-eval runs/a/average --ensemble runs/b/average     the mean of their probabilities
+  nmt-eval exports/base --engine ctranslate2            what nmt-export wrote, scored as that engine's"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,9 +23,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ref", metavar="FILE", help="its reference translation")
     parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
     parser.add_argument("--output", metavar="FILE", help="write the translations there")
+    parser.add_argument("--ensemble", action="append", default=[], metavar="CHECKPOINT",
+                        help="translate together with this one, of the same vocabulary; may be given several times")
+    parser.add_argument("--engine", choices=("nmt", "ctranslate2"), default="nmt",
+                        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote")
     add_offline(parser)
     add_overrides(parser)
     args = parser.parse_intermixed_args(argv)
+    if args.ensemble and args.engine != "nmt":
+        parser.error(f"--engine {args.engine} has no --ensemble; leave one of them out")
     return guarded(lambda: work(args), "nmt-eval")
 
 
@@ -37,10 +45,10 @@ def work(args: argparse.Namespace) -> int:
 
     settle()  # before torch comes in
 
-    from nmt.checkpoint import load
-    from nmt.config import CorpusConfig, changed
+    from nmt.config import CorpusConfig
     from nmt.data.corpus import describe, read_pairs
-    from nmt.dist import device_of
+    from nmt.decode.job import Job, opened
+    from nmt.decode.translator import OURS
     from nmt.errors import UserError
     from nmt.files import check_writable, write_json, write_text
     from nmt.progress import Progress, clock
@@ -52,8 +60,8 @@ def work(args: argparse.Namespace) -> int:
     for file in (args.output, args.json):
         if file is not None:  # said before the work, not after it
             check_writable(Path(file))
-    checkpoint = load(Path(args.checkpoint))
-    config = changed(checkpoint.config, args.overrides)
+    engine = opened(Job((args.checkpoint, *args.ensemble), tuple(args.overrides), is_exported=args.engine != "nmt"))
+    translator, config = engine.translator, engine.config
     data, corpus = config.data, config.data.test
     if args.src is not None:
         data, corpus = replace(data, root="."), CorpusConfig(src=args.src, tgt=args.ref)
@@ -63,10 +71,8 @@ def work(args: argparse.Namespace) -> int:
         raise UserError("the config names no test set; give --test-set NAME, or --src and --ref")
     pairs = list(read_pairs(corpus, data))
 
-    from nmt.decode.translator import make_translator
     from nmt.score.bleu import bleu, chrf
 
-    translator = make_translator(checkpoint, device_of(), config.decoding)
     progress = Progress("translating", len(pairs), "sentences")
     began = clock()
     texts = [t.text for t in translator.translate([pair.src for pair in pairs], progress)]
@@ -78,9 +84,13 @@ def work(args: argparse.Namespace) -> int:
         write_text(Path(args.output), "".join(text + "\n" for text in texts))
     if args.json:
         write_json(Path(args.json), {
-            "checkpoint": str(checkpoint.path), "test_set": describe(corpus), "sentences": len(pairs),
+            "checkpoint": engine.paths[0], "ensemble": engine.paths[1:], "engine": translator.engine,
+            "test_set": describe(corpus), "sentences": len(pairs),
             "seconds": round(seconds, 2), "scores": [vars(score) for score in scores]})
-    print(f"{checkpoint.path} on {describe(corpus)}, {data.src}-{data.tgt}: {len(pairs)} sentences in {seconds:.1f} s")
+    with_engine = "" if translator.engine == OURS else f" with {translator.engine}"
+    names = " + ".join(engine.paths)
+    print(f"{names}{with_engine} on {describe(corpus)}, {data.src}-{data.tgt}: {len(pairs)} sentences "
+          f"in {seconds:.1f} s")
     for score in scores:
         print(f"  {score.name:<6} {score.value:6.2f}   {score.signature}")
     return 0

@@ -1,6 +1,7 @@
-"""nmt-translate: one line in, one line out."""
+"""nmt-translate: one line in, one line out, from a stream of any length or from a person at a terminal."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
@@ -8,57 +9,145 @@ from nmt.commands.entry import guarded, make_parser
 
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
-  echo "The old man sees a dog ." | nmt-translate runs/demo/average --beam 1
-  nmt-translate runs/demo/average                       at a terminal it asks for lines"""
+  nmt-translate runs/demo/average -i text.en -o text.de --resume     goes on where it was stopped
+  nmt-translate runs/a/average runs/b/average < text.en              an ensemble: the mean of their probabilities
+  nmt-translate runs/demo/average --n-best 4 --json < text.en        the best four of each line, with scores
+  nmt-translate runs/demo/average --preset marian decoding.max_source=200 decoding.long_lines=split < text.en
+  nmt-translate runs/demo/average                                    at a terminal it asks for lines
 
-CHUNK = 4096  # lines held at a time: enough to sort by length, little enough to see output soon
+presets; |Y| is the length of an output, its end mark included:
+  vaswani2017   beam 4, log p / ((5+|Y|)/6)^0.6, at most source + 50 pieces (the paper, section 6.1)
+  fairseq       beam 5, log p / |Y|, at most 200 pieces
+  marian        beam 6, log p / |Y|^0.6, at most 3 * source pieces
+  hf            beam 4, log p / |Y|, at most 512 pieces
+
+Each line gives one line, in order; an empty one stays empty; what is not UTF-8 is named and read as U+FFFD.
+Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/decoding.md"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder")
-    parser.add_argument("--beam", type=int, metavar="N", help="hypotheses per sentence; 1 is greedy")
-    args = parser.parse_args(argv)
+    parser.add_argument("places", nargs="+", metavar="CHECKPOINT",
+                        help="a checkpoint folder, an average, or a run folder; several with one vocabulary translate "
+                             "together. Settings may follow: decoding.key=value")
+    parser.add_argument("-i", "--input", metavar="FILE", help="read FILE, not standard input")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE as translations come, not to standard "
+                                                               "output")
+    parser.add_argument("--resume", action="store_true", help="go on after the last whole line of the output file, "
+                                                              "if there is one")
+    search = parser.add_argument_group("search")
+    search.add_argument("--preset", choices=("vaswani2017", "fairseq", "marian", "hf"),
+                        help="search as that toolkit does; see below")
+    search.add_argument("--beam", type=int, metavar="N", help="hypotheses per sentence; 1 is greedy")
+    search.add_argument("--sample", action="store_true", help="draw at random instead of searching; see "
+                                                              "decoding.temperature, top_k, top_p")
+    search.add_argument("--seed", type=int, metavar="N", help="of what is drawn; the same seed, the same lines")
+    search.add_argument("--prefix", metavar="FILE", help="how translations must begin: a line for each line of input")
+    search.add_argument("--long-lines", choices=("cut", "split", "refuse"),
+                        help="what becomes of lines of more than decoding.max_source pieces; all say so")
+    shown = parser.add_argument_group("what is written")
+    shown.add_argument("--n-best", type=int, metavar="K", help="K lines for each: number of the line, counted from 0 "
+                                                               "as in Marian and fairseq, TAB score TAB text")
+    shown.add_argument("--scores", action="store_true", help="the score before the text, and a tab")
+    shown.add_argument("--alignments", action="store_true", help="after a tab, pairs source-target of pieces, counted "
+                                                                 "from 0: 0-0 1-2 ...")
+    shown.add_argument("--json", action="store_true", help="an object for each line: line (from 1), source, candidates")
+    parser.add_argument("--engine", choices=("nmt", "ctranslate2"), default="nmt",
+                        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, each with a copy of the model "
+                                                                            "and its share of the cores")
+    parser.add_argument("--interactive", action="store_true", help="ask for lines, even where no terminal is seen")
+    args = parser.parse_intermixed_args(argv)
+    complaint = mismatch(args)
+    if complaint is not None:
+        parser.error(complaint)
     return guarded(lambda: work(args), "nmt-translate")
 
 
+def mismatch(args: argparse.Namespace) -> str | None:
+    """What of the options does not go together."""
+    engine_lacks = {"--n-best": args.n_best, "--alignments": args.alignments, "--sample": args.sample,
+                    "--prefix": args.prefix, "several checkpoints": len(places(args)) > 1}
+    prompt_lacks = {"-i": args.input, "-o": args.output, "--prefix": args.prefix, "--workers": args.workers > 1}
+    for name, value in (("--n-best", args.n_best), ("--workers", args.workers), ("--beam", args.beam)):
+        if value is not None and value < 1:
+            return f"{name} {value}: must be at least 1"
+    if not places(args):
+        return "a checkpoint is missing; it comes before settings"
+    if args.resume and not args.output:
+        return "--resume needs -o FILE, the output to go on with"
+    if args.resume and args.n_best and not args.json:
+        return "--resume cannot count --n-best lines; give --json too, one line for each"
+    if args.seed is not None and not args.sample:
+        return "--seed is of --sample"
+    if args.engine == "ctranslate2" and (lacking := [name for name, value in engine_lacks.items() if value]):
+        return f"--engine ctranslate2 has no {' and no '.join(lacking)}; leave one of them out"
+    if args.interactive and (lacking := [name for name, value in prompt_lacks.items() if value]):
+        return f"--interactive does not go with {' and '.join(lacking)}"
+    return None
+
+
+def places(args: argparse.Namespace) -> list[str]:
+    return [text for text in args.places if not is_setting(text)]
+
+
+def is_setting(text: str) -> bool:
+    return re.match(r"[a-z_0-9]+(\.[a-z_0-9]+)+=", text) is not None
+
+
+def settings(args: argparse.Namespace) -> list[str]:
+    """The options as overrides; those written out come last and win."""
+    named = {"preset": args.preset, "beam": args.beam, "sample": "true" if args.sample else None, "seed": args.seed,
+             "long_lines": args.long_lines}
+    return [*(f"decoding.{key}={value}" for key, value in named.items() if value is not None),
+            *filter(is_setting, args.places)]
+
+
 def work(args: argparse.Namespace) -> int:
-    from itertools import islice
-    from pathlib import Path
+    from contextlib import ExitStack, closing
 
     from nmt.process import settle
 
     settle()  # before torch comes in
 
-    from nmt.checkpoint import load
-    from nmt.config import changed
-    from nmt.data.text import decoded
-    from nmt.decode.translator import make_translator
-    from nmt.dist import device_of
+    from nmt.decode.job import Job, answers, opened, output_file
+    from nmt.decode.layout import Layout
+    from nmt.decode.lines import LARGEST, opened_source, size_of_source, with_prefixes
     from nmt.errors import UserError
-    from nmt.progress import say
+    from nmt.progress import Progress, say
 
-    checkpoint = load(Path(args.checkpoint))
-    config = changed(checkpoint.config, [] if args.beam is None else [f"decoding.beam={args.beam}"])
-    translator = make_translator(checkpoint, device_of(), config.decoding)
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        say(f"{config.data.src} -> {config.data.tgt}; one sentence per line, Ctrl-D ends")
-    lines = decoded(sys.stdin.buffer, "standard input")
-    done, mistake = 0, None
-    while mistake is None:
-        chunk: list[str] = []
-        try:
-            chunk.extend(islice(lines, 1 if is_terminal else CHUNK))
-        except UserError as error:  # what stands before the bad line is translated all the same
-            mistake = error
-        if not chunk:
-            break
-        for translation in translator.translate(chunk, first=done + 1):
-            print(translation.text, flush=is_terminal)
-        done += len(chunk)
-    if mistake is not None:
-        raise mistake
+    layout = Layout(args.n_best, args.scores, args.alignments, args.json)
+    job = Job(tuple(places(args)), tuple(settings(args)), layout, args.engine == "ctranslate2", args.workers)
+    translator, config = opened(job).translator, opened(job).config
+    if job.is_exported:
+        say(f"{translator.engine}: with its own search, see docs/decoding.md")
+    if layout.request.n_best > config.decoding.beam and not config.decoding.sample:
+        raise UserError(f"--n-best {args.n_best}: decoding.beam is {config.decoding.beam}; give --beam {args.n_best} "
+                        "or more, or --sample")
+    is_plain = not (args.input or args.output or args.prefix) and args.workers == 1
+    if args.interactive or (is_plain and sys.stdin.isatty()):
+        from nmt.commands.prompt import converse
+
+        say(f"{config.data.src} -> {config.data.tgt}; one sentence per line, Ctrl-C drops it, Ctrl-D ends")
+        converse(lambda line: layout.lines(1, line, translator.candidates([line], layout.request)[0], translator))
+        return 0
+    with ExitStack() as stack:
+        source = stack.enter_context(opened_source(args.input))
+        out, done = sys.stdout.buffer, 0
+        if args.output:
+            out, done = stack.enter_context(output_file(args.output, args.resume, source.handle))
+        if done:
+            say(f"{args.output} has {done:,} lines; going on with line {done + 1:,}")
+        chunks = source.chunks(done, max(LARGEST, config.decoding.batch_tokens // 4))  # of many batches
+        if args.prefix:
+            chunks = with_prefixes(chunks, stack.enter_context(opened_source(args.prefix)), done)
+        is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())
+        progress = stack.enter_context(closing(Progress("translating", None, "lines", done, is_shown)))
+        size = size_of_source(source)
+        for result in answers(job, chunks, out):
+            progress.advance(result.n_lines)
+            if size and result.n_bytes:
+                progress.expect(round(progress.done * size / result.n_bytes))
     return 0
 
 

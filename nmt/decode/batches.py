@@ -22,7 +22,7 @@ Found = tuple[list[int], list[list[Hypothesis]]]  # which sentences, and of each
 
 def searching(model: Speaker, sources: Sequence[Sequence[int]], config: DecodingConfig, device: torch.device,
               n_best: int = 1, prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
-    """Batch by batch, the sentences found and what was found. Sources end with eos; one of nothing else is left out."""
+    """Batch by batch, the sentences found and what was found. Sources end with eos."""
     def one(batch: list[int]) -> Found:
         forced = None if prefixes is None else [prefixes[i] for i in batch]
         return batch, search(model, pack([sources[i] for i in batch]).to(device), config, n_best, forced)
@@ -37,9 +37,9 @@ def searching(model: Speaker, sources: Sequence[Sequence[int]], config: Decoding
 
 
 def cut(sources: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of the sentences that are not empty, long ones first, at most so many padded tokens together."""
+    """Indices of the sentences, long ones first, at most so many padded tokens together."""
     batch: list[int] = []
-    for i in sorted((i for i, ids in enumerate(sources) if len(ids) > 1), key=lambda i: -len(sources[i])):
+    for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
         if batch and (len(batch) + 1) * len(sources[batch[0]]) > max_tokens:
             yield batch
             batch = []

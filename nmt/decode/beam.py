@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nmt.batch import Packed
 from nmt.config import DecodingConfig, ModelConfig
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
 
 PAD, BOS, EOS = 0, 2, 3  # of every vocabulary here
 NEVER = float("-inf")
@@ -171,12 +171,14 @@ def _is_done(live: Beams, length: int, config: DecodingConfig, n_best: int) -> T
 
 
 def _collect(live: Beams, done: Tensor, n_best: int, results: list[list[Hypothesis]]) -> None:
-    """Take down what was finished of the sentences that are done; of a model that gives no numbers, an empty line."""
+    """Take down what was finished of the sentences that are done."""
     for sentence, rows, scores in zip(*(x[done].tolist() for x in (
             live.sentences, live.finished_ids[:, :n_best], live.finished_scores[:, :n_best])), strict=True):
         found = [Hypothesis(row[:row.index(EOS)], score) for row, score in zip(rows, scores, strict=True)
                  if score > NEVER]
-        results[sentence] = sorted(found, key=lambda one: -one.score) or [Hypothesis([], NEVER)]
+        if not found:
+            raise Failure("the search found nothing, for the model's scores are no numbers; take another checkpoint")
+        results[sentence] = sorted(found, key=lambda one: -one.score)
 
 
 def _blocks(model: Speaker, hidden: Tensor, beam: int) -> Iterator[tuple[slice, Tensor]]:

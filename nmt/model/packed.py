@@ -4,8 +4,6 @@ Laid out by torch itself a matrix is read twice in each product, which for a few
 are done where the product leaves the registers. The result computes what the model computes; it cannot be trained.
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
@@ -30,12 +28,17 @@ class Packed(nn.Module):
 
 @torch.inference_mode()
 def packed(model: Transformer, is_bf16: bool) -> Transformer:
-    """A copy for decoding; `model` stays as it is, and is itself the answer where there is nothing to gain."""
-    is_on_cpu = model.projection.weight.device.type == "cpu"
-    can_pack = is_on_cpu and torch.backends.mkldnn.is_available() and model.projection.weight.dtype == torch.float32
+    """The model for decoding, which shares what it can with `model`; that one itself where there is nothing to gain."""
+    weight = model.projection.weight
+    can_pack = (weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+                and (not is_bf16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()))
     if not (is_bf16 or can_pack):
         return model
-    ready = copy.deepcopy(model).eval()
+    with torch.device("meta"):
+        ready = Transformer(model.config, weight.shape[0]).eval()
+    ready.load_state_dict(model.state_dict(), assign=True)
+    for mine, its in ((ready.src_positions, model.src_positions), (ready.tgt_positions, model.tgt_positions)):
+        mine.table = its.table
     if is_bf16:
         ready.bfloat16()
     if can_pack:

@@ -41,7 +41,7 @@ class Ours:
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         config = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=limit,
-                                finishing="top", stopping="full")
+                                finishing="top", stopping="full" if alpha else "exact")
         return [best for batch in _batches(src)
                 for best, *_ in search(self.model, pack([[*ids, EOS] for ids in batch]), config)]
 

@@ -1,0 +1,47 @@
+"""Checkpoints that take no training: random weights over the vocabulary of the toy corpus, sharp enough to say
+something else for each line."""
+
+from pathlib import Path
+
+import torch
+from conftest import sentences
+from safetensors.torch import save_file
+
+from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB
+from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, dump
+from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
+from nmt.files import seal, write_json, write_text
+from nmt.model.transformer import Transformer
+
+SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
+DECODING = DecodingConfig(beam=2, max_extra=3)
+
+
+def make_vocab(folder: Path, size: int = 80, byte_fallback: bool = False) -> Vocab:
+    words = [side.encode() for pair in sentences(200, seed=1) for side in pair]
+    write_words(folder / "words", word_counts([*words, b"a. b, c! d;"]))
+    return Vocab(learn(folder / "words", VocabConfig(size=size, byte_fallback=byte_fallback)))
+
+
+def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:
+    torch.manual_seed(seed)
+    model = Transformer(shape, vocab.size).eval().requires_grad_(False)
+    for p in model.parameters():
+        p.add_(torch.randn_like(p), alpha=0.3)
+    if not shape.tied:  # pad and bos are as unlikely as in trained ones
+        bias = model.decoder[-1].feed_forward_residual.norm.bias
+        model.projection.weight[EOS], model.projection.weight[[PAD, BOS]] = 2 * bias, -5 * bias
+    return model
+
+
+def make_checkpoint(folder: Path, vocab: Vocab, shape: ModelConfig = SHAPE, decoding: DecodingConfig = DECODING,
+                    seed: int = 2) -> Path:
+    """As an average is one."""
+    folder.mkdir()
+    weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}
+    save_file(weights, folder / MODEL)
+    write_json(folder / STATE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
+    write_text(folder / CONFIG, dump(RunConfig(name="toy", model=shape, decoding=decoding)))
+    (folder / VOCAB).write_bytes(vocab.model)
+    seal(folder)
+    return folder
