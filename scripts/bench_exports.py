@@ -3,9 +3,9 @@
     python scripts/bench_exports.py --data multi30k runs/a runs/b > exports.jsonl      test.{en,de} in multi30k
 
 Each run leaves for each engine, and both sides translate greedily and with beam 4, by log-probability alone and by
-log-probability / |Y|, ours by the rule of the other two: of a sentence's 2 * beam best continuations those that end
-count among the best `beam` only. Where outputs differ, our model judges both. Outputs that reach the limit are counted
-apart: there rules differ too.
+log-probability / |Y|, ours by the rules of the other: of a sentence's 2 * beam best continuations those that end count
+among the best `beam` only, and for CTranslate2 with a penalty a sentence is done when `beam` outputs are. Where outputs
+differ, our model judges both. Outputs that reach the limit are counted apart: there rules differ too.
 """
 
 import argparse
@@ -65,8 +65,10 @@ def main() -> None:
                     for language in (data.src, data.tgt))
         translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
         ids, ours = translator.vocab.encode(src), Ours(translator.model)
-        found = {name: ours.search(ids, *setting, args.limit) for name, setting in SETTINGS.items()}
         for to, quantization in (kind.split(":") for kind in args.kinds):
+            found = {name: ours.search(ids, beam, alpha, args.limit,
+                                       "full" if to == "ctranslate2" and alpha else "exact")
+                     for name, (beam, alpha) in SETTINGS.items()}
             with tempfile.TemporaryDirectory() as folder:
                 theirs = exported(Path(folder), to, quantization, translator, checkpoint)
                 began = clock()

@@ -252,20 +252,33 @@ def _rows(tensor: Tensor, index: Tensor) -> Tensor:
 
 def draw_lots(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
     """What chance decides, (S, n, longest): numbers in [0, 1) that follow from the seed and the sentence alone."""
-    size = int(limits.max()) + 1
-    ends = src.offsets.tolist()
-    tokens = src.tokens.cpu().numpy()
-    keys = (hashlib.blake2b(tokens[a:b].tobytes(), digest_size=16, salt=seed.to_bytes(16)).digest()
-            for a, b in pairwise(ends))
-    streams = (np.random.Generator(np.random.Philox(key=int.from_bytes(key))) for key in keys)
-    return torch.from_numpy(np.stack([stream.random((n, size), np.float32) for stream in streams])).to(limits.device)
+    sizes, tokens = (limits + 1).tolist(), src.tokens.cpu().numpy()
+    lots = np.zeros((len(sizes), n, max(sizes)), np.float32)
+    for i, (first, last) in enumerate(pairwise(src.offsets.tolist())):
+        key = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=16, salt=seed.to_bytes(16)).digest()
+        stream = np.random.Generator(np.random.Philox(key=int.from_bytes(key)))
+        lots[i, :, :sizes[i]] = stream.random((n, sizes[i]), np.float32)
+    return torch.from_numpy(lots).to(limits.device)
 
 
 def _say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: int, config: DecodingConfig) -> None:
     """One piece more for each hypothesis, drawn; each is alone."""
-    logits = model.projection(hidden).float()
+    only, n = _musts(live, length), live.scores.shape[1]
+    drawn = [_drawn(logits, only[here], lots[here].reshape(-1, 1), length, config)
+             for here, logits in _blocks(model, hidden, n)]
+    pieces, log_probs = (torch.cat(part).view(-1, n) for part in zip(*drawn, strict=True))
+    scores = live.scores + log_probs
+    ended = (pieces == EOS) & (scores > NEVER)
+    live.ids = torch.cat((live.ids, pieces.unsqueeze(2)), 2)
+    live.finished_scores = torch.where(ended, scores / penalty(length, config).to(scores.device), live.finished_scores)
+    live.finished_ids = torch.where(ended[:, :, None], live.ids[:, :, 1:], F.pad(live.finished_ids, (0, 1), value=EOS))
+    live.scores = scores.masked_fill(ended, NEVER)
+
+
+def _drawn(logits: Tensor, only: Tensor, lots: Tensor, length: int, config: DecodingConfig) -> tuple[Tensor, Tensor]:
+    """A piece for each row and its log-probability, each (R, 1)."""
     log_probs = logits.log_softmax(1)
-    _constrain(logits, _musts(live, length), length <= config.min_length)
+    _constrain(logits, only, length <= config.min_length)
     logits = logits / config.temperature
     if config.top_k is not None:
         logits[logits < logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]] = NEVER
@@ -273,12 +286,6 @@ def _say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: int,
     below = shares.cumsum(1) - shares  # what the more probable pieces hold
     shares = shares.masked_fill((below >= config.top_p) & (below > 0), 0.0)
     sums = shares.cumsum(1)
-    place = (sums <= lots.reshape(-1, 1) * sums[:, -1:]).sum(1, keepdim=True)
+    place = (sums <= lots * sums[:, -1:]).sum(1, keepdim=True)
     pieces = order.gather(1, place.clamp_(max=order.shape[1] - 1))
-    scores = live.scores + log_probs.gather(1, pieces).view_as(live.scores)
-    pieces = pieces.view_as(scores)
-    ended = (pieces == EOS) & (scores > NEVER)
-    live.ids = torch.cat((live.ids, pieces.unsqueeze(2)), 2)
-    live.finished_scores = torch.where(ended, scores / penalty(length, config).to(scores.device), live.finished_scores)
-    live.finished_ids = torch.where(ended[:, :, None], live.ids[:, :, 1:], F.pad(live.finished_ids, (0, 1), value=EOS))
-    live.scores = scores.masked_fill(ended, NEVER)
+    return pieces, log_probs.gather(1, pieces)

@@ -7,7 +7,7 @@ rounding alone; of fewer bits the average difference is bounded, and text may di
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -39,9 +39,10 @@ class Ours:
     def __init__(self, model: Transformer) -> None:
         self.model = model.eval()
 
-    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
+    def search(self, src: Ids, beam: int, alpha: float, limit: int,
+               stopping: Literal["exact", "full"] = "exact") -> list[Hypothesis]:
         config = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=limit,
-                                finishing="top", stopping="full" if alpha else "exact")
+                                finishing="top", stopping=stopping)
         return [best for batch in _batches(src)
                 for best, *_ in search(self.model, pack([[*ids, EOS] for ids in batch]), config)]
 
