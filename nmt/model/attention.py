@@ -219,8 +219,9 @@ class Cache:
         if first == self.mask.shape[3]:
             unit = self.beam * -(-WIDTH // self.beam)  # whole steps, at least a vector register full
             more = unit * max(1, first // (4 * unit))
-            self.keys, self.values = ([torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1) for x in rows]
-                                      for rows in (self.keys, self.values))
+            for rows in (self.keys, self.values):
+                for layer, x in enumerate(rows):  # one after another, so that only one is there twice
+                    rows[layer] = torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1)
             self.mask = torch.cat((self.mask, self.mask.new_full((*self.mask.shape[:3], more), FAR)), 3)
         here = slice(first, first + self.beam)
         self.mask[:, 0, :, here].diagonal(dim1=1, dim2=2).zero_()
