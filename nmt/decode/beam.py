@@ -27,7 +27,7 @@ from nmt.errors import Failure, UserError
 PAD, BOS, EOS = 0, 2, 3  # of every vocabulary here
 NEVER = float("-inf")
 GROUP = 64  # pieces whose best is looked at first
-BLOCK = 384  # rows of logits at a time
+BLOCK = 1 << 22  # logits looked at together
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Speaker(Protocol):
     `reorder` and `keep` as that of nmt/model/attention.py."""
 
     config: ModelConfig
+    n_vocab: int
 
     def start(self, src: Packed, beam: int) -> Any: ...
     def step(self, tokens: Tensor, cache: Any) -> Tensor: ...
@@ -184,7 +185,7 @@ def _collect(live: Beams, done: Tensor, n_best: int, results: list[list[Hypothes
 def _blocks(model: Speaker, hidden: Tensor, beam: int) -> Iterator[tuple[slice, Tensor]]:
     """The logits (s * B, V) of some sentences after others: so many that a cache of the processor holds them."""
     n_sentences = hidden.shape[0] // beam
-    size = n_sentences if hidden.device.type != "cpu" else max(1, BLOCK // beam)
+    size = n_sentences if hidden.device.type != "cpu" else max(1, BLOCK // (beam * model.n_vocab))
     for first in range(0, n_sentences, size):
         here = slice(first, min(first + size, n_sentences))
         yield here, model.projection(hidden[here.start * beam:here.stop * beam]).float()

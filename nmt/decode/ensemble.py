@@ -35,7 +35,7 @@ class Ensemble:
         self.models = list(models)
         self.sizes = [model.config.d_model for model in models]
         learned = [model.config for model in models if model.config.positions == "learned"]
-        self.config = models[0].config
+        self.config, self.n_vocab = models[0].config, models[0].n_vocab
         if learned:  # the shortest table bounds them all
             self.config = replace(learned[0], max_positions=min(config.max_positions for config in learned))
 

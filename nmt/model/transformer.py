@@ -189,7 +189,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.n_vocab = config, vocab_size
         self.tgt_embedding = nn.Embedding(vocab_size, config.d_model)
         self.src_embedding = self.tgt_embedding if config.tied else nn.Embedding(vocab_size, config.d_model)
         self.projection = nn.Linear(config.d_model, vocab_size, bias=False)
