@@ -66,9 +66,8 @@ def main() -> None:
         translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
         ids, ours = translator.vocab.encode(src), Ours(translator.model)
         for to, quantization in (kind.split(":") for kind in args.kinds):
-            found = {name: ours.search(ids, beam, alpha, args.limit,
-                                       "full" if to == "ctranslate2" and alpha else "exact")
-                     for name, (beam, alpha) in SETTINGS.items()}
+            found = {name: Ours(ours.model, "full" if to == "ctranslate2" and alpha else "exact").search(
+                ids, beam, alpha, args.limit) for name, (beam, alpha) in SETTINGS.items()}
             with tempfile.TemporaryDirectory() as folder:
                 theirs = exported(Path(folder), to, quantization, translator, checkpoint)
                 began = clock()

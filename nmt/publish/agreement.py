@@ -36,13 +36,12 @@ class Side(Protocol):
 class Ours:
     """The engine of this project as a `Side`."""
 
-    def __init__(self, model: Transformer) -> None:
-        self.model = model.eval()
+    def __init__(self, model: Transformer, stopping: Literal["exact", "full"] = "exact") -> None:
+        self.model, self.stopping = model.eval(), stopping
 
-    def search(self, src: Ids, beam: int, alpha: float, limit: int,
-               stopping: Literal["exact", "full"] = "exact") -> list[Hypothesis]:
+    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         config = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=limit,
-                                finishing="top", stopping=stopping)
+                                finishing="top", stopping=self.stopping)
         return [best for batch in _batches(src)
                 for best, *_ in search(self.model, pack([[*ids, EOS] for ids in batch]), config)]
 
