@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from nmt.batch import pack
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.vocab import BOS, EOS, SPACE, Vocab
 from nmt.decode.alignment import align
+from nmt.decode.batches import cut
 from nmt.decode.beam import search
 from nmt.decode.lines import LARGEST, LINE_BYTES, Lines, keep_whole_lines, split, with_prefixes
 from nmt.decode.translator import LineTooLong, Request, Translator
@@ -36,6 +38,19 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
 
 def translator(vocab: Vocab, config: DecodingConfig = DECODING, shape: ModelConfig = SHAPE) -> Translator:
     return Translator(make_model(vocab, shape), vocab, config, torch.device("cpu"))
+
+
+def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
+    def sizes(n_pieces: int, n_lines: int, **settings: Any) -> set[int]:
+        batches = list(cut([[5] * n_pieces] * n_lines, DecodingConfig(**settings), n_best=300))
+        assert sorted(i for batch in batches for i in batch) == list(range(n_lines))
+        return {len(batch) for batch in batches[:-1]}
+
+    assert sizes(32, 1_000) == {4_096 // 32}  # usual ones: the source alone decides
+    assert sizes(2, 3_000) == {16 * 4_096 // (4 * 52)}
+    assert sizes(1_000, 20, beam=16) == {3}
+    assert sizes(1_000, 20, beam=1_000) == {1}
+    assert sizes(32, 100, sample=True) == {2}
 
 
 def test_the_best_few_are_those_of_each_sentence_alone(vocab: Vocab) -> None:
