@@ -297,3 +297,10 @@ def test_parting_takes_time_in_proportion() -> None:
         return time.process_time() - began
 
     assert min(seconds(80_000) for _ in range(3)) < 16 * min(seconds(10_000) for _ in range(3))  # 8 times, and room
+
+
+def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys: pytest.CaptureFixture[str]) -> None:
+    learned = replace(SHAPE, positions="learned", max_positions=16)
+    ours = Translator(make_model(vocab), vocab, DECODING, torch.device("cpu"), [make_model(vocab, learned, seed=3)])
+    assert ours.translate(["red " * 20, "blue dog"])[0].score < 0
+    assert "and is cut to 15" in capsys.readouterr().err

@@ -59,10 +59,10 @@ class TextToText(ABC):
 
     engine = OURS  # another's stands with its version wherever a number of it is written
 
-    def __init__(self, vocab: Vocab, config: DecodingConfig, shape: ModelConfig) -> None:
+    def __init__(self, vocab: Vocab, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
-        is_bounded = shape.positions == "learned"
-        self.longest = min(config.max_source, shape.max_positions - 1) if is_bounded else config.max_source
+        tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
+        self.longest = min([config.max_source, *tables])  # the shortest table bounds them all
 
     @abstractmethod
     def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
@@ -165,7 +165,7 @@ class Translator(TextToText):
 
     def __init__(self, model: Transformer, vocab: Vocab, config: DecodingConfig, device: torch.device,
                  others: Sequence[Transformer] = ()) -> None:
-        super().__init__(vocab, config, model.config)
+        super().__init__(vocab, config, model.config, *(other.config for other in others))
         self.model, self.others, self.device = model, others, device
 
     @cached_property
