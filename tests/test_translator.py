@@ -304,3 +304,13 @@ def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys
     ours = Translator(make_model(vocab), vocab, DECODING, torch.device("cpu"), [make_model(vocab, learned, seed=3)])
     assert ours.translate(["red " * 20, "blue dog"])[0].score < 0
     assert "and is cut to 15" in capsys.readouterr().err
+
+
+def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
+    ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=16))
+    ids = vocab.encode(["hund hund hund hund hund hund hund hund"])[0][:16]
+    with pytest.raises(LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; ") as told:
+        ours.candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], 7)
+    assert told.value.index == 1
+    found = ours.candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
+    assert found.ids == tuple(ids[:15])  # nothing more has a place

@@ -104,6 +104,9 @@ class TextToText(ABC):
         units: list[tuple[int, int]] = []  # line and place in it
         pieces: list[list[int]] = []  # of each unit
         for line, ids in enumerate(self.vocab.encode(lines)):
+            if begins is not None and len(begins[line]) > self.longest:
+                raise LineTooLong(line, f"line {first + line}: its prefix has {len(begins[line]):,} pieces, more than "
+                                  f"{self.longest:,}; shorten it, or raise decoding.max_source")
             parts.append(self.parts(ids, line, first))
             units.extend((line, place) for place in range(len(parts[line])))
             pieces.extend([ids[part.start:part.stop] for part in parts[line]])
