@@ -314,3 +314,8 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
     assert told.value.index == 1
     found = ours.candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
     assert found.ids == tuple(ids[:15])  # nothing more has a place
+
+
+def test_a_search_that_no_memory_holds_is_a_failure(vocab: Vocab) -> None:
+    with pytest.raises(Failure, match="not enough memory .* lower decoding.beam"):
+        translator(vocab, replace(DECODING, beam=10**13)).translate(["red dog"])

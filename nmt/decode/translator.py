@@ -23,7 +23,7 @@ from nmt.decode.batches import Found, searching
 from nmt.decode.beam import Hypothesis, Speaker
 from nmt.decode.ensemble import Ensemble
 from nmt.decode.lines import split
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
 from nmt.model.packed import packed
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, say
@@ -180,7 +180,13 @@ class Translator(TextToText):
     def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
         marked = [[*ids, EOS] for ids in sources]
         with _at_rest(self.model):
-            yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
+            try:
+                yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
+            except (MemoryError, RuntimeError) as error:  # of a host tensor it is a plain one
+                if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+                    raise Failure("not enough memory for this search; lower decoding.beam (or --n-best of samples) or "
+                                  "decoding.batch_tokens") from None
+                raise
 
     def aligned(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """As the first model's attention tells."""
