@@ -227,13 +227,15 @@ def test_chunks_grow_keep_order_and_end() -> None:
     texts = [f"{n} {'x' * rng.randrange(80)}" for n in range(9_000)]
     data = "\n".join(texts).encode()
     sizes = (rng.choice((7, 4_000, 90_000)) for _ in itertools.count())
-    for skip in (0, 1, 31, 32, 5_000, 9_000, 9_001):
+    for skip in (0, 1, 31, 32, 5_000, 9_000):
         chunks = list(piped(data, sizes).chunks(skip))
         assert [line for chunk in chunks for line in chunk.lines] == texts[skip:]
         assert [chunk.first for chunk in chunks] == list(itertools.accumulate(
             (len(chunk.lines) for chunk in chunks[:-1]), initial=skip + 1))[:len(chunks)]
         assert all(len(chunk.lines) <= LARGEST for chunk in chunks) and (not chunks or chunks[-1].n_bytes == len(data))
         assert skip or len(chunks[0].lines) <= 32
+    with pytest.raises(UserError, match="has 9,000 lines, fewer than the 9,001"):
+        list(piped(data, sizes).chunks(9_001))
 
 
 def test_a_live_source_is_not_waited_for() -> None:
