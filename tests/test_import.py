@@ -24,6 +24,7 @@ import sentencepiece
 import torch
 import torch.nn.functional as F
 from conftest import sentences
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -739,6 +740,19 @@ def test_an_import_that_says_something_else_never_appears(
     monkeypatch.setitem(sys.modules, "transformers", None)  # nobody can tell then, and that is said
     assert nmt_import(command) == 0
     assert "not compared with its origin: transformers is not installed" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_in_a_line(models: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(tensors: object, path: Path, metadata: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(adoption, "save_file", write)
+    folder, out = fairseq_folder(tmp_path / "theirs", models["bpe"]), tmp_path / "out"
+    assert nmt_import(from_fairseq(folder, out)) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and f"{out}: cannot be written: " in told[0] and "No space left" in told[0]
+    assert os.listdir(tmp_path) == ["theirs"]
 
 
 def test_arguments_that_do_not_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

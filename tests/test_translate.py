@@ -1,5 +1,6 @@
 """nmt-translate as a user meets it: odd text, long lines, figures beside the text, stops, goings-on, other engines."""
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -268,6 +269,63 @@ def test_going_on_gives_what_one_go_gives(place: Path, tmp_path: Path, capsys: p
     assert nmt_translate([*command[:2], str(tmp_path / "in"), *command[3:]]) == 0
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
     assert "is the input too" in capsys.readouterr().err and out.read_bytes() == whole
+
+
+def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(place: Path, tmp_path: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text("red dog\n")
+    out.write_text("hund\n")
+    for prefix, told in ((tmp_path / "nowhere", "nowhere: cannot be read"), (out, f"{out}: is the input too")):
+        assert nmt_translate([str(place), "-i", str(source), "-o", str(out), "--prefix", str(prefix)]) == 2
+        assert told in capsys.readouterr().err and out.read_text() == "hund\n"
+
+
+def test_a_device_is_written_to_but_cannot_be_gone_on_with(place: Path, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").write_text("red dog\n")
+    command = [str(place), "-i", str(tmp_path / "in"), "-o", "/dev/null"]
+    with open("/dev/null", "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)  # as another command that writes there
+        assert nmt_translate(command) == 0
+    assert nmt_translate([*command, "--resume"]) == 2
+    told = capsys.readouterr().err
+    assert "/dev/null: is no plain file" in told and len(told.splitlines()) == 1
+
+
+def test_an_output_with_more_lines_than_the_input_is_of_another(place: Path, tmp_path: Path,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").write_text(TEXT)
+    (tmp_path / "out").write_text("hund\n" * 61)
+    command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
+    assert nmt_translate(command) == 2
+    assert "in: has 60 lines, fewer than the 61 that are done" in capsys.readouterr().err
+    (tmp_path / "out").write_text("hund\n" * 60)
+    assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 60
+
+
+@pytest.mark.parametrize("where", ["-o", "standard output"])
+def test_a_full_disk_is_a_failure_that_names_the_output(where: str, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("red dog\n")
+    command = [sys.executable, "-m", "nmt.commands.translate", str(place), "-i", str(tmp_path / "in")]
+    with open("/dev/full", "w") as full:
+        done = (subprocess.run([*command, "-o", "/dev/full"], capture_output=True, text=True) if where == "-o" else
+                subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True))
+    name = "/dev/full" if where == "-o" else "<stdout>"
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert f"failed: {name}: cannot be written (No space left" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_a_closed_stream_is_told(closed: str, place: Path, monkeypatch: pytest.MonkeyPatch,
+                                 capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, closed, None)  # as Python finds it after `<&-` or `>&-`
+        if closed == "stdin":
+            assert nmt_translate([str(place)]) == 2
+        else:
+            assert nmt_translate([str(place), "-i", __file__]) == 2
+    assert "is closed; give -i FILE and -o FILE" in capsys.readouterr().err
 
 
 def test_as_many_processes_as_one_likes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from nmt.batch import pack
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.vocab import BOS, EOS, SPACE, Vocab
 from nmt.decode.alignment import align
+from nmt.decode.batches import cut
 from nmt.decode.beam import search
 from nmt.decode.lines import LARGEST, LINE_BYTES, Lines, keep_whole_lines, split, with_prefixes
 from nmt.decode.translator import LineTooLong, Request, Translator
@@ -36,6 +38,19 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
 
 def translator(vocab: Vocab, config: DecodingConfig = DECODING, shape: ModelConfig = SHAPE) -> Translator:
     return Translator(make_model(vocab, shape), vocab, config, torch.device("cpu"))
+
+
+def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
+    def sizes(n_pieces: int, n_lines: int, **settings: Any) -> set[int]:
+        batches = list(cut([[5] * n_pieces] * n_lines, DecodingConfig(**settings), n_best=300))
+        assert sorted(i for batch in batches for i in batch) == list(range(n_lines))
+        return {len(batch) for batch in batches[:-1]}
+
+    assert sizes(32, 1_000) == {4_096 // 32}  # usual ones: the source alone decides
+    assert sizes(2, 3_000) == {16 * 4_096 // (4 * 52)}
+    assert sizes(1_000, 20, beam=16) == {3}
+    assert sizes(1_000, 20, beam=1_000) == {1}
+    assert sizes(32, 100, sample=True) == {2}
 
 
 def test_the_best_few_are_those_of_each_sentence_alone(vocab: Vocab) -> None:
@@ -212,13 +227,15 @@ def test_chunks_grow_keep_order_and_end() -> None:
     texts = [f"{n} {'x' * rng.randrange(80)}" for n in range(9_000)]
     data = "\n".join(texts).encode()
     sizes = (rng.choice((7, 4_000, 90_000)) for _ in itertools.count())
-    for skip in (0, 1, 31, 32, 5_000, 9_000, 9_001):
+    for skip in (0, 1, 31, 32, 5_000, 9_000):
         chunks = list(piped(data, sizes).chunks(skip))
         assert [line for chunk in chunks for line in chunk.lines] == texts[skip:]
         assert [chunk.first for chunk in chunks] == list(itertools.accumulate(
             (len(chunk.lines) for chunk in chunks[:-1]), initial=skip + 1))[:len(chunks)]
         assert all(len(chunk.lines) <= LARGEST for chunk in chunks) and (not chunks or chunks[-1].n_bytes == len(data))
         assert skip or len(chunks[0].lines) <= 32
+    with pytest.raises(UserError, match="has 9,000 lines, fewer than the 9,001"):
+        list(piped(data, sizes).chunks(9_001))
 
 
 def test_a_live_source_is_not_waited_for() -> None:
@@ -282,3 +299,25 @@ def test_parting_takes_time_in_proportion() -> None:
         return time.process_time() - began
 
     assert min(seconds(80_000) for _ in range(3)) < 16 * min(seconds(10_000) for _ in range(3))  # 8 times, and room
+
+
+def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys: pytest.CaptureFixture[str]) -> None:
+    learned = replace(SHAPE, positions="learned", max_positions=16)
+    ours = Translator(make_model(vocab), vocab, DECODING, torch.device("cpu"), [make_model(vocab, learned, seed=3)])
+    assert ours.translate(["red " * 20, "blue dog"])[0].score < 0
+    assert "and is cut to 15" in capsys.readouterr().err
+
+
+def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
+    ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=16))
+    ids = vocab.encode(["hund hund hund hund hund hund hund hund"])[0][:16]
+    with pytest.raises(LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; ") as told:
+        ours.candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], 7)
+    assert told.value.index == 1
+    found = ours.candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
+    assert found.ids == tuple(ids[:15])  # nothing more has a place
+
+
+def test_a_search_that_no_memory_holds_is_a_failure(vocab: Vocab) -> None:
+    with pytest.raises(Failure, match="not enough memory .* lower decoding.beam"):
+        translator(vocab, replace(DECODING, beam=10**13)).translate(["red dog"])

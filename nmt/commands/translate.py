@@ -116,6 +116,8 @@ def work(args: argparse.Namespace) -> int:
     from nmt.errors import UserError
     from nmt.progress import Progress, say
 
+    if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
+        raise UserError("standard input or output is closed; give -i FILE and -o FILE")
     layout = Layout(args.n_best, args.scores, args.alignments, args.json)
     job = Job(tuple(places(args)), tuple(settings(args)), layout, args.engine == "ctranslate2", args.workers)
     translator, config = opened(job).translator, opened(job).config
@@ -133,14 +135,15 @@ def work(args: argparse.Namespace) -> int:
         return 0
     with ExitStack() as stack:
         source = stack.enter_context(opened_source(args.input))
-        out, done = sys.stdout.buffer, 0
-        if args.output:
-            out, done = stack.enter_context(output_file(args.output, args.resume, source.handle))
+        begins = stack.enter_context(opened_source(args.prefix)) if args.prefix else None
+        inputs = [lines.handle for lines in (source, begins) if lines is not None]
+        out, done = (stack.enter_context(output_file(args.output, args.resume, inputs)) if args.output
+                     else (sys.stdout.buffer, 0))
         if done:
             say(f"{args.output} has {done:,} lines; going on with line {done + 1:,}")
         chunks = source.chunks(done, max(LARGEST, config.decoding.batch_tokens // 4))  # of many batches
-        if args.prefix:
-            chunks = with_prefixes(chunks, stack.enter_context(opened_source(args.prefix)), done)
+        if begins is not None:
+            chunks = with_prefixes(chunks, begins, done)
         is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())
         progress = stack.enter_context(closing(Progress("translating", None, "lines", done, is_shown)))
         size = size_of_source(source)

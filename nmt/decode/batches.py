@@ -16,6 +16,7 @@ from nmt.batch import pack
 from nmt.config import DecodingConfig
 from nmt.decode.beam import Hypothesis, Speaker, search
 
+SAID, MORE = 16, 50  # a hypothesis is taken to say so many pieces more than its source has
 MOST = 8  # batches at a time: Python's own share of the work is done by one at a time
 Found = tuple[list[int], list[list[Hypothesis]]]  # which sentences, and of each its best
 
@@ -27,7 +28,7 @@ def searching(model: Speaker, sources: Sequence[Sequence[int]], config: Decoding
         forced = None if prefixes is None else [prefixes[i] for i in batch]
         return batch, search(model, pack([sources[i] for i in batch]).to(device), config, n_best, forced)
 
-    batches = list(cut(sources, config.batch_tokens))
+    batches = list(cut(sources, config, n_best))
     n = min(len(batches), torch.get_num_threads(), MOST) if device.type == "cpu" else 1
     if n <= 1:
         yield from map(one, batches)
@@ -36,11 +37,14 @@ def searching(model: Speaker, sources: Sequence[Sequence[int]], config: Decoding
         yield from _in_turn(pool, one, batches, 2 * n)
 
 
-def cut(sources: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of the sentences, long ones first, at most so many padded tokens together."""
+def cut(sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 1) -> Iterator[list[int]]:
+    """Indices of the sentences, long ones first: at most `batch_tokens` padded tokens together, and `SAID` times as
+    many in what all their hypotheses say, for that fills the memory."""
     batch: list[int] = []
+    beam = n_best if config.sample else config.beam
     for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
-        if batch and (len(batch) + 1) * len(sources[batch[0]]) > max_tokens:
+        longest = len(sources[batch[0]]) if batch else 0
+        if (len(batch) + 1) * max(longest, beam * (longest + MORE) / SAID) > config.batch_tokens and batch:
             yield batch
             batch = []
         batch.append(i)

@@ -8,7 +8,8 @@ the process, and an output whose writer died goes on after its last whole line.
 import fcntl
 import os
 import signal
-from collections.abc import Generator, Iterator
+import stat
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,7 +25,7 @@ from nmt.decode.layout import Layout
 from nmt.decode.lines import Chunk, keep_whole_lines
 from nmt.decode.translator import LineTooLong, TextToText, make_translator
 from nmt.dist import device_of
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
 from nmt.process import settle
 from nmt.publish.engine import make_engine
 from nmt.workers import ordered
@@ -90,7 +91,13 @@ def answers(job: Job, chunks: Iterator[Chunk], out: IO[bytes]) -> Generator[Answ
     drawn = ordered(partial(answer, job), _with_mistake(chunks), job.workers)
     with closing(cast(Generator[Answer], drawn)) as results:
         for result in results:
-            write_whole(out, result.data)
+            try:
+                write_whole(out, result.data)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise Failure(f"{out.name}: cannot be written ({error.strerror}); with --resume a file goes on from "
+                              "its last whole line") from None
             yield result
             if result.mistake is not None:
                 raise UserError(result.mistake)
@@ -135,14 +142,20 @@ def _uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def output_file(path: str, is_resumed: bool, source: int) -> Iterator[tuple[IO[bytes], int]]:
-    """The file `path`, open at its end, and how many lines it has: none, or the whole ones that it had."""
+def output_file(path: str, is_resumed: bool, inputs: Sequence[int]) -> Iterator[tuple[IO[bytes], int]]:
+    """The file `path`, open at its end, and how many lines it has: none, or the whole ones that it had. It must be none
+    of the open files `inputs`."""
     try:
         file = open(path, "ab", buffering=0)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another -o FILE") from None
     with file:
-        if os.path.sameopenfile(file.fileno(), source):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe or a device: nothing to lock or count
+            if is_resumed:
+                raise UserError(f"{path}: is no plain file, whose lines --resume could count; leave one of them out")
+            yield file, 0
+            return
+        if any(os.path.sameopenfile(file.fileno(), handle) for handle in inputs):
             raise UserError(f"{path}: is the input too; choose another -o FILE")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,6 +165,5 @@ def output_file(path: str, is_resumed: bool, source: int) -> Iterator[tuple[IO[b
         if is_resumed:
             yield file, keep_whole_lines(path)
         else:
-            if os.path.isfile(path):
-                file.truncate(0)
+            file.truncate(0)
             yield file, 0

@@ -49,6 +49,9 @@ class Lines:
                 rest = max(0, skip + 1 - first)
                 yield Chunk(first + rest, lines[rest:], n_bytes)
             first += len(block)
+        if first <= skip:
+            raise UserError(f"{self.name}: has {first - 1:,} lines, fewer than the {skip:,} that are done; give the "
+                            "input that the output is of")
         if self.n_bad > TOLD:
             say(f"warning: {self.name}: {self.n_bad:,} lines are not valid UTF-8")
 

@@ -23,7 +23,7 @@ from nmt.decode.batches import Found, searching
 from nmt.decode.beam import Hypothesis, Speaker
 from nmt.decode.ensemble import Ensemble
 from nmt.decode.lines import split
-from nmt.errors import UserError
+from nmt.errors import Failure, UserError
 from nmt.model.packed import packed
 from nmt.model.transformer import Transformer
 from nmt.progress import Progress, say
@@ -59,10 +59,10 @@ class TextToText(ABC):
 
     engine = OURS  # another's stands with its version wherever a number of it is written
 
-    def __init__(self, vocab: Vocab, config: DecodingConfig, shape: ModelConfig) -> None:
+    def __init__(self, vocab: Vocab, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
-        is_bounded = shape.positions == "learned"
-        self.longest = min(config.max_source, shape.max_positions - 1) if is_bounded else config.max_source
+        tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
+        self.longest = min([config.max_source, *tables])  # the shortest table bounds them all
 
     @abstractmethod
     def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
@@ -104,6 +104,9 @@ class TextToText(ABC):
         units: list[tuple[int, int]] = []  # line and place in it
         pieces: list[list[int]] = []  # of each unit
         for line, ids in enumerate(self.vocab.encode(lines)):
+            if begins is not None and len(begins[line]) > self.longest:
+                raise LineTooLong(line, f"line {first + line}: its prefix has {len(begins[line]):,} pieces, more than "
+                                  f"{self.longest:,}; shorten it, or raise decoding.max_source")
             parts.append(self.parts(ids, line, first))
             units.extend((line, place) for place in range(len(parts[line])))
             pieces.extend([ids[part.start:part.stop] for part in parts[line]])
@@ -165,7 +168,7 @@ class Translator(TextToText):
 
     def __init__(self, model: Transformer, vocab: Vocab, config: DecodingConfig, device: torch.device,
                  others: Sequence[Transformer] = ()) -> None:
-        super().__init__(vocab, config, model.config)
+        super().__init__(vocab, config, model.config, *(other.config for other in others))
         self.model, self.others, self.device = model, others, device
 
     @cached_property
@@ -177,7 +180,13 @@ class Translator(TextToText):
     def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
         marked = [[*ids, EOS] for ids in sources]
         with _at_rest(self.model):
-            yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
+            try:
+                yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
+            except (MemoryError, RuntimeError) as error:  # of a host tensor it is a plain one
+                if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+                    raise Failure("not enough memory for this search; lower decoding.beam (or --n-best of samples) or "
+                                  "decoding.batch_tokens") from None
+                raise
 
     def aligned(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """As the first model's attention tells."""

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import layer_norm
@@ -26,7 +27,7 @@ from nmt.model.transformer import Transformer
 from nmt.publish.agreement import Agreement, Ours, bound, compare
 from nmt.publish.export import made_lines
 from nmt.publish.marian import Theirs
-from nmt.publish.origin import Origin
+from nmt.publish.origin import Origin, said
 
 NOTHING = -1000.0  # the logit of a piece that does not exist
 NOISE = 1e-5  # how much rounding may move each unit of a bias; usual are 2e-6
@@ -49,7 +50,10 @@ def adopt(origin: Origin, out: Path) -> Agreement | None:
         found = checked(origin, config, weights)
 
     def fill(folder: Path) -> None:
-        save_file(weights, folder / MODEL, metadata={"format": "pt"})
+        try:
+            save_file(weights, folder / MODEL, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise Failure(f"{out}: cannot be written: {said(str(error))[1:-1]}; nothing was changed") from None
         write_json(folder / STATE, {"averaged": [f"{origin.kind}:{origin.path.resolve().name}"], "step": origin.step})
         write_text(folder / CONFIG, dump(config))
         (folder / VOCAB).write_bytes(origin.vocab.model)

@@ -27,7 +27,7 @@ class EngineTranslator(TextToText):
         if n_best > 1 or prefixes is not None or self.config.sample:
             raise UserError("the best few, samples and forced beginnings are not to be had from ctranslate2; "
                             "leave --engine out")
-        for batch in cut(sources, self.config.batch_tokens):
+        for batch in cut(sources, self.config):
             yield batch, [[one] for one in self.exported.translate([sources[i] for i in batch], self.config)]
 
 
