@@ -254,14 +254,16 @@ def _rows(tensor: Tensor, index: Tensor) -> Tensor:
 # ---- sampling ----------------------------------------------------------------------------------------------------
 
 def draw_lots(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
-    """What chance decides, (S, n, longest): numbers in [0, 1) that follow from the seed and the sentence alone."""
+    """What chance decides, (S, n, longest): numbers in [0, 1) that follow from the seed and the sentence alone; each
+    draw has its own stream, for how long it is depends on the batch."""
     size = int(limits.max()) + 1
     ends = src.offsets.tolist()
     tokens = src.tokens.cpu().numpy()
-    keys = (hashlib.blake2b(tokens[a:b].tobytes(), digest_size=16, salt=seed.to_bytes(16)).digest()
+    keys = (int.from_bytes(hashlib.blake2b(tokens[a:b].tobytes(), digest_size=16, salt=seed.to_bytes(16)).digest())
             for a, b in pairwise(ends))
-    streams = (np.random.Generator(np.random.Philox(key=int.from_bytes(key))) for key in keys)
-    return torch.from_numpy(np.stack([stream.random((n, size), np.float32) for stream in streams])).to(limits.device)
+    streams = ([np.random.Generator(np.random.Philox(key=key, counter=i << 128)) for i in range(n)] for key in keys)
+    lots = np.stack([[stream.random(size, np.float32) for stream in some] for some in streams])
+    return torch.from_numpy(lots).to(limits.device)
 
 
 def _say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: int, config: DecodingConfig) -> None:
