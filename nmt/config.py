@@ -37,6 +37,11 @@ class Rule:
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 NOT_NEGATIVE = Rule(lambda x: x >= 0, "not be negative")
 ONE_OR_MORE = Rule(lambda x: x >= 1, "be at least 1")
+BEAM = Rule(lambda x: 1 <= x <= 1_000, "lie between 1 and 1000")
+ALPHA = Rule(lambda x: 0 <= x <= 10, "lie between 0 and 10")
+LENGTHS = Rule(lambda x: 0 <= x <= 10_000, "lie between 0 and 10000")
+RATIO = Rule(lambda x: 0 <= x <= 100, "lie between 0 and 100")
+HEAT = Rule(lambda x: 0.01 <= x <= 100, "lie between 0.01 and 100")
 PROBABILITY = Rule(lambda x: 0 < x <= 1, "lie in (0, 1]")
 SHARE = Rule(lambda x: 0 <= x < 1, "lie in [0, 1)")
 SIXTEEN_BITS = Rule(lambda x: 16 <= x <= 65_535, "lie between 16 and 65535, for ids are stored in 16 bits")
@@ -217,16 +222,16 @@ class DecodingConfig:
     """
 
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
-    beam: int = ruled(4, ONE_OR_MORE)
+    beam: int = ruled(4, BEAM)
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
-    length_penalty: float = ruled(0.6, NOT_NEGATIVE)  # alpha
-    max_ratio: float = ruled(1.0, NOT_NEGATIVE)  # at most max_ratio * source + max_extra pieces, eos not counted
-    max_extra: int = ruled(50, NOT_NEGATIVE)
-    min_length: int = ruled(0, NOT_NEGATIVE)  # and at least so many, where those allow it
+    length_penalty: float = ruled(0.6, ALPHA)  # alpha
+    max_ratio: float = ruled(1.0, RATIO)  # at most max_ratio * source + max_extra pieces, eos not counted
+    max_extra: int = ruled(50, LENGTHS)
+    min_length: int = ruled(0, LENGTHS)  # and at least so many, where those allow it
     finishing: Literal["any", "top", "shrink"] = "any"  # which ended continuations count; see nmt/decode/beam.py
     stopping: Literal["exact", "full", "likely", "never"] = "exact"  # when a sentence is done
     sample: bool = False  # draw pieces by their probability instead of searching
-    temperature: float = ruled(1.0, POSITIVE)  # of sampling: above 1 flatter, below 1 sharper
+    temperature: float = ruled(1.0, HEAT)  # of sampling: above 1 flatter, below 1 sharper
     top_k: int | None = ruled(None, ONE_OR_MORE)  # sample among the most probable so many pieces
     top_p: float = ruled(1.0, PROBABILITY)  # and among the fewest that hold so much of the probability
     seed: int = ruled(1, SEED)  # of sampling; what is drawn for a sentence depends on it and on the sentence alone

@@ -24,8 +24,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 AHEAD = 2  # tasks that wait for a free process
 QUICK_S = 0.1
-KILLED = ("a worker process was killed, perhaps for want of memory; what is finished is kept: run it again, with "
-          "data.workers=1 if it happens again")
+KILLED = ("a worker process was killed, perhaps for want of memory; what is finished is kept: run it again, with one "
+          "worker if it happens again (data.workers=1, of nmt-translate --workers 1)")
 
 
 def ordered(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Iterator[Result]:
@@ -61,11 +61,11 @@ def _processes(n: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(n, get_context("spawn"), _settle)
     try:
         yield pool
-    except BrokenProcessPool:
-        raise UserError(KILLED) from None
-    except BaseException:
+    except BaseException as error:
         for process in list((pool._processes or {}).values()):  # Python 3.14 has a method for it
-            process.kill()
+            process.kill()  # also where one was killed: the others may wait for a lock that it held
+        if isinstance(error, BrokenProcessPool):
+            raise UserError(KILLED) from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -21,7 +21,8 @@ def guarded(work: Callable[[], int], program: str) -> int:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale
     try:
         code = work()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # the user may have closed it
+            sys.stdout.flush()
         return code
     except UserError as error:
         print(f"{program}: error: {error}", file=sys.stderr)

@@ -119,6 +119,9 @@ def _begin(src: Packed, config: DecodingConfig, model: ModelConfig, beam: int, n
     limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
+        if longest >= model.max_positions:
+            raise UserError(f"a prefix of {longest} pieces is longer than model.max_positions {model.max_positions} "
+                            "allows; shorten it")
         limits.clamp_(max=model.max_positions - 1)
     n_kept = beam if config.stopping == "likely" else n_best
     scores = torch.zeros(n, beam, device=device)

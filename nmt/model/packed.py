@@ -38,7 +38,8 @@ def packed(model: Transformer, is_bf16: bool) -> Transformer:
         ready = Transformer(model.config, weight.shape[0]).eval()
     ready.load_state_dict(model.state_dict(), assign=True)
     for mine, its in ((ready.src_positions, model.src_positions), (ready.tgt_positions, model.tgt_positions)):
-        mine.table = its.table
+        if not mine.is_learned:  # a learned table came with the weights; the model's own must not become bf16
+            mine.table = its.table
     if is_bf16:
         ready.bfloat16()
     if can_pack:

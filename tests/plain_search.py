@@ -1,0 +1,196 @@
+"""Search as its rules read, one sentence and one hypothesis at a time, and a language small enough to look through.
+
+Nothing here is shared with the search under test: log-probabilities are sums of Python floats over whole prefixes,
+candidates are sorted lists. `Toy` stands for a model: the logits after a prefix are a row of a random table, which row
+follows from the source and from each piece said. `Full` asks a Transformer, by its full forward pass.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt.batch import Packed, pack
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.decode.beam import Hypothesis, Speaker
+
+PAD, BOS, EOS = 0, 2, 3
+Ids = tuple[int, ...]
+Ranked = list[tuple[float, Ids]]  # scores and pieces, best first
+
+
+class Oracle(Protocol):
+    """Log-probabilities of all pieces after a prefix."""
+
+    config: ModelConfig
+
+    def after(self, src: Ids, prefix: Ids) -> list[float]: ...
+
+
+# ---- two kinds of models ------------------------------------------------------------------------------------------
+
+@dataclass
+class ToyCache:
+    """What each hypothesis has said, as the number of its row, (S, B)."""
+
+    rows: Tensor
+
+    def reorder(self, parents: Tensor) -> None:
+        self.rows = self.rows.gather(1, parents)
+
+    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
+        self.rows[holes] = self.rows[movers]
+        self.rows = self.rows[:n]
+
+
+class Toy:
+    """`ending` is added to the logit of eos, `n` is the size of the vocabulary."""
+
+    def __init__(self, seed: int, n: int = 6, ending: float = 0.0, n_rows: int = 4093,
+                 config: ModelConfig | None = None) -> None:
+        self.config, self.n_vocab = config or ModelConfig(), n
+        self.table = torch.randn(n_rows, n, generator=torch.Generator().manual_seed(seed)) * 1.5
+        self.table[:, EOS] += ending
+        self.n_steps = 0
+        self.known: dict[int, list[float]] = {}
+
+    def moved(self, row: int, piece: int) -> int:
+        return (row * 31 + piece * 7 + 1) % len(self.table)
+
+    def after(self, src: Ids, prefix: Ids) -> list[float]:
+        row = 0
+        for piece in (*src, BOS, *prefix):
+            row = self.moved(row, piece)
+        if row not in self.known:
+            self.known[row] = log_softmax(self.table[row].tolist())
+        return self.known[row]
+
+    def start(self, src: Packed, beam: int) -> ToyCache:
+        rows = []
+        for a, b in itertools.pairwise(src.offsets.tolist()):
+            row = 0
+            for piece in src.tokens[a:b].tolist():
+                row = self.moved(row, piece)
+            rows.append([row] * beam)
+        return ToyCache(torch.tensor(rows))
+
+    def step(self, tokens: Tensor, cache: ToyCache) -> Tensor:
+        self.n_steps += len(cache.rows)
+        cache.rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)
+        return cache.rows.view(-1, 1)
+
+    def projection(self, hidden: Tensor) -> Tensor:
+        return self.table[hidden[:, 0]]
+
+
+class Full:
+    def __init__(self, model: Speaker) -> None:
+        self.model, self.config = model, model.config
+        self.known: dict[tuple[Ids, Ids], list[float]] = {}
+
+    def after(self, src: Ids, prefix: Ids) -> list[float]:
+        if (src, prefix) not in self.known:
+            hidden = self.model(pack([src]), pack([[BOS, *prefix]]))  # type: ignore[operator]
+            for n, logits in enumerate(self.model.projection(hidden).tolist()):
+                self.known[src, prefix[:n]] = log_softmax(logits)
+        return self.known[src, prefix]
+
+
+def log_softmax(logits: Sequence[float]) -> list[float]:
+    most = max(logits)
+    whole = most + math.log(math.fsum(math.exp(x - most) for x in logits))
+    return [x - whole for x in logits]
+
+
+# ---- the rules ----------------------------------------------------------------------------------------------------
+
+def divisor(n: int, config: DecodingConfig) -> float:
+    alpha = config.length_penalty
+    return float({"gnmt": ((5 + n) / 6) ** alpha, "length": n ** alpha, "none": 1.0}[config.penalty])
+
+
+def limit(src: Ids, config: DecodingConfig, model: ModelConfig, prefix: Ids) -> int:
+    """The most pieces before eos."""
+    most = max(int((len(src) - 1) * config.max_ratio) + config.max_extra, len(prefix))
+    return min(most, model.max_positions - 1) if model.positions == "learned" else most
+
+
+def allowed(n: int, size: int, longest: int, config: DecodingConfig, prefix: Ids) -> list[int]:
+    """The pieces that may come after n others."""
+    if n < len(prefix):
+        return [prefix[n]]
+    if n >= longest:
+        return [EOS]
+    return [piece for piece in range(size) if piece not in (PAD, BOS) and (piece != EOS or n >= config.min_length)]
+
+
+def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = ()) -> Ranked:
+    """Each sequence that may be said, with its score."""
+    longest = limit(src, config, oracle.config, prefix)
+
+    def ends(said: Ids, total: float) -> Iterator[tuple[float, Ids]]:
+        row = oracle.after(src, said)
+        for piece in allowed(len(said), len(row), longest, config, prefix):
+            if piece == EOS:
+                yield (total + row[EOS]) / divisor(len(said) + 1, config), said
+            else:
+                yield from ends((*said, piece), total + row[piece])
+
+    return sorted(ends((), 0.0), reverse=True)
+
+
+def recursion(oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1, prefix: Ids = ()) -> Ranked:
+    """The best that a beam search finishes, step by step, as the head of nmt/decode/beam.py tells it."""
+    beam, longest = config.beam, limit(src, config, oracle.config, prefix)
+    living: Ranked = [(0.0, ())]
+    finished: Ranked = []
+    for n in range(longest + 1):
+        candidates: list[tuple[float, int, Ids]] = []
+        for total, said in living:
+            row = oracle.after(src, said)
+            candidates += [(total + row[piece], piece, said)
+                           for piece in allowed(n, len(row), longest, config, prefix)]
+        candidates.sort(reverse=True)
+        looked_at = candidates[:2 * beam if beam > 1 else 1]
+        if config.finishing == "shrink":
+            looked_at = looked_at[:beam - len(finished)]
+        living = []
+        for rank, (total, piece, said) in enumerate(looked_at):
+            if piece != EOS:
+                living.append((total, (*said, piece)))
+            elif ((config.finishing == "any" or rank < beam)
+                  and not (config.stopping == "full" and len(finished) >= beam)):
+                finished.append((total / divisor(n + 1, config), said))
+        living = living[:beam]
+        finished_scores = sorted((score for score, _ in finished), reverse=True)
+        if not living:
+            break
+        best = living[0][0]
+        if config.stopping == "full" and len(finished) >= beam:
+            break
+        if config.stopping == "likely" and len(finished) >= beam and (
+                best / divisor(n + 1, config) <= finished_scores[beam - 1]):
+            break
+        if config.stopping == "exact" and len(finished) >= n_best and (
+                best / divisor(longest + 1, config) <= finished_scores[n_best - 1]):
+            break
+    return sorted(finished, reverse=True)[:n_best]
+
+
+# ---- comparing ----------------------------------------------------------------------------------------------------
+
+def assert_same(found: Sequence[Hypothesis], expected: Sequence[tuple[float, Ids]], where: str = "",
+                within: float = 1e-5) -> None:
+    """The same hypotheses and scores; two whose scores are nearer than the bound may stand in either order."""
+    got = [one.score for one in found]
+    assert len(got) == len(expected), where
+    assert np.allclose(got, [score for score, _ in expected], rtol=0, atol=within), (where, got, expected)
+    for one, (_, ids) in zip(found, expected, strict=True):
+        if tuple(one.ids) != ids:
+            tied = [other for score, other in expected if abs(score - one.score) < within]
+            assert tuple(one.ids) in tied, (where, one, expected)
