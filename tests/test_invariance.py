@@ -150,8 +150,8 @@ def test_a_trained_model_does_so_with_real_lines(way: str, precision: Literal["f
         same = [x for x, (a, b) in zip(apart, pairs, strict=True) if a.text == b.text]
         print(f"{way}, {precision}, {name}: {differing} of {len(lines)} lines differ; scores by at most "
               f"{max(apart):.2g}, of the same text {max(same):.2g}; {time.monotonic() - began:.0f} s")
-        if precision == "fp32":
-            assert all(a.text == b.text or x < NEAR for x, (a, b) in zip(apart, pairs, strict=True))
-            assert max(apart) < NEAR
+        if precision == "fp32":  # samples have low scores: 1e-6 of them can be more
+            assert all(x < NEAR + 1e-6 * abs(a.score) for x, (a, _) in zip(apart, pairs, strict=True))
+            assert differing == 0
         elif way != "sample":
             assert differing < len(lines) / 5
