@@ -41,10 +41,12 @@ test: check  ## check, then every test, two at a time
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
-bench: $(INSTALLED)  ## time training beside eole, OpenNMT-py, JoeyNMT and others on DATA=a folder like multi30k: an hour
+bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CTranslate2, on DATA=a folder like multi30k
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }
 	test -x build/peers/bin/python || $(BIN)/python scripts/bench_train.py --make-peers build/peers
 	$(BIN)/python scripts/bench_train.py --data-root $(DATA) --peer-python build/peers/bin/python
+	$(BIN)/python scripts/bench_decoding.py --data $(DATA)
+	$(BIN)/python scripts/bench_decoding.py --data $(DATA) --invariance 1000
 
 bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text: some minutes, 3 GB of disk
 	$(BIN)/python scripts/bench_data.py

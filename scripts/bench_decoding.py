@@ -2,6 +2,7 @@
 
     python scripts/bench_decoding.py --data multi30k                     random weights of base, test.en in multi30k
     python scripts/bench_decoding.py --data multi30k --checkpoint runs/m30/average --rounds 5
+    python scripts/bench_decoding.py --data multi30k --checkpoint runs/m30/average --invariance 1000
 
 Each system lives in its own process; they are asked in turn, round after round, so that all share the machine's moods.
 Sentences are given as ids and come back as ids. "forced" lets each translation have exactly 16 pieces; "free" ends by
@@ -88,6 +89,36 @@ class Ours:
         return found
 
 
+def invariance(folder: Path, n_lines: int) -> None:
+    """Print how many lines change with their company: each alone, in batches of 64 lines, of 4,096 tokens."""
+    import torch
+
+    from nmt.batch import pack
+    from nmt.decode.batches import searching
+    from nmt.decode.beam import EOS, Hypothesis, search
+
+    sources = [[*line, EOS] for line in json.loads((folder / "ids.json").read_text())[:n_lines]]
+    alone: list[Hypothesis] = []  # in fp32
+    for precision in ("fp32", "bf16"):
+        ours = Ours(folder, precision)
+        each = [search(ours.model, pack([line]), ours.config)[0][0] for line in sources]
+        alone = alone or each
+        row: dict[str, Any] = {"precision": precision, "lines": len(each),
+                               "differ from fp32": sum(a.ids != b.ids for a, b in zip(alone, each, strict=True))}
+        for name, groups in (("batches of 64", [sources[i:i + 64] for i in range(0, len(sources), 64)]),
+                             ("batches of 4,096 tokens", [sources])):
+            found: list[Hypothesis] = []
+            for group in groups:
+                of_group: dict[int, Hypothesis] = {}
+                for batch, some in searching(ours.model, group, ours.config, torch.device("cpu")):
+                    of_group.update((i, one[0]) for i, one in zip(batch, some, strict=True))
+                found += [of_group[i] for i in range(len(group))]
+            row[f"differ in {name}"] = sum(a.ids != b.ids for a, b in zip(each, found, strict=True))
+            row[f"largest difference of a score in {name}"] = max(
+                (abs(a.score - b.score) for a, b in zip(each, found, strict=True) if a.ids == b.ids), default=0.0)
+        print(json.dumps(row), flush=True)
+
+
 class CTranslate2:
     def __init__(self, folder: Path, kind: str, threads: int) -> None:
         from nmt.publish.ctranslate2 import CTranslate2
@@ -166,12 +197,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--invariance", type=int, metavar="N", help="instead of times: what N lines owe their company")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(Path(args.serve[0]), args.serve[1], args.threads)
         return
     with tempfile.TemporaryDirectory() as name:
+        if args.invariance:
+            prepare(Path(name), args.data, args.checkpoint, args.invariance, [])
+            invariance(Path(name), args.invariance)
+            return
         prepare(Path(name), args.data, args.checkpoint, args.lines, args.systems)
         servants = {system: subprocess.Popen(
             [sys.executable, __file__, "--serve", name, system, "--threads", str(args.threads)],
