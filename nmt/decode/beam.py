@@ -277,8 +277,9 @@ def _say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: int,
     shares, order = logits.softmax(1).sort(1, descending=True)
     below = shares.cumsum(1) - shares  # what the more probable pieces hold
     shares = shares.masked_fill((below >= config.top_p) & (below > 0), 0.0)
-    sums = torch.zeros_like(shares).scatter_(1, order, shares).cumsum(1)  # by piece: rounding may change their order
-    pieces = (sums <= lots.reshape(-1, 1) * sums[:, -1:]).sum(1, keepdim=True).clamp_(max=sums.shape[1] - 1)
+    sums = shares.cumsum(1)
+    place = (sums <= lots.reshape(-1, 1) * sums[:, -1:]).sum(1, keepdim=True)
+    pieces = order.gather(1, place.clamp_(max=order.shape[1] - 1))
     scores = live.scores + log_probs.gather(1, pieces).view_as(live.scores)
     pieces = pieces.view_as(scores)
     ended = (pieces == EOS) & (scores > NEVER)
