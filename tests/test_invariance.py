@@ -2,7 +2,8 @@
 threads; searched or drawn, with prefixes among them.
 
 In fp32 products of other sizes round otherwise, by some 1e-6 of a score. So two hypotheses whose scores are nearer than
-1e-5 may change places; that is the only exception, and it is one only where the scores agree.
+1e-5 may change places; that is the only exception, and it is one only where the scores agree. A draw too can fall so
+near the bound between two pieces that rounding decides: with 6,000 pieces about one of 2,000 does.
 """
 
 import os
@@ -150,8 +151,9 @@ def test_a_trained_model_does_so_with_real_lines(way: str, precision: Literal["f
         same = [x for x, (a, b) in zip(apart, pairs, strict=True) if a.text == b.text]
         print(f"{way}, {precision}, {name}: {differing} of {len(lines)} lines differ; scores by at most "
               f"{max(apart):.2g}, of the same text {max(same):.2g}; {time.monotonic() - began:.0f} s")
-        if precision == "fp32":  # samples have low scores: 1e-6 of them can be more
-            assert all(x < NEAR + 1e-6 * abs(a.score) for x, (a, _) in zip(apart, pairs, strict=True))
-            assert differing == 0
+        if precision == "fp32":  # samples have low scores: 1e-6 of them can be more than the bound
+            assert all(x < NEAR + 1e-6 * abs(a.score) for x, (a, b) in zip(apart, pairs, strict=True)
+                       if way != "sample" or a.text == b.text)
+            assert differing <= (len(lines) / 50 if way == "sample" else 0)
         elif way != "sample":
             assert differing < len(lines) / 5

@@ -289,7 +289,7 @@ def _drawn(logits: Tensor, only: Tensor, lots: Tensor, length: int, config: Deco
     shares, order = logits.softmax(1).sort(1, descending=True)
     below = shares.cumsum(1) - shares  # what the more probable pieces hold
     shares = shares.masked_fill((below >= config.top_p) & (below > 0), 0.0)
-    sums = torch.zeros_like(shares).scatter_(1, order, shares).cumsum(1)  # by piece: rounding may change their order
+    sums = shares.cumsum(1)
     target = lots * sums[:, -1:] * (1 - 1e-6)  # below the last sum, whatever rounding does
-    pieces = (sums <= target).sum(1, keepdim=True)
+    pieces = order.gather(1, (sums <= target).sum(1, keepdim=True))
     return pieces, log_probs.gather(1, pieces)
