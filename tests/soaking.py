@@ -146,11 +146,11 @@ def _run(order: Order) -> None:
 def _arm(order: Order, folder: Path) -> None:
     import safetensors.torch
 
-    import nmt.decode.translator
+    import nmt.decode.batches
     import nmt.train.trainer
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
-    rooms = {"save": (safetensors.torch, "serialize_file"), "decode": (nmt.decode.translator, "search"),
+    rooms = {"save": (safetensors.torch, "serialize_file"), "decode": (nmt.decode.batches, "search"),
              "update": (nmt.train.trainer, "run_update")}
     for what, seconds in order.slow.items():
         _slow_down(*rooms[what], seconds, folder / f"slow-{what}")

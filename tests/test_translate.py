@@ -330,8 +330,10 @@ def test_a_closed_stream_is_told(closed: str, place: Path, monkeypatch: pytest.M
 
 def test_as_many_processes_as_one_likes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.workers.QUICK_S", 0.0)  # from the second chunk on
-    whole = out_of(tmp_path, TEXT * 30, place, "--scores", "--beam", "1")
-    assert out_of(tmp_path, TEXT * 30, place, "--scores", "--beam", "1", "--workers", "2") == whole
+    whole, parted = ([line.split("\t") for line in out_of(tmp_path, TEXT * 30, place, "--scores", "--beam", "1", *more
+                                                          ).decode().splitlines()] for more in ((), ("--workers", "2")))
+    assert [text for _, text in parted] == [text for _, text in whole]
+    assert [float(score) for score, _ in parted] == pytest.approx([float(score) for score, _ in whole], abs=1e-5)
 
 
 def feed(process: "subprocess.Popen[bytes]", text: str) -> None:
