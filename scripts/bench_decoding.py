@@ -17,7 +17,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 FORCED = 16
 SETTINGS = {"greedy forced": (1, True), "beam 4 forced": (4, True), "greedy free": (1, False),
@@ -29,11 +29,13 @@ SYSTEMS = ("ours fp32", "ours bf16", "ctranslate2 float32", "ctranslate2 int8", 
 def prepare(folder: Path, data: Path, checkpoint: Path | None, n_lines: int, systems: list[str]) -> None:
     """The model for all systems, and the sentences."""
     import torch
+    from safetensors.torch import save_file
 
-    from nmt.checkpoint import load
-    from nmt.config import ModelConfig, RunConfig, VocabConfig
+    from nmt.checkpoint import CONFIG, MODEL, load
+    from nmt.config import ModelConfig, RunConfig, VocabConfig, dump
     from nmt.data.vocab import Vocab, learn, word_counts, write_words
     from nmt.decode.translator import make_translator
+    from nmt.files import write_text
     from nmt.model.transformer import Transformer
     from nmt.publish import ctranslate2, huggingface
 
@@ -50,7 +52,8 @@ def prepare(folder: Path, data: Path, checkpoint: Path | None, n_lines: int, sys
         config, vocab, model = loaded.config, translator.vocab, translator.model
     text = (data / "test.en").read_text(encoding="utf-8").split("\n")[:n_lines]
     (folder / "ids.json").write_text(json.dumps(vocab.encode(text)))
-    torch.save([config, vocab.size, model.state_dict()], folder / "model.pt")
+    write_text(folder / CONFIG, dump(config))
+    save_file({name: p.detach() for name, p in model.named_parameters()}, folder / MODEL)
     for system in systems:
         engine, kind = system.split()
         (folder / kind).mkdir(exist_ok=True)
@@ -61,17 +64,21 @@ def prepare(folder: Path, data: Path, checkpoint: Path | None, n_lines: int, sys
 
 
 class Ours:
-    def __init__(self, folder: Path, precision: str) -> None:
+    def __init__(self, folder: Path, precision: Literal["fp32", "bf16"]) -> None:
         import torch
+        from safetensors.torch import load_file
 
+        from nmt.checkpoint import CONFIG, MODEL
+        from nmt.config import load_config
         from nmt.model.packed import packed
         from nmt.model.transformer import Transformer
         from nmt.process import quicken_products
 
         quicken_products()
-        config, n_vocab, weights = torch.load(folder / "model.pt", weights_only=False)
-        model = Transformer(config.model, n_vocab).eval().requires_grad_(False)
-        model.load_state_dict(weights)
+        config, weights = load_config(str(folder / CONFIG)), load_file(folder / MODEL)
+        model = Transformer(config.model, len(weights["tgt_embedding.weight"])).eval().requires_grad_(False)
+        for name, p in model.named_parameters():
+            p.copy_(weights[name])
         self.config = replace(config.decoding, precision=precision)
         self.model, self.device = packed(model, precision == "bf16"), torch.device("cpu")
 
@@ -99,7 +106,8 @@ def invariance(folder: Path, n_lines: int) -> None:
 
     sources = [[*line, EOS] for line in json.loads((folder / "ids.json").read_text())[:n_lines]]
     alone: list[Hypothesis] = []  # in fp32
-    for precision in ("fp32", "bf16"):
+    precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
+    for precision in precisions:
         ours = Ours(folder, precision)
         each = [search(ours.model, pack([line]), ours.config)[0][0] for line in sources]
         alone = alone or each
@@ -175,7 +183,7 @@ def serve(folder: Path, system: str, threads: int) -> None:
     torch.set_num_threads(threads)
     engine, kind = system.split()
     ids = json.loads((folder / "ids.json").read_text())
-    speaker = (Ours(folder, kind) if engine == "ours" else CTranslate2(folder, kind, threads)
+    speaker = (Ours(folder, "bf16" if kind == "bf16" else "fp32") if engine == "ours" else CTranslate2(folder, kind, threads)
                if engine == "ctranslate2" else HuggingFace(folder, kind))
     for beam in (1, 4):
         speaker.translate(ids[:100], beam, True)
