@@ -183,8 +183,8 @@ def serve(folder: Path, system: str, threads: int) -> None:
     torch.set_num_threads(threads)
     engine, kind = system.split()
     ids = json.loads((folder / "ids.json").read_text())
-    speaker = (Ours(folder, "bf16" if kind == "bf16" else "fp32") if engine == "ours" else CTranslate2(folder, kind, threads)
-               if engine == "ctranslate2" else HuggingFace(folder, kind))
+    speaker = (Ours(folder, "bf16" if kind == "bf16" else "fp32") if engine == "ours" else
+               CTranslate2(folder, kind, threads) if engine == "ctranslate2" else HuggingFace(folder, kind))
     for beam in (1, 4):
         speaker.translate(ids[:100], beam, True)
     for line in sys.stdin:
