@@ -331,7 +331,7 @@ def name_checkpoint(run: RunFolder, name: str, step: int) -> None:
 def average(paths: Sequence[Path], out: Path) -> None:
     """Write the fp32 mean of the checkpoints' weights to `out`; of each file, one tensor at a time is in memory."""
     out = out.resolve()
-    if os.path.lexists(out) and not _is_average(out):
+    if os.path.lexists(out) and averaged_in(out) is None:
         raise UserError(f"{out}: exists and is not just an average; choose another -o DIR, nothing was changed")
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("the same checkpoint is given twice; give each once")
@@ -355,14 +355,16 @@ def average(paths: Sequence[Path], out: Path) -> None:
     write_folder(out, lambda folder: _fill(folder, means, state, first.config, first.vocab_model))
 
 
-def _is_average(folder: Path) -> bool:
-    """Whether `folder` is what `average` wrote and nothing else: then it may be replaced."""
+def averaged_in(folder: Path) -> list[str] | None:
+    """What the weights in `folder` were made of, if `average` or an import wrote them and there is nothing else: then
+    the folder may be replaced. Nothing, if it is empty."""
     if not folder.is_dir():
-        return False
+        return None
     names = {path.name for path in folder.iterdir()}
     if not names:
-        return True
+        return []
     if names != {MANIFEST, *PARTS} or size_of(folder / STATE) > SMALL[STATE]:
-        return False
+        return None
     state = read_json(folder / STATE)
-    return isinstance(state, dict) and "averaged" in state
+    known = state.get("averaged") if isinstance(state, dict) else None
+    return [str(one) for one in known] if isinstance(known, list) else None

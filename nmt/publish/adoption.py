@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from nmt.checkpoint import CONFIG, MODEL, PARTS, SMALL, STATE, VOCAB
+from nmt.checkpoint import CONFIG, MODEL, SMALL, STATE, VOCAB, averaged_in
 from nmt.config import DataConfig, ModelConfig, RunConfig, VocabConfig, changed, dump
 from nmt.data.vocab import BOS, PAD
 from nmt.errors import Failure, UserError
-from nmt.files import MANIFEST, read_json, size_of, write_folder, write_json, write_text
+from nmt.files import write_folder, write_json, write_text
 from nmt.model.transformer import Transformer
 from nmt.publish.agreement import Agreement, Ours, bound, compare
 from nmt.publish.export import made_lines
@@ -64,16 +64,9 @@ def adopt(origin: Origin, out: Path) -> Agreement | None:
 
 def is_import(folder: Path) -> bool:
     """Whether `folder` is what `adopt` wrote and nothing else, or empty: then it may be replaced."""
-    if not folder.is_dir():
-        return False
-    names = {path.name for path in folder.iterdir()}
-    if not names:
-        return True
-    if names != {MANIFEST, *PARTS} or size_of(folder / STATE) > SMALL[STATE]:
-        return False
-    state = read_json(folder / STATE)
-    known = state.get("averaged") if isinstance(state, dict) else None
-    return isinstance(known, list) and len(known) == 1 and str(known[0]).startswith(("huggingface:", "fairseq:"))
+    known = averaged_in(folder)
+    return known == [] or (known is not None and len(known) == 1
+                           and known[0].startswith(("huggingface:", "fairseq:")))
 
 
 def config_of(origin: Origin, shape: ModelConfig) -> RunConfig:
