@@ -41,6 +41,7 @@ ROOMS = {
     "data/tables.py": Room(1, 150, ("data/text.py",)),
     "data/remote.py": Room(1, 150, ("data/tables.py", "data/text.py")),
     "data/corpus.py": Room(1, 200, ("data/demo.py", "data/remote.py", "data/tables.py", "data/text.py")),
+    "data/testsets.py": Room(1, 200, ("data/corpus.py", "data/remote.py")),
     "data/demo.py": Room(1, 250),
     "data/clean.py": Room(1, 150, ("data/corpus.py",)),
     "data/ledger.py": Room(1, 150, ("data/store.py",)),

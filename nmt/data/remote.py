@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 PATIENCE_S = 5.0  # how long a server may stay silent
+# WMT's sets by their own names. That of 2014 is the full one; wmt14 alone is what is left of it after filtering.
+SACREBLEUS = {f"newstest{year}": f"wmt{year % 100:02}" for year in range(2008, 2022)} | {"newstest2014": "wmt14/full"}
+NEWSTEST_OF = {theirs: name for name, theirs in SACREBLEUS.items()}
 
 
 def is_offline() -> bool:
@@ -123,15 +126,15 @@ def texts_of_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     """Source and first reference of a test set, downloaded by sacreBLEU if it has to be and may be."""
     import sacrebleu
     from sacrebleu.dataset import DATASETS
+    asked, name = name, SACREBLEUS.get(name, name)
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, 3) or ["wmt14/full"]
-        raise UserError(f"sacrebleu: {name!r} is not a test set it knows; did you mean {' or '.join(close)}?")
+        close = difflib.get_close_matches(asked.lower(), [*SACREBLEUS, *DATASETS], 3) or ["newstest2014"]
+        raise UserError(f"sacrebleu: {asked!r} is not a test set it knows; did you mean {' or '.join(close)}?")
     known = DATASETS[name]
     if langpair not in known.langpairs:
         raise UserError(f"sacrebleu: {name} has no {langpair}, only {', '.join(known.langpairs)}")
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
-    cached = [known._get_txt_file_path(langpair, field) for field in known.fieldnames(langpair)]
-    if is_offline() and not all(map(os.path.exists, cached)):
+    if is_offline() and cached_test_set(name, langpair) is None:
         raise UserError(f"sacrebleu: {name} is not in its cache and HF_HUB_OFFLINE forbids a download; {remedy}")
     patience = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE_S)  # sacreBLEU sets none
@@ -143,3 +146,12 @@ def texts_of_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     finally:
         socket.setdefaulttimeout(patience)
     return TextFile(Path(src)), TextFile(Path(tgt))
+
+
+def cached_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile] | None:
+    """The same, of a set that sacreBLEU knows, if it lies in its cache already."""
+    from sacrebleu.dataset import DATASETS
+    known = DATASETS[name]
+    if not all(os.path.exists(known._get_txt_file_path(langpair, field)) for field in known.fieldnames(langpair)):
+        return None
+    return TextFile(Path(known.get_source_file(langpair))), TextFile(Path(known.get_reference_files(langpair)[0]))
