@@ -61,6 +61,8 @@ ROOMS = {
     "data/stages.py": Room(2, 250, ("data/shard.py",)),
     "data/shard.py": Room(2, 150),
     "score/bleu.py": Room(2, 250),
+    "score/significance.py": Room(2, 150),
+    "score/suspicion.py": Room(2, 200),
     "train/loss_triton.py": Room(2, 110),
     "train/loss.py": Room(2, 200, ("train/loss_triton.py",)),
     "train/cost.py": Room(2, 120),
