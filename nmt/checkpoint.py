@@ -2,11 +2,10 @@
 
 `model.safetensors` holds each weight once (tied ones too), `optimizer.safetensors` Adam's moments by the weight's name,
 `state.json` the few integers that training continues from; `config.yaml` and `vocab.model` make the folder translate
-anywhere; `manifest.json` has the sha256 of each. An average is the same without the optimizer.
+anywhere; `manifest.json` has the sha256 of each. An average (nmt/averaging.py) is the same without the optimizer.
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -31,7 +30,6 @@ from nmt.files import (
     read_json,
     read_manifest,
     remove_folder,
-    size_of,
     verify,
     write_folder,
     write_json,
@@ -45,6 +43,9 @@ MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.j
 CONFIG, VOCAB = "config.yaml", "vocab.model"
 PARTS = (MODEL, STATE, CONFIG, VOCAB)  # of every checkpoint; training adds the optimizer
 SMALL = {STATE: 1 << 20, CONFIG: MAX_CONFIG_BYTES, VOCAB: 8 << 20}  # how many bytes each may have: they are read whole
+FLOATS = ("F32", "BF16", "F16")  # of safetensors; what is not for a mean is of the first
+AVERAGE = {"averaged": list[str], "step": int, "elapsed_s": list[float], "weights": list[float]}  # the state of one
+NEEDED = ("averaged", "step")  # of these; the others are training seconds and share of each, where there are such
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: hundreds of layers
 
 
@@ -106,13 +107,14 @@ def save(path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, v
     """Write the folder `path`: complete or absent."""
     def fill(folder: Path) -> None:
         save_file(_on_host(snapshot.moments), folder / OPTIMIZER)
-        _fill(folder, _on_host(snapshot.weights), asdict(state), config, vocab_model)
+        save_file(_on_host(snapshot.weights), folder / MODEL, metadata={"format": "pt"})
+        write_small(folder, asdict(state), config, vocab_model)
 
     write_folder(path, fill)
 
 
-def _fill(folder: Path, weights: dict[str, Tensor], state: dict[str, Any], config: RunConfig, vocab: bytes) -> None:
-    save_file(weights, folder / MODEL, metadata={"format": "pt"})
+def write_small(folder: Path, state: dict[str, Any], config: RunConfig, vocab: bytes) -> None:
+    """What a checkpoint has beside its tensors."""
     write_json(folder / STATE, state)
     write_text(folder / CONFIG, dump(config))
     (folder / VOCAB).write_bytes(vocab)
@@ -137,6 +139,15 @@ def load(path: Path) -> Checkpoint:
     return _open(path)
 
 
+def load_for_mean(path: Path) -> Checkpoint:
+    """The same for a mean: the weights may be of 16 bits, and of training's moments no more than their size is read."""
+    if not path.is_dir() or (path / "checkpoints").is_dir():
+        path = load(path).path
+    checkpoint = _look_into(path, FLOATS)
+    verify(path, only=PARTS)
+    return checkpoint
+
+
 def _open(path: Path) -> Checkpoint:
     """Compare each file with the manifest, and names, shapes and types of tensors with the config."""
     checkpoint = _look_into(path)
@@ -144,7 +155,7 @@ def _open(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _look_into(path: Path) -> Checkpoint:
+def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
     """All that can be checked before a tensor is read."""
     for name, entry in read_manifest(path).items():
         if name not in (*PARTS, OPTIMIZER):
@@ -152,11 +163,11 @@ def _look_into(path: Path) -> Checkpoint:
         if entry["size"] > SMALL.get(name, 2**63):
             raise UserError(f"{path / name}: {entry['size']} bytes are too many; use another copy")
     verify(path, PARTS, only=SMALL)
-    state = _read_state(path)
+    state = read_state(path)
     config = _read_config(path / CONFIG)
     vocab = Vocab.load(path / VOCAB)
     shapes = partial(_shapes, config.model, vocab.size, path / CONFIG)
-    _compare(path / MODEL, shapes())
+    _compare(path / MODEL, shapes(), types)
     if "averaged" not in state:
         verify(path, (OPTIMIZER,), only=())
         _compare(path / OPTIMIZER, ((f"{key}.{name}", [] if key == "step" else shape) for name, shape in shapes()
@@ -176,17 +187,23 @@ def _read_config(path: Path) -> RunConfig:
         raise UserError(str(error)[:len(str(path)) + 300]) from None  # a stranger's values may be long
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, Any]:
     """The state of training, or what an average says of itself; nothing missing, nothing more."""
     path = folder / STATE
     state = read_json(path)
     if not isinstance(state, dict):
         raise UserError(f"{path}: is no mapping; damaged, use another copy")
-    hints = {"averaged": list[str], "step": int} if "averaged" in state else get_type_hints(TrainState)
+    is_average = "averaged" in state
+    hints = AVERAGE if is_average else get_type_hints(TrainState)
     for key in (*hints, *state):
+        if is_average and key in hints and key not in state and key not in NEEDED:
+            continue
         if key not in hints or key not in state or not _fits(state[key], hints[key]):
             what = "unknown" if key not in hints else "missing" if key not in state else "no value of its kind"
             raise UserError(f"{path}: {ascii(key[:99])} is {what}; damaged, or of another version of nmt")
+        if is_average and key != "step" and len(state[key]) != len(state["averaged"]):
+            raise UserError(f"{path}: {key} has {len(state[key])} values for {len(state['averaged'])} checkpoints; "
+                            "damaged, use another copy")
     for place in {folder.name, folder.resolve().name}:
         match = re.fullmatch(r"step-([0-9]{7,})", place)
         if match and int(match[1]) != state["step"]:
@@ -239,8 +256,8 @@ def _tensors(path: Path, kind: str) -> Iterator[Any]:
         raise UserError(f"{path}: cannot be read: {ascii(str(error)[:199])[1:-1]}") from None
 
 
-def _compare(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
-    """Hold a file's header against names and shapes of fp32 tensors."""
+def _compare(path: Path, expected: Iterable[tuple[str, list[int]]], types: Sequence[str] = FLOATS[:1]) -> None:
+    """Hold a file's header against names and shapes of tensors, which are fp32 unless other types may be."""
     with _tensors(path, "numpy") as file:  # for torch it would promise the kernel memory for the whole file
         strays = set(file.keys())
         for name, shape in expected:
@@ -251,8 +268,9 @@ def _compare(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
             if found.get_shape() != shape:
                 raise UserError(f"{path}: tensor {name} has shape {str(found.get_shape())[:99]}, "
                                 f"the config and the vocabulary ask for {shape}")
-            if found.get_dtype() != "F32":
-                raise UserError(f"{path}: tensor {name} is of type {found.get_dtype()}, not F32; use another copy")
+            if found.get_dtype() not in types:
+                raise UserError(f"{path}: tensor {name} is of type {found.get_dtype()}, not {' or '.join(types)}; "
+                                "use another copy")
         if strays:
             raise UserError(f"{path}: has a stray tensor {ascii(min(strays)[:99])[1:-1]}; "
                             "damaged, or not of this config")
@@ -326,45 +344,3 @@ def prune(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
 def name_checkpoint(run: RunFolder, name: str, step: int) -> None:
     """Let `checkpoints/NAME` (last, best) lead to that step's folder."""
     point(run.checkpoints / name, run.checkpoint(step).name)
-
-
-def average(paths: Sequence[Path], out: Path) -> None:
-    """Write the fp32 mean of the checkpoints' weights to `out`; of each file, one tensor at a time is in memory."""
-    out = out.resolve()
-    if os.path.lexists(out) and averaged_in(out) is None:
-        raise UserError(f"{out}: exists and is not just an average; choose another -o DIR, nothing was changed")
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("the same checkpoint is given twice; give each once")
-    checkpoints = [load(path) for path in paths]
-    first = checkpoints[0]
-    for other in checkpoints[1:]:
-        if other.vocab_model != first.vocab_model:
-            raise UserError(f"{other.path}: has another BPE model than {first.path}; "
-                            "only one run's checkpoints average")
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(safe_open(checkpoint.path / MODEL, "pt")) for checkpoint in checkpoints]
-        shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]
-        for checkpoint, these in zip(checkpoints, shapes, strict=True):
-            for name in sorted({**these, **shapes[0]}):
-                if these.get(name) != shapes[0].get(name):
-                    raise UserError(f"{checkpoint.path}: tensor {name} is {these.get(name)}, in {first.path} it is "
-                                    f"{shapes[0].get(name)}; only one run's checkpoints average")
-        means = {name: sum((file.get_tensor(name).float() for file in files), torch.zeros(())) / len(files)
-                 for name in shapes[0]}
-    state = {"averaged": [str(c.path.name) for c in checkpoints], "step": max(c.state["step"] for c in checkpoints)}
-    write_folder(out, lambda folder: _fill(folder, means, state, first.config, first.vocab_model))
-
-
-def averaged_in(folder: Path) -> list[str] | None:
-    """What the weights in `folder` were made of, if `average` or an import wrote them and there is nothing else: then
-    the folder may be replaced. Nothing, if it is empty."""
-    if not folder.is_dir():
-        return None
-    names = {path.name for path in folder.iterdir()}
-    if not names:
-        return []
-    if names != {MANIFEST, *PARTS} or size_of(folder / STATE) > SMALL[STATE]:
-        return None
-    state = read_json(folder / STATE)
-    known = state.get("averaged") if isinstance(state, dict) else None
-    return [str(one) for one in known] if isinstance(known, list) else None

@@ -1,4 +1,4 @@
-"""Checkpoint folders: what goes in comes out, what is damaged is named, and what an average is."""
+"""Checkpoint folders: what goes in comes out, what is damaged is named."""
 
 import io
 import json
@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from nmt.checkpoint import (
     MODEL,
     TrainState,
-    average,
     load,
     load_optimizer,
     load_weights,
@@ -126,45 +125,3 @@ def test_newest_prune_and_best(tmp_path: Path) -> None:
     (run.checkpoint(20) / MODEL).write_bytes(b"")
     found = newest(run)
     assert found is not None and found.state["step"] == 15
-
-
-def test_average_is_the_mean_and_of_one_the_identity(tmp_path: Path) -> None:
-    models = [write(tmp_path / str(seed), seed) for seed in range(5)]
-    average([tmp_path / str(seed) for seed in range(5)], tmp_path / "mean")
-    average([tmp_path / "3"], tmp_path / "same")
-    mean, same = Transformer(CONFIG.model, V), Transformer(CONFIG.model, V)
-    load_weights(load(tmp_path / "mean"), mean)
-    load_weights(load(tmp_path / "same"), same)
-    for parameters in zip(mean.parameters(), same.parameters(), *(m.parameters() for m in models), strict=True):
-        expected = torch.stack([p.detach().double() for p in parameters[2:]]).mean(0)
-        assert (parameters[0].double() - expected).abs().max() < 1e-7
-        assert torch.equal(parameters[1], parameters[5])
-    assert json.loads((tmp_path / "mean" / "state.json").read_text())["averaged"] == ["0", "1", "2", "3", "4"]
-    assert not (tmp_path / "mean" / "optimizer.safetensors").exists()
-
-
-def test_average_refuses_what_does_not_match(tmp_path: Path) -> None:
-    write(tmp_path / "a")
-    write(tmp_path / "b", vocab=pieces("ghijkl"))
-    with pytest.raises(UserError, match="another BPE model"):
-        average([tmp_path / "a", tmp_path / "b"], tmp_path / "mean")
-    write(tmp_path / "c")
-    weights = {name: value.clone() for name, value in load_file(tmp_path / "c" / MODEL).items()}
-    save_file(weights | {"tgt_embedding.weight": torch.zeros(V, 9)}, tmp_path / "c" / MODEL)
-    seal(tmp_path / "c")
-    with pytest.raises(UserError, match="tgt_embedding.weight"):
-        average([tmp_path / "a", tmp_path / "c"], tmp_path / "mean")
-    assert not (tmp_path / "mean").exists()
-
-
-def test_average_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
-    write(tmp_path / "a")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    for out in ("mine", "mine/thesis.tex", "a"):
-        with pytest.raises(UserError, match="is not just an average"):
-            average([tmp_path / "a"], tmp_path / out)
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-    average([tmp_path / "a"], tmp_path / "mean")
-    average([tmp_path / "a"], tmp_path / "mean")
-    load(tmp_path / "mean")

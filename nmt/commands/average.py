@@ -1,34 +1,93 @@
 """nmt-average: the mean of checkpoints, as the paper evaluates it."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
 from nmt.commands.entry import guarded, make_parser
+from nmt.files import RunFolder
 
 EXAMPLES = """\
   nmt-average runs/base --last 5                        -> runs/base/average (the paper: 5 for base, 20 for big)
+  nmt-average runs/base --every 10                      five, at least ten minutes of training apart: the paper's clock
+  nmt-average runs/base --curve                         dev BLEU against N: which N is worth it for this run
   nmt-average runs/base/checkpoints/step-0090000 runs/base/checkpoints/step-0100000 -o runs/two
 
-The result is a checkpoint folder without optimizer state, complete in itself: nmt-eval and nmt-translate take it."""
+The result is a checkpoint folder without optimizer state, complete in itself: nmt-eval and nmt-translate take it. Its
+README.md is a model card, which is left alone once you have edited it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
     parser.add_argument("paths", nargs="+", metavar="RUN|CHECKPOINT", help="a run folder, or checkpoint folders")
-    parser.add_argument("--last", type=int, metavar="N", help="of a run folder, the newest N checkpoints (default 5)")
+    parser.add_argument("--last", type=int, metavar="N",
+                        help="of a run folder, the newest N checkpoints (default 5; with --ema all)")
+    parser.add_argument("--best", type=int, metavar="N", help="the N of highest dev BLEU (NLL where BLEU is off)")
+    parser.add_argument("--every", type=_number, metavar="MINUTES",
+                        help="checkpoints at least so many minutes of training apart, counted back from the newest")
+    parser.add_argument("--ema", type=_number, nargs="?", const=0.9, metavar="DECAY",
+                        help="the newest weighs most, each older one DECAY times the next (default 0.9): an "
+                             "exponential mean over the saved checkpoints, not over updates")
+    parser.add_argument("--curve", type=_numbers, nargs="?", const=(), metavar="N,N,...",
+                        help="average the last N for each N, decode the dev set (never the test set) and tell which N "
+                             "is best; writes RUN/averaging.json (default 1,2,3,5,10,20 as far as there are so many)")
     parser.add_argument("-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)")
     args = parser.parse_args(argv)
     return guarded(lambda: work(args), "nmt-average")
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; if it is the run, put it first") from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,5,20; if it is the run, put it "
+                                         "first") from None
+
+
+def _mistake(args: argparse.Namespace, is_run: bool) -> str | None:
+    """What cannot be asked for, or not together."""
+    choices = [f"--{name}" for name in ("last", "best", "every", "ema", "curve") if vars(args)[name] is not None]
+    if not is_run:
+        return (f"{choices[0]} goes with one run folder, not with a list of checkpoints" if choices else
+                None if args.output else "give -o DIR for the average of a list of checkpoints")
+    if args.best is not None and len(choices) > 1:
+        return f"--best and {choices[1 - choices.index('--best')]} choose in two ways; leave one out"
+    if args.curve is not None and (args.last is not None or args.output):
+        return f"--curve and {'--last' if args.last is not None else '-o'} do not go together; its numbers say how many"
+    for name in ("last", "best"):
+        if vars(args)[name] is not None and vars(args)[name] < 1:
+            return f"--{name} {vars(args)[name]}: give a number of at least 1"
+    if args.curve and min(args.curve) < 1:
+        return f"--curve {','.join(map(str, args.curve))}: give numbers of at least 1"
+    if args.every is not None and not 0 < args.every < math.inf:
+        return f"--every {args.every:g}: give minutes, more than 0"
+    if args.ema is not None and not 0 < args.ema < 1:
+        return f"--ema {args.ema:g}: give a decay between 0 and 1, such as 0.9"
+    return None
+
+
 def work(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from nmt.checkpoint import average, steps
+    from nmt.process import settle
+
+    settle()  # before torch comes in
+
+    from nmt.averaging import average
     from nmt.errors import UserError
-    from nmt.files import RunFolder, make_folder
+    from nmt.files import make_folder
     from nmt.progress import say
+    from nmt.publish import results
+    from nmt.publish.average_card import write_card
+    from nmt.selection import choose
 
     paths = [Path(path) for path in args.paths]
     run = RunFolder(paths[0])
@@ -36,22 +95,39 @@ def work(args: argparse.Namespace) -> int:
         if not path.is_dir():
             raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
+    if mistake := _mistake(args, is_run):
+        raise UserError(mistake)
+    weights, told = None, ""
     if is_run:
-        n = 5 if args.last is None else args.last
-        found = steps(run)
-        if n < 1:
-            raise UserError(f"--last {n}: give a number of at least 1")
-        if len(found) < n:
-            raise UserError(f"--last {n}: {run.path} has {len(found)} checkpoints; lower it, or write them more often")
-        paths = [run.checkpoint(step) for step in found[-n:]]
-    elif args.last is not None:
-        raise UserError("--last goes with one run folder, not with a list of checkpoints")
-    elif args.output is None:
-        raise UserError("give -o DIR for the average of a list of checkpoints")
+        if args.curve is not None:
+            return draw(args, run)
+        moments, told = choose(run, args.last, args.best, args.every, args.ema)
+        paths, weights = [run.checkpoint(moment.step) for moment in moments], [moment.weight for moment in moments]
+        for moment, path in zip(moments, paths, strict=True):
+            say(f"{path.name}: {moment}, weight {moment.weight / sum(weights):.4f}")
     out = Path(args.output) if args.output else run.average
     make_folder(out.resolve().parent)
-    average(paths, out)
-    say(f"{out}: the mean of {len(paths)} checkpoints ({', '.join(path.name for path in paths)})")
+    average(paths, out, weights)
+    home = results.run_of(out)
+    write_card(out, results.read(home) if home else [])
+    say(f"{out}: the mean of {len(paths)} checkpoints ({', '.join(path.name for path in paths)})"
+        f"{told and '; '}{told}")
+    return 0
+
+
+def draw(args: argparse.Namespace, run: RunFolder) -> int:
+    """The curve."""
+    from nmt.publish import curve
+    from nmt.selection import last, spaced
+
+    moments = spaced(run, args.every)
+    sizes = sorted(set(args.curve)) or [n for n in curve.SIZES if n <= len(moments)] or [1]
+    last(moments, max(sizes), run, args.every)
+    choice = "the last N" + ("" if args.every is None else f", {args.every:g} minutes apart")
+    points = curve.curve(run, moments, sizes, args.ema, choice)
+    decay = "" if args.ema is None else f", decay {args.ema:g}"
+    print(f"{run.path}: dev BLEU of the mean of {choice}{decay}\n{curve.table(points)}")
+    print(f"best: N = {curve.best(points).n}; {run.path / 'averaging.json'}")
     return 0
 
 

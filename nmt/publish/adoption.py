@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from nmt.checkpoint import CONFIG, MODEL, SMALL, STATE, VOCAB, averaged_in
+from nmt.averaging import averaged_in
+from nmt.checkpoint import CONFIG, MODEL, SMALL, STATE, VOCAB
 from nmt.config import DataConfig, ModelConfig, RunConfig, VocabConfig, changed, dump
 from nmt.data.vocab import BOS, PAD
 from nmt.errors import Failure, UserError

@@ -1,11 +1,17 @@
 """The card that travels with an export: what a model is, where it comes from, how to use it, and what was checked.
 
 It says only what the checkpoint knows. There is no score in it, for none was computed, and no licence, for nobody has
-said under which one the weights may be used.
+said under which one the weights may be used. What the card of an average (average_card.py) says alike stands here too.
 """
 
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from nmt.averaging import is_foreign
 from nmt.config import RunConfig
 from nmt.data.corpus import describe
 
@@ -40,27 +46,70 @@ LIBRARIES = {"ctranslate2": "ctranslate2", "huggingface": "transformers", "safet
 FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
 
 
-def text(record: dict[str, Any], config: RunConfig, vocab_size: int, agreement: str) -> str:
-    """The card in Markdown, of what `export` records."""
-    data, model, decoding = config.data, config.model, config.decoding
+def front_matter(config: RunConfig, library: str, more: Mapping[str, Any]) -> str:
+    """What machines read of a card, as the Hugging Face hub has it."""
+    values = {"language": [config.data.src, config.data.tgt], "library_name": library,
+              "pipeline_tag": "translation", **more}
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---\n"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of Markdown, the first above the line; a bar would begin another cell."""
+    lines = ["| " + " | ".join(re.sub(r"\s+", " ", cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def datasets(config: RunConfig) -> list[str]:
+    """The training text that the hub has, by its names there."""
+    names = [corpus.dataset for corpus in config.data.train if corpus.dataset is not None]
+    return sorted({name for name in names if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+                   and not (Path(config.data.root) / name).exists()})
+
+
+def origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:
+    """Where the weights are from."""
+    if is_foreign(averaged):
+        return f"of other hands, brought in by nmt-import: {', '.join(averaged)}"
+    if averaged:
+        count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"
+        return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
+    return f"the checkpoint at update {step:,} of {config.training.steps:,} of the run {config.name}"
+
+
+def made(averaged: Sequence[str]) -> str:
+    return "not trained by nmt but imported into it" if is_foreign(averaged) else "trained with nmt"
+
+
+def model_rows(config: RunConfig, vocab_size: int) -> dict[str, str]:
+    """What it is and how it is meant to be searched."""
+    model, decoding = config.model, config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    averaged = record["averaged"]
-    origin = f"the mean of {len(averaged)} checkpoints, the last at update {record['step']:,}" if averaged else \
-        f"the checkpoint at update {record['step']:,} of {config.training.steps:,}"
-    rows = {
-        "languages": f"{data.src} -> {data.tgt}",
-        "training text": "; ".join(map(describe, data.train)) or "not recorded",
-        "weights": f"{origin} of the run {config.name}; {record['quantization']}",
+    return {
         "model": f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
                  f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
                  f"{'one matrix for' if model.tied else 'separate'} embeddings and projection",
         "pieces": f"joint BPE (SentencePiece), {vocab_size:,}",
         "meant to decode with": f"beam {decoding.beam}, log-probability / {FORMULAS[decoding.penalty]}, at most "
-                                f"{decoding.max_extra} pieces more than the source".format(alpha=alpha),
+                                f"{decoding.max_extra} pieces more than the source".format(alpha=alpha)}
+
+
+def training_text(config: RunConfig) -> str:
+    return "; ".join(map(describe, config.data.train)) or "not recorded"
+
+
+def text(record: dict[str, Any], config: RunConfig, vocab_size: int, agreement: str) -> str:
+    """The card in Markdown, of what `export` records."""
+    data, model, decoding = config.data, config.model, config.decoding
+    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
+    averaged = record["averaged"]
+    rows = {
+        "languages": f"{data.src} -> {data.tgt}",
+        "training text": training_text(config),
+        "weights": f"{origin(averaged, record['step'], config)}; {record['quantization']}",
+        **model_rows(config, vocab_size),
         "sha256 of the weights it was made from": f"`{record['weights_sha256']}`",
         "sha256 of the BPE model": f"`{record['vocab_sha256']}`",
         "compared with its origin": agreement}
-    table = "\n".join(f"| {name} | {value} |".replace("\n", " ") for name, value in rows.items())
     note = ("\nThis engine divides by n^alpha, n being the pieces of an output with its end mark; it does not know the "
             "formula above, so a beam search can choose another output than nmt does.\n"
             if decoding.penalty == "gnmt" and record["format"] != "safetensors" else "")
@@ -68,19 +117,12 @@ def text(record: dict[str, Any], config: RunConfig, vocab_size: int, agreement: 
         note += ("\nThe learned positions are in `model.safetensors`, where Marian expects none but takes them. Its "
                  "own `save_pretrained` leaves them out: do not save this model again.\n")
     return f"""\
----
-language: [{data.src}, {data.tgt}]
-library_name: {LIBRARIES[record['format']]}
-pipeline_tag: translation
----
-
+{front_matter(config, LIBRARIES[record['format']], {})}
 # {config.name}: {data.src} -> {data.tgt}
 
-A Transformer of *Attention Is All You Need*, trained with nmt and exported by `nmt-export --to {record['format']}`.
+A Transformer of *Attention Is All You Need*, {made(averaged)} and exported by `nmt-export --to {record['format']}`.
 
-| | |
-|---|---|
-{table}
+{table([("", ""), *rows.items()])}
 
 The settings of the run stand in `config.yaml`, the sha256 of each file in `manifest.json`. No score was computed for
 this export, and no licence of the weights is known to it.
