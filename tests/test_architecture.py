@@ -37,6 +37,7 @@ ROOMS = {
     "dist.py": Room(0, 150, ("process.py",)),
     "batch.py": Room(0, 100),
     "workers.py": Room(0, 80),
+    "recipe.py": Room(1, 300),
     "data/text.py": Room(1, 150),
     "data/tables.py": Room(1, 150, ("data/text.py",)),
     "data/remote.py": Room(1, 150, ("data/tables.py", "data/text.py")),

@@ -12,6 +12,7 @@ EXAMPLES = """\
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then leave
+  nmt-train --config base.yaml --explain                each setting and rule beside the paper's, deviations counted
   nmt-train --config base.yaml --profile                where the time of an update goes, after half a minute
   nmt-train --config base.yaml --plan --price 3.50      memory, hours and cost of the recipe, before it is begun
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES)
     add_config_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and leave")
+    parser.add_argument("--explain", action="store_true",
+                        help="print each setting and rule beside the paper's and its released code's, and leave")
     parser.add_argument("--profile", action="store_true",
                         help="time updates for 30 s, print speed, memory and the share of each part, and leave")
     parser.add_argument("--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing")
@@ -47,10 +50,11 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.config import dump, load_config
     from nmt.files import make_folder
+    from nmt.recipe import explain
 
     config = load_config(args.config, args.overrides)
-    if args.print_config:
-        print(dump(config), end="")
+    if args.print_config or args.explain:
+        print(dump(config) if args.print_config else explain(config), end="")
         return 0
     is_rehearsal = args.profile or args.plan  # which leaves nothing behind
     if not is_rehearsal:
