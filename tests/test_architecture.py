@@ -64,6 +64,8 @@ ROOMS = {
     "score/bleu.py": Room(2, 250),
     "score/significance.py": Room(2, 150),
     "score/suspicion.py": Room(2, 200),
+    "score/moses.py": Room(2, 120),
+    "score/bleu.py": Room(2, 250, ("score/moses.py",)),
     "train/loss_triton.py": Room(2, 110),
     "train/loss.py": Room(2, 200, ("train/loss_triton.py",)),
     "train/cost.py": Room(2, 120),

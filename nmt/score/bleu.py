@@ -5,14 +5,13 @@
 unequal length are refused here, because sacreBLEU's API scores them without a word.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nmt.errors import UserError
+from nmt.score.moses import VERSION, split_compounds, tokenizer
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none")  # those that need neither a download nor another package
-COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 def paper_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str = "de") -> Score:
     """The paper's BLEU: Moses tokens of 2017, hyphenated compounds split, counted as multi-bleu.perl counts."""
-    import sacremoses
     from sacrebleu.metrics.bleu import BLEU
 
     check(hypotheses, references)
@@ -55,26 +53,14 @@ def paper_bleu(hypotheses: Sequence[str], references: Sequence[str], language: s
     metric = BLEU(tokenize="none", force=True, smooth_method="none")
     value = metric.corpus_score([split(line) for line in hypotheses], [[split(line) for line in references]]).score
     signature = metric.get_signature().format().replace(
-        "tok:none", f"tok:moses-2017+atat|lang:{language}|sacremoses:{sacremoses.__version__}")
+        "tok:none", f"tok:moses-2017+atat|lang:{language}|{VERSION}")
     return Score("paper BLEU", value, signature)
 
 
 def paper_tokens(language: str) -> Callable[[str], str]:
-    """The authors' get_ende_bleu.sh as a function of one line: replace-unicode-punctuation.perl, tokenizer.perl
-    (without -a, escaping as it does by default), then `rich-text` -> `rich ##AT##-##AT## text`.
-
-    sacremoses equals the tokenizer.perl of before November 2018, which is the one the authors had; later ones split
-    the final dot differently.
-    """
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-    tokenizer, normalizer = MosesTokenizer(lang=language), MosesPunctNormalizer(lang=language)
-
-    def split(line: str) -> str:
-        tokens = tokenizer.tokenize(normalizer.replace_unicode_punct(line), return_str=True)
-        return COMPOUND.sub(r"\1 ##AT##-##AT## \2", tokens)
-
-    return split
+    """The paper's preparation of one line: Moses tokens of 2017, then `rich-text` -> `rich ##AT##-##AT## text`."""
+    tokenize = tokenizer(language)
+    return lambda line: split_compounds(tokenize(line))
 
 
 def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
