@@ -224,6 +224,19 @@ def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
     assert (turned.known_as, turned.warning) == (None, None)  # it names no set, so nothing is expected of it
 
 
+@pytest.mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
+def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> None:
+    for language, lines in (("en", SRC), ("de", REF)):
+        write(Path(data.root) / f"{name}.{language}", lines)
+    assert complaint(name, data).startswith(
+        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; put the real one there")
+    found = testsets.open_test_set(CorpusConfig(src=f"{name}.en", tgt=f"{name}.de"), data)
+    assert found.known_as == "newstest2013"
+    assert found.is_verified == (name == "wmt14")  # of files, only newstestYEAR is taken for a claim
+    told = None if name == "wmt14" else f"the source and the reference are newstest2013, not {name}"
+    assert found.warning == told
+
+
 # ---- what is left of newstest2014 -------------------------------------------------------------------------------
 
 def test_lines_are_found_again_in_another_order_and_among_equal_ones() -> None:

@@ -60,7 +60,7 @@ class TestSet:
 
     @property
     def is_verified(self) -> bool:
-        return self.known_as is not None
+        return self.known_as is not None and self.warning is None
 
 
 def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
@@ -154,6 +154,8 @@ def _judged(name: str, pairs: list[Pair], claims: set[str], data: DataConfig, la
         known, theirs = title.split()[0], tuple(digests.get(language, "") for language in languages)
         if ours == theirs:
             known_as, warning = known, None
+            if known not in claims and any(re.match("newstest|wmt", claim) for claim in claims):
+                warning = f"{labels[0]} and {labels[1]} are {known}, not {' or '.join(sorted(claims))}"
             break
         same = [a == b for a, b in zip(ours, theirs, strict=True)]
         if all(theirs) and (known in claims or any(same)):
