@@ -1,7 +1,6 @@
 """Checkpoint folders: what goes in comes out, what is damaged is named."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 

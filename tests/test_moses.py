@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs  # noqa: E402
 
-from nmt.score.moses import VERSION, plain_quotes, split_compounds, tokenizer  # noqa: E402
+from nmt.score.moses import LISTS, plain_quotes, split_compounds, tokenizer  # noqa: E402
 
 DATA = Path(os.environ.get("NMT_TEST_DATA", ROOT.parent / "shared" / "data"))
 FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
@@ -127,5 +127,5 @@ def test_double_quotes_become_plain_and_single_ones_stay() -> None:
     assert tokenizer("de")(plain_quotes("„Ja“")) == "&quot; Ja &quot;"
 
 
-def test_version_names_sacremoses() -> None:
-    assert re.fullmatch(r"sacremoses:[\d.]+", VERSION) and VERSION.endswith(version("sacremoses"))
+def test_the_lists_of_abbreviations_are_named_with_their_version() -> None:
+    assert re.fullmatch(r"sacremoses-[\d.]+", LISTS) and LISTS.endswith(version("sacremoses"))

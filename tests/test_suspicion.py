@@ -115,7 +115,12 @@ def test_empty_lines_at_the_end_are_named_as_the_reason() -> None:
     assert fatal.is_fatal and "out.txt are empty" in fatal.told
 
 
-@pytest.mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""]), (["", " "], ["a", "b"])])
+def test_translations_that_are_all_empty_are_worth_nothing_and_scored() -> None:
+    found, = findings(Text("out.txt", ["", " "], "de"), Text("ref.de", ["a", "b"], "de"), None)
+    assert not found.is_fatal and "empty translations" in found.told and "2 of 2" in found.told
+
+
+@pytest.mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""])])
 def test_nothing_is_refused(hypotheses: list[str], references: list[str]) -> None:
     found = findings(Text("out.txt", hypotheses, "de"), Text("ref.de", references, "de"), None)
     assert found[0].is_fatal and "nothing to score" in found[0].told

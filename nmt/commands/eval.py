@@ -1,26 +1,40 @@
-"""nmt-eval: translate a test set and score the result, every score with its signature."""
+"""nmt-eval: translate a test set and score the result, every score with its signature; or score anybody's output."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import add_offline, add_overrides, go_offline, guarded, make_parser
+from nmt.commands.entry import add_offline, go_offline, guarded, make_parser
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
-  nmt-eval runs/base/average --test-set wmt14/full      newstest2014, all 3,003 lines, through sacreBLEU
+  nmt-eval runs/base/average --ladder                   counted in every way in which results are quoted
+  nmt-eval runs/base --verdict                          its average against the paper: reproduced or not, and why
+  nmt-eval runs/base/average --test-set newstest2013    by name, through sacreBLEU or from files
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
+  nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
+  nmt-eval --hypotheses fr.hyp --ref fr.ref data.tgt=fr
+  nmt-eval --compare runs/a/average runs/b/average      is the difference more than luck? (checkpoints or files)
+  nmt-eval runs/seed1/average runs/seed2/average runs/seed3/average      mean and spread
   nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily
   nmt-eval runs/a/average --ensemble runs/b/average     the mean of their probabilities
-  nmt-eval exports/base --engine ctranslate2            what nmt-export wrote, scored as that engine's"""
+  nmt-eval exports/base --engine ctranslate2            what nmt-export wrote, scored as that engine's
+
+docs/evaluation.md explains the ladder. Scores of a run are kept in its results.json."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser("nmt-eval", "Translate a test set with a checkpoint and score it.", EXAMPLES)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder")
-    parser.add_argument("--test-set", metavar="NAME", help="a test set that sacreBLEU knows, such as wmt14/full")
+    parser = make_parser("nmt-eval", "Translate a test set with a checkpoint and score it, or score a file.", EXAMPLES)
+    parser.add_argument("words", nargs="*", metavar="CHECKPOINT | section.key=value",
+                        help="checkpoint folders, averages or run folders; and settings of decoding or languages")
+    parser.add_argument("--hypotheses", metavar="FILE", help="score these translations, one a line, of any system")
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file")
+    parser.add_argument("--ladder", action="store_true", help="all metrics, from sacreBLEU's to the paper's")
+    parser.add_argument("--verdict", action="store_true", help="was the paper's result reproduced by this run?")
+    parser.add_argument("--test-set", metavar="NAME", help="such as newstest2014 or any name that sacreBLEU knows")
     parser.add_argument("--src", metavar="FILE", help="source text, one sentence per line")
     parser.add_argument("--ref", metavar="FILE", help="its reference translation")
+    parser.add_argument("--force", action="store_true", help="score also what looks tokenised, escaped or like BPE")
     parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
     parser.add_argument("--output", metavar="FILE", help="write the translations there")
     parser.add_argument("--ensemble", action="append", default=[], metavar="CHECKPOINT",
@@ -28,71 +42,62 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=("nmt", "ctranslate2"), default="nmt",
                         help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote")
     add_offline(parser)
-    add_overrides(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.ensemble and args.engine != "nmt":
-        parser.error(f"--engine {args.engine} has no --ensemble; leave one of them out")
+    args.checkpoints = [word for word in args.words if "=" not in word]
+    args.overrides = [word for word in args.words if "=" in word]
+    if complaint := misuse(args):
+        parser.error(complaint)
     return guarded(lambda: work(args), "nmt-eval")
+
+
+def misuse(args: argparse.Namespace) -> str:
+    """What is wrong with a combination of arguments, if anything is."""
+    n, is_file = len(args.checkpoints), args.hypotheses is not None
+    if (n > 0) + is_file + (args.compare is not None) != 1:
+        return "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B"
+    if args.ref is not None and args.test_set:
+        return "give --test-set NAME or --ref FILE, not both"
+    if is_file and args.ref is None and not args.test_set:
+        return "--hypotheses needs --ref FILE or --test-set NAME"
+    if (args.src is not None and args.ref is None) or (n and args.ref is not None and args.src is None):
+        return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
+    if n != 1 and (args.ensemble or args.engine != "nmt" or args.output or args.verdict):
+        return "--ensemble, --engine, --output and --verdict go with one CHECKPOINT"
+    if args.engine != "nmt" and (args.ensemble or args.verdict):
+        return f"--engine {args.engine} has neither --ensemble nor --verdict; leave one of them out"
+    return "--ladder goes with one system" if args.ladder and (n > 1 or args.compare) else ""
 
 
 def work(args: argparse.Namespace) -> int:
     go_offline(args)
 
-    from dataclasses import replace
     from pathlib import Path
 
     from nmt.process import settle
 
     settle()  # before torch comes in
 
-    from nmt.config import CorpusConfig
-    from nmt.data.corpus import describe, read_pairs
-    from nmt.decode.job import Job, opened
-    from nmt.decode.translator import OURS
-    from nmt.errors import UserError
     from nmt.files import check_writable, write_json, write_text
-    from nmt.progress import Progress, clock
+    from nmt.publish.evaluation import Question, compared, scored, spread_of
+    from nmt.publish.system import Wanted
 
-    if "=" in args.checkpoint:
-        raise UserError(f"{args.checkpoint}: the checkpoint comes before settings; see nmt-eval --help")
-    if (args.src is None) != (args.ref is None) or (args.src is not None and args.test_set):
-        raise UserError("give both --src and --ref, or --test-set NAME, or neither for the config's test set")
     for file in (args.output, args.json):
         if file is not None:  # said before the work, not after it
             check_writable(Path(file))
-    engine = opened(Job((args.checkpoint, *args.ensemble), tuple(args.overrides), is_exported=args.engine != "nmt"))
-    translator, config = engine.translator, engine.config
-    data, corpus = config.data, config.data.test
-    if args.src is not None:
-        data, corpus = replace(data, root="."), CorpusConfig(src=args.src, tgt=args.ref)
-    elif args.test_set:
-        corpus = CorpusConfig(sacrebleu=args.test_set)
-    if corpus is None:
-        raise UserError("the config names no test set; give --test-set NAME, or --src and --ref")
-    pairs = list(read_pairs(corpus, data))
-
-    from nmt.score.bleu import bleu, chrf
-
-    progress = Progress("translating", len(pairs), "sentences")
-    began = clock()
-    texts = [t.text for t in translator.translate([pair.src for pair in pairs], progress)]
-    seconds = clock() - began
-    progress.close()
-    references = [pair.tgt for pair in pairs]
-    scores = [bleu(texts, references), chrf(texts, references)]
+    question = Question(Wanted(args.test_set, args.src, args.ref), tuple(args.overrides), args.force,
+                        args.engine != "nmt")
+    if args.compare:
+        answer = compared(question, args.compare)
+    elif len(args.checkpoints) > 1:
+        answer = spread_of(question, args.checkpoints)
+    else:
+        names = (*(args.checkpoints or [args.hypotheses]), *args.ensemble)
+        answer = scored(question, names, args.ladder, args.verdict)
     if args.output:
-        write_text(Path(args.output), "".join(text + "\n" for text in texts))
+        write_text(Path(args.output), "".join(text + "\n" for text in answer.texts))
     if args.json:
-        write_json(Path(args.json), {
-            "checkpoint": engine.paths[0], "ensemble": engine.paths[1:], "engine": translator.engine,
-            "test_set": describe(corpus), "sentences": len(pairs),
-            "seconds": round(seconds, 2), "scores": [vars(score) for score in scores]})
-    with_engine = "" if translator.engine == OURS else f" with {translator.engine}"
-    names = " + ".join(engine.paths)
-    print(f"{names}{with_engine} on {describe(corpus)}, {data.src}-{data.tgt}: {len(pairs)} sentences "
-          f"in {seconds:.1f} s")
-    for score in scores:
-        print(f"  {score.name:<6} {score.value:6.2f}   {score.signature}")
+        write_json(Path(args.json), answer.figures)
+    print(answer.told)
     return 0
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from nmt.config import CorpusConfig, DataConfig
 from nmt.data import remote
 from nmt.data.corpus import PACKED, Pair, describe, read_pairs
+from nmt.data.text import TextFile, read_lines
 from nmt.errors import UserError
 
 # sha256 of each side as `digest` computes it, after the number of lines. The sets of 2012 and 2013 have the same lines
@@ -63,6 +64,13 @@ class TestSet:
         return self.known_as is not None and self.warning is None
 
 
+    @property
+    def label(self) -> str:
+        """For signatures: a known set by its name, any other with the beginning of its reference's digest."""
+        name = self.name.replace(" + ", "+").replace(" ", "_").replace("|", "_")
+        return self.known_as or f"{name}#{self.ref_sha256[:8]}"
+
+
 def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
     """The set of that name or of that corpus, from data.src to data.tgt."""
     if isinstance(asked, CorpusConfig):
@@ -75,6 +83,15 @@ def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
     if test_set.warning:
         raise UserError(f"{test_set.warning}; put the real one there, or remove it and let sacreBLEU fetch it")
     return test_set
+
+
+def open_reference(path: Path, data: DataConfig) -> TestSet:
+    """A reference alone, which is enough to score a file; known by its digest."""
+    ref = list(read_lines(TextFile(path)))
+    sha256 = digest(ref)
+    known_as = next((title.split()[0] for title, (_, digests) in KNOWN.items()
+                     if digests.get(data.tgt) == sha256 and {data.src, data.tgt} <= digests.keys()), None)
+    return TestSet(path.name, [], ref, "", sha256, known_as, _subset(known_as, data, []), None)
 
 
 def plain(line: str) -> str:
@@ -162,8 +179,7 @@ def _judged(name: str, pairs: list[Pair], claims: set[str], data: DataConfig, la
             k = same.index(False)
             warning = (f"{labels[k]} is not the {languages[k]} side of {known}: "
                        f"{_difference(sides[k], n, ours[k], theirs[k])}")
-    subset = _filtered(pairs) if (known_as, *languages) == ("newstest2014", "en", "de") else None
-    return TestSet(name, *sides, *ours, known_as, subset, warning)
+    return TestSet(name, *sides, *ours, known_as, _subset(known_as, data, pairs), warning)
 
 
 def _difference(lines: list[str], n: int, ours: str, theirs: str) -> str:
@@ -185,10 +201,12 @@ def _difference(lines: list[str], n: int, ours: str, theirs: str) -> str:
     return f"its sha256 begins with {ours[:12]}, not {theirs[:12]}"
 
 
-def _filtered(pairs: list[Pair]) -> tuple[int, ...] | None:
-    """By sacreBLEU's own copy of the filtered set where that lies in its cache, else by the table."""
-    if (cached := remote.cached_test_set("wmt14", "en-de")) is not None:
+def _subset(known_as: str | None, data: DataConfig, pairs: list[Pair]) -> tuple[int, ...] | None:
+    """What is in sacreBLEU's filtered wmt14 too: by its own copy where that lies in its cache, else by the table."""
+    if (known_as, data.src, data.tgt) != ("newstest2014", "en", "de"):
+        return None
+    if pairs and (cached := remote.cached_test_set("wmt14", "en-de")) is not None:
         with contextlib.suppress(UserError):  # half a copy says nothing
             corpus = CorpusConfig(src=cached[0].name, tgt=cached[1].name)
             return find_lines(pairs, list(read_pairs(corpus, DataConfig())))
-    return tuple(sorted(set(range(len(pairs))).difference(*DROPPED)))
+    return tuple(sorted(set(range(KNOWN["newstest2014 de-en"][0])).difference(*DROPPED)))

@@ -61,6 +61,17 @@ def read_raw(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
         raise UserError(f"{text.name}: empty; it should hold one sentence per line")
 
 
+def read_lines(text: TextFile) -> Iterator[str]:
+    """Its lines; the first that is not UTF-8 stops the reading."""
+    first = 1
+    for lines, _ in read_raw(text, 4096):
+        texts, bad = decode(lines, first, text.name)
+        if bad:
+            raise UserError(bad[min(bad)])
+        yield from texts
+        first += len(lines)
+
+
 def decode(lines: list[bytes], first: int, name: str) -> tuple[list[str], Complaints]:
     """The texts of a block that begins at line `first`; where one is not UTF-8, nothing and a complaint.
 

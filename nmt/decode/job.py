@@ -19,7 +19,7 @@ from typing import IO, cast
 
 import torch
 
-from nmt.checkpoint import load
+from nmt.checkpoint import Checkpoint, load
 from nmt.config import RunConfig, changed
 from nmt.decode.layout import Layout
 from nmt.decode.lines import Chunk, keep_whole_lines
@@ -53,6 +53,7 @@ class Opened:
     translator: TextToText
     config: RunConfig
     paths: list[str]  # of the checkpoints that were meant
+    checkpoints: tuple[Checkpoint, ...] = ()  # none behind an export
 
 
 @lru_cache(maxsize=1)
@@ -67,7 +68,7 @@ def opened(job: Job) -> Opened:
     checkpoint, *others = [load(Path(path)) for path in job.checkpoints]
     config = changed(checkpoint.config, job.overrides)
     return Opened(make_translator(checkpoint, device, config.decoding, others), config,
-                  [str(one.path) for one in (checkpoint, *others)])
+                  [str(one.path) for one in (checkpoint, *others)], (checkpoint, *others))
 
 
 def answer(job: Job, task: Chunk | str) -> Answer:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from importlib.metadata import version
 
-import regex  # type: ignore[import-untyped]  # for Perl's classes of characters, which `re` does not know
+import regex  # for Perl's classes of characters, which `re` does not know
 
-VERSION = f"sacremoses:{version('sacremoses')}"
+LISTS = f"sacremoses-{version('sacremoses')}"  # of abbreviations, for signatures
 
 # replace-unicode-punctuation.perl, before its correction of 2019: a full-width 1 became a quote.
 PUNCTUATION = str.maketrans(dict(zip(

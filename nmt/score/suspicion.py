@@ -122,8 +122,9 @@ def findings(hypotheses: Text, references: Text, sources: Text | None = None) ->
 
 
 def nothing(hypotheses: Text, references: Text) -> Iterator[Finding]:
-    for text in (hypotheses, references):
-        if not any(line.strip() for line in text.lines):
+    """No lines, or no reference at all. Translations that are all empty are worth their 0: a model at its beginning."""
+    for text, is_empty in ((hypotheses, not hypotheses.lines), (references, not any(map(str.strip, references.lines)))):
+        if is_empty:
             seen = "only empty lines" if text.lines else "no lines"
             yield Finding(True, f"{text.name}:1: nothing to score: {seen} ({len(text.lines):,}); give one line of text "
                                 "for each source sentence")

@@ -202,7 +202,7 @@ class Trainer:
         goodness = self.world.from_main(result.goodness)
         is_best = goodness > (-math.inf if best is None else best)
         self.log({"kind": "valid", "step": step, "nll": round(result.nll, 5), "ppl": round(result.perplexity, 3),
-                  "bleu": score and round(score.value, 2), "signature": score and score.signature,
+                  "bleu": score and score.value, "signature": score and score.signature,
                   "elapsed_s": round(self.state.elapsed_s, 1)})
         if self.world.is_main:
             told = f", BLEU {score.value:.2f}" if score else ""

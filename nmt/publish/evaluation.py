@@ -1,0 +1,196 @@
+"""What nmt-eval answers: the scores of one system, the difference of two, or the spread of several.
+
+All systems of a question are scored on the same test set. The headline is always there; `ladder` adds every other way
+of counting, `verdict` what the paper says to it. What was scored of a run stands in its results.json, and in the model
+card of its average.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from nmt.checkpoint import MODEL, VOCAB
+from nmt.config import RunConfig, changed, to_dict
+from nmt.decode.job import Job
+from nmt.errors import UserError
+from nmt.files import RunFolder, read_manifest
+from nmt.progress import say, tracked
+from nmt.publish import results
+from nmt.publish.average_card import write_card
+from nmt.publish.system import System, Wanted, examine, read, translated
+from nmt.publish.verdict import judge
+from nmt.score.ladder import CHRF2, HEADLINE, Measured, Rung, ladder, measure, papers_rung
+from nmt.score.significance import Comparison, compare, spread
+
+N_BOOTSTRAP = 1_000
+
+
+@dataclass(frozen=True)
+class Question:
+    wanted: Wanted
+    overrides: tuple[str, ...]
+    is_forced: bool = False
+    is_exported: bool = False  # the checkpoint is one of CTranslate2
+
+
+@dataclass(frozen=True)
+class Answer:
+    told: str
+    figures: dict[str, Any]  # for JSON
+    texts: list[str] = field(default_factory=list)
+
+
+def system_of(question: Question, *names: str) -> System:
+    """A checkpoint's or an ensemble's translations, or a file of them."""
+    path = Path(names[0])
+    if path.is_dir() or not path.exists():
+        job = Job(names, question.overrides, is_exported=question.is_exported)
+        system = translated(job, question.wanted)
+    else:
+        system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
+    examine(system, question.wanted, question.is_forced)
+    return system
+
+
+# ---- one system -------------------------------------------------------------------------------------------------
+
+def scored(question: Question, names: Sequence[str], is_ladder: bool, is_judged: bool) -> Answer:
+    if is_judged and RunFolder(Path(names[0])).average.is_dir():  # the recipe ends with averaging
+        names = (str(RunFolder(Path(names[0])).average), *names[1:])
+    system = system_of(question, *names)
+    rungs = list(ladder(system.config.data.tgt)) if is_ladder else [HEADLINE, CHRF2]
+    if is_judged and not is_ladder:
+        rungs.append(papers_rung(system.config.data.tgt))
+    measured = climb(system, rungs)
+    told = [head(system), *table(measured)]
+    figures = described(system) | {"scores": plain(measured)}
+    if is_ladder and system.test.subset:
+        filtered = climb(system, rungs, system.test.subset)
+        told += [f"the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 holds", *table(filtered)]
+        figures["filtered"] = plain(filtered)
+    if is_judged:
+        verdict = judge(next(one for one in measured if one.is_papers), system)
+        told += ["", verdict.told()]
+        figures["verdict"] = verdict.figures()
+    record(system, measured)
+    return Answer("\n".join(told), figures, system.texts)
+
+
+def described(system: System) -> dict[str, Any]:
+    """What was scored, for JSON."""
+    engine = system.engine
+    made = {} if engine is None else {"checkpoint": engine.paths[0], "ensemble": engine.paths[1:],
+                                      "engine": engine.translator.engine, "seconds": round(system.seconds, 2)}
+    return {"system": system.name} | made | {"test_set": system.test.name, "pair": system.pair,
+                                             "sentences": len(system.texts)}
+
+
+def head(system: System) -> str:
+    seconds = f" in {system.seconds:.1f} s" if system.engine else ""
+    return f"{system.label} on {system.test.name}, {system.pair}: {len(system.texts):,} sentences{seconds}"
+
+
+def climb(system: System, rungs: Iterable[Rung], lines: Sequence[int] | None = None) -> list[Measured]:
+    """The system on each of the rungs, on all lines or on these of sacreBLEU's filtered wmt14."""
+    texts, references, name = system.texts, system.test.ref, system.test.label
+    if lines is not None:
+        texts, references, name = [texts[i] for i in lines], [references[i] for i in lines], "wmt14"
+    return [measure(rung, texts, references, name, system.pair, N_BOOTSTRAP)
+            for rung in tracked(list(rungs), "scoring", "rungs")]
+
+
+def table(measured: Sequence[Measured]) -> Iterator[str]:
+    """A line each: the score, its 95 % interval, its signature."""
+    width = max(len(one.score.name) for one in measured)
+    for one in measured:
+        bounds = f"[{one.interval.low:.2f}, {one.interval.high:.2f}]" if one.interval else ""
+        mark = "*" if one.is_papers else " "
+        yield f"  {one.score.name:<{width}} {one.score.value:6.2f}{mark} {bounds:<14}  {one.score.signature}"
+    if any(one.is_papers for one in measured):
+        yield "  * as Table 2 of the paper was counted"
+
+
+def plain(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    return [vars(one.score) | ({"low": one.interval.low, "high": one.interval.high} if one.interval else {})
+            for one in measured]
+
+
+def record(system: System, measured: Sequence[Measured]) -> None:
+    """Write the scores into the results of the run that the system is of, if it is of one."""
+    engine = system.engine
+    if engine is None or len(engine.checkpoints) != 1:  # a file, an export, an ensemble
+        return
+    checkpoint, test = engine.checkpoints[0], system.test
+    run = results.run_of(checkpoint.path)
+    if run is None:
+        return
+    digests = {name: entry["sha256"] for name, entry in read_manifest(checkpoint.path).items()}
+    results.add(run, results.Result(
+        when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.name,
+        step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []),
+        weights_sha256=digests[MODEL], vocab_sha256=digests[VOCAB],
+        test_set=results.TestSet(test.name, len(test.ref), test.src_sha256, test.ref_sha256),
+        hypotheses_sha256=hashlib.sha256("".join(text + "\n" for text in system.texts).encode()).hexdigest(),
+        decoding=to_dict(system.config.decoding), engine=engine.translator.engine,
+        scores=[results.Score(**score) for score in plain(measured)],
+        versions={"python": python_version()} | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
+        seconds=round(system.seconds, 2)))
+    try:
+        write_card(checkpoint.path, results.read(run))
+    except UserError as error:  # of a card that somebody edited; the score stands all the same
+        say(f"warning: {error}")
+
+
+# ---- several ----------------------------------------------------------------------------------------------------
+
+def compared(question: Question, names: Sequence[str]) -> Answer:
+    """Whether the difference between two systems is more than luck."""
+    systems = a, b = _of_one_test(question, names)
+    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref)
+    measured = [climb(system, [HEADLINE])[0] for system in systems]
+    told = [f"{a.label} and {b.label} on {a.test.name}, {a.pair}: {len(a.texts):,} sentences", *table(measured),
+            f"  difference {found.difference:+.2f}",
+            f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",
+            f"  p = {found.p_randomisation:.4f} by approximate randomisation, {found.n_randomisation:,} trials",
+            f"  {_meaning(found)}"]
+    return Answer("\n".join(told), {
+        "systems": [a.label, b.label], "test_set": a.test.name, "pair": a.pair, "sentences": len(a.texts),
+        "scores": plain(measured), "comparison": asdict(found)})
+
+
+def _meaning(found: Comparison) -> str:
+    if max(found.p_bootstrap, found.p_randomisation) >= 0.05:
+        return "not significant: two systems that are equally good differ as much by chance in 5 of 100 cases or more"
+    return f"significant at p < 0.05: {'the second' if found.difference > 0 else 'the first'} is better on such text"
+
+
+def spread_of(question: Question, names: Sequence[str]) -> Answer:
+    """What several runs of one recipe, from different seeds, reach."""
+    systems = _of_one_test(question, names)
+    measured = [climb(system, [HEADLINE])[0] for system in systems]
+    found = spread([one.score.value for one in measured])
+    width = max(len(system.label) for system in systems)
+    told = [f"{found.n} systems on {systems[0].test.name}, {systems[0].pair}: {len(systems[0].texts):,} sentences",
+            *(f"  {system.label:<{width}} {one.score.value:6.2f}"
+              for system, one in zip(systems, measured, strict=True)),
+            f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean "
+            f"[{found.low:.2f}, {found.high:.2f}] (Student's t)", f"  {measured[0].score.signature}"]
+    for system, one in zip(systems, measured, strict=True):
+        record(system, [one])
+    return Answer("\n".join(told), {
+        "systems": [system.label for system in systems], "test_set": systems[0].test.name, "pair": systems[0].pair,
+        "sentences": len(systems[0].texts), "scores": plain(measured), "spread": asdict(found)})
+
+
+def _of_one_test(question: Question, names: Sequence[str]) -> list[System]:
+    systems = [system_of(question, name) for name in names]
+    for other in systems[1:]:
+        if other.test.ref != systems[0].test.ref or other.pair != systems[0].pair:
+            raise UserError(f"{other.name}: its test set is {other.test.name}, {other.pair}, that of {systems[0].name} "
+                            f"is {systems[0].test.name}, {systems[0].pair}; give --test-set NAME or files for all")
+    return systems
