@@ -64,11 +64,11 @@ class Mix:
                     mean: Tensor | None = None
                     for file, places, weight in zip(files, self.places, self.weights, strict=True):
                         numbers = _numbers(file, places[name], part, buffer)
-                        if not bool(numbers.isfinite().all()):
-                            raise UserError(f"{file.name}: tensor {name} holds what is no number (NaN or infinite); "
-                                            "average other checkpoints")
                         mean = numbers.double().mul_(weight) if mean is None else mean.add_(numbers, alpha=weight)
                     assert mean is not None
+                    if not bool(mean.sum().isfinite()):
+                        for file, places in zip(files, self.places, strict=True):
+                            _check_finite(file, name, _numbers(file, places[name], part, buffer))
                     yield name, part, mean.div_(total).float()
 
 
@@ -204,6 +204,12 @@ def _numbers(file: io.BufferedReader, place: Place, part: slice, buffer: bytearr
     if file.readinto(memoryview(buffer)[:n * place.dtype.itemsize]) < n * place.dtype.itemsize:
         raise UserError(f"{file.name}: ends early; it was changed while it was read")
     return torch.frombuffer(buffer, dtype=place.dtype, count=n)
+
+
+def _check_finite(file: io.BufferedReader, name: str, numbers: Tensor) -> None:
+    if not bool(numbers.isfinite().all()):
+        raise UserError(f"{file.name}: tensor {name} holds what is no number (NaN or infinite); average other "
+                        "checkpoints")
 
 
 def _write(path: Path, mix: Mix) -> None:
