@@ -1,5 +1,5 @@
-"""The mean is exact to the rounding of fp32, whatever the files hold; which checkpoints are taken is what was asked for;
-and nothing that a person made is replaced by it."""
+"""The mean is exact to the rounding of fp32, whatever the files hold; the checkpoints taken are those asked for; and
+nothing that a person made is lost by it."""
 
 import hashlib
 import json
@@ -203,7 +203,7 @@ def test_what_other_hands_trained_is_not_forgotten(tmp_path: Path) -> None:
     average([theirs], tmp_path / "first")
     average([tmp_path / "first"], tmp_path / "second")
     names = state_of(tmp_path / "second")["averaged"]
-    assert names == ["first (theirs (fairseq:checkpoint.pt))"] and is_foreign(["first (theirs (fairseq:checkpoint.pt))"])
+    assert names == ["first (theirs (fairseq:checkpoint.pt))"] and is_foreign(names)
     assert not is_foreign(["step-0000010", "checkpoint"])
 
 
@@ -249,7 +249,7 @@ def run(template: Path, tmp_path: Path) -> RunFolder:
     shutil.copytree(template.parent, tmp_path, dirs_exist_ok=True)
     folder = RunFolder(tmp_path / "run")
     lines = [{"kind": "valid", "step": step, "bleu": bleu, "nll": nll}
-             for step, bleu, nll in ((5, 99.0, 0.1), (10, 20.0, 3.0), (20, 22.0, 2.5), (40, 21.0, 2.0), (50, 22.0, 2.2))]
+             for step, bleu, nll in ((5, 99., 0.1), (10, 20., 3.0), (20, 22., 2.5), (40, 21., 2.0), (50, 22., 2.2))]
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "valid", "st')
     return folder
 
@@ -287,7 +287,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--every", "9"], "5 are asked for"), (["--ema", "1"], "--ema 1"), (["--ema", "0"], "--ema 0"),
     (["--curve", "--last", "2"], "--curve and --last"), (["--curve", "-o", "x"], "--curve and -o"),
     (["--curve", "0,2"], "--curve 0,2"), (["--curve", "1,9"], "has 5 checkpoints, 9 are"),
-    (["--curve"], "data.valid"), (["../one"], "give -o DIR"), (["../one", "-o", "x", "--ema"], "--ema goes with one run"),
+    (["--curve"], "data.valid"), (["../one"], "give -o DIR"),
+    (["../one", "-o", "x", "--ema"], "--ema goes with one run"),
     (["../one", "-o", "x", "--curve"], "--curve goes with one run")]
 
 
@@ -353,8 +354,8 @@ print(peak() - before)
 
 
 def test_twenty_need_less_memory_than_two(tmp_path: Path) -> None:
-    """The peak of a process, mapped files and all: twenty models of 25 MB, of one file by hard links."""
-    shape = ModelConfig(d_model=256, d_ff=12_000, n_heads=4, n_layers=2)
+    """The peak of a process, mapped files and all: twenty models of 13 MB, of one file by hard links."""
+    shape = ModelConfig(d_model=256, d_ff=6_000, n_heads=4, n_layers=2)
     first = make_checkpoint(tmp_path / "0", make_vocab(tmp_path), shape)
     size = (first / MODEL).stat().st_size
     for n in range(1, 20):
@@ -362,7 +363,7 @@ def test_twenty_need_less_memory_than_two(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, timeout=100,
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert size > 2.4e7 and len(json.loads((tmp_path / "mean" / STATE_FILE).read_text())["averaged"]) == 20
+    assert size > 1.2e7 and len(json.loads((tmp_path / "mean" / STATE_FILE).read_text())["averaged"]) == 20
     assert int(done.stdout) < size, "twenty took as much as another model"
     assert digest(tmp_path / "mean" / MODEL) == digest(tmp_path / "one" / MODEL)  # of equals the same
 

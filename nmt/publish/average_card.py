@@ -51,8 +51,8 @@ def text(state: dict[str, Any], config: RunConfig, vocab_size: int, digests: dic
             **({} if is_foreign(averaged) else {"checkpoints": _ages(state), "training text": training_text(config)}),
             **model_rows(config, vocab_size), **({} if is_foreign(averaged) else _recipe(config)),
             "sha256 of the weights": f"`{digests[MODEL]}`", "sha256 of the BPE model": f"`{digests[VOCAB]}`"}
-    scores = table([("test set", "score", "95% interval", "signature", "search"),
-                    *(_row(result, score) for result in results for score in result.scores)]) + COMPARE if results else \
+    scored = [_row(result, score) for result in results for score in result.scores]
+    scores = table([("test set", "score", "95% interval", "signature", "search"), *scored]) + COMPARE if scored else \
         "None was computed for these weights yet; `nmt-eval` adds what it finds."
     return f"""\
 {front_matter(config, "nmt", more)}
