@@ -87,7 +87,7 @@ def _ages(state: dict[str, Any]) -> str:
 def _recipe(config: RunConfig) -> dict[str, str]:
     training, optimizer = config.training, config.optimizer
     return {
-        "updates": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
+        "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
         "optimizer": f"Adam, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
                      f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {optimizer.warmup_steps}^-1.5)",
         "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
