@@ -404,6 +404,7 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads((dev / "json").read_text())["scores"][0]["value"] == points[3]["bleu"]
     shutil.rmtree(run.average)
     shutil.rmtree(dev)
+    (run.path / "results.json").unlink()  # of nmt-eval
     # interrupted, it leaves what was there
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

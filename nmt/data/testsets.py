@@ -66,9 +66,9 @@ class TestSet:
 
     @property
     def label(self) -> str:
-        """For signatures: a known set by its name, any other with the beginning of its reference's digest."""
-        name = self.name.replace(" + ", "+").replace(" ", "_").replace("|", "_")
-        return self.known_as or f"{name}#{self.ref_sha256[:8]}"
+        """For signatures: a known set's name, or those of the files with the beginning of the reference's digest."""
+        files = "+".join(Path(part).name for part in self.name.split(" + "))
+        return self.known_as or f"{re.sub(r'[^!-{}~]', '_', files)}#{self.ref_sha256[:8]}"
 
 
 def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:

@@ -134,7 +134,7 @@ def record(system: System, measured: Sequence[Measured]) -> None:
         when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.name,
         step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []),
         weights_sha256=digests[MODEL], vocab_sha256=digests[VOCAB],
-        test_set=results.TestSet(test.name, len(test.ref), test.src_sha256, test.ref_sha256),
+        test_set=results.TestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
         hypotheses_sha256=hashlib.sha256("".join(text + "\n" for text in system.texts).encode()).hexdigest(),
         decoding=to_dict(system.config.decoding), engine=engine.translator.engine,
         scores=[results.Score(**score) for score in plain(measured)],

@@ -110,7 +110,8 @@ def findings(hypotheses: Text, references: Text, sources: Text | None = None) ->
     """All that is odd about scoring `hypotheses` against `references`, what is fatal first."""
     if impossible := list(nothing(hypotheses, references)) or list(unequal(hypotheses, references)):
         return impossible
-    found = [*empty(hypotheses, "translations"), *empty(references, "references"),
+    found = [*empty(hypotheses, "translations", ", or does a weak model prefer them (decoding.min_length=1)"),
+             *empty(references, "references", ""),
              *on_either_side(PIECES, hypotheses, references), *on_either_side(SPLIT, hypotheses, references),
              *on_one_side(ESCAPED, hypotheses, references), *on_one_side(TOKENISED, hypotheses, references),
              *odd_characters(hypotheses, references), *odd_characters(references, hypotheses),
@@ -146,9 +147,9 @@ def unequal(hypotheses: Text, references: Text) -> Iterator[Finding]:
                         f"references of {references.name}; {remedy}")
 
 
-def empty(text: Text, noun: str) -> Iterator[Finding]:
+def empty(text: Text, noun: str, why: str) -> Iterator[Finding]:
     if lines := [i for i, line in enumerate(text.lines) if not line.strip()]:
-        yield warning(text, lines, f"empty {noun}", "they count as they are; were they lost on the way?")
+        yield warning(text, lines, f"empty {noun}", f"they count as they are; were they lost on the way{why}?")
 
 
 def on_either_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[Finding]:
