@@ -153,8 +153,7 @@ def compared(question: Question, names: Sequence[str]) -> Answer:
     systems = a, b = _of_one_test(question, names)
     found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref)
     measured = [climb(system, [HEADLINE])[0] for system in systems]
-    told = [f"{a.label} and {b.label} on {a.test.name}, {a.pair}: {len(a.texts):,} sentences", *table(measured),
-            f"  difference {found.difference:+.2f}",
+    told = [*side_by_side(systems, measured), f"  difference {found.difference:+.2f}",
             f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",
             f"  p = {found.p_randomisation:.4f} by approximate randomisation, {found.n_randomisation:,} trials",
             f"  {_meaning(found)}"]
@@ -169,17 +168,24 @@ def _meaning(found: Comparison) -> str:
     return f"significant at p < 0.05: {'the second' if found.difference > 0 else 'the first'} is better on such text"
 
 
+def side_by_side(systems: Sequence[System], measured: Sequence[Measured]) -> Iterator[str]:
+    """A line for each, and the signature that they have in common."""
+    first, width = systems[0], max(len(system.label) for system in systems)
+    yield f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
+    for system, one in zip(systems, measured, strict=True):
+        bounds = f"  [{one.interval.low:.2f}, {one.interval.high:.2f}]" if one.interval else ""
+        yield f"  {system.label:<{width}} {one.score.value:6.2f}{bounds}"
+    yield f"  {measured[0].score.name}: {measured[0].score.signature}"
+
+
 def spread_of(question: Question, names: Sequence[str]) -> Answer:
     """What several runs of one recipe, from different seeds, reach."""
     systems = _of_one_test(question, names)
     measured = [climb(system, [HEADLINE])[0] for system in systems]
     found = spread([one.score.value for one in measured])
-    width = max(len(system.label) for system in systems)
-    told = [f"{found.n} systems on {systems[0].test.name}, {systems[0].pair}: {len(systems[0].texts):,} sentences",
-            *(f"  {system.label:<{width}} {one.score.value:6.2f}"
-              for system, one in zip(systems, measured, strict=True)),
-            f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean "
-            f"[{found.low:.2f}, {found.high:.2f}] (Student's t)", f"  {measured[0].score.signature}"]
+    told = [*side_by_side(systems, measured),
+            f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean of such runs "
+            f"[{found.low:.2f}, {found.high:.2f}] (Student's t)"]
     for system, one in zip(systems, measured, strict=True):
         record(system, [one])
     return Answer("\n".join(told), {
