@@ -92,7 +92,7 @@ def work(args: argparse.Namespace) -> int:
         answer = spread_of(question, args.checkpoints)
     else:
         names = (*(args.checkpoints or [args.hypotheses]), *args.ensemble)
-        answer = scored(question, names, args.ladder, args.verdict)
+        answer = scored(question, names, args.hypotheses is not None, args.ladder, args.verdict)
     if args.output:
         write_text(Path(args.output), "".join(text + "\n" for text in answer.texts))
     if args.json:

@@ -25,7 +25,7 @@ from nmt.publish.average_card import write_card
 from nmt.publish.system import System, Wanted, examine, read, translated
 from nmt.publish.verdict import judge
 from nmt.score.ladder import CHRF2, HEADLINE, Measured, Rung, ladder, measure, papers_rung
-from nmt.score.significance import Comparison, compare, spread
+from nmt.score.significance import Comparison, compare, seed_asked_for, spread
 
 N_BOOTSTRAP = 1_000
 
@@ -45,24 +45,26 @@ class Answer:
     texts: list[str] = field(default_factory=list)
 
 
-def system_of(question: Question, *names: str) -> System:
+def system_of(question: Question, *names: str, is_text: bool = False) -> System:
     """A checkpoint's or an ensemble's translations, or a file of them."""
-    path = Path(names[0])
-    if path.is_dir() or not path.exists():
-        job = Job(names, question.overrides, is_exported=question.is_exported)
-        system = translated(job, question.wanted)
-    else:
+    if not is_text and not Path(names[0]).is_dir():
+        what = "is a file; translations are given with --hypotheses FILE" if Path(names[0]).is_file() else \
+            "no such checkpoint or file; give RUN, RUN/average or RUN/checkpoints/step-..."
+        raise UserError(f"{names[0]}: {what}")
+    if is_text:
         system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
+    else:
+        system = translated(Job(names, question.overrides, is_exported=question.is_exported), question.wanted)
     examine(system, question.wanted, question.is_forced)
     return system
 
 
 # ---- one system -------------------------------------------------------------------------------------------------
 
-def scored(question: Question, names: Sequence[str], is_ladder: bool, is_judged: bool) -> Answer:
+def scored(question: Question, names: Sequence[str], is_text: bool, is_ladder: bool, is_judged: bool) -> Answer:
     if is_judged and RunFolder(Path(names[0])).average.is_dir():  # the recipe ends with averaging
         names = (str(RunFolder(Path(names[0])).average), *names[1:])
-    system = system_of(question, *names)
+    system = system_of(question, *names, is_text=is_text)
     rungs = list(ladder(system.config.data.tgt)) if is_ladder else [HEADLINE, CHRF2]
     if is_judged and not is_ladder:
         rungs.append(papers_rung(system.config.data.tgt))
@@ -151,7 +153,7 @@ def record(system: System, measured: Sequence[Measured]) -> None:
 def compared(question: Question, names: Sequence[str]) -> Answer:
     """Whether the difference between two systems is more than luck."""
     systems = a, b = _of_one_test(question, names)
-    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref)
+    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref, seed=seed_asked_for())
     measured = [climb(system, [HEADLINE])[0] for system in systems]
     told = [*side_by_side(systems, measured), f"  difference {found.difference:+.2f}",
             f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",
@@ -194,7 +196,7 @@ def spread_of(question: Question, names: Sequence[str]) -> Answer:
 
 
 def _of_one_test(question: Question, names: Sequence[str]) -> list[System]:
-    systems = [system_of(question, name) for name in names]
+    systems = [system_of(question, name, is_text=Path(name).is_file()) for name in names]
     for other in systems[1:]:
         if other.test.ref != systems[0].test.ref or other.pair != systems[0].pair:
             raise UserError(f"{other.name}: its test set is {other.test.name}, {other.pair}, that of {systems[0].name} "

@@ -17,7 +17,7 @@ from sacrebleu.metrics.ter import TER
 
 from nmt.score import moses
 from nmt.score.bleu import Score, check
-from nmt.score.significance import Interval, interval
+from nmt.score.significance import Interval, interval, seed_asked_for
 
 Prepare = Callable[[str], str]
 
@@ -99,5 +99,5 @@ def measure(rung: Rung, hypotheses: Sequence[str], references: Sequence[str], te
                       ("lists", rung.tokens and moses.LISTS)):
         if said:
             signature.update(key, said)
-    bounds = interval(rung.metric(), texts, gold, n_bootstrap) if n_bootstrap else None
+    bounds = interval(rung.metric(), texts, gold, n_bootstrap, seed_asked_for()) if n_bootstrap else None
     return Measured(Score(rung.name, value, f"{signature.format()}|nmt:{version('nmt')}"), bounds, rung.is_papers)
