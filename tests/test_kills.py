@@ -44,8 +44,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("size", "score", "kills"), [(1, BLEU, counted(9, 70)), (1, NLL, counted(6, 50)),
-                                                      (2, BLEU, counted(10, 80))])
+@pytest.mark.parametrize(("size", "score", "kills"), [(1, BLEU, counted(4, 70)), (1, NLL, counted(3, 50)),
+                                                      (2, BLEU, counted(4, 80))])
 def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Ground) -> None:
     """The moments are drawn over what is left of the run's life, so late ones come as often as early ones."""
     rng = random.Random(f"{size} {score} {kills}")

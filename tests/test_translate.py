@@ -348,22 +348,22 @@ def test_a_stop_leaves_whole_lines(number: signal.Signals, code: int, place: Pat
     expected = [text_of(translator, line) for line in LINES]
     out = tmp_path / "out"
     with started(place, "-o", str(out)) as process:
-        feed(process, TEXT * 100)
+        feed(process, TEXT * 40)
         while not out.exists() or not out.stat().st_size:
             assert process.poll() is None
             time.sleep(0.01)
-        feed(process, TEXT * 200)
-        time.sleep(0.2)
+        feed(process, TEXT * 120)
+        time.sleep(0.1)
         process.send_signal(number)
         _, told = process.communicate()
     assert process.returncode == code and b"Traceback" not in told
     assert told == (b"nmt-translate: interrupted\n" if number is signal.SIGINT else b"")
     lines = out.read_text().split("\n")
-    assert lines.pop() == "" and lines == (expected * 300)[:len(lines)] and lines
-    (tmp_path / "in").write_text(TEXT * 40)
-    if len(lines) < 2_400:
+    assert lines.pop() == "" and lines == (expected * 160)[:len(lines)] and lines
+    (tmp_path / "in").write_text(TEXT * 20)
+    if len(lines) < 1_200:
         assert nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]) == 0
-        assert out.read_text() == "".join(line + "\n" for line in expected * 40)
+        assert out.read_text() == "".join(line + "\n" for line in expected * 20)
 
 
 def test_output_comes_before_the_input_ends_and_a_reader_may_leave(place: Path, translator: Translator) -> None:
