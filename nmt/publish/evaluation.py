@@ -52,6 +52,8 @@ def system_of(question: Question, *names: str) -> System:
         job = Job(names, question.overrides, is_exported=question.is_exported)
         system = translated(job, question.wanted)
     else:
+        if len(names) > 1 or question.is_exported:
+            raise UserError(f"{path}: is a file of translations, which goes with neither --ensemble nor --engine")
         system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
     examine(system, question.wanted, question.is_forced)
     return system
