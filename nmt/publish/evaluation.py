@@ -25,7 +25,7 @@ from nmt.publish.average_card import write_card
 from nmt.publish.system import System, Wanted, examine, read, translated
 from nmt.publish.verdict import judge
 from nmt.score.ladder import CHRF2, HEADLINE, Measured, Rung, ladder, measure, papers_rung
-from nmt.score.significance import Comparison, compare, spread
+from nmt.score.significance import Comparison, compare, seed_asked_for, spread
 
 N_BOOTSTRAP = 1_000
 
@@ -152,8 +152,9 @@ def record(system: System, measured: Sequence[Measured]) -> None:
 
 def compared(question: Question, names: Sequence[str]) -> Answer:
     """Whether the difference between two systems is more than luck."""
+    seed = seed_asked_for()
     systems = a, b = _of_one_test(question, names)
-    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref)
+    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref, seed=seed)
     measured = [climb(system, [HEADLINE])[0] for system in systems]
     told = [f"{a.label} and {b.label} on {a.test.name}, {a.pair}: {len(a.texts):,} sentences", *table(measured),
             f"  difference {found.difference:+.2f}",
