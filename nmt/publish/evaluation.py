@@ -132,7 +132,7 @@ def record(system: System, measured: Sequence[Measured]) -> None:
     if run is None:
         return
     digests = {name: entry["sha256"] for name, entry in read_manifest(checkpoint.path).items()}
-    results.add(run, results.Result(
+    made = results.Result(
         when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.name,
         step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []),
         weights_sha256=digests[MODEL], vocab_sha256=digests[VOCAB],
@@ -141,10 +141,11 @@ def record(system: System, measured: Sequence[Measured]) -> None:
         decoding=to_dict(system.config.decoding), engine=engine.translator.engine,
         scores=[results.Score(**score) for score in plain(measured)],
         versions={"python": python_version()} | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
-        seconds=round(system.seconds, 2)))
+        seconds=round(system.seconds, 2))
     try:
+        results.add(run, made)
         write_card(checkpoint.path, results.read(run))
-    except UserError as error:  # of a card that somebody edited; the score stands all the same
+    except (OSError, UserError) as error:  # damaged, another's, or a full disk: the score stands all the same
         say(f"warning: {error}")
 
 
