@@ -437,6 +437,11 @@ def test_a_system_against_itself_and_against_a_damaged_copy(
         assert "significant at p < 0.05" in out and "not significant" not in out and better in out
 
 
+def test_a_checkpoint_is_compared_on_source_and_reference(run: Path, ground: Path, capsys: Capture) -> None:
+    test = ground / "test.de"
+    assert "has nothing to translate; give --src FILE" in refused(capsys, "--compare", run, test, "--ref", test)
+
+
 def test_systems_on_different_test_sets_are_not_compared(run: Path, ground: Path, tmp_path: Path,
                                                          capsys: Capture) -> None:
     first, second = (run / "checkpoints" / f"step-{step:07}" for step in (40, 60))
