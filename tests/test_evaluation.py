@@ -343,6 +343,15 @@ def test_a_rerun_replaces_its_record_and_anything_else_adds_one(run: Path, groun
     assert other_search["weights_sha256"] == first["weights_sha256"] != other_weights["weights_sha256"]
 
 
+def test_a_record_names_the_folder_itself(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`last` is another one tomorrow, and `.` is none at all."""
+    monkeypatch.chdir(run / "checkpoints" / "step-0000040")
+    for place in (str(run / "checkpoints" / "last"), "."):
+        assert nmt_eval([place]) == 0
+    records = json.loads((run / "results.json").read_text())
+    assert [record["checkpoint"] for record in records] == ["step-0000060", "step-0000040"]
+
+
 def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(run: Path, capsys: Capture) -> None:
     assert nmt_average([str(run), "--last", "2"]) == 0
     card = run / "average" / "README.md"

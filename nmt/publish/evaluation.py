@@ -133,7 +133,7 @@ def record(system: System, measured: Sequence[Measured]) -> None:
         return
     digests = {name: entry["sha256"] for name, entry in read_manifest(checkpoint.path).items()}
     made = results.Result(
-        when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.name,
+        when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.resolve().name,
         step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []),
         weights_sha256=digests[MODEL], vocab_sha256=digests[VOCAB],
         test_set=results.TestSet(test.name, len(test.ref), test.src_sha256, test.ref_sha256),
