@@ -389,12 +389,20 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
     assert "results" not in capsys.readouterr().err
 
 
-def test_a_score_is_told_though_its_record_cannot_be_written(run: Path, tmp_path: Path, capsys: Capture) -> None:
-    (run / "results.json").write_text("{half of")
+@pytest.mark.parametrize("fault", ["damaged", "no file can be made"])
+def test_a_score_is_told_though_its_record_cannot_be_written(
+        fault: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
+    results, lock = run / "results.json", run / ".results.lock"
+    if fault == "damaged":
+        results.write_text("{half of")
+    else:
+        lock.mkdir()
     found = asked(tmp_path, run)
     out, err = capsys.readouterr()
-    assert f"{found['scores'][0]['value']:.2f}" in out and (run / "results.json").read_text() == "{half of"
-    assert err.count("warning: ") == 1 and f"warning: {run / 'results.json'}" in err
+    assert f"{found['scores'][0]['value']:.2f}" in out
+    assert err.startswith("warning: ") and err.count("\n") == 1
+    assert str(results if fault == "damaged" else lock) in err
+    assert results.read_text() == "{half of" if fault == "damaged" else not results.exists()
 
 
 # ---- two, and several ---------------------------------------------------------------------------------------------
