@@ -77,10 +77,13 @@ def work(args: argparse.Namespace) -> int:
 
     settle()  # before torch comes in
 
+    from nmt.errors import UserError
     from nmt.files import check_writable, write_json, write_text
     from nmt.publish.evaluation import Question, compared, scored, spread_of
     from nmt.publish.system import Wanted
 
+    if args.hypotheses is not None and (Path(args.hypotheses).is_dir() or not Path(args.hypotheses).exists()):
+        raise UserError(f"{args.hypotheses}: no such file of translations; a checkpoint is given without --hypotheses")
     for file in (args.output, args.json):
         if file is not None:  # said before the work, not after it
             check_writable(Path(file))

@@ -132,8 +132,8 @@ def record(system: System, measured: Sequence[Measured]) -> None:
     if run is None:
         return
     digests = {name: entry["sha256"] for name, entry in read_manifest(checkpoint.path).items()}
-    results.add(run, results.Result(
-        when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.name,
+    made = results.Result(
+        when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.resolve().name,
         step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []),
         weights_sha256=digests[MODEL], vocab_sha256=digests[VOCAB],
         test_set=results.TestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
@@ -141,10 +141,11 @@ def record(system: System, measured: Sequence[Measured]) -> None:
         decoding=to_dict(system.config.decoding), engine=engine.translator.engine,
         scores=[results.Score(**score) for score in plain(measured)],
         versions={"python": python_version()} | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
-        seconds=round(system.seconds, 2)))
+        seconds=round(system.seconds, 2))
     try:
+        results.add(run, made)
         write_card(checkpoint.path, results.read(run))
-    except UserError as error:  # of a card that somebody edited; the score stands all the same
+    except (OSError, UserError) as error:  # damaged, another's, or a full disk: the score stands all the same
         say(f"warning: {error}")
 
 
@@ -152,8 +153,9 @@ def record(system: System, measured: Sequence[Measured]) -> None:
 
 def compared(question: Question, names: Sequence[str]) -> Answer:
     """Whether the difference between two systems is more than luck."""
+    seed = seed_asked_for()
     systems = a, b = _of_one_test(question, names)
-    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref, seed=seed_asked_for())
+    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref, seed=seed)
     measured = [climb(system, [HEADLINE])[0] for system in systems]
     told = [*side_by_side(systems, measured), f"  difference {found.difference:+.2f}",
             f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",

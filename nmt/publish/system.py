@@ -64,6 +64,8 @@ class System:
 def translated(job: Job, wanted: Wanted) -> System:
     engine = opened(job)
     test = wanted.opened(engine.config)
+    if not test.src:
+        raise UserError(f"{engine.paths[0]}: has nothing to translate; give --src FILE beside --ref FILE")
     progress, began = Progress("translating", len(test.src), "sentences"), clock()
     texts = [found.text for found in engine.translator.translate(test.src, progress)]
     progress.close()

@@ -6,7 +6,7 @@ step was applied, and the figure lies within the interval or below it.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -51,7 +51,8 @@ def judge(measured: Measured, system: System) -> Verdict:
     if system.engine is None or not system.engine.checkpoints or measured.interval is None:
         raise UserError(f"{system.name}: a verdict needs a checkpoint, for it judges the training too")
     checkpoint, *others = system.engine.checkpoints
-    paper = conformance(system.config)
+    # How it was trained stands in the checkpoint; of what the command line changed, only the search took effect.
+    paper = conformance(replace(checkpoint.config, decoding=system.config.decoding))
     because, missing = tuple(_reasons(paper, checkpoint, system, len(others))), tuple(_left_out(paper, checkpoint))
     is_reached = measured.interval.high >= paper.bleu
     if not because and is_reached and missing:
