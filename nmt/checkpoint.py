@@ -75,6 +75,7 @@ class Checkpoint:
     config: RunConfig
     vocab_model: bytes
     state: dict[str, Any]
+    sha256: dict[str, str]  # of its files, as its manifest had them when it was opened
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def _open(path: Path) -> Checkpoint:
 
 def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
     """All that can be checked before a tensor is read."""
-    for name, entry in read_manifest(path).items():
+    entries = read_manifest(path)
+    for name, entry in entries.items():
         if name not in (*PARTS, OPTIMIZER):
             raise UserError(f"{path / MANIFEST}: names {name}, which is no part of a checkpoint; use another copy")
         if entry["size"] > SMALL.get(name, 2**63):
@@ -172,7 +174,7 @@ def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
         verify(path, (OPTIMIZER,), only=())
         _compare(path / OPTIMIZER, ((f"{key}.{name}", [] if key == "step" else shape) for name, shape in shapes()
                                     for key in ("step", "exp_avg", "exp_avg_sq")))
-    return Checkpoint(path, config, vocab.model, state)
+    return Checkpoint(path, config, vocab.model, state, {name: entry["sha256"] for name, entry in entries.items()})
 
 
 def _read_config(path: Path) -> RunConfig:

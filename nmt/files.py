@@ -27,6 +27,8 @@ from nmt.errors import UserError
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
+RUN_FILES = ("config.yaml", "vocab.model", "metrics.jsonl", "status.json", "report.html", "results.json",
+             "averaging.json")  # what a run folder keeps beside its checkpoints
 
 
 def digest(path: Path) -> str:
@@ -69,7 +71,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of the file `path`, atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A name of the same length as any, for a file name may be as long as names can be.
+    temporary = path.with_name(f".{hashlib.sha256(path.name.encode(errors='surrogateescape')).hexdigest()[:16]}"
+                               f".{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

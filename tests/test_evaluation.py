@@ -60,7 +60,7 @@ Capture = pytest.CaptureFixture[str]
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """{valid,test}.{en,de} and a run of 60 updates, saved every 20, that has learned a few words."""
     folder = tmp_path_factory.mktemp("ground")
-    for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 24))):
+    for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 30))):
         drawn = sentences(n, seed)
         for side, language in enumerate(("en", "de")):
             put(folder / f"{split}.{language}", [pair[side] for pair in drawn])
@@ -196,7 +196,8 @@ def test_every_rung_is_what_sacrebleu_says(
         assert score["value"] == metric.corpus_score(texts, [gold]).score, score["name"]
         assert said(score["signature"]) == said(metric.get_signature().format()) | {
             "test": f"ref.txt#{sha256(Path(references))[:8]}", "lang": f"en-{language}", "lines": str(len(rows)),
-            "nmt": version("nmt")} | ({"tok": tokens, "lists": f"sacremoses-{version('sacremoses')}"} if tokens else {})
+            "nmt": version("nmt"), "bs": str(FEW), "seed": "12345"} | (
+                {"tok": tokens, "lists": f"sacremoses-{version('sacremoses')}"} if tokens else {})
         direct: Any = metric.corpus_score(texts, [gold], n_bootstrap=FEW)
         assert (score["low"], score["high"]) == pytest.approx((direct._mean - direct._ci, direct._mean + direct._ci))
         mark = "*" if score["name"] == list(expected)[-3] else " "  # the last of BLEU is the paper's
@@ -316,7 +317,8 @@ def test_what_was_scored_of_a_run_stands_in_its_results(run: Path, ground: Path,
     assert record["hypotheses_sha256"] == sha256(output)
     assert record["weights_sha256"] == sha256(place / "model.safetensors")
     assert record["vocab_sha256"] == sha256(place / "vocab.model")
-    assert record["test_set"] == {"name": found["test_set"], "lines": 24, "src_sha256": sha256(ground / "test.en"),
+    assert record["test_set"] == {"name": f"test.en+test.de#{sha256(ground / 'test.de')[:8]}", "lines": 30,
+                                  "src_sha256": sha256(ground / "test.en"),
                                   "ref_sha256": sha256(ground / "test.de")}
     assert (record["checkpoint"], record["step"], record["averaged"]) == ("step-0000060", 60, [])
     assert (record["decoding"]["beam"], record["decoding"]["max_extra"], record["engine"]) == (1, 5, "nmt")
@@ -380,12 +382,12 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
     kinds: dict[str, list[str | Path]] = {
         "alone": [shutil.copytree(steps[1], tmp_path / "alone" / "model")],
         "ensemble": [steps[1], "--ensemble", steps[0]],
-        "file": [shutil.copy(ground / "test.de", run / "out.txt"), "--src", ground / "test.en",
+        "file": ["--hypotheses", shutil.copy(ground / "test.de", run / "out.txt"), "--src", ground / "test.en",
                  "--ref", ground / "test.de"]}
     before = {path for path in tmp_path.rglob("*")}
     found = asked(tmp_path, *kinds[kind])
     assert {path for path in tmp_path.rglob("*")} - before == {tmp_path / "scores.json"}
-    assert found["sentences"] == 24 and found.get("ensemble", []) == [str(steps[0])] * (kind == "ensemble")
+    assert found["sentences"] == 30 and found.get("ensemble", []) == [str(steps[0])] * (kind == "ensemble")
     assert "results" not in capsys.readouterr().err
 
 
@@ -496,20 +498,20 @@ def test_mean_and_spread_of_several(run: Path, ground: Path, tmp_path: Path, cap
     out = capsys.readouterr().out
     assert f"mean {mean:.2f}, standard deviation {std:.2f}" in out and f"[{mean - half:.2f}, {mean + half:.2f}]" in out
     for place, value in zip(places, values, strict=True):
-        assert re.search(rf"^  {re.escape(str(place))} +{value:.2f}$", out, re.MULTILINE)
+        assert re.search(rf"^  {re.escape(str(place))} +{value:.2f}  \[.*\]$", out, re.MULTILINE)
 
 
 # ---- test sets that are known -------------------------------------------------------------------------------------
 
 DROPPED = (range(3, 5), range(20, 22))
-KEPT = [i for i in range(24) if i not in (3, 4, 20, 21)]
+KEPT = [i for i in range(30) if i not in (3, 4, 20, 21)]
 
 
 @pytest.fixture
 def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's test set in the place of newstest2014, with four lines that the filtered one has not."""
     digests = {language: sha256(ground / f"test.{language}") for language in ("en", "de")}
-    monkeypatch.setattr(testsets, "KNOWN", {"newstest2014 de-en": (24, digests)})
+    monkeypatch.setattr(testsets, "KNOWN", {"newstest2014 de-en": (30, digests)})
     monkeypatch.setattr(testsets, "DROPPED", DROPPED)
 
 
@@ -523,15 +525,16 @@ def test_the_full_set_is_followed_by_the_filtered_one(
     capsys.readouterr()
     found, texts = asked(tmp_path, *words, "--ladder"), lines_of(output)
     assert [score["name"] for score in found["filtered"]] == [score["name"] for score in found["scores"]]
-    for scores, numbers, name in ((found["scores"], range(24), "newstest2014"), (found["filtered"], KEPT, "wmt14")):
+    for scores, numbers, name in ((found["scores"], range(30), "newstest2014"),
+                                   (found["filtered"], KEPT, "newstest2014-filtered")):
         assert scores[0]["value"] == bleu([texts[i] for i in numbers], [gold[i] for i in numbers])
         assert {said(score["signature"])["test"] for score in scores} == {name}
         assert {said(score["signature"])["lines"] for score in scores} == {str(len(numbers))}
     assert found["scores"][0]["value"] != found["filtered"][0]["value"]
-    assert "the 20 of these lines that sacreBLEU's wmt14 holds" in capsys.readouterr().out
+    assert "the 26 of these lines that are in sacreBLEU's wmt14" in capsys.readouterr().out
     assert "filtered" not in asked(tmp_path, *words)
     [record] = json.loads((run / "results.json").read_text())
-    assert {said(score["signature"])["lines"] for score in record["scores"]} == {"24"}
+    assert {said(score["signature"])["lines"] for score in record["scores"]} == {"30"}
 
 
 @pytest.mark.usefixtures("known")
@@ -577,6 +580,7 @@ MISUSED: dict[str, str] = {
     "a --engine ctranslate2 --ensemble b": "has neither --ensemble nor --verdict",
     "a --engine ctranslate2 --verdict": "has neither --ensemble nor --verdict",
     "a b --ladder": "--ladder goes with one system", "--compare a b --ladder": "--ladder goes with one system",
+    "--hypotheses a --test-set=": "--test-set is empty",
     "a --engine other": "invalid choice: 'other'", "--compare a": "expected 2 arguments",
 }
 
@@ -596,14 +600,16 @@ REF = "--ref {ref}"
 TOGETHER = "--src {ref} --ref {ref}"
 MISTAKEN: dict[str, str] = {
     f"--hypotheses nowhere {REF}": "nowhere: no such file of translations",
-    f"--hypotheses {{folder}} {REF}": "{folder}: no such file of translations",
+    f"--hypotheses {{folder}} {REF}": "{folder}: cannot be read (Is a directory)",
     "--hypotheses {ref} --ref nowhere": "nowhere: cannot be read",
     f"nowhere {TOGETHER}": "nowhere: no such checkpoint folder",
     f"--compare {{ref}} nowhere {REF}": "nowhere: no such checkpoint folder",
     "--compare {ref} {ref}": "no test set",
-    f"{{ref}} {TOGETHER} --verdict": "a verdict needs a checkpoint",
-    f"{{ref}} {TOGETHER} --ensemble nowhere": "{ref}: is a file of translations",
-    f"{{ref}} {TOGETHER} --engine ctranslate2": "{ref}: is a file of translations",
+    f"{{ref}} {TOGETHER} --verdict": "{ref}: is a file; translations are given with --hypotheses",
+    f"{{ref}} {TOGETHER} --ensemble nowhere": "{ref}: is a file; translations are given with --hypotheses",
+    f"{{folder}} {TOGETHER} training.steps=5": "training.steps=5: is decided by training",
+    f"--hypotheses {{ref}} {REF} --json {{ref}}": "{ref}: is read and written at once",
+    "--hypotheses {ref} --test-set newstest2013 --json {ref}": "{ref}: is read and written at once",
     f"--hypotheses {{ref}} {REF} --json nowhere/a.json": "nowhere/a.json: its folder does not exist",
     f"--hypotheses {{ref}} {REF} --json {{folder}}": "{folder}: is not a plain file",
     f"--hypotheses {{ref}} {REF} data.tgt=en": "src and tgt are both 'en'",
@@ -619,6 +625,33 @@ def test_a_mistake_is_told_in_one_line(words: str, tmp_path: Path, capsys: Captu
     names = {"ref": put(tmp_path / "ref.de", GERMAN[:4]), "folder": str(tmp_path)}
     assert MISTAKEN[words].format(**names) in refused(capsys, *words.format(**names).split())
     assert {path.name for path in tmp_path.iterdir()} == {"ref.de"}
+
+
+def test_what_is_read_or_belongs_to_a_run_is_not_written_over(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    checkpoint = run / "checkpoints" / "step-0000060"
+    for file in (run / "config.yaml", run / "metrics.jsonl", checkpoint / "new.json"):
+        assert "belongs to a run, a checkpoint or a store" in refused(capsys, run, "--json", file)
+    assert "read and written at once" in refused(capsys, run, "--output", tmp_path / "x", "--json", tmp_path / "x")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
+
+
+def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    odd = run.rename(run.with_name("beam=1"))
+    assert asked(tmp_path, odd)["checkpoint"].startswith(str(odd))
+    text = ("\n".join(GERMAN[:FEW]) + "\n").encode()
+    ends = [os.pipe() for _ in range(2)]
+    for _, end in ends:
+        os.write(end, text)
+        os.close(end)
+    names = [f"/dev/fd/{end}" for end, _ in ends]
+    assert asked(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"][0]["value"] == pytest.approx(100)
+    for end, _ in ends:
+        os.close(end)
+
+
+def test_one_model_has_no_spread(run: Path, capsys: Capture) -> None:
+    assert "same weights" in refused(capsys, run, run / "checkpoints" / "step-0000060")
 
 
 def test_nothing_is_translated_for_a_file_that_cannot_be_written(run: Path, tmp_path: Path, capsys: Capture) -> None:

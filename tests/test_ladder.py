@@ -106,10 +106,14 @@ def test_only_the_references_quotes_become_plain() -> None:
     assert value_of(rung, typographic, typographic) < 99.9 < value_of(SPLIT, typographic, typographic)
 
 
-def test_the_papers_rung_is_split_for_german_alone() -> None:
-    assert [rung.name for rung in RUNGS.values() if rung.is_papers] == ["BLEU tokenised, split, plain quotes"]
-    assert papers_rung("fr").name == "BLEU tokenised"
-    assert not any("split" in rung.name for rung in ladder("fr"))
+@pytest.mark.parametrize("language, papers", [
+    ("de", ["BLEU tokenised, split, plain quotes"]), ("de_AT", ["BLEU tokenised, split, plain quotes"]),
+    ("fr", ["BLEU tokenised"]), ("FR-ca", ["BLEU tokenised"]), ("ja", []), ("xx", [])])
+def test_table_2_knows_german_and_french_and_splits_german_alone(language: str, papers: list[str]) -> None:
+    rungs = list(ladder(language))
+    assert [rung.name for rung in rungs if rung.is_papers] == papers
+    assert papers_rung(language).name == (papers or ["BLEU tokenised"])[0]
+    assert any("split" in rung.name for rung in rungs) == language.startswith("de")
 
 
 @pytest.mark.parametrize("line, tokens", [
@@ -164,6 +168,7 @@ def test_an_interval_holds_its_score_and_is_there_when_asked_for() -> None:
     for rung in RUNGS.values():
         found = measure(rung, hypotheses, references, "demo", "en-de", 100)
         assert found.interval and found.interval.n == 100
+        assert "|bs:100|seed:12345|" in found.score.signature
         assert found.interval.low < found.score.value < found.interval.high
     assert measure(HEADLINE, HYPOTHESES, REFERENCES, "demo", "en-de").interval is None
 

@@ -98,6 +98,15 @@ def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
     assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
+    """With k lines that differ, all for the better, 2 of 2^k exchanges show as much: the exact p of randomisation."""
+    worse = [line if i >= k else line.rpartition(" ")[0] for i, line in enumerate(REFERENCES)]
+    found = compare(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
+    assert found.difference > 0
+    assert found.p_randomisation == pytest.approx(2.0 ** (1 - k)) and found.p_bootstrap >= 2.0 ** (1 - k)
+
+
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
 def test_a_damaged_copy_is_found_out(metric: str) -> None:
     lines = damaged(0.2, 1)

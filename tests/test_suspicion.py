@@ -116,8 +116,17 @@ def test_empty_lines_at_the_end_are_named_as_the_reason() -> None:
 
 
 def test_translations_that_are_all_empty_are_worth_nothing_and_scored() -> None:
-    found, = findings(Text("out.txt", ["", " "], "de"), Text("ref.de", ["a", "b"], "de"), None)
-    assert not found.is_fatal and "empty translations" in found.told and "2 of 2" in found.told
+    found = findings(Text("out.txt", [""] * 30, "de"), Text("ref.de", ["ein Satz"] * 30, "de"), None)
+    assert len(found) == 1 and not found[0].is_fatal
+    assert "empty translations" in found[0].told and "30 of 30" in found[0].told
+
+
+def test_few_lines_and_languages_without_spaces_are_told() -> None:
+    few, = findings(Text("out.txt", ["ein Satz"], "de"), Text("ref.de", ["ein Satz mehr"], "de"), None)
+    assert not few.is_fatal and "1 lines are too few" in few.told
+    lines = [f"{i} 这是一个句子。" for i in range(30)]
+    chinese, = findings(Text("out.txt", lines, "zh"), Text("ref.zh", [line + "。" for line in lines], "zh"), None)
+    assert not chinese.is_fatal and "Chinese has no spaces" in chinese.told
 
 
 @pytest.mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""])])

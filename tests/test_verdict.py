@@ -49,7 +49,7 @@ REACHED, MISSED = measured(26.7, 27.9), measured(25.1, 26.3)
 def judged(of: Measured = REACHED, config: RunConfig = BASE, made: dict[str, Any] | None = None, test: TestSet = FULL,
            overrides: Sequence[str] = (), n_others: int = 0) -> Verdict:
     """`overrides` are those of nmt-eval's command line."""
-    checkpoint = Checkpoint(Path("average"), config, b"", made or state())
+    checkpoint = Checkpoint(Path("average"), config, b"", made or state(), {})
     engine = Opened(cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others))
     return judge(of, System("average", changed(config, overrides), test, [], engine=engine))
 

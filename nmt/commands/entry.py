@@ -18,7 +18,7 @@ from nmt.errors import Failure, UserError
 def guarded(work: Callable[[], int], program: str) -> int:
     """Run `work` and turn what goes wrong into an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")  # whatever the locale
     try:
         code = work()
         if sys.stdout is not None:  # the user may have closed it
@@ -37,7 +37,7 @@ def guarded(work: Callable[[], int], program: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.ENAMETOOLONG):
             raise
         print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """nmt-eval: translate a test set and score the result, every score with its signature; or score anybody's output."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote")
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
-    args.checkpoints = [word for word in args.words if "=" not in word]
-    args.overrides = [word for word in args.words if "=" in word]
+    args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
+    args.checkpoints = [word for word in args.words if word not in args.overrides]
     if complaint := misuse(args):
         parser.error(complaint)
     return guarded(lambda: work(args), "nmt-eval")
@@ -55,6 +56,8 @@ def misuse(args: argparse.Namespace) -> str:
     n, is_file = len(args.checkpoints), args.hypotheses is not None
     if (n > 0) + is_file + (args.compare is not None) != 1:
         return "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B"
+    if args.test_set == "":
+        return "--test-set is empty; give a NAME"
     if args.ref is not None and args.test_set:
         return "give --test-set NAME or --ref FILE, not both"
     if is_file and args.ref is None and not args.test_set:
@@ -68,6 +71,29 @@ def misuse(args: argparse.Namespace) -> str:
     return "--ladder goes with one system" if args.ladder and (n > 1 or args.compare) else ""
 
 
+def check_outputs(args: argparse.Namespace) -> None:
+    """Said before the work, not after it: what cannot be read or written, and what must not be written over."""
+    from pathlib import Path
+
+    from nmt.errors import UserError
+    from nmt.files import MANIFEST, RUN_FILES, check_writable
+
+    if args.hypotheses is not None and not os.path.exists(args.hypotheses):
+        raise UserError(f"{args.hypotheses}: no such file of translations")
+    taken = [os.path.realpath(name) for name in (args.src, args.ref, args.hypotheses, *(args.compare or ())) if name]
+    for file in (args.output, args.json):
+        if file is None:
+            continue
+        check_writable(Path(file))
+        folder = Path(file).resolve().parent
+        if os.path.realpath(file) in taken:
+            raise UserError(f"{file}: is read and written at once; choose another file")
+        is_run = (folder / "checkpoints").exists() and Path(file).name in RUN_FILES
+        if is_run or (folder / MANIFEST).exists():
+            raise UserError(f"{file}: belongs to a run, a checkpoint or a store; choose another file")
+        taken.append(os.path.realpath(file))
+
+
 def work(args: argparse.Namespace) -> int:
     go_offline(args)
 
@@ -77,16 +103,11 @@ def work(args: argparse.Namespace) -> int:
 
     settle()  # before torch comes in
 
-    from nmt.errors import UserError
-    from nmt.files import check_writable, write_json, write_text
-    from nmt.publish.evaluation import Question, compared, scored, spread_of
+    from nmt.files import write_json, write_text
+    from nmt.publish.evaluation import Question, compared, record, scored, spread_of
     from nmt.publish.system import Wanted
 
-    if args.hypotheses is not None and (Path(args.hypotheses).is_dir() or not Path(args.hypotheses).exists()):
-        raise UserError(f"{args.hypotheses}: no such file of translations; a checkpoint is given without --hypotheses")
-    for file in (args.output, args.json):
-        if file is not None:  # said before the work, not after it
-            check_writable(Path(file))
+    check_outputs(args)
     question = Question(Wanted(args.test_set, args.src, args.ref), tuple(args.overrides), args.force,
                         args.engine != "nmt")
     if args.compare:
@@ -96,11 +117,12 @@ def work(args: argparse.Namespace) -> int:
     else:
         names = (*(args.checkpoints or [args.hypotheses]), *args.ensemble)
         answer = scored(question, names, args.hypotheses is not None, args.ladder, args.verdict)
+    print(answer.told, flush=True)
     if args.output:
-        write_text(Path(args.output), "".join(text + "\n" for text in answer.texts))
+        write_text(Path(args.output), "".join(text + "\n" for text in answer.systems[0].texts))
     if args.json:
         write_json(Path(args.json), answer.figures)
-    print(answer.told)
+    record(answer)
     return 0
 
 

@@ -50,7 +50,7 @@ def read_raw(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
                 lines.extend(islice(file, size))  # keeps what comes before an error
                 if not lines:
                     break
-                yield lines, min(1.0, packed.tell() / max(1, n_bytes))
+                yield lines, min(1.0, _place(packed) / max(1, n_bytes))
                 n += len(lines)
     except DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
@@ -59,6 +59,14 @@ def read_raw(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
                         ) from None
     if n == 0:
         raise UserError(f"{text.name}: empty; it should hold one sentence per line")
+
+
+def _place(packed: IO[bytes]) -> int:
+    """How much of it has been read; of a pipe nobody knows."""
+    try:
+        return packed.tell()
+    except OSError:
+        return 0
 
 
 def read_lines(text: TextFile) -> Iterator[str]:

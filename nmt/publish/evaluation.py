@@ -7,7 +7,7 @@ card of its average.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ from nmt.checkpoint import MODEL, VOCAB
 from nmt.config import RunConfig, changed, to_dict
 from nmt.decode.job import Job
 from nmt.errors import UserError
-from nmt.files import RunFolder, read_manifest
+from nmt.files import RunFolder
 from nmt.progress import say, tracked
 from nmt.publish import results
 from nmt.publish.average_card import write_card
@@ -28,6 +28,7 @@ from nmt.score.ladder import CHRF2, HEADLINE, Measured, Rung, ladder, measure, p
 from nmt.score.significance import Comparison, compare, seed_asked_for, spread
 
 N_BOOTSTRAP = 1_000
+OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test")  # how to translate, and what
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,19 @@ class Question:
 class Answer:
     told: str
     figures: dict[str, Any]  # for JSON
-    texts: list[str] = field(default_factory=list)
+    systems: Sequence[System]
+    measured: Sequence[Sequence[Measured]]  # of each system
 
 
 def system_of(question: Question, *names: str, is_text: bool = False) -> System:
     """A checkpoint's or an ensemble's translations, or a file of them."""
     if not is_text and not Path(names[0]).is_dir():
         what = "is a file; translations are given with --hypotheses FILE" if Path(names[0]).is_file() else \
-            "no such checkpoint or file; give RUN, RUN/average or RUN/checkpoints/step-..."
+            "no such checkpoint folder or file; give RUN, RUN/average or RUN/checkpoints/step-..."
         raise UserError(f"{names[0]}: {what}")
+    for override in question.overrides:
+        if not override.startswith(OVERRIDES):
+            raise UserError(f"{override}: is decided by training; nmt-eval takes {', '.join(OVERRIDES)}")
     if is_text:
         system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
     else:
@@ -65,22 +70,20 @@ def scored(question: Question, names: Sequence[str], is_text: bool, is_ladder: b
     if is_judged and RunFolder(Path(names[0])).average.is_dir():  # the recipe ends with averaging
         names = (str(RunFolder(Path(names[0])).average), *names[1:])
     system = system_of(question, *names, is_text=is_text)
-    rungs = list(ladder(system.config.data.tgt)) if is_ladder else [HEADLINE, CHRF2]
-    if is_judged and not is_ladder:
-        rungs.append(papers_rung(system.config.data.tgt))
+    papers = papers_rung(system.config.data.tgt)
+    rungs = list(ladder(system.config.data.tgt)) if is_ladder else [HEADLINE, CHRF2, *[papers] * is_judged]
     measured = climb(system, rungs)
     told = [head(system), *table(measured)]
     figures = described(system) | {"scores": plain(measured)}
     if is_ladder and system.test.subset:
         filtered = climb(system, rungs, system.test.subset)
-        told += [f"the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 holds", *table(filtered)]
+        told += [f"the {len(system.test.subset):,} of these lines that are in sacreBLEU's wmt14", *table(filtered)]
         figures["filtered"] = plain(filtered)
     if is_judged:
-        verdict = judge(next(one for one in measured if one.is_papers), system)
+        verdict = judge(next(one for one in measured if one.score.name == papers.name), system)
         told += ["", verdict.told()]
         figures["verdict"] = verdict.figures()
-    record(system, measured)
-    return Answer("\n".join(told), figures, system.texts)
+    return Answer("\n".join(told), figures, [system], [measured])
 
 
 def described(system: System) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def climb(system: System, rungs: Iterable[Rung], lines: Sequence[int] | None = N
     """The system on each of the rungs, on all lines or on these of sacreBLEU's filtered wmt14."""
     texts, references, name = system.texts, system.test.ref, system.test.label
     if lines is not None:
-        texts, references, name = [texts[i] for i in lines], [references[i] for i in lines], "wmt14"
+        texts, references, name = [texts[i] for i in lines], [references[i] for i in lines], f"{name}-filtered"
     return [measure(rung, texts, references, name, system.pair, N_BOOTSTRAP)
             for rung in tracked(list(rungs), "scoring", "rungs")]
 
@@ -122,8 +125,19 @@ def plain(measured: Sequence[Measured]) -> list[dict[str, Any]]:
             for one in measured]
 
 
-def record(system: System, measured: Sequence[Measured]) -> None:
-    """Write the scores into the results of the run that the system is of, if it is of one."""
+def record(answer: Answer) -> None:
+    """Write the scores into the results of the runs that the systems are of. Where that cannot be, they stand all the
+    same: a damaged file, a colleague's folder, a full disk."""
+    for system, measured in zip(answer.systems, answer.measured, strict=True):
+        try:
+            _record(system, measured)
+        except UserError as error:
+            say(f"warning: not recorded: {error}")
+        except OSError as error:
+            say(f"warning: not recorded: {error.filename or results.RESULTS}: {error.strerror}")
+
+
+def _record(system: System, measured: Sequence[Measured]) -> None:
     engine = system.engine
     if engine is None or len(engine.checkpoints) != 1:  # a file, an export, an ensemble
         return
@@ -131,22 +145,17 @@ def record(system: System, measured: Sequence[Measured]) -> None:
     run = results.run_of(checkpoint.path)
     if run is None:
         return
-    digests = {name: entry["sha256"] for name, entry in read_manifest(checkpoint.path).items()}
-    made = results.Result(
+    results.add(run, results.Result(
         when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.resolve().name,
-        step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []),
-        weights_sha256=digests[MODEL], vocab_sha256=digests[VOCAB],
+        step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []), pair=system.pair,
+        weights_sha256=checkpoint.sha256[MODEL], vocab_sha256=checkpoint.sha256[VOCAB],
         test_set=results.TestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
         hypotheses_sha256=hashlib.sha256("".join(text + "\n" for text in system.texts).encode()).hexdigest(),
         decoding=to_dict(system.config.decoding), engine=engine.translator.engine,
         scores=[results.Score(**score) for score in plain(measured)],
         versions={"python": python_version()} | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
-        seconds=round(system.seconds, 2))
-    try:
-        results.add(run, made)
-        write_card(checkpoint.path, results.read(run))
-    except (OSError, UserError) as error:  # damaged, another's, or a full disk: the score stands all the same
-        say(f"warning: {error}")
+        seconds=round(system.seconds, 2)))
+    write_card(checkpoint.path, results.read(run))
 
 
 # ---- several ----------------------------------------------------------------------------------------------------
@@ -163,7 +172,7 @@ def compared(question: Question, names: Sequence[str]) -> Answer:
             f"  {_meaning(found)}"]
     return Answer("\n".join(told), {
         "systems": [a.label, b.label], "test_set": a.test.name, "pair": a.pair, "sentences": len(a.texts),
-        "scores": plain(measured), "comparison": asdict(found)})
+        "scores": plain(measured), "comparison": asdict(found)}, systems, [[one] for one in measured])
 
 
 def _meaning(found: Comparison) -> str:
@@ -185,16 +194,18 @@ def side_by_side(systems: Sequence[System], measured: Sequence[Measured]) -> Ite
 def spread_of(question: Question, names: Sequence[str]) -> Answer:
     """What several runs of one recipe, from different seeds, reach."""
     systems = _of_one_test(question, names)
+    weights = [system.engine.checkpoints[0].sha256[MODEL] for system in systems if system.engine]
+    if len(set(weights)) < len(systems):
+        raise UserError(f"{' '.join(names)}: some have the same weights; a spread is that of different runs")
     measured = [climb(system, [HEADLINE])[0] for system in systems]
     found = spread([one.score.value for one in measured])
     told = [*side_by_side(systems, measured),
             f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean of such runs "
             f"[{found.low:.2f}, {found.high:.2f}] (Student's t)"]
-    for system, one in zip(systems, measured, strict=True):
-        record(system, [one])
     return Answer("\n".join(told), {
         "systems": [system.label for system in systems], "test_set": systems[0].test.name, "pair": systems[0].pair,
-        "sentences": len(systems[0].texts), "scores": plain(measured), "spread": asdict(found)})
+        "sentences": len(systems[0].texts), "scores": plain(measured), "spread": asdict(found)},
+        systems, [[one] for one in measured])
 
 
 def _of_one_test(question: Question, names: Sequence[str]) -> list[System]:

@@ -14,7 +14,7 @@ from nmt.averaging import is_foreign
 from nmt.checkpoint import Checkpoint
 from nmt.errors import UserError
 from nmt.publish.system import System
-from nmt.recipe import Conformance, conformance
+from nmt.recipe import SILENT, Conformance, conformance
 from nmt.score.ladder import Measured
 
 MINUTES = (9.0, 15.0)  # what passes for ten between two checkpoints: an update or a validation may come in between
@@ -67,6 +67,9 @@ def _reasons(paper: Conformance, checkpoint: Checkpoint, system: System, n_other
     for row in paper.deviations:
         if row.key in ELSEWHERE:
             yield f"{row.name}: {row.ours}, in the paper {row.paper}"
+    data = checkpoint.config.data
+    if system.pair != f"{data.src}-{data.tgt}":
+        yield f"it was scored as {system.pair} and trained as {data.src}-{data.tgt}"
     averaged = checkpoint.state.get("averaged", [])
     if is_foreign(averaged):
         yield f"the weights come from elsewhere ({', '.join(averaged)}) and nothing is known of their training"
@@ -80,7 +83,8 @@ def _left_out(paper: Conformance, checkpoint: Checkpoint) -> Iterator[str]:
     """What would have to be done otherwise."""
     for row in paper.deviations:
         if row.key != "data.test":  # what was really scored counts
-            yield f"{row.name}: {row.ours}, in the paper {row.paper}"
+            yield f"{row.name}: {row.ours}, " + (
+                f"in the paper {row.paper}" if row.paper != SILENT else f"in the released code {row.released}")
     state, steps = checkpoint.state, checkpoint.config.training.steps
     if state["step"] < steps:
         yield f"the end of training: {state['step']:,} of {steps:,} updates"

@@ -1,9 +1,10 @@
 """How far a score can be trusted: its interval, whether two systems differ, and the spread over training runs.
 
 Resampling is sacreBLEU's own PairedTest, reached the way its command line reaches it, so that the same seed gives the
-same figures there and here. Two things are mended: systems with the same score have p = 1 (sacreBLEU counts only
-differences above the observed one, finds none above 0 and reports its smallest p), and seed 0, which it takes for no
-seed at all, is refused. The environment is left as it was found.
+same figures there and here. Three things are mended. Systems with the same score have p = 1: sacreBLEU counts only
+differences above the observed one, finds none above 0 and reports its smallest p. For the same reason p is nowhere
+below what the lines that differ can show: with k of them, 2^(1-k). And seed 0, which it takes for no seed at all, is
+refused. The environment is left as it was found.
 """
 
 import math
@@ -84,9 +85,10 @@ def compare(metric: "Metric", a: Sequence[str], b: Sequence[str], references: Se
     first, second = tested(metric, [a, b], references, "bs", n_bootstrap, seed)
     shuffled = tested(metric, [a, b], references, "ar", n_randomisation, seed)[1]
     difference = second.score - first.score
-    # At least as large as nothing is every difference that can be drawn.
-    p_bootstrap, p_randomisation = (second.p_value, shuffled.p_value) if difference else (1.0, 1.0)
-    assert p_bootstrap is not None and p_randomisation is not None
+    assert second.p_value is not None and shuffled.p_value is not None
+    # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or none.
+    least = 2.0 ** (1 - min(1_000, sum(ours != theirs for ours, theirs in zip(a, b, strict=True))))
+    p_bootstrap, p_randomisation = (max(p, least) if difference else 1.0 for p in (second.p_value, shuffled.p_value))
     return Comparison(first.score, second.score, difference, p_bootstrap, p_randomisation,
                       interval_of(first, n_bootstrap, seed), interval_of(second, n_bootstrap, seed),
                       n_bootstrap, n_randomisation, seed)

@@ -25,6 +25,8 @@ MANY = 0.05
 SIZES = {3003: "newstest2014 in full (sacreBLEU's wmt14/full)", 2737: "sacreBLEU's filtered wmt14",
          3000: "newstest2013"}
 
+FEW = 30  # lines
+UNSPACED = {"ja": "Japanese", "th": "Thai", "zh": "Chinese"}
 LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian",
              "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian", "sv": "Swedish"}
 FREQUENT = {
@@ -117,6 +119,7 @@ def findings(hypotheses: Text, references: Text, sources: Text | None = None) ->
              *odd_characters(hypotheses, references), *odd_characters(references, hypotheses),
              *other_language(references, None), *other_language(hypotheses, references), *unknown_pieces(hypotheses),
              *lower_cased(hypotheses, references), *same(hypotheses, references), *shifted(hypotheses, references)]
+    found += few(hypotheses)
     if sources is not None:
         found += copied(hypotheses, references, sources)
     return sorted(found, key=lambda finding: not finding.is_fatal)
@@ -145,6 +148,15 @@ def unequal(hypotheses: Text, references: Text) -> Iterator[Finding]:
         remedy = "line for line they must belong together: give one for each source sentence, cut at \\n alone"
     yield Finding(True, f"{hypotheses.name}:{min(n, m) + 1}: {n:,} translations cannot be scored against {m:,} "
                         f"references of {references.name}; {remedy}")
+
+
+def few(hypotheses: Text) -> Iterator[Finding]:
+    if len(hypotheses.lines) < FEW:
+        yield Finding(False, f"{hypotheses.name}: {len(hypotheses.lines)} lines are too few for an interval or a p to "
+                             "mean anything; score more")
+    if (language := hypotheses.language[:2].lower()) in UNSPACED:
+        yield Finding(False, f"{hypotheses.name}: {UNSPACED[language]} has no spaces between words, which BLEU counts "
+                             "here; take chrF2, or sacreBLEU with a tokeniser for it")
 
 
 def empty(text: Text, noun: str, why: str) -> Iterator[Finding]:
@@ -220,7 +232,7 @@ def foreign(count: Counter[str], own: str) -> str | None:
 
 
 def lower_cased(hypotheses: Text, references: Text) -> Iterator[Finding]:
-    if not any(line != line.lower() for line in hypotheses.lines):
+    if any(map(str.strip, hypotheses.lines)) and not any(line != line.lower() for line in hypotheses.lines):
         if lines := [i for i, line in enumerate(references.lines) if line != line.lower()]:
             if len(lines) >= MOST * len(references.lines):
                 yield warning(hypotheses, lines, f"no upper-case letter at all, {references.name} has them",
