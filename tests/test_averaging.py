@@ -419,6 +419,17 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert nmt_average([str(run.path), "--curve", "2", "--ema", "0.5", "--every", "0.00001"]) == 0
     record = json.loads((run.path / "averaging.json").read_text())
     assert (record["decay"], record["choice"], record["best_n"]) == (0.5, "the last N, 1e-05 minutes apart", 2)
+    before = (run.path / "averaging.json").read_bytes()
+    for name in ("valid.tgt.txt", "valid.src.txt", "valid.src.ids.npy", "valid.tgt.offsets.npy"):
+        original = (tmp_path / "store" / name).read_bytes()
+        for data in (original[:-9], original[:-9] + bytes(each ^ 1 for each in original[-9:])):
+            (tmp_path / "store" / name).write_bytes(data)
+            capsys.readouterr()
+            assert nmt_average([str(run.path), "--curve", "1"]) == 2
+            lines = capsys.readouterr().err.splitlines()
+            assert len(lines) == 1 and str(tmp_path / "store" / name) in lines[0] and "nmt-prepare" in lines[0]
+        (tmp_path / "store" / name).write_bytes(original)
+    assert (run.path / "averaging.json").read_bytes() == before
     shutil.move(tmp_path / "store", tmp_path / "gone")
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "1"]) == 2
