@@ -2,7 +2,7 @@
 
 Files may be fp32, bf16 or fp16; the mean is fp32, every number rounded once. No file is in memory as a whole, so twenty
 checkpoints need no more room than one. An average is a checkpoint folder without the optimizer; its state.json names
-what it was made of. It may be replaced by another, but nothing that a person wrote into it is ever lost.
+what it was made of, oldest first. It may be replaced by another, but nothing that a person wrote into it is ever lost.
 """
 
 import contextlib
@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.checkpoint import MODEL, PARTS, SMALL, STATE, Checkpoint, load_for_mean, write_small
+from nmt.checkpoint import MODEL, PARTS, SMALL, STATE, Checkpoint, load_for_mean, steps, write_small
+from nmt.config import differences
 from nmt.errors import UserError
-from nmt.files import MANIFEST, read_json, size_of, write_folder
+from nmt.files import MANIFEST, RunFolder, make_folder, read_json, size_of, write_folder
 from nmt.progress import Progress, tracked
 
 PIECE = 1 << 20  # numbers that are summed at a time
@@ -74,39 +75,52 @@ class Mix:
 
 def opened(paths: Sequence[Path]) -> list[Checkpoint]:
     """Those checkpoints, verified."""
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("the same checkpoint is given twice; give each once")
-    return [load_for_mean(path) for path in tracked(paths, "verifying", "checkpoints", len(paths))]
+    _check_each_is_another(paths)
+    found = [load_for_mean(path) for path in tracked(paths, "verifying", "checkpoints", len(paths))]
+    _check_each_is_another([checkpoint.path for checkpoint in found])  # a run folder stood for its newest
+    return found
+
+
+def _check_each_is_another(paths: Sequence[Path]) -> None:
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UserError(f"{path}: the same checkpoint is given twice; give each once")
+        seen.add(path.resolve())
 
 
 def mixed(checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = None) -> Mix:
-    """Checkpoints of one run, equal in weight unless told; others are refused by the name of what differs."""
-    first, places = checkpoints[0], [_places(checkpoint.path / MODEL) for checkpoint in checkpoints]
-    for other, these in zip(checkpoints, places, strict=True):
-        if other.vocab_model != first.vocab_model:
-            raise UserError(f"{other.path}: has another BPE model than {first.path}; "
+    """Checkpoints of one run, the oldest first, equal in weight unless told. Of another run is what has other settings
+    or other pieces; where these are equal the tensors are, for each file was held against its own config."""
+    given = zip(checkpoints, weights or [1.0] * len(checkpoints), strict=True)
+    checkpoints, weights = zip(*sorted(given, key=lambda pair: pair[0].state["step"]), strict=True)
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        changes = differences(first.config, other.config)
+        if changes or other.vocab_model != first.vocab_model:
+            what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
+            raise UserError(f"{other.path}: is of another run than {first.path} ({what}); "
                             "only one run's checkpoints average")
-        for name in sorted({**these, **places[0]}):
-            shapes = [found[name].shape if name in found else "not there" for found in (these, places[0])]
-            if shapes[0] != shapes[1]:
-                raise UserError(f"{other.path}: tensor {name} is {shapes[0]}, in {first.path} it is {shapes[1]}; "
-                                "only one run's checkpoints average")
-    return Mix(checkpoints, weights or [1.0] * len(checkpoints), places)
+    return Mix(checkpoints, weights, [_places(checkpoint.path / MODEL) for checkpoint in checkpoints])
 
 
-def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = None) -> None:
-    """Write the mean of the checkpoints' weights as the folder `out`; one that is there is replaced only if all in it
-    is ours."""
+def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = None) -> list[str]:
+    """Write the mean of the checkpoints' weights as the folder `out`, and tell their names; one that is there is
+    replaced only if all in it is ours."""
     out = out.resolve()
+    _check_place(out)
     _check_replaceable(out)
+    make_folder(out.parent)
     mix = mixed(opened(paths), weights)
+    newest, state = mix.checkpoints[-1], state_of(mix)
 
     def fill(folder: Path) -> None:
         _write(folder / MODEL, mix)
-        write_small(folder, state_of(mix), mix.checkpoints[0].config, mix.checkpoints[0].vocab_model)
+        write_small(folder, state, newest.config, newest.vocab_model)
         _check_replaceable(out)  # somebody may have edited the card meanwhile
 
     write_folder(out, fill)
+    return list(state["averaged"])
 
 
 @torch.no_grad()
@@ -132,7 +146,8 @@ def state_of(mix: Mix) -> dict[str, Any]:
 def _named(checkpoint: Checkpoint) -> str:
     """By its folder, and by its origin if other hands trained it, or that would be forgotten."""
     origins = [name for name in checkpoint.state.get("averaged", []) if FOREIGN.search(name)]
-    return f"{checkpoint.path.name} ({', '.join(origins)})" if origins else checkpoint.path.name
+    name = checkpoint.path.resolve().name  # not best, or .
+    return f"{name} ({', '.join(origins)})" if origins else name
 
 
 def is_foreign(averaged: Sequence[str]) -> bool:
@@ -157,8 +172,21 @@ def averaged_in(folder: Path) -> list[str] | None:
     return [str(one) for one in known] if isinstance(known, list) else None
 
 
+def _check_place(out: Path) -> None:
+    """An average among a run's checkpoints would be taken for one, or pruned."""
+    for folder in (out, *out.parents):
+        run = RunFolder(folder.parent)
+        if folder.name == run.checkpoints.name and (run.config.is_file() or steps(run)):
+            raise UserError(f"{out}: {folder} is for the checkpoints of training alone; choose another -o DIR, such as "
+                            f"{run.average}")
+
+
 def _check_replaceable(out: Path) -> None:
-    if os.path.lexists(out) and averaged_in(out) is None:
+    known = averaged_in(out)
+    if known and len(known) == 1 and FOREIGN.match(known[0]):
+        raise UserError(f"{out}: holds what nmt-import brought in, which is no average; choose another -o DIR, nothing "
+                        "was changed")
+    if os.path.lexists(out) and known is None:
         if (out / STATE).is_file() and os.path.lexists(out / CARD) and not is_our_card(out / CARD):
             raise UserError(f"{out / CARD}: was edited since nmt wrote it, or is not nmt's; move it away or choose "
                             "another -o DIR, nothing was changed")

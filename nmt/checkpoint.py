@@ -144,6 +144,8 @@ def load_for_mean(path: Path) -> Checkpoint:
     """The same for a mean: the weights may be of 16 bits, and of training's moments no more than their size is read."""
     if not path.is_dir() or (path / "checkpoints").is_dir():
         path = load(path).path
+    if path.is_symlink():
+        path = path.resolve()  # best and last may move before the weights are read
     checkpoint = _look_into(path, FLOATS)
     verify(path, only=PARTS)
     return checkpoint

@@ -34,7 +34,8 @@ def folder(tmp_path: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def result_of(folder: Path) -> Result:
     manifest = read_manifest(folder)
-    return replace(RESULT, weights_sha256=manifest[MODEL]["sha256"], vocab_sha256=manifest[VOCAB]["sha256"])
+    digests = {f"{kind}_sha256": manifest[name]["sha256"] for kind, name in (("weights", MODEL), ("vocab", VOCAB))}
+    return replace(RESULT, pair="no-en", **digests)
 
 
 def with_config(folder: Path, **changes: object) -> None:
@@ -48,32 +49,45 @@ def test_the_hub_reads_it(folder: Path) -> None:
     with_config(folder, data=DataConfig(src="no", tgt="en", train=corpora))  # no, unquoted, is false in YAML
     result = result_of(folder)
     other = replace(result, test_set=replace(result.test_set, name="my/own set"), scores=result.scores[1:])
+    back = replace(result, pair="en-no", test_set=replace(result.test_set, name="newstest2013"),
+                   scores=[replace(result.scores[0], name="BLEU tokenised, split, plain quotes")])
     strange = replace(result, weights_sha256="0" * 64, test_set=replace(result.test_set, name="of other weights"))
-    write_card(folder, [result, other, strange])
+    filtered = replace(result, test_set=replace(result.test_set, name="wmt14"), scores=result.scores[:1])
+    write_card(folder, [result, other, strange, back, filtered])
     card = ModelCard.load(folder / "README.md")
     data = card.data.to_dict()
     assert (data["language"], data["library_name"], data["pipeline_tag"]) == (["no", "en"], "nmt", "translation")
     assert data["datasets"] == ["wmt/wmt14"] and "transformer" in data["tags"]
     found = card.data.eval_results
-    assert isinstance(found, list) and all(isinstance(each, EvalResult) for each in found) and len(found) == 3
+    assert isinstance(found, list) and all(isinstance(each, EvalResult) for each in found) and len(found) == 5
     assert card.data.model_name == "toy"
     assert [(each.metric_type, each.metric_value, each.metric_name, each.verified, each.task_type, each.dataset_name,
-             each.dataset_type, each.dataset_split, each.dataset_config) for each in found] == [
+             each.dataset_type, each.dataset_split, each.dataset_config) for each in found[:3]] == [
         ("bleu", 27.3, "BLEU (nrefs:1|tok:13a)", False, "translation", "newstest2014", "wmt/wmt14", "test", "no-en"),
         ("chrf", 55.0, "chrF2 (nrefs:1|nc:6)", False, "translation", "newstest2014", "wmt/wmt14", "test", "no-en"),
         ("chrf", 55.0, "chrF2 (nrefs:1|nc:6)", False, "translation", "my/own set", "my-own-set", "test", None)]
+    assert [(each.metric_type, each.task_name, each.dataset_type, each.dataset_split) for each in found[3:]] == [
+        ("bleu", "Translation en-no", "wmt/wmt14", "validation"), ("bleu", "Translation no-en", "wmt14", "test")]
     assert found[0].dataset_args == {"lines": 3003, "src_sha256": "c" * 64, "ref_sha256": "d" * 64}
     assert "&id" not in card.content and "of other weights" not in card.content
-    for fact in ("trained with nmt", "step-0000010", "26.90 to 27.70", r"`nrefs:1\|tok:13a`", "3,003 lines", "beam 4",
-                 "label smoothing 0.1", "nmt-translate . < text.no > text.en"):
+    for fact in ("trained with nmt", "step-0000010", "26.90 to 27.70", r"`nrefs:1\|tok:13a`", "beam 4",
+                 "newstest2014 no-en, 3,003 lines", "newstest2013 en-no, 3,003 lines", "label smoothing 0.1",
+                 "nmt-translate . < text.no > text.en"):
         assert fact in card.text, fact
 
 
 def test_without_scores_it_says_so(folder: Path) -> None:
-    write_card(folder, [])
-    card = ModelCard.load(folder / "README.md")
-    assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
-    assert "None was computed" in card.text and "{" not in card.text
+    """And how it comes by them: nmt-eval remembers what it finds only inside a run."""
+    for is_in_run in (False, True):
+        if is_in_run:
+            (folder.parent / "checkpoints").mkdir()
+            (folder.parent / "config.yaml").touch()
+        write_card(folder, [])
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
+        assert "None was computed" in card.text and "{" not in card.text
+        assert ("`nmt-eval` adds what it finds." in card.text) == is_in_run
+        assert ("only while this folder lies in a run folder" in card.text) != is_in_run
 
 
 def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:

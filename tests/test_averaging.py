@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_checkpoint import STATE, pieces, write
+from test_checkpoint import CONFIG, STATE, pieces, write
 from torch import Tensor
 from untrained import make_checkpoint, make_vocab
 
@@ -24,11 +25,12 @@ from nmt.checkpoint import MODEL, load, load_weights, newest
 from nmt.checkpoint import STATE as STATE_FILE
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
-from nmt.config import ModelConfig
+from nmt.config import DataConfig, DecodingConfig, EvaluationConfig, ModelConfig, dump, load_config
 from nmt.errors import UserError
 from nmt.files import RunFolder, digest, seal
 from nmt.model.transformer import Transformer
 from nmt.publish import curve
+from nmt.publish.adoption import is_import
 from nmt.selection import best, choose
 
 MEAN = "mean"
@@ -138,8 +140,8 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
     shape = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=1)
     for name, other in {"a": shape, "wider": replace(shape, d_ff=64), "untied": replace(shape, tied=False)}.items():
         make_checkpoint(tmp_path / name, vocab, other)
-    for name, tensor in {"wider": "decoder.0.feed_forward.inner.bias", "untied": "projection.weight"}.items():
-        with pytest.raises(UserError, match=f"{name}: tensor {tensor} is .*one run's"):
+    for name, key in {"wider": "d_ff: 48 -> 64", "untied": "tied: True -> False"}.items():
+        with pytest.raises(UserError, match=rf"{name}: is of another run than .*\(model.{key}\); only one run's"):
             average([tmp_path / "a", tmp_path / name], tmp_path / MEAN)
     write(tmp_path / "c")
     write(tmp_path / "d", vocab=pieces("ghijkl"))
@@ -147,6 +149,93 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
         average([tmp_path / "c", tmp_path / "d"], tmp_path / MEAN)
     with pytest.raises(UserError, match="given twice"):
         average([tmp_path / "c", tmp_path / "d" / ".." / "c"], tmp_path / MEAN)
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    """Other settings in the same checkpoint, sealed."""
+    config = load_config(str(folder / "config.yaml"))
+    (folder / "config.yaml").write_text(dump(replace(config, **changes)))
+    seal(folder)
+
+
+def test_two_runs_do_not_average(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even of equal shapes and pieces. What may change between two sittings makes no other run."""
+    ours, other = run.checkpoint(40), tmp_path / "other"
+    shutil.copytree(run.checkpoint(50), other)
+    configure(other, seed=2, evaluation=EvaluationConfig(bleu=False))
+    assert nmt_average([str(ours), str(other), "-o", str(tmp_path / MEAN)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and f"{other}: is of another run than {ours} (seed: 1 -> 2; evaluation.bleu: " in told[0]
+    assert not (tmp_path / MEAN).exists()
+    configure(other, data=DataConfig(src="e\nn" + "x" * 1000))
+    with pytest.raises(UserError) as caught:
+        average([ours, other], tmp_path / MEAN)
+    assert "e\\nnxxx" in str(caught.value) and str(caught.value).isprintable() and len(str(caught.value)) < 700
+    shutil.copy(ours / "config.yaml", other)
+    longer = replace(CONFIG.training, steps=200_000)
+    configure(other, name="renamed", out="elsewhere", training=longer, decoding=DecodingConfig(beam=1))
+    average([other, ours], tmp_path / MEAN)
+    assert load(tmp_path / MEAN).config.training == longer  # of the newest
+    average([tmp_path / MEAN, run.checkpoint(10)], tmp_path / "again")
+
+
+def test_the_oldest_first_and_by_its_own_folder(run: RunFolder, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by best or last, which move; each with its own weight."""
+    best_one = run.checkpoints / "best"
+    best_one.symlink_to("step-0000050")
+    average([best_one, run.checkpoint(10), run.checkpoint(30)], tmp_path / MEAN, [6.0, 1.0, 3.0])
+    assert state_of(tmp_path / MEAN) == {
+        "averaged": ["step-0000010", "step-0000030", "step-0000050"], "step": 50, "elapsed_s": [180.0, 840.0, 1800.0],
+        "weights": [0.1, 0.3, 0.6]}
+    found = load_file(tmp_path / MEAN / MODEL)
+    for name, value in expected([run.checkpoint(step) for step in (10, 30, 50)], [0.1, 0.3, 0.6]).items():
+        assert np.abs(found[name].numpy() - value).max() < 1e-7
+    from nmt import averaging
+
+    def moved(*_: object) -> object:
+        best_one.unlink()
+        best_one.symlink_to("step-0000010")
+        return mixed(*_)  # type: ignore[arg-type]
+
+    mixed = averaging.mixed
+    monkeypatch.setattr(averaging, "mixed", moved)
+    average([best_one], tmp_path / "single")
+    assert state_of(tmp_path / "single")["averaged"] == ["step-0000050"]
+    assert digest(tmp_path / "single" / MODEL) == digest(run.checkpoint(50) / MODEL)
+    monkeypatch.chdir(run.checkpoint(20))
+    average([Path(".")], tmp_path / "here")
+    assert state_of(tmp_path / "here")["averaged"] == ["step-0000020"]
+    with pytest.raises(UserError, match="given twice"):
+        average([run.path, run.checkpoint(50)], tmp_path / MEAN)
+
+
+@pytest.mark.parametrize("place", ["step-0009999", "step-0000050/mean", "mine", "."])
+def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(place: str, run: RunFolder, tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(run.path.rglob("*"))
+    (tmp_path / "link").symlink_to(run.checkpoints)
+    for out in (run.checkpoints / place, tmp_path / "link" / place):
+        assert nmt_average([str(run.path), "-o", str(out)]) == 2
+        told = capsys.readouterr().err
+        assert "for the checkpoints of training alone" in told.splitlines()[-1] and "verifying" not in told
+    assert sorted(run.path.rglob("*")) == before
+    average([run.checkpoint(50)], tmp_path / "checkpoints" / MEAN)  # a folder of that name that is no run's
+
+
+def test_it_never_replaces_what_was_imported(tmp_path: Path) -> None:
+    """Although nmt-import may, an average of it is one."""
+    vocab = make_vocab(tmp_path)
+    theirs = make_checkpoint(tmp_path / "theirs", vocab)
+    (theirs / STATE_FILE).write_text(json.dumps({"averaged": ["huggingface:opus-mt"], "step": 0}))
+    seal(theirs)
+    before = digest(theirs / "manifest.json")
+    for paths in ([theirs], [make_checkpoint(tmp_path / "other", vocab)]):
+        with pytest.raises(UserError, match="theirs: holds what nmt-import brought in"):
+            average(paths, theirs)
+    assert digest(theirs / "manifest.json") == before and is_import(theirs)
+    for _ in range(2):
+        average([theirs], tmp_path / MEAN)
 
 
 def test_it_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
@@ -285,6 +374,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--best", "1", "--last", "1"], "--best and --last"), (["--best", "1", "--ema"], "--best and --ema"),
     (["--best", "1", "--curve"], "--best and --curve"), (["--every", "0"], "--every 0"), (["--every", "nan"], "nan"),
     (["--every", "9"], "5 are asked for"), (["--ema", "1"], "--ema 1"), (["--ema", "0"], "--ema 0"),
+    (["--ema", "1e-320"], "--ema 9.99989e-321: give a decay of at least 0.01"), (["--ema", "0.0099"], "--ema 0.0099"),
     (["--curve", "--last", "2"], "--curve and --last"), (["--curve", "-o", "x"], "--curve and -o"),
     (["--curve", "0,2"], "--curve 0,2"), (["--curve", "1,9"], "has 5 checkpoints, 9 are"),
     (["--curve"], "data.valid"), (["../one"], "give -o DIR"),
@@ -322,6 +412,21 @@ def test_weights_and_minutes_are_said_and_kept(run: RunFolder, capsys: pytest.Ca
         assert np.abs(found[name].numpy() - value).max() < 1e-7
     assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
     assert state_of(run.average)["elapsed_s"] == [840.0, 1800.0] and is_our_card(run.average / "README.md")
+
+
+@pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
+def test_results_that_cannot_be_read_cost_no_average(fault: str, run: RunFolder,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    run.config.write_text(dump(CONFIG))
+    results = run.path / "results.json"
+    if fault == "a folder":
+        results.mkdir()
+    else:
+        results.write_text('[{"when": "20' if fault == "cut off" else '[{"when": "2026-11-21"}]')
+    assert nmt_average([str(run.path), "--last", "2"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(told) == 1 and str(results) in told[0] and "without scores" in told[0]
+    assert is_our_card(run.average / "README.md") and results.exists()
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,6 +524,17 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert nmt_average([str(run.path), "--curve", "2", "--ema", "0.5", "--every", "0.00001"]) == 0
     record = json.loads((run.path / "averaging.json").read_text())
     assert (record["decay"], record["choice"], record["best_n"]) == (0.5, "the last N, 1e-05 minutes apart", 2)
+    before = (run.path / "averaging.json").read_bytes()
+    for name in ("valid.tgt.txt", "valid.src.txt", "valid.src.ids.npy", "valid.tgt.offsets.npy"):
+        original = (tmp_path / "store" / name).read_bytes()
+        for data in (original[:-9], original[:-9] + bytes(each ^ 1 for each in original[-9:])):
+            (tmp_path / "store" / name).write_bytes(data)
+            capsys.readouterr()
+            assert nmt_average([str(run.path), "--curve", "1"]) == 2
+            lines = capsys.readouterr().err.splitlines()
+            assert len(lines) == 1 and str(tmp_path / "store" / name) in lines[0] and "nmt-prepare" in lines[0]
+        (tmp_path / "store" / name).write_bytes(original)
+    assert (run.path / "averaging.json").read_bytes() == before
     shutil.move(tmp_path / "store", tmp_path / "gone")
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "1"]) == 2

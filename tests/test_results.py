@@ -1,6 +1,7 @@
 """results.json loses no record, keeps one for each thing scored, and says in one line where it is damaged."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from nmt.publish.results import RESULTS, Result, Score, add, read, run_of
 
 RESULT = Result(
     "2026-11-21T20:00:00Z", "average", 100, ["step-0000090", "step-0000100"], "a" * 64, "b" * 64,
-    results.TestSet("newstest2014", 3003, "c" * 64, "d" * 64), "e" * 64,
+    results.TestSet("newstest2014", 3003, "c" * 64, "d" * 64), "en-de", "e" * 64,
     {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False}, "nmt",
     [Score("BLEU", 27.3, "nrefs:1|tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "nrefs:1|nc:6")],
     {"nmt": "0.1.0", "python": "3.11"}, 12.5)
@@ -35,12 +36,25 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
     ({"when": "2027-01-01T00:00:00Z", "seconds": 1.0, "scores": [], "checkpoint": "copy", "hypotheses_sha256": "0"}, 1),
     ({"weights_sha256": "0" * 64}, 2), ({"engine": "ctranslate2 4.5 int8"}, 2),
     ({"test_set": replace(RESULT.test_set, ref_sha256="0" * 64)}, 2), ({"decoding": {"beam": 4}}, 2),
-    ({"vocab_sha256": "0" * 64}, 2)])
+    ({"vocab_sha256": "0" * 64}, 2), ({"pair": "de-en"}, 2)])
 def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_path: Path) -> None:
     add(tmp_path, RESULT)
     again = replace(RESULT, **change)
     add(tmp_path, again)
     assert read(tmp_path) == [RESULT, again][-n:]
+
+
+def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
+    """A whole ladder is not lost to a plain rescoring, as long as the text is the same."""
+    rungs = [Score("BLEU", 27.3, "tok:13a"), Score("BLEU intl", 28.0, "tok:intl", 27.0, 29.0), Score("TER", 50., "ter")]
+    again = [Score("BLEU", 27.3, "tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "chrf")]
+    for engine in ("other", "nmt"):
+        add(tmp_path, replace(RESULT, engine=engine, scores=rungs))
+    add(tmp_path, replace(RESULT, when="later", scores=again))
+    assert [(record.when, record.engine, record.scores) for record in read(tmp_path)] == [
+        (RESULT.when, "other", rungs), ("later", "nmt", [*again, *rungs[1:]])]
+    add(tmp_path, replace(RESULT, hypotheses_sha256="0" * 64, scores=again))
+    assert read(tmp_path)[-1].scores == again  # of other text they would be wrong
 
 
 ADDING = """
@@ -97,6 +111,35 @@ def test_damage_is_told_in_one_line_and_kept(case: str, tmp_path: Path) -> None:
         assert told in str(caught.value) and str(tmp_path / RESULTS) in str(caught.value)
         assert str(caught.value).isprintable()
     assert (tmp_path / RESULTS).read_bytes() == data
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dead link"])
+def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
+    """A pipe would never end."""
+    path = tmp_path / RESULTS
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("elsewhere")
+        if kind == "link":
+            (tmp_path / "elsewhere").write_text("[]")
+    for attempt in (lambda: read(tmp_path), lambda: add(tmp_path, RESULT)):
+        with pytest.raises(UserError, match="results.json: is not a plain file"):
+            attempt()
+    assert os.path.lexists(path) and not path.is_file() or kind == "link"
+
+
+@pytest.mark.parametrize("fault", ["a folder for a lock", "nowhere"])
+def test_a_place_that_takes_no_file_is_the_callers_to_tell(fault: str, tmp_path: Path) -> None:
+    if fault == "nowhere":
+        tmp_path = tmp_path / "gone"
+    else:
+        (tmp_path / ".results.lock").mkdir()
+    with pytest.raises(OSError):
+        add(tmp_path, RESULT)
+    assert not (tmp_path / RESULTS).exists()
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:

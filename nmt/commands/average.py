@@ -69,8 +69,8 @@ def _mistake(args: argparse.Namespace, is_run: bool) -> str | None:
         return f"--curve {','.join(map(str, args.curve))}: give numbers of at least 1"
     if args.every is not None and not 0 < args.every < math.inf:
         return f"--every {args.every:g}: give minutes, more than 0"
-    if args.ema is not None and not 0 < args.ema < 1:
-        return f"--ema {args.ema:g}: give a decay between 0 and 1, such as 0.9"
+    if args.ema is not None and not 0.01 <= args.ema < 1:  # below it the newest is all there is
+        return f"--ema {args.ema:g}: give a decay of at least 0.01 and below 1, such as 0.9"
     return None
 
 
@@ -83,7 +83,6 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.averaging import average
     from nmt.errors import UserError
-    from nmt.files import make_folder
     from nmt.progress import say
     from nmt.publish import results
     from nmt.publish.average_card import write_card
@@ -106,11 +105,13 @@ def work(args: argparse.Namespace) -> int:
         for moment, path in zip(moments, paths, strict=True):
             say(f"{path.name}: {moment}, weight {moment.weight / sum(weights):.4f}")
     out = Path(args.output) if args.output else run.average
-    make_folder(out.resolve().parent)
-    average(paths, out, weights)
-    home = results.run_of(out)
-    write_card(out, results.read(home) if home else [])
-    say(f"{out}: the mean of {len(paths)} checkpoints ({', '.join(path.name for path in paths)})"
+    names, scores = average(paths, out, weights), []
+    try:
+        scores = results.read(home) if (home := results.run_of(out)) else []
+    except UserError as error:
+        say(f"warning: {error}; the card is written without scores")
+    write_card(out, scores)
+    say(f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)})"
         f"{told and '; '}{told}")
     return 0
 

@@ -16,10 +16,10 @@ from nmt.data.vocab import Vocab
 from nmt.errors import UserError
 from nmt.files import read_manifest, write_text
 from nmt.publish.card import datasets, front_matter, made, model_rows, origin, table, training_text
-from nmt.publish.results import Result, Score
+from nmt.publish.results import Result, Score, run_of
 
-NEWSTEST = {"wmt14": "test", "wmt14/full": "test", "newstest2014": "test", "newstest2013": "validation"}  # of wmt/wmt14
-METRICS = {"bleu": "bleu", "chrf": "chrf", "ter": "ter"}
+NEWSTEST = {"newstest2014": "test", "newstest2013": "validation"}  # splits of wmt/wmt14; the filtered wmt14 is none
+METRICS = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
 COMPARE = "\n\nScores of different signatures are different scales: compare only equal ones."
 SHOWN = ("beam", "penalty", "length_penalty", "sample")  # of the search, in the table
 
@@ -36,24 +36,27 @@ def write_card(folder: Path, results: Sequence[Result]) -> None:
     digests = {name: manifest[name]["sha256"] for name in (MODEL, VOCAB)}
     ours = [result for result in results
             if (result.weights_sha256, result.vocab_sha256) == (digests[MODEL], digests[VOCAB])]
-    write_text(path, marked(text(state, config, Vocab.load(folder / VOCAB).size, digests, ours)))
+    write_text(path, marked(text(state, config, Vocab.load(folder / VOCAB).size, digests, ours,
+                                 run_of(folder) is not None)))
 
 
 def text(state: dict[str, Any], config: RunConfig, vocab_size: int, digests: dict[str, str],
-         results: Sequence[Result]) -> str:
+         results: Sequence[Result], is_in_run: bool) -> str:
     data, averaged = config.data, state["averaged"]
     more: dict[str, Any] = {"tags": ["translation", "transformer", "attention-is-all-you-need"]}
     if not is_foreign(averaged) and (known := datasets(config)):
         more["datasets"] = known
     if results:
-        more["model-index"] = [{"name": config.name, "results": [_indexed(result, config) for result in results]}]
+        more["model-index"] = [{"name": config.name, "results": [_indexed(result) for result in results]}]
     rows = {"languages": f"{data.src} -> {data.tgt}", "weights": origin(averaged, state["step"], config),
             **({} if is_foreign(averaged) else {"checkpoints": _ages(state), "training text": training_text(config)}),
             **model_rows(config, vocab_size), **({} if is_foreign(averaged) else _recipe(config)),
             "sha256 of the weights": f"`{digests[MODEL]}`", "sha256 of the BPE model": f"`{digests[VOCAB]}`"}
     scored = [_row(result, score) for result in results for score in result.scores]
     scores = table([("test set", "score", "95% interval", "signature", "search"), *scored]) + COMPARE if scored else \
-        "None was computed for these weights yet; `nmt-eval` adds what it finds."
+        "None was computed for these weights yet; " + (
+            "`nmt-eval` adds what it finds." if is_in_run else
+            "what `nmt-eval` finds is kept, and added here, only while this folder lies in a run folder.")
     return f"""\
 {front_matter(config, "nmt", more)}
 # {config.name}: {data.src} -> {data.tgt}
@@ -97,13 +100,13 @@ def _recipe(config: RunConfig) -> dict[str, str]:
 def _row(result: Result, score: Score) -> tuple[str, ...]:
     interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
     search = ", ".join(f"{key} {result.decoding[key]}" for key in SHOWN if key in result.decoding)
-    return (f"{result.test_set.name}, {result.test_set.lines:,} lines", f"{score.name} {score.value:.2f}", interval,
-            f"`{score.signature}`", f"{result.engine}: {search}")
+    return (f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines",
+            f"{score.name} {score.value:.2f}", interval, f"`{score.signature}`", f"{result.engine}: {search}")
 
 
-def _indexed(result: Result, config: RunConfig) -> dict[str, Any]:
+def _indexed(result: Result) -> dict[str, Any]:
     """A result as the hub's model-index has it; nobody but ourselves has verified it."""
-    name, pair = result.test_set.name, {config.data.src, config.data.tgt}
+    name, pair = result.test_set.name, set(result.pair.split("-"))
     dataset: dict[str, Any] = {"name": name, "type": name.replace("/", "-").replace(" ", "-"), "split": "test"}
     if name in NEWSTEST and "en" in pair and len(pair) == 2:
         other, = pair - {"en"}
@@ -112,8 +115,8 @@ def _indexed(result: Result, config: RunConfig) -> dict[str, Any]:
                        "ref_sha256": result.test_set.ref_sha256}
     metrics = []
     for score in result.scores:
-        kind = next((value for key, value in METRICS.items() if key in score.name.lower()), score.name.lower())
+        kind = next((kind for begin, kind in METRICS.items() if score.name.startswith(begin)), score.name.lower())
         metrics.append({"type": kind, "value": round(score.value, 4), "name": f"{score.name} ({score.signature})",
                         "verified": False})
-    return {"task": {"type": "translation", "name": f"Translation {config.data.src}-{config.data.tgt}"},
+    return {"task": {"type": "translation", "name": f"Translation {result.pair}"},
             "dataset": dataset, "metrics": metrics}

@@ -13,16 +13,19 @@ from typing import Any
 
 from nmt.averaging import mixed, opened, pour
 from nmt.config import RunConfig
+from nmt.data.store import ids_name, offsets_name
 from nmt.data.vocab import Vocab
 from nmt.decode.translator import make_translator
 from nmt.dist import World, device_of
 from nmt.errors import UserError
-from nmt.files import RunFolder, digest, write_json
+from nmt.files import RunFolder, digest, verify, write_json
 from nmt.progress import clock, duration, say
 from nmt.selection import Moment, fading
 from nmt.train.validate import DevSet, open_dev, validate
 
 SIZES = (1, 2, 3, 5, 10, 20)
+DEV = [name for side in ("src", "tgt")
+       for name in (f"valid.{side}.txt", ids_name("valid", side), offsets_name("valid", side))]  # files of the store
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,11 @@ def _dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
     if config.data.valid is None:
         raise UserError("the config of this run names no data.valid; without a dev set there is no curve")
     try:
+        verify(store, DEV, only=DEV)
         return open_dev(store, vocab)
-    except OSError as error:
-        missing, why = Path(str(error.filename)), error.strerror
-    raise UserError(f"{missing}: cannot be read ({why}); the curve needs the dev set in the run's data.store: make it "
-                    "again with nmt-prepare --config RUN/config.yaml, or work in the folder that training worked in")
+    except UserError as error:
+        raise UserError(f"{error}; the curve needs the dev set that training had, in the run's data.store: make it "
+                        "again with nmt-prepare --config RUN/config.yaml, or work where training worked") from None
 
 
 def _gone_through(work: Iterable[object]) -> bool:

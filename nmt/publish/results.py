@@ -2,20 +2,21 @@
 
 A record names weights, vocabulary, test set and hypotheses by sha256 and the search by all its settings, so that it can
 be told years later what a number is of. The file is replaced as a whole, under a lock: two evaluations at a time lose
-nothing. Scoring the very same thing again replaces its record.
+nothing. Scoring the very same thing again replaces its record, except for scores that were not asked for again.
 """
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from nmt.errors import UserError
-from nmt.files import lock, read_json, write_json
+from nmt.files import lock, read_json, size_of, write_json
 from nmt.progress import clock
 
 RESULTS = "results.json"
@@ -51,6 +52,7 @@ class Result:
     weights_sha256: str
     vocab_sha256: str
     test_set: TestSet
+    pair: str  # en-de: a test set may be read in either direction
     hypotheses_sha256: str
     decoding: dict[str, Setting]  # all settings, resolved
     engine: str
@@ -61,22 +63,36 @@ class Result:
     @property
     def subject(self) -> tuple[object, ...]:
         """What was scored; the same twice is one record."""
-        return (self.weights_sha256, self.vocab_sha256, self.test_set, sorted(self.decoding.items()), self.engine)
+        return (self.weights_sha256, self.vocab_sha256, self.test_set, self.pair, sorted(self.decoding.items()),
+                self.engine)
+
+    def with_scores_of(self, older: "Result") -> "Result":
+        """With those of the very same text that were counted in ways in which it was not counted again."""
+        if older.hypotheses_sha256 != self.hypotheses_sha256:
+            return self
+        ours = {score.signature for score in self.scores}
+        return replace(self, scores=[*self.scores, *(score for score in older.scores if score.signature not in ours)])
 
 
 def add(run: Path, record: Result) -> None:
     """Write the record into the file of `run`, in place of one of the same subject."""
     _parsed(asdict(record), Result, f"{run / RESULTS}: the new record")  # what could not be read again is not written
     with _held(run):
-        records = [known for known in read(run) if known.subject != record.subject]
+        records = []
+        for known in read(run):
+            if known.subject == record.subject:
+                record = record.with_scores_of(known)
+            else:
+                records.append(known)
         write_json(run / RESULTS, [asdict(known) for known in (*records, record)])
 
 
 def read(run: Path) -> list[Result]:
     """The records of `run`, oldest first; none if nothing was scored yet."""
     path = run / RESULTS
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
+    size_of(path)  # a pipe would never end
     found = read_json(path)
     if not isinstance(found, list):
         raise UserError(f"{path}: is no list of records; damaged, move it away")
