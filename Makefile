@@ -36,7 +36,7 @@ check: $(INSTALLED)  ## lint, types, architecture
 	$(BIN)/pytest tests/test_architecture.py
 
 test: check  ## check, then every test, two at a time
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal --durations 20
 
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
