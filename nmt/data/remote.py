@@ -6,6 +6,7 @@ nothing touches the network: only what lies in their caches, or below data.root 
 
 import contextlib
 import difflib
+import gc
 import os
 import re
 import socket
@@ -66,9 +67,13 @@ def _check_complete(paths: list[Path]) -> None:
 
 def tables_of_dataset(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:
     is_local, arguments = _arguments(corpus, data)
-    with _hub(corpus, is_local) as datasets:  # streaming reads a local folder as it lies, without a copy in the cache
-        rows = datasets.load_dataset(**arguments, split=corpus.split or "train", streaming=is_local)
-        yield from rows.with_format("arrow").iter(batch_size=ROWS)
+    try:
+        with _hub(corpus, is_local) as datasets:  # streaming reads a local folder as it lies, without copies in a cache
+            rows = datasets.load_dataset(**arguments, split=corpus.split or "train", streaming=is_local)
+            yield from rows.with_format("arrow").iter(batch_size=ROWS)
+    finally:
+        rows = None
+        gc.collect()  # arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow 45214)
 
 
 def _arguments(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:
