@@ -108,7 +108,7 @@ def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = 
     """Write the mean of the checkpoints' weights as the folder `out`, and tell their names; one that is there is
     replaced only if all in it is ours."""
     out = out.resolve()
-    _check_place(out)
+    check_place(out)
     _check_replaceable(out)
     make_folder(out.parent)
     mix = mixed(opened(paths), weights)
@@ -172,8 +172,8 @@ def averaged_in(folder: Path) -> list[str] | None:
     return [str(one) for one in known] if isinstance(known, list) else None
 
 
-def _check_place(out: Path) -> None:
-    """An average among a run's checkpoints would be taken for one, or pruned."""
+def check_place(out: Path) -> None:
+    """A model among a run's checkpoints would be taken for one of them, or pruned."""
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
         if folder.name == run.checkpoints.name and (run.config.is_file() or steps(run)):

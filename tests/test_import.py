@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -761,3 +761,13 @@ def test_arguments_that_do_not_belong_together(tmp_path: Path, capsys: pytest.Ca
                              (["x", "--from", "huggingface", "-o", str(out), "--dict", "d"], "go with"),
                              ([str(tmp_path / "none"), "--from", "huggingface", "-o", str(out)], "config.json")):
         assert words in refused(capsys, arguments, out)
+
+
+def test_among_the_checkpoints_of_a_run_is_no_place_for_a_model(tmp_path: Path) -> None:
+    from nmt.errors import UserError
+
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "step-0000010").mkdir(parents=True)
+    with pytest.raises(UserError, match="checkpoints of training alone"):
+        adoption.adopt(cast(Any, None), checkpoints / "step-0000020")  # before anything of the origin is looked at
+    assert [path.name for path in checkpoints.iterdir()] == ["step-0000010"]

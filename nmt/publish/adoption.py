@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from nmt.averaging import averaged_in
+from nmt.averaging import averaged_in, check_place
 from nmt.checkpoint import CONFIG, MODEL, SMALL, STATE, VOCAB
 from nmt.config import DataConfig, ModelConfig, RunConfig, VocabConfig, changed, dump
 from nmt.data.vocab import BOS, PAD
@@ -40,6 +40,7 @@ def adopt(origin: Origin, out: Path) -> Agreement | None:
     """Write the folder `out`, or raise and leave everything as it was. What the comparison with the engine of the
     origin found, or None where there is no such engine."""
     out = out.resolve()
+    check_place(out)
     if os.path.lexists(out) and not is_import(out):
         raise UserError(f"{out}: exists and is not just an import; choose another -o DIR, nothing was changed")
     weights, shape = weights_of(origin)
