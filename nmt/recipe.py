@@ -182,7 +182,8 @@ def training_rows(config: RunConfig, model: Model, pair: str, n_averaged: int) -
             "10 minutes", " and ".join(every) or "at the end"),
         row("checkpoints kept", [("training.keep_checkpoints", n_averaged, kept)], "20", f"the last {n_averaged}",
             shown(ours.keep_checkpoints)),
-        rule("averaged", f"the last {n_averaged}", "on request; its script: 8", f"nmt-average --last {n_averaged} --every 10"),
+        rule("averaged", f"the last {n_averaged}", "on request; its script: 8",
+             f"nmt-average --last {n_averaged} --every 10"),
     ]
 
 
