@@ -64,7 +64,7 @@ ROOMS = {
     "score/bleu.py": Room(2, 50),
     "score/moses.py": Room(2, 150),
     "score/ladder.py": Room(2, 130, ("score/bleu.py", "score/moses.py", "score/significance.py")),
-    "score/significance.py": Room(2, 150),
+    "score/significance.py": Room(2, 150, ("score/bleu.py",)),
     "score/suspicion.py": Room(2, 220),
     "train/loss_triton.py": Room(2, 110),
     "train/loss.py": Room(2, 200, ("train/loss_triton.py",)),

@@ -17,8 +17,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from nmt.score import moses
-from nmt.score.bleu import Score, check
-from nmt.score.significance import Interval, interval, seed_asked_for
+from nmt.score.bleu import Score, check, headline
+from nmt.score.significance import Interval, scored, seed_asked_for
 
 Prepare = Callable[[str], str]
 
@@ -49,7 +49,7 @@ def bleu_rung(name: str, tokenize: str = "13a", is_lowercase: bool = False) -> R
     return Rung(name, partial(BLEU, tokenize=tokenize, lowercase=is_lowercase))
 
 
-HEADLINE = bleu_rung("BLEU")
+HEADLINE = Rung("BLEU", headline)  # what validation reports
 CHRF2 = Rung("chrF2", CHRF)
 EDITS = Rung("TER", TER)
 
@@ -96,15 +96,14 @@ def measure(rung: Rung, hypotheses: Sequence[str], references: Sequence[str], te
     """Climb one rung, with so many resamples also its 95 % interval. `test` names the set, `pair` is like en-de."""
     check(hypotheses, references)
     texts, gold = rung.prepared(hypotheses, references)
-    metric = rung.metric()
-    value = metric.corpus_score(texts, [gold]).score
+    metric, bounds = rung.metric(), None
+    if n_bootstrap:
+        value, bounds = scored(metric, texts, gold, n_bootstrap, seed_asked_for())
+    else:
+        value = metric.corpus_score(texts, [gold]).score
     signature = metric.get_signature()
     for key, said in (("test", test), ("lang", pair), ("tok", rung.tokens), ("lines", str(len(texts))),
                       ("lists", rung.tokens and moses.LISTS)):
         if said:
             signature.update(key, said)
-    bounds = interval(rung.metric(), texts, gold, n_bootstrap, seed_asked_for()) if n_bootstrap else None
-    if bounds:
-        signature.update("bs", str(bounds.n))
-        signature.update("seed", str(bounds.seed))
     return Measured(Score(rung.name, value, f"{signature.format()}|nmt:{version('nmt')}"), bounds, rung.is_papers)
