@@ -18,7 +18,7 @@ from sacrebleu.metrics.ter import TER
 
 from nmt.score import moses
 from nmt.score.bleu import Score, check, headline
-from nmt.score.significance import Interval, scored, seed_asked_for
+from nmt.score.significance import Interval, interval, seed_asked_for
 
 Prepare = Callable[[str], str]
 
@@ -96,14 +96,15 @@ def measure(rung: Rung, hypotheses: Sequence[str], references: Sequence[str], te
     """Climb one rung, with so many resamples also its 95 % interval. `test` names the set, `pair` is like en-de."""
     check(hypotheses, references)
     texts, gold = rung.prepared(hypotheses, references)
-    metric, bounds = rung.metric(), None
-    if n_bootstrap:
-        value, bounds = scored(metric, texts, gold, n_bootstrap, seed_asked_for())
-    else:
-        value = metric.corpus_score(texts, [gold]).score
+    metric = rung.metric()
+    value = metric.corpus_score(texts, [gold]).score
     signature = metric.get_signature()
     for key, said in (("test", test), ("lang", pair), ("tok", rung.tokens), ("lines", str(len(texts))),
                       ("lists", rung.tokens and moses.LISTS)):
         if said:
             signature.update(key, said)
+    bounds = interval(rung.metric(), texts, gold, n_bootstrap, seed_asked_for()) if n_bootstrap else None
+    if bounds:
+        signature.update("bs", str(bounds.n))
+        signature.update("seed", str(bounds.seed))
     return Measured(Score(rung.name, value, f"{signature.format()}|nmt:{version('nmt')}"), bounds, rung.is_papers)
