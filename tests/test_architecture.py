@@ -36,6 +36,7 @@ ROOMS = {
     "process.py": Room(0, 80),
     "dist.py": Room(0, 150, ("process.py",)),
     "batch.py": Room(0, 100),
+    "cuda_graph.py": Room(0, 50),
     "workers.py": Room(0, 80),
     "recipe.py": Room(1, 300),
     "data/text.py": Room(1, 150),
