@@ -1,8 +1,9 @@
 """The tensors that cross rooms: sentences laid end to end, without padding.
 
 `Packed` is one side of a batch: all tokens in a row and where each sentence begins. The row may have a dead tail beyond
-the last offset, offsets may repeat (empty sentences) and `longest` may be more than is there, so that shapes can be
-held constant. What follows from the offsets alone is derived once for a batch, here, because the layers share it.
+the last offset, offsets may repeat (empty sentences) and `longest` may be more than is there: so every micro-batch of a
+run can have one `BatchShape`, which compiled code and CUDA graphs need. What follows from the offsets alone is derived
+once for a batch, here, because the layers share it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,15 @@ class derived(Generic[T]):
     def __get__(self, owner: Any, _: type) -> T:
         value = owner.__dict__[self.name] = self.make(owner)
         return value
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The sizes that all micro-batches of a run share, so that the code for them is compiled and recorded once."""
+
+    tokens: int  # of each side, a dead tail included
+    sentences: int  # at most; the rest are empty
+    longest: int  # tokens of a sentence, at most
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,9 @@ class Packed:
     def to(self, device: torch.device) -> "Packed":
         return Packed(_sent(self.tokens, device), _sent(self.offsets, device), self.longest, self.n_live)
 
+    def has_shape(self, shape: BatchShape) -> bool:
+        return (self.tokens.numel(), self.n_sentences, self.longest) == (shape.tokens, shape.sentences, shape.longest)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -72,9 +85,16 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         return Batch(self.src.to(device), self.tgt.to(device), _sent(self.labels, device), self.n_tokens)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.src.tokens, self.src.offsets, self.tgt.tokens, self.tgt.offsets, self.labels
+
+    def has_shape(self, shape: BatchShape) -> bool:
+        return self.src.has_shape(shape) and self.tgt.has_shape(shape)
+
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """On a GPU without waiting, which takes memory that stays in place."""
+    """To a GPU asynchronously, which needs pinned memory."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -182,7 +182,7 @@ class TrainingConfig:
     steps: int = ruled(100_000, ONE_OR_MORE)  # updates
     src_tokens: int = ruled(25_000, ONE_OR_MORE)  # per update, over all ranks
     tgt_tokens: int = ruled(25_000, ONE_OR_MORE)
-    micro_tokens: int | Literal["auto"] = ruled(3_200, ONE_OR_MORE)  # at most, of each side, in one pass; see sized
+    micro_tokens: int | Literal["auto"] = ruled("auto", ONE_OR_MORE)  # at most, of each side, in one pass; see sized
     label_smoothing: float = ruled(0.1, SHARE)
     precision: Literal["bf16", "fp32"] = "bf16"
     compile: Literal["auto", "on", "off"] = "auto"  # constant shapes, fused and captured code; auto: on a GPU
@@ -207,11 +207,6 @@ class TrainingConfig:
         if isinstance(self.micro_tokens, str):
             raise UserError("training.micro_tokens is auto, which only nmt-train settles; give a number")
         return self.micro_tokens
-
-    @property
-    def room(self) -> int:
-        """Tokens a side of a micro-batch of constant shape: no more than an update has."""
-        return -(-min(self.sized, max(self.src_tokens, self.tgt_tokens)) // 64) * 64
 
 
 @dataclass(frozen=True)
@@ -283,9 +278,9 @@ class RunConfig:
 
 # What may change between two sittings of one run without making it another run. Everything else is refused.
 FREE_KEYS = ("name", "out", "data.root", "data.workers", "data.store", "data.test", "training.steps",
-             "training.compile", "training.shard", "training.on_nonfinite", "training.log_every",
-             "training.validate_every", "training.checkpoint_every", "training.checkpoint_minutes",
-             "training.keep_checkpoints", "decoding", "evaluation.sentences")
+             "training.micro_tokens", "training.compile", "training.shard", "training.on_nonfinite",
+             "training.log_every", "training.validate_every", "training.checkpoint_every",
+             "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ class World:
             torch.distributed.all_reduce(tensor)
         return tensor
 
+    def sum_in_place(self, tensor: Tensor) -> None:
+        """Make the tensor of each rank the elementwise sum over ranks."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor)
+
     def from_main(self, value: float) -> float:
         """The number that rank 0 holds, on every rank."""
         if self.size == 1:

@@ -43,7 +43,7 @@ from nmt.progress import tracked
 from nmt.train.cost import Ticks, flop_per_token, peak_memory
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import spread
+from nmt.train.parallel import make_replica
 from nmt.train.update import run_update
 
 MODELS = {"small": (ModelConfig(256, 1024, 4, 3), 10_000), "base": (ModelConfig(), 37_000)}
@@ -96,29 +96,29 @@ def sweep(name: str, model: ModelConfig, n_vocab: int) -> list[Case]:
             "vocabulary": [Case(n, model, n, usual) for n in (8_000, 16_000, 32_000, 64_000)]}[name]
 
 
-def made_update(case: Case, is_roomy: bool, world: World) -> Update:
+def made_update(case: Case, world: World) -> Update:
     """New each time, for a batch keeps what was once derived from it."""
     n_tokens, offsets = int(case.lengths.sum()), np.concatenate(([0], np.cumsum(case.lengths - 1)))
-    random, room = np.random.default_rng(2), -(-n_tokens // 64) * 64 if is_roomy else 0
+    random = np.random.default_rng(2)
     src, tgt = (Side(random.integers(4, case.n_vocab, offsets[-1], np.uint16), offsets) for _ in range(2))
-    batch = make_batch(TokenStore(src, tgt), np.arange(len(case.lengths)), room).to(world.device)
+    batch = make_batch(TokenStore(src, tgt), np.arange(len(case.lengths))).to(world.device)
     return Update([Micro(0, batch)], n_tokens, n_tokens, Cursor())
 
 
 def measure(cases: list[Case], training: TrainingConfig, n_updates: int, world: World, warm_up: int = WARM_UP,
             softmax: str = "chunked") -> list[Row]:
     """Cases of the same model and vocabulary train one model, as batches of a run do."""
-    torch.compiler.reset()  # of the sweep before: only so many shapes are compiled
-    is_compiled, trained = training.is_compiled(world.device.type), {}
+    trained = {}
     for config, n_vocab in {(case.model, case.n_vocab) for case in cases}:
         model = Transformer(config, n_vocab).to(world.device)
-        objective = spread(SOFTMAXES[softmax](model, training.label_smoothing), world, is_compiled)
-        trained[config, n_vocab] = objective, make_optimizer(model, OptimizerConfig())
+        objective = SOFTMAXES[softmax](model, training.label_smoothing)
+        replica = make_replica(objective, world, training, None)  # shapes vary, so nothing is compiled
+        trained[config, n_vocab] = replica, make_optimizer(model, OptimizerConfig())
     seconds: list[list[float]] = [[] for _ in cases]
     for step in tracked(range(1, warm_up + n_updates + 1), "all variants", "rounds", warm_up + n_updates):
         for case, times in zip(cases, seconds, strict=True):
             run = RunConfig(model=case.model, training=training)
-            update, ticks = made_update(case, is_compiled, world), Ticks(world.device)
+            update, ticks = made_update(case, world), Ticks(world.device)
             ticks.mark()
             run_update(*trained[case.model, case.n_vocab], update, step, run, world)
             ticks.mark()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nmt.data.store import TokenStore
 
 N_PIECES = 37_000
+MICRO_TOKENS = 3_200
 
 
 def drawn_lengths(n: int, like: str | None) -> "tuple[np.ndarray, np.ndarray]":
@@ -95,12 +96,12 @@ def time_plan(n: int, like: str | None) -> str:
         src, tgt = (Side(np.empty(0, np.uint16), np.load(f"{folder}/{name}", mmap_mode="r")) for name in ("src", "tgt"))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = clock()
-        plan = plan_epoch(src.lengths, tgt.lengths, 1, 0, TrainingConfig())
+        plan = plan_epoch(src.lengths, tgt.lengths, 1, 0, TrainingConfig(micro_tokens=MICRO_TOKENS))
         seconds = clock() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1e9 if sys.platform == "darwin" else 1e6
     return (f"plan     {n:>12,} pairs  {len(plan):,} updates in {seconds:.2f} s, peak RSS {peak / unit:.2f} GB "
-            f"({before / unit:.2f} before), {fill(plan, TrainingConfig())}")
+            f"({before / unit:.2f} before), {fill(plan, TrainingConfig(micro_tokens=MICRO_TOKENS))}")
 
 
 def time_loader(n: int, like: str | None, seconds: float) -> str:
@@ -113,7 +114,7 @@ def time_loader(n: int, like: str | None, seconds: float) -> str:
     from nmt.progress import clock
 
     torch.set_num_threads(1)
-    config, world = TrainingConfig(), World(0, 1, torch.device("cpu"))
+    config, world = TrainingConfig(micro_tokens=MICRO_TOKENS), World(0, 1, torch.device("cpu"))
     with TemporaryDirectory() as folder:
         store = written(Path(folder), n, like, has_ids=True)
         plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, config)

@@ -35,8 +35,9 @@ def work(args: argparse.Namespace) -> int:
     from nmt.model.transformer import Transformer
     from nmt.progress import clock
     from nmt.train.loss import Objective
+    from nmt.train.memory_probe import run_shape, settled
     from nmt.train.optimizer import make_optimizer
-    from nmt.train.parallel import spread
+    from nmt.train.parallel import make_replica
     from nmt.train.update import run_update
 
     config = load_config(args.config, args.overrides)
@@ -44,18 +45,19 @@ def work(args: argparse.Namespace) -> int:
     folder = Path(config.data.store)
     vocab = Vocab.load(folder / "vocab.model")
     with join() as world:
+        config = settled(config, world)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, vocab.size).to(world.device)
-        optimizer = make_optimizer(model, config.optimizer)
-        is_compiled = config.training.is_compiled(world.device.type)
-        objective = spread(Objective(model, config.training.label_smoothing), world, is_compiled)
-        tokens, seconds = [], []
         store = open_store(folder, "train")
-        with Loader(lambda _: store, config.training, config.seed, Cursor(), world) as updates:
+        shape = run_shape(config, store, world)
+        replica = make_replica(Objective(model, config.training.label_smoothing), world, config.training, shape)
+        optimizer = make_optimizer(model, config.optimizer)
+        tokens, seconds = [], []
+        with Loader(lambda _: store, config.training, config.seed, Cursor(), world, shape) as updates:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
                 update = next(updates)
-                run_update(objective, optimizer, update, step, config, world).figures.sum().item()
+                run_update(replica, optimizer, update, step, config, world).figures.sum().item()
                 tokens.append(update.n_tgt)
                 seconds.append(clock() - began)
         tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]

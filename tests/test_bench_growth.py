@@ -44,7 +44,7 @@ def test_a_sweep_varies_one_thing(name: str) -> None:
 
 def test_an_update_has_the_sentences_of_its_case() -> None:
     lengths = np.array([5, 1, 9])
-    update = bench_growth.made_update(bench_growth.Case(0, TINY, 50, lengths), False, ALONE)
+    update = bench_growth.made_update(bench_growth.Case(0, TINY, 50, lengths), ALONE)
     batch = update.micros[0].batch
     assert batch.src.lengths.tolist() == batch.tgt.lengths.tolist() == [5, 1, 9]
     assert update.n_tgt == update.n_src == int((batch.labels >= 0).sum()) == 15
@@ -62,7 +62,7 @@ def test_the_operations_are_the_sum_over_sentences() -> None:
 
 
 def test_the_plain_softmax_has_the_loss_and_gradients_of_ours() -> None:
-    update = bench_growth.made_update(bench_growth.Case(0, TINY, 50, np.array([5, 1, 9])), False, ALONE)
+    update = bench_growth.made_update(bench_growth.Case(0, TINY, 50, np.array([5, 1, 9])), ALONE)
     model, found = Transformer(TINY, 50).double(), []
     for objective in bench_growth.SOFTMAXES.values():
         model.zero_grad()

@@ -246,7 +246,7 @@ def test_micro_tokens_auto_is_settled_once(toy: Path, tmp_path: Path, capsys: py
     assert nmt_train([*options, "training.steps=2"]) == 0
     assert "training.micro_tokens: auto is 300 here" in capsys.readouterr().err  # an update has no more
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
-    monkeypatch.setattr("nmt.train.rehearsal.CPU_MICRO_TOKENS", 50)  # as another machine would have it
+    monkeypatch.setattr("nmt.train.memory_probe.CPU_MICRO_TOKENS", 50)  # as another machine would have it
     assert nmt_train([*options, "training.steps=3"]) == 0
     assert "auto is" not in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300

@@ -15,6 +15,7 @@ from nmt.model.dropout import BITS, Dropout
 from nmt.model.transformer import Transformer
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
+from nmt.train.parallel import Replica
 from nmt.train.update import micro_seed, run_update
 
 
@@ -102,7 +103,8 @@ def test_the_same_update_twice_gives_the_same_bits() -> None:
         model = Transformer(config.model, 20)
         update = Update([Micro(number, batch) for number in numbers], 10, 12, Cursor())
         torch.rand(step)  # whatever was drawn before
-        run_update(Objective(model, 0.1), make_optimizer(model, config.optimizer), update, step,
+        replica = Replica(Objective(model, 0.1), World(0, 1, torch.device("cpu")), is_bf16=False)
+        run_update(replica, make_optimizer(model, config.optimizer), update, step,
                    replace(config, seed=seed), World(0, 1, torch.device("cpu")))
         return [p.detach().clone() for p in model.parameters()]
 

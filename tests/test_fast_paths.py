@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt import process
-from nmt.batch import Batch, Packed
+from nmt.batch import Batch, BatchShape, Packed
 from nmt.config import ModelConfig
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
@@ -29,7 +29,7 @@ from nmt.model.attention import Field
 from nmt.model.transformer import Transformer, sinusoids
 from nmt.train import parallel
 from nmt.train.loss import Objective
-from nmt.train.parallel import Compiled, forward_backward
+from nmt.train.parallel import CompiledObjective, forward_backward
 
 V, EPS, SCALE = 61, 0.1, 0.01
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -133,12 +133,12 @@ def draw(seed: int, n: int = 7) -> Pairs:
 
 
 def batch_of(pairs: Pairs, room: int = 0) -> Batch:
-    """With room: dead tails of any pieces, and empty sentences up to a power of two."""
+    """With room: dead tails of any pieces, and empty sentences."""
     def side(rows: list[list[int]]) -> Side:  # as a store holds it: without marks
         return Side(np.array([t for row in rows for t in row], np.uint16), np.cumsum([0, *map(len, rows)]))
 
     store = TokenStore(side([s[:-1] for s, _ in pairs]), side([t[1:] for _, t in pairs]))
-    batch = make_batch(store, np.arange(len(pairs)), room)
+    batch = make_batch(store, np.arange(len(pairs)), BatchShape(room, 16, 128) if room else None)
     for packed in (batch.src, batch.tgt):
         assert packed.tokens.numel() == (room or -(-packed.n_live // 64) * 64)
         packed.tokens[packed.n_live:] = torch.randint(4, V, (packed.tokens.numel() - packed.n_live,))
@@ -184,7 +184,8 @@ def test_a_batch_in_one_group_gives_the_same(config: ModelConfig, monkeypatch: p
 def check_compiled(is_whole: bool) -> None:
     torch.compiler.reset()
     pairs, objective = [(s[-20:], t[:18]) for s, t in draw(7, n=4)], Objective(make(replace(POST, n_layers=1)), EPS)
-    exact, ours = found(objective, batch_of(pairs)), found(Compiled(objective, is_whole), batch_of(pairs, 128))
+    compiled = CompiledObjective(objective, BatchShape(128, 16, 128), is_whole)
+    exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 128))
     assert max(errors(ours, exact).values()) < 1e-6
 
 

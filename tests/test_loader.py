@@ -11,7 +11,7 @@ import torch
 from nmt.batch import Batch
 from nmt.config import TrainingConfig
 from nmt.data.loader import Loader, Update, make_batch
-from nmt.data.plan import Cursor
+from nmt.data.plan import Cursor, fixed_shape
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.dist import World
@@ -102,18 +102,17 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
 
 def test_constant_shapes_hold_the_same_sentences() -> None:
     store = make_store()
-    roomy = replace(CONFIG, compile="on")
-    assert roomy.room == 64 and take(store, 1)[0].micros[0].batch.tgt.n_live < 64
-    with Loader(lambda epoch: store, roomy, 7, START, World(0, 1, CPU)) as updates:
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, CONFIG.sized)
+    with Loader(lambda epoch: store, CONFIG, 7, START, World(0, 1, CPU), shape) as updates:
         taken = [next(updates) for _ in range(10)]
-    shapes = set()
-    for update, plain in zip(taken, take(store, 10), strict=True):
+    plain_config = replace(CONFIG, micro_tokens=shape.tokens)
+    with Loader(lambda epoch: store, plain_config, 7, START, World(0, 1, CPU)) as updates:
+        plainly = [next(updates) for _ in range(10)]
+    for update, plain in zip(taken, plainly, strict=True):
         for micro, expected in zip(update.micros, plain.micros, strict=True):
             batch, n = micro.batch, expected.batch.src.n_sentences
+            assert batch.has_shape(shape) and not expected.batch.has_shape(shape)
             assert rows(batch)[:n] == rows(expected.batch) and batch.n_tokens == expected.batch.n_tokens
             assert all(row == ([], [], []) for row in rows(batch)[n:])
             assert (batch.labels[batch.tgt.n_live:] == -1).all() and (batch.labels >= 0).sum() == batch.n_tokens
             assert batch.src.longest >= expected.batch.src.longest
-            shapes |= {(side.tokens.numel(), side.offsets.numel() - 1, side.longest) for side in (batch.src, batch.tgt)}
-    assert {shape[0] for shape in shapes} == {64} and {shape[2] for shape in shapes} == {32}
-    assert all(n & (n - 1) == 0 for _, n, _ in shapes)

@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 import nmt.train.update
 from nmt.commands.train import main
 from nmt.data.store import open_store
+from nmt.dist import World
+from nmt.train.parallel import Replica
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -44,19 +46,19 @@ def poison_weight(objective: torch.nn.Module, sums: torch.Tensor) -> torch.Tenso
 def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None]:
     """Poison the first micro-batch of those updates, counted from the start of the process."""
     def arm(poison: Poison, at: set[int]) -> None:
-        run_update, micro_step, step = nmt.train.update.run_update, nmt.train.update.micro_step, [0, 0]
+        run_update, run, step = nmt.train.update.run_update, Replica.run, [0, 0]
 
         def counted(*args: Any) -> Any:
             step[0], step[1] = args[3], 0
             return run_update(*args)
 
-        def poisoned(objective: torch.nn.Module, *args: Any) -> torch.Tensor:
-            sums = micro_step(objective, *args)
+        def poisoned(replica: Replica, *args: Any) -> torch.Tensor:
+            sums = run(replica, *args)
             step[1] += 1
-            return poison(objective, sums) if step[0] in at and step[1] == 1 else sums
+            return poison(replica.objective, sums) if step[0] in at and step[1] == 1 else sums
 
         monkeypatch.setattr("nmt.train.trainer.run_update", counted)
-        monkeypatch.setattr("nmt.train.update.micro_step", poisoned)
+        monkeypatch.setattr(Replica, "run", poisoned)
 
     return arm
 
@@ -146,21 +148,23 @@ def test_a_weight_that_is_no_number_never_reaches_a_checkpoint(
 
 SCRIPT = """
     import math, os, sys
-    import nmt.train.update as update
     from nmt.commands.train import main
+    from nmt.train.parallel import Replica
 
-    micro_step, rank, calls = update.micro_step, int(os.environ["RANK"]), [0]
+    run, sum_gradients, rank, updates = Replica.run, Replica.sum_gradients, int(os.environ["RANK"]), [0]
 
-    def poisoned(objective, batch, scale, seed, is_last, is_fast):
-        sums = micro_step(objective, batch, scale, seed, is_last, is_fast)
-        calls[0] += is_last
-        if rank == 1 and is_last and calls[0] == 4:
-            if sys.argv[1] == "loss":
-                return sums * math.inf
-            list(objective.parameters())[0].grad.view(-1)[3] = math.nan  # after the ranks have summed theirs
-        return sums
+    def poisoned_run(replica, *args):
+        sums = run(replica, *args)
+        is_poisoned = rank == 1 and updates[0] == 3 and sys.argv[1] == "loss"
+        return sums * math.inf if is_poisoned else sums
 
-    update.micro_step = poisoned
+    def poisoned_sum(replica, world):
+        sum_gradients(replica, world)
+        updates[0] += 1
+        if rank == 1 and updates[0] == 4 and sys.argv[1] == "gradient":
+            list(replica.objective.parameters())[0].grad.view(-1)[3] = math.nan
+
+    Replica.run, Replica.sum_gradients = poisoned_run, poisoned_sum
     sys.exit(main(sys.argv[2:]))
 """
 
@@ -187,14 +191,15 @@ def test_what_one_rank_sees_all_heed(where: str, rule: str, toy: Path, tmp_path:
     both = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
     assert sorted(both) == [1, 2, 3, 5, 6]
     with pytest.MonkeyPatch.context() as context:
-        micro_step, step = nmt.train.update.micro_step, [0]
+        sum_gradients, step = Replica.sum_gradients, [0]
 
-        def poisoned(objective: torch.nn.Module, *args: Any) -> torch.Tensor:
-            sums = micro_step(objective, *args)
-            step[0] += args[3]
-            return poison_loss(objective, sums) if args[3] and step[0] == 4 else sums
+        def poisoned(replica: Replica, world: World) -> None:
+            sum_gradients(replica, world)
+            step[0] += 1
+            if step[0] == 4:
+                poison_gradient(replica.objective, torch.zeros(()))
 
-        context.setattr("nmt.train.update.micro_step", poisoned)
+        context.setattr(Replica, "sum_gradients", poisoned)
         assert main([*command[7:], f"out={tmp_path}/one"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     one = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}

@@ -101,7 +101,7 @@ def test_updates_are_nearly_full() -> None:
     rng = np.random.default_rng(0)
     src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
     tgt = np.clip(src * rng.normal(1.0, 0.1, 20_000), 1, 250).astype(np.int32)
-    config = TrainingConfig(src_tokens=25_000, tgt_tokens=25_000)
+    config = TrainingConfig(src_tokens=25_000, tgt_tokens=25_000, micro_tokens=3_200)
     plan = plan_epoch(src, tgt, 1, 0, config)
     fills = [max(plan.n_tokens(u)) / 25_000 for u in range(len(plan) - 1)]
     assert min(fills) > 0.98
@@ -131,7 +131,7 @@ def test_a_pair_longer_than_a_micro_batch_stands_alone() -> None:
 def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
     src, tgt = (np.array([len(line) for line in lzma.decompress(
         (DATA / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()).split(b"\n")[:-1]]) // 3 for side in ("en", "de"))
-    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig())  # some three letters to a piece
+    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(micro_tokens=3_200))  # some three letters to a piece
     fills = np.array([plan.n_tokens(update) for update in range(len(plan) - 1)]) / 25_000
     assert len(fills) > 50 and fills.max(1).min() > 0.99
     means = np.array([(src + 1).mean(), (tgt + 1).mean()])

@@ -244,7 +244,8 @@ def others(hint: Any, value: Any) -> list[Any]:
         return [other for option in options for other in others(option, value)]
     found: list[Any]
     if hint in (int, float):
-        found = [hint(1), hint(2 * (value or 8)), hint(0.5 * (value or 1))]
+        number = value if isinstance(value, int | float) else 0
+        found = [hint(1), hint(2 * (number or 8)), hint(0.5 * (number or 2))]
     else:
         found = [{bool: not value, str: "x", type(None): None, CorpusConfig: CorpusConfig(demo="test")}[hint]]
     return [other for other in found if other != value]

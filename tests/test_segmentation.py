@@ -328,9 +328,9 @@ def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPa
     segmentations = Segmentations(store, 0.1, 1, None, 1)
     waiting = Segmentations(store, 0.1, 1, None, 1)  # another rank
     world = World(0, 1, torch.device("cpu"))
-    with Loader(segmentations, TrainingConfig(), 1, Cursor(), world), segmentations:
+    with Loader(segmentations, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world), segmentations:
         assert began.wait(10)
-        with Loader(waiting, TrainingConfig(), 1, Cursor(), world), waiting:
+        with Loader(waiting, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world), waiting:
             time.sleep(0.1)
     (folder,) = store.with_name("store.epochs").iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]

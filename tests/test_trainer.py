@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from nmt.batch import Batch
 from nmt.commands.train import main
 from nmt.data.store import open_store
-from nmt.train.parallel import micro_step
+from nmt.train.memory_probe import try_worst
+from nmt.train.parallel import Replica
 from nmt.train.trainer import Trainer
 from nmt.train.update import micro_seed
-from nmt.train.worst import try_worst
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -191,20 +191,20 @@ def test_trying_the_worst_first_changes_nothing(toy: Path, tmp_path: Path, monke
     assert main(["--config", str(toy), "training.steps=3", f"out={tmp_path}/plain"]) == 0
     longest = []
 
-    def noted(objective: torch.nn.Module, batch: Batch, *rest: Any) -> torch.Tensor:
+    def noted(replica: Replica, batch: Batch, *rest: Any) -> torch.Tensor:
         longest.append((batch.src.longest, batch.src.n_sentences))
-        return micro_step(objective, batch, *rest)
+        return run(replica, batch, *rest)
 
     def tried_first(trainer: Trainer) -> None:
         if not trainer.state.step:
             kept = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
             with monkeypatch.context() as context:
-                context.setattr("nmt.train.worst.micro_step", noted)
-                try_worst(trainer.objective, trainer.store, trainer.config.training, trainer.world)
+                context.setattr(Replica, "run", noted)
+                try_worst(trainer.replica, trainer.store, trainer.config.training, trainer.world)
             assert all(p.grad is None and torch.equal(p, kept[name]) for name, p in trainer.model.named_parameters())
         validate(trainer)
 
-    validate = Trainer.validate
+    validate, run = Trainer.validate, Replica.run
     monkeypatch.setattr(Trainer, "validate", tried_first)
     assert main(["--config", str(toy), "training.steps=3"]) == 0
     assert differing(weights(tmp_path / "run", 3), weights(tmp_path / "plain", 3)) == []
@@ -218,7 +218,7 @@ def test_too_little_memory_is_told_with_what_to_lower(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("nmt.train.update.micro_step", full)
+    monkeypatch.setattr(Replica, "run", full)
     assert main(["--config", str(toy)]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert "training.micro_tokens 90" in told and "training.micro_tokens=45" in told

@@ -69,7 +69,7 @@ def work(args: argparse.Namespace) -> int:
 
     with join() as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
-        from nmt.train.rehearsal import settled
+        from nmt.train.memory_probe import settled
 
         config = settled(config, world)
         if is_rehearsal:

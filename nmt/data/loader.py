@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nmt.batch import Batch, Packed
+from nmt.batch import Batch, BatchShape, Packed
 from nmt.config import TrainingConfig
-from nmt.data.plan import Array, Cursor, plan_epoch
+from nmt.data.plan import ROW_MULTIPLE, Array, Cursor, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.dist import World
 
 AHEAD = 2
-STEP = 64  # rows of tokens are a multiple: of few sizes, so that freed memory fits again
 Stores = Callable[[int], TokenStore]  # epoch -> what it trains on
 
 
@@ -41,24 +40,21 @@ class Update:
     pairs: Sequence[Array] = ()  # those of each micro-batch of the whole update
 
 
-def _power(n: int) -> int:
-    """The power of two from n on."""
-    return 1 << (n - 1).bit_length()
-
-
-def _packed(side: Side, ids: Array, room: int) -> Packed:
-    """Sentences `ids` end to end, each opened by bos; with room for so many tokens, in one of few shapes."""
+def _packed(side: Side, ids: Array, shape: BatchShape | None) -> Packed:
+    """Sentences `ids` end to end, each opened by bos; in the given shape, if they fit into it."""
     firsts = np.asarray(side.offsets)[ids]
     lengths = np.asarray(side.offsets)[ids + 1] - firsts + 1
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     places = np.arange(offsets[-1]) + np.repeat(firsts - 1 - offsets[:-1], lengths)
     n_live, longest = len(places), int(lengths.max())
-    tokens = np.zeros(-(-max(n_live, room) // STEP) * STEP, np.int64)
+    n_rows = -(-n_live // ROW_MULTIPLE) * ROW_MULTIPLE
+    if shape is not None and n_live <= shape.tokens and len(ids) <= shape.sentences and longest <= shape.longest:
+        n_rows, longest = shape.tokens, shape.longest
+        offsets = np.pad(offsets, (0, shape.sentences - len(ids)), mode="edge")
+    tokens = np.zeros(n_rows, np.int64)
     tokens[:n_live] = np.asarray(side.ids)[places]
-    tokens[offsets[:-1]] = BOS  # where the piece before the sentence stood
-    if room:
-        offsets = np.pad(offsets, (0, _power(len(ids)) - len(ids)), mode="edge")
-        longest = max(32, _power(longest))
+    begins = offsets[:len(ids)]
+    tokens[begins] = BOS  # where the piece before the sentence stood
     return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, n_live)
 
 
@@ -69,54 +65,56 @@ def _closed(sentences: Packed) -> torch.Tensor:
     return tokens
 
 
-def make_batch(store: TokenStore, ids: Array, room: int = 0) -> Batch:
-    """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos. With `room` for so
-    many tokens a side, shapes are constant but for the powers of two that bound sentences and their length."""
-    src, tgt = _packed(store.src, ids, room), _packed(store.tgt, ids, room)
+def make_batch(store: TokenStore, ids: Array, shape: BatchShape | None = None) -> Batch:
+    """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos."""
+    src, tgt = _packed(store.src, ids, shape), _packed(store.tgt, ids, shape)
     labels = _closed(tgt)
     labels[tgt.n_live:] = -1
     return Batch(replace(src, tokens=_closed(src)), tgt, labels, tgt.n_live)
 
 
-def dealt(store: TokenStore, micros: list[Array], world: World, room: int = 0) -> list[Micro]:
+def dealt(store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None = None) -> list[Micro]:
     """This rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
-    mine = [Micro(n, make_batch(store, micros[n], room).to(world.device))
-            for n in range(world.rank, len(micros), world.size)]
+    numbers = range(world.rank, len(micros), world.size)
+    mine = [Micro(n, make_batch(store, micros[n], shape).to(world.device)) for n in numbers]
     rounds = -(-len(micros) // world.size)
     if len(mine) < rounds:
-        one = make_batch(store, micros[0][:1], room).to(world.device)
+        one = make_batch(store, micros[0][:1], shape).to(world.device)
         blank = replace(one, labels=torch.full_like(one.labels, -1), n_tokens=0)
         mine.append(Micro(len(micros) + world.rank, blank))
     return mine
 
 
-def _updates(stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> Iterator[Update]:
+def _updates(stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World,
+             shape: BatchShape | None) -> Iterator[Update]:
     epoch, first = cursor.epoch, cursor.update
-    room = config.room if config.is_compiled(world.device.type) else 0
     while True:
         store = stores(epoch)
-        plan = plan_epoch(store.src.lengths, store.tgt.lengths, seed, epoch, config)
+        plan = plan_epoch(store.src.lengths, store.tgt.lengths, seed, epoch, config, shape)
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
             after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
             pairs = plan.micros(number)
-            mine = dealt(store, pairs, world, room)
+            mine = dealt(store, pairs, world, shape)
             yield Update(mine, *plan.n_tokens(number), after, Cursor(epoch, number), pairs)
         epoch, first = epoch + 1, 0
 
 
 class Loader:
-    """The endless stream of updates from `cursor` on. Close it, or use it in a `with`, to end its thread."""
+    """The endless stream of updates from `cursor` on, in one shape if it is given. Close it, or use it in a `with`, to
+    end its thread."""
 
-    def __init__(self, stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
+    def __init__(self, stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World,
+                 shape: BatchShape | None = None) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(stores, config, seed, cursor, world), daemon=True)
+        source = _updates(stores, config, seed, cursor, world, shape)
+        self._thread = threading.Thread(target=self._fill, args=(source,), daemon=True)
         self._thread.start()
 
-    def _fill(self, stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World) -> None:
+    def _fill(self, source: Iterator[Update]) -> None:
         try:
-            for update in _updates(stores, config, seed, cursor, world):
+            for update in source:
                 self._put(update)
                 if self._closed.is_set():
                     return

@@ -36,18 +36,42 @@ class Positions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.d_model, self.is_learned = config.d_model, config.positions == "learned"
+        self.longer: Tensor | None = None  # of sinusoids, for sentences beyond the table
         if self.is_learned:
             self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         else:
             self.register_buffer("table", sinusoids(config.max_positions, config.d_model), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
-        if longest > len(self.table) and not (self.is_learned and self.training):  # there `longest` may be a bound
-            if self.is_learned:
-                raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
-                                "split it, or train with more positions")
-            self.table = sinusoids(2 * longest, self.d_model).to(self.table)
-        return x + F.embedding(positions, self.table)
+        table = self.table if longest <= len(self.table) else self.extended(longest)
+        return x + F.embedding(positions, table)
+
+    def extended(self, longest: int) -> Tensor:
+        """A table for a sentence longer than the model's own, which stays: a recorded graph may read it."""
+        if self.is_learned:
+            raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
+                            "split it, or train with more positions")
+        table = self.longer
+        if table is None or longest > len(table):
+            table = self.longer = sinusoids(2 * longest, self.d_model)
+        return table.to(self.table)
+
+    def reserve(self, longest: int) -> None:
+        """Make the model's own table long enough."""
+        if longest > len(self.table):
+            self.table = self.extended(longest)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm whose result has the type of its input, with statistics in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        device = x.device.type
+        if device == "cpu" or not torch.is_autocast_enabled(device):
+            return super().forward(x)
+        # Autocast on a GPU, unlike that of the CPU, would return fp32 and so double what each layer reads and writes.
+        with torch.autocast(device, enabled=False):
+            return super().forward(x.float()).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -135,7 +159,7 @@ class Residual(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.is_post = config.norm == "post"
-        self.norm = nn.LayerNorm(config.d_model)
+        self.norm = LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -200,8 +224,8 @@ class Transformer(nn.Module):
         self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in range(config.n_layers)))
         self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)))
         is_pre = config.norm == "pre"  # whose residual stream still needs a norm at its end
-        self.encoder_norm = nn.LayerNorm(config.d_model) if is_pre else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.d_model) if is_pre else nn.Identity()
+        self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
+        self.decoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
         self.reset()
 
     def reset(self) -> None:
@@ -216,6 +240,11 @@ class Transformer(nn.Module):
         learned = [p.table for p in (self.src_positions, self.tgt_positions) if p.is_learned]
         for weight in (*shared.values(), *learned):
             nn.init.normal_(weight, std=self.config.d_model ** -0.5)
+
+    def reserve_positions(self, longest: int) -> None:
+        """Have positions for sentences of so many pieces from the start."""
+        self.src_positions.reserve(longest)
+        self.tgt_positions.reserve(longest)
 
     def embed(self, embedding: nn.Embedding, positions: Positions, packed: Packed) -> Tensor:
         x = embedding(packed.tokens) * math.sqrt(self.config.d_model)  # section 3.4

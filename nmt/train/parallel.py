@@ -1,153 +1,180 @@
-"""What is applied to a model from outside to train it fast: compiled code, CUDA graphs, replicas over ranks.
+"""What is applied to a model from outside to train it fast: compiled code, a CUDA graph, gradients summed over ranks.
 
-The model knows nothing of it. Compiled code wants constant shapes, which the loader gives (`TrainingConfig.room`); one
-GPU alone replays forward and backward of a micro-batch as one graph for each shape, into gradients that stay where they
-are. Over ranks, DDP sums gradients in a few large buckets during the backward pass of an update's last micro-batch; or
-FSDP2 has each rank hold a share of weights, gradients and moments, and gathers a layer's weights when it is its turn.
+The model knows nothing of it. Every micro-batch of a run has one shape, so its forward and backward pass is compiled
+once, recorded as one CUDA graph, and replayed: the same graph on every rank, with dropout drawn from the micro-batch's
+own seed. Gradients are added up in one flat fp32 buffer, and after an update's last micro-batch one sum over the ranks
+makes them whole. Or FSDP2 has each rank hold a share of weights, gradients and moments (`training.shard`).
 """
 
-import contextlib
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from nmt.batch import Batch, Packed
+from nmt.batch import Batch, BatchShape, Packed
+from nmt.config import ModelConfig, TrainingConfig
+from nmt.cuda_graph import capture
 from nmt.dist import World, whole
 from nmt.model.attention_triton import WIDEST, triton
 from nmt.model.transformer import Transformer
 from nmt.progress import say
 from nmt.train.loss import Objective
 
-BUCKET_MB = 64
 BACKEND = "inductor"
+ALIGNMENT = 64  # numbers: where each gradient begins in the flat buffer, so that kernels can read it in wide pieces
 
 
-class Compiled(nn.Module):
-    """An objective (Batch -> sums) as compiled code for each shape; `is_whole`: with kernels, as one graph."""
+def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
+    """Whether micro-batches are to have one shape: where code is compiled for them."""
+    if not training.is_compiled(world.device.type):
+        return False
+    if world.device.type == "cpu" or _has_kernels(model):
+        return True
+    if world.is_main:
+        reason = f"no attention kernel takes heads wider than {WIDEST}" if triton is not None else "triton is missing"
+        say(f"not compiled, which costs speed: {reason}")
+    return False
 
-    def __init__(self, objective: nn.Module, is_whole: bool) -> None:
+
+def _has_kernels(model: ModelConfig) -> bool:
+    return triton is not None and max(model.key_size, model.value_size) <= WIDEST
+
+
+class CompiledObjective(nn.Module):
+    """An objective (Batch -> sums) as compiled code for batches of one shape."""
+
+    def __init__(self, objective: Objective, shape: BatchShape, is_one_graph: bool) -> None:
         super().__init__()
-        self.objective = objective
-        self.sums = torch.compile(self.plain_sums, fullgraph=is_whole, dynamic=False, backend=BACKEND)
+        self.objective, self.shape = objective, shape
+        self.sums = torch.compile(self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND)
 
-    def plain_sums(self, src: tuple[Tensor, Tensor], longest_src: int, tgt: tuple[Tensor, Tensor], longest_tgt: int,
+    def plain_sums(self, src_tokens: Tensor, src_offsets: Tensor, tgt_tokens: Tensor, tgt_offsets: Tensor,
                    labels: Tensor) -> tuple[Tensor, Tensor]:
-        sides = [Packed(tokens, offsets, longest, tokens.numel())
-                 for (tokens, offsets), longest in ((src, longest_src), (tgt, longest_tgt))]
-        return self.objective(Batch(sides[0], sides[1], labels, 0))
+        src = Packed(src_tokens, src_offsets, self.shape.longest, self.shape.tokens)
+        tgt = Packed(tgt_tokens, tgt_offsets, self.shape.longest, self.shape.tokens)
+        return self.objective(Batch(src, tgt, labels, 0))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        src, tgt = batch.src, batch.tgt
-        return self.sums((src.tokens, src.offsets), src.longest, (tgt.tokens, tgt.offsets), tgt.longest, batch.labels)
+        return self.sums(*batch.tensors)
 
 
-class Graph:
-    """Forward and backward over one shape, captured; gradients are added to those that the parameters have."""
-
-    def __init__(self, objective: nn.Module, batch: Batch, is_fast: bool) -> None:
-        src, tgt = (Packed(side.tokens.clone(), side.offsets.clone(), side.longest, side.n_live)
-                    for side in (batch.src, batch.tgt))
-        self.batch = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
-        self.scale = torch.zeros((), device=batch.labels.device)
-        grads = [p.grad for p in objective.parameters() if p.grad is not None]
-        kept = [grad.clone() for grad in grads]
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            for _ in range(3):  # compile, tune and allocate
-                forward_backward(objective, self.batch, self.scale, is_fast)
-        torch.cuda.current_stream().wait_stream(side_stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.sums = forward_backward(objective, self.batch, self.scale, is_fast)
-        for grad, before in zip(grads, kept, strict=True):
-            grad.copy_(before)
-
-    def replay(self, batch: Batch, scale: float) -> Tensor:
-        for mine, given in ((self.batch.src, batch.src), (self.batch.tgt, batch.tgt)):
-            mine.tokens.copy_(given.tokens)
-            mine.offsets.copy_(given.offsets)
-        self.batch.labels.copy_(batch.labels)
-        self.scale.fill_(scale)
-        self.graph.replay()
-        return self.sums
-
-
-class Captured(Compiled):
-    """A compiled objective whose micro-batches are replayed as CUDA graphs."""
-
-    def __init__(self, objective: nn.Module, is_whole: bool) -> None:
-        super().__init__(objective, is_whole)
-        self.graphs: dict[tuple[object, ...], Graph] = {}
-        self.is_off = False
-
-    def run(self, batch: Batch, scale: float, seed: int, is_fast: bool) -> Tensor:
-        """As `forward_backward`, with dropout drawn from `seed`."""
-        for p in self.parameters():
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        src, tgt = batch.src, batch.tgt
-        key = (src.tokens.shape, src.offsets.shape, src.longest, tgt.tokens.shape, tgt.offsets.shape, tgt.longest)
-        if key not in self.graphs and not self.is_off:
-            try:
-                self.graphs[key] = Graph(self, batch, is_fast)
-            except RuntimeError as error:
-                self.is_off = True
-                say(f"no CUDA graphs, which costs speed: {str(error).splitlines()[0]}")
-        torch.manual_seed(seed)
-        if self.is_off:
-            return forward_backward(self, batch, torch.tensor(scale, device=batch.labels.device), is_fast)
-        return self.graphs[key].replay(batch, scale)
-
-
-def forward_backward(objective: nn.Module, batch: Batch, scale: Tensor | float, is_fast: bool) -> Tensor:
+def forward_backward(objective: nn.Module, batch: Batch, scale: Tensor | float, is_bf16: bool) -> Tensor:
     """Add the gradient of scale * the smoothed loss; returns the (smoothed, plain) sums, on the device."""
-    with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=is_fast):
+    with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=is_bf16):
         loss, nll = objective(batch)
     (loss * scale).backward()
     return torch.stack((loss.detach(), nll))
 
 
-def micro_step(objective: nn.Module, batch: Batch, scale: float, seed: int, is_last: bool, is_fast: bool) -> Tensor:
-    """`forward_backward` the way that suits the objective, with dropout drawn from `seed`."""
-    if isinstance(objective, Captured):
-        return objective.run(batch, scale, seed, is_fast)
-    torch.manual_seed(seed)
-    with held(objective, is_last):
-        return forward_backward(objective, batch, scale, is_fast)
+class FlatGradients:
+    """The gradients of all parameters, end to end in one fp32 buffer that stays in place."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        ends = [0]
+        for p in parameters:
+            ends.append(ends[-1] + -(-p.numel() // ALIGNMENT) * ALIGNMENT)
+        self.buffer = torch.zeros(ends[-1], device=parameters[0].device)
+        for p, begin in zip(parameters, ends, strict=False):
+            p.grad = self.buffer[begin:begin + p.numel()].view_as(p)
 
 
-def spread(objective: Objective, world: World, is_compiled: bool = False, is_shared: bool = False) -> nn.Module:
-    """`objective` as compiled code, if asked for, and as one replica or share of many, if there are ranks. To be called
-    before there is an optimizer, for the parameters of a share are others."""
-    is_cuda, config = world.device.type == "cuda", objective.model.config
-    if is_shared and world.size > 1:
-        return _shared(objective, world)
-    module: nn.Module = objective
-    if is_compiled:
-        is_whole = is_cuda and triton is not None and max(config.key_size, config.value_size) <= WIDEST
-        module = (Captured if is_cuda and world.size == 1 else Compiled)(objective, is_whole)
-    if world.size == 1:
-        return module
-    ids = [world.device.index] if is_cuda else None
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of broadcast_buffers' coming name
-        return DistributedDataParallel(module, device_ids=ids, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True,
-                                       broadcast_buffers=False)  # positions may have grown on one rank
+class Replica:
+    """An objective on this rank: runs micro-batches, each adding to the gradients, and sums those over ranks.
+
+    With a fixed shape micro-batches run as compiled code, on a GPU as one CUDA graph; a batch of any other shape, which
+    only BPE-dropout without a bound on its pieces can make, runs as plain code.
+    """
+
+    def __init__(self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None = None,
+                 is_shared: bool = False) -> None:
+        self.objective, self.is_bf16, self.shape = objective, is_bf16, shape
+        self.compiled: CompiledObjective | None = None
+        self.flat: FlatGradients | None = None
+        self.replay: Callable[[], Tensor] | None = None
+        is_cuda = world.device.type == "cuda"
+        if is_shared and world.size > 1:
+            share_model(objective, world)
+        elif is_cuda or world.size > 1:  # one CPU alone saves a pass over the gradients
+            self.flat = FlatGradients(list(objective.parameters()))
+        if shape is not None:
+            objective.model.reserve_positions(shape.longest)  # before an address of the table is recorded
+            self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
+
+    def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
+        """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`; returns the
+        (smoothed, plain) sums, on the device, which the next call may overwrite."""
+        if self.compiled is None or self.shape is None or not batch.has_shape(self.shape):
+            torch.manual_seed(seed)
+            return forward_backward(self.objective, batch, scale, self.is_bf16)
+        if self.replay is None:
+            self.record(batch)
+        assert self.replay is not None
+        for mine, given in zip(self.inputs.tensors, batch.tensors, strict=True):
+            mine.copy_(given)
+        self.scale.fill_(scale)
+        torch.manual_seed(seed)
+        return self.replay()
+
+    def record(self, batch: Batch) -> None:
+        """Compile and record the forward and backward pass over batches of this shape."""
+        assert self.compiled is not None
+        device = batch.labels.device
+        src = Packed(batch.src.tokens.clone(), batch.src.offsets.clone(), batch.src.longest, batch.src.n_live)
+        tgt = Packed(batch.tgt.tokens.clone(), batch.tgt.offsets.clone(), batch.tgt.longest, batch.tgt.n_live)
+        self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
+        self.scale = torch.zeros((), device=device)
+
+        def work() -> Tensor:
+            return forward_backward(self.compiled or self.objective, self.inputs, self.scale, self.is_bf16)
+
+        before = None if self.flat is None else self.flat.buffer.clone()
+        try:
+            self.replay = capture(work, device)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+            say(f"no CUDA graph, which costs speed: {str(error).splitlines()[0]}")
+            self.replay = work
+        if self.flat is not None and before is not None:
+            self.flat.buffer.copy_(before)  # recording has run the work, and so added to them
+
+    def sum_gradients(self, world: World) -> None:
+        """Make each rank's gradients those of all ranks."""
+        if self.flat is not None:
+            world.sum_in_place(self.flat.buffer)
+
+    def clear_gradients(self) -> None:
+        if self.flat is None:
+            self.objective.zero_grad()
+        else:
+            self.flat.buffer.zero_()
+
+    def gradients(self) -> list[Tensor]:
+        """All that the last micro-batches left, in as few tensors as there are."""
+        if self.flat is not None:
+            return [self.flat.buffer]
+        return [p.grad for p in self.objective.parameters() if p.grad is not None]
 
 
-def _shared(objective: Objective, world: World) -> nn.Module:
+def make_replica(objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None) -> Replica:
+    """To be called before there is an optimizer, because the parameters of a share are others."""
+    return Replica(objective, world, training.precision == "bf16", shape, training.shard)
+
+
+def share_model(objective: Objective, world: World) -> None:
+    """Have each rank hold a share of every weight; gradients are summed after each micro-batch, so that no rank ever
+    holds them whole."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
     for layer in (*objective.model.encoder, *objective.model.decoder):
         fully_shard(layer, mesh=mesh)
     fully_shard(objective, mesh=mesh)
-    return objective
+    for module in objective.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # the sum over ranks, not its mean
+            module.set_gradient_divide_factor(1.0)
 
 
 @torch.no_grad()
@@ -157,13 +184,3 @@ def whole_model(model: Transformer, vocab_size: int) -> Transformer:
     for p, share in zip(copy.parameters(), model.parameters(), strict=True):
         p.copy_(whole(share))
     return copy
-
-
-def held(module: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    """Keep gradients local unless this is the update's last micro-batch."""
-    hold: Callable[[bool], None] | None = getattr(module, "set_requires_gradient_sync", None)  # of FSDP2
-    if hold is not None:
-        hold(is_last)
-    if is_last or not isinstance(module, DistributedDataParallel):
-        return contextlib.nullcontext()
-    return module.no_sync()

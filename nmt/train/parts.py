@@ -1,14 +1,15 @@
 """Which part of an update an operation belongs to, read from what torch's profiler saw.
 
-The model knows nothing of it: hooks put a range around the forward pass of each module that is a part, and a backward
-operation belongs to the part of the forward operation that bears its sequence number. What belongs to none, such as
-sums of gradients, is `other`.
+On CPU hooks put a range around the forward pass of each module that is a part, and a backward operation belongs to the
+part of the forward operation that has its sequence number. What belongs to none, such as sums of gradients, is `other`.
+On a GPU a whole micro-batch is one launch without modules: there each kernel belongs to a part by its name.
 """
 
 import contextlib
 from collections.abc import Iterator
 
 from torch import nn
+from torch.autograd import DeviceType
 from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -19,6 +20,11 @@ UPDATE = "update"  # the range of a whole one
 PARTS = ("attention", "feed-forward", "embedding, norm, dropout", "softmax and loss", "optimizer", "data waited",
          "other")
 ATTENTION, FEED_FORWARD, REST, LOSS, OPTIMIZER, WAITED, OTHER = PARTS
+PRODUCTS, IDLE = "matrix products", "GPU without work"
+KERNELS = (  # what the name of a GPU kernel contains, and the part it belongs to; the first match counts
+    ("triton_", REST), ("attention", ATTENTION), ("flash", ATTENTION), ("fmha", ATTENTION), ("loss_rows", LOSS),
+    ("nccl", "sum over ranks"), ("adam", OPTIMIZER), ("multi_tensor_apply", OPTIMIZER), ("gemm", PRODUCTS),
+    ("nvjet", PRODUCTS), ("cutlass", PRODUCTS), ("xmma", PRODUCTS), ("cublas", PRODUCTS), ("splitk", PRODUCTS))
 OWNERS: dict[type[nn.Module], str] = {  # what a module does outside the modules within it
     SelfAttention: ATTENTION, MemoryAttention: ATTENTION, FeedForward: FEED_FORWARD, Transformer: REST, Objective: LOSS}
 BACKWARD, OF_OPTIMIZER = "autograd::engine::evaluate_function", "Optimizer."  # how torch's own ranges begin
@@ -45,16 +51,35 @@ def told_apart(objective: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def seconds_of_parts(events: list[FunctionEvent], is_cuda: bool) -> dict[str, float]:
-    """Seconds of each part, by the operations' own time on CPU or by their kernels."""
+def seconds_of_kernels(events: list[FunctionEvent]) -> dict[str, float]:
+    """Seconds of each part by the kernels that ran on the GPU, also those of a CUDA graph."""
+    sums: dict[str, float] = {}
+    for event in events:
+        if event.device_type != DeviceType.CUDA or event.name == UPDATE:  # the range of an update spans its kernels
+            continue
+        part = part_of_kernel(event.name)
+        sums[part] = sums.get(part, 0.0) + event.time_range.elapsed_us() / 1e6
+    return sums
+
+
+def part_of_kernel(name: str) -> str:
+    """The part that a GPU kernel belongs to."""
+    for pattern, part in KERNELS:
+        if pattern in name.lower():
+            return part
+    return OTHER
+
+
+def seconds_of_parts(events: list[FunctionEvent]) -> dict[str, float]:
+    """Seconds of each part by the operations' own time on CPU."""
     owners = [_owner(event) for event in events]
     forward = {event.sequence_nr: owner for event, owner in zip(events, owners, strict=True)  # later ones prevail:
                if event.sequence_nr >= 0 and owner in PARTS}  # the operation that made the node comes last
     sums = dict.fromkeys(PARTS, 0.0)
     for event, owner in zip(events, owners, strict=True):
-        took = sum(k.duration for k in event.kernels) if is_cuda else event.self_cpu_time_total
         if owner is not None:
-            sums[owner if isinstance(owner, str) else forward.get(owner, OTHER)] += took / 1e6
+            part = owner if isinstance(owner, str) else forward.get(owner, OTHER)
+            sums[part] += event.self_cpu_time_total / 1e6
     return sums
 
 

@@ -1,10 +1,11 @@
 """Where the time of an update goes, and what a whole recipe will take: `nmt-train --profile` and `--plan`.
 
-Speeds come from updates without a profiler; only their division into parts comes from a few more with it, on CPU by the
-time of operations and on a GPU by that of kernels. What belongs to no part is `other`, so the parts always sum to the
-update. A plan is made of what was measured; what could not be is named as not included.
+Speeds come from updates without a profiler, after those that compile; only their division into parts comes from a few
+more with it, on CPU by the time of operations and on a GPU by that of kernels. What belongs to no part is `other`, so
+the parts always sum to the update. A plan is made of what was measured; what could not be is named as not included.
 """
 
+import contextlib
 import os
 import statistics
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from nmt.errors import UserError
 from nmt.files import check_writable, sync
 from nmt.progress import duration
 from nmt.train.cost import Footprint, ceiling, flop_per_token, footprint
-from nmt.train.parts import OTHER, PARTS, WAITED, seconds_of_parts, told_apart
+from nmt.train.memory_probe import excerpt, worst_orders
+from nmt.train.parts import IDLE, OTHER, PARTS, WAITED, seconds_of_kernels, seconds_of_parts, told_apart
 from nmt.train.rehearsal import Rehearsal, Timing
-from nmt.train.worst import excerpt, worst_orders
 
 PROFILED_MICROS = 12  # of some 10,000 events, each of which must be read
 PLANNED_S = 35.0
@@ -96,20 +97,34 @@ def _divide(rehearsal: Rehearsal, updates: Loader, timing: Timing,
     is_cuda = world.device.type == "cuda"
     n = min(3, max(1, PROFILED_MICROS * training.sized * world.size // training.tgt_tokens))
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * is_cuda]
-    with told_apart(rehearsal.objective), torch.profiler.profile(activities=activities) as profiler:
+    ranges = contextlib.nullcontext() if is_cuda else told_apart(rehearsal.objective)
+    with ranges, torch.profiler.profile(activities=activities) as profiler:
         profiled = rehearsal.run(updates, n, "profiling")
     if trace is not None and world.is_main:
         _export(profiler, trace)
-    spent = seconds_of_parts(list(profiler.events()), is_cuda)
-    busy, whole, waited = sum(spent.values()) / n, timing.mean_s, timing.waited_s / len(timing.seconds)
-    if is_cuda:  # kernels take as long as ever, and a host that waits does no harm while the GPU has work
-        scale = min(1.0, whole / max(busy, 1e-9))
-        waited = min(waited, whole - scale * busy)
-    else:  # the profiler slows every operation
-        scale = (whole - waited) / busy
-    parts = {part: scale * spent[part] / n for part in PARTS} | {WAITED: waited}
-    parts[OTHER] += whole - sum(parts.values())  # a GPU without work
+    events, whole = list(profiler.events()), timing.mean_s
+    if is_cuda:
+        parts = _shares_of_gpu(seconds_of_kernels(events), n, whole)
+    else:
+        parts = _shares_of_cpu(seconds_of_parts(events), n, whole, timing.waited_s / len(timing.seconds))
     return {part: 1000 * took for part, took in parts.items()}, profiled.mean_s / whole
+
+
+def _shares_of_gpu(spent: dict[str, float], n: int, whole: float) -> dict[str, float]:
+    """Seconds of each part of an update: kernels take under a profiler what they always take, and the rest is idle."""
+    busy = sum(spent.values()) / n
+    scale = min(1.0, whole / max(busy, 1e-9))
+    parts = {part: scale * took / n for part, took in spent.items()}
+    return parts | {IDLE: whole - sum(parts.values())}
+
+
+def _shares_of_cpu(spent: dict[str, float], n: int, whole: float, waited: float) -> dict[str, float]:
+    """Seconds of each part of an update: the profiler slows every operation alike."""
+    busy = sum(spent.values()) / n
+    scale = (whole - waited) / busy
+    parts = {part: scale * spent[part] / n for part in PARTS} | {WAITED: waited}
+    parts[OTHER] += whole - sum(parts.values())
+    return parts
 
 
 def _export(profiler: torch.profiler.profile, path: Path) -> None:
@@ -189,7 +204,7 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
 
     def try_worst() -> None:
         for order in worst_orders(store):
-            loader, pairs = excerpt(store, order, training, world.device)
+            loader, pairs = excerpt(store, order, training, world.device, rehearsal.shape)
             with loader:
                 two = rehearsal.run(loader, 2, "worst micro-batches", is_alone=True)
             worst.append(Worst(pairs, two.n_src // 2, two.n_tgt // 2, two.seconds[-1], two.peak))

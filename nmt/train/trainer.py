@@ -33,12 +33,12 @@ from nmt.train.ending import INTERRUPTED, PREEMPTED, State, Status, Stop
 from nmt.train.journal import Journal
 from nmt.train.keeper import Keeper
 from nmt.train.loss import Objective
+from nmt.train.memory_probe import explained_out_of_memory, run_shape, try_worst
 from nmt.train.nonfinite import SKIPS, explain
 from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import spread, whole_model
+from nmt.train.parallel import make_replica, whole_model
 from nmt.train.update import Outcome, Outcomes, Wishes, run_update, total_norm
 from nmt.train.validate import open_dev, validate
-from nmt.train.worst import roomy, try_worst
 
 Report = Callable[[Path], object]
 
@@ -75,7 +75,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         objective = Objective(self.model, config.training.label_smoothing)
-        self.objective = spread(objective, world, config.training.is_compiled(world.device.type), config.training.shard)
+        self.shape = run_shape(config, self.store, world)
+        self.replica = make_replica(objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.state = self.resume()
         self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
@@ -224,11 +225,11 @@ class Trainer:
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
         segmentations = Segmentations(self.store_folder, self.config.vocab.bpe_dropout, self.config.seed,
                                       self.config.data.clean.max_pieces, self.config.data.workers)
-        # closed first, so that nobody waits for an epoch that nobody wants
-        with (contextlib.closing(progress), roomy(training.sized),
-              Loader(segmentations, training, self.config.seed, self.state.cursor, world) as updates, segmentations):
+        loader = Loader(segmentations, training, self.config.seed, self.state.cursor, world, self.shape)
+        # segmentations are closed first: otherwise the loader may wait for an epoch that is no longer needed
+        with (contextlib.closing(progress), explained_out_of_memory(training.sized), loader as updates, segmentations):
             if world.device.type == "cuda":
-                try_worst(self.objective, self.store, training, world)
+                try_worst(self.replica, self.store, training, world)
             self.validate()  # what a stop cut short
             if self.state.step == training.steps and not self.exit_code:  # there is no later one to hold the score
                 self.saved_step = -1
@@ -239,7 +240,7 @@ class Trainer:
                 update = next(updates)
                 self.speed.waited_s += clock() - began
                 step = self.state.step + 1
-                self.outcomes.send(run_update(self.objective, self.optimizer, update, step, self.config, world,
+                self.outcomes.send(run_update(self.replica, self.optimizer, update, step, self.config, world,
                                               self.wishes))
                 self.state = replace(self.state, step=step, cursor=update.after, elapsed_s=clock() - self.began)
                 is_logged = self.is_due(training.log_every) or step in (1, training.steps)

@@ -1,8 +1,8 @@
 """One optimizer update, the same on any number of ranks, and what came of it.
 
-After the last micro-batch all ranks hold the same gradients, and one small sum tells them all the loss and what any of
-them wishes: so they stop and save together, at the very next boundary. Where loss or gradient is no number, the
-optimizer changes nothing; it is told so on the device, for on a GPU nobody waits for an outcome but one update later.
+After the last micro-batch one sum makes the gradients those of all ranks, and a small one tells all of them the loss
+and what any of them wishes: so they stop and save together, at the very next boundary. Where loss or gradient is NaN or
+infinite, the optimizer changes nothing. It learns so on the device: on a GPU an outcome is read one update later.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.dist import World, whole
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
-from nmt.train.parallel import Captured, micro_step
+from nmt.train.parallel import Replica
 
 
 class Wishes(NamedTuple):
@@ -61,27 +61,32 @@ def micro_seed(seed: int, step: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {number}".encode(), digest_size=7).digest())
 
 
-def run_update(objective: nn.Module, optimizer: Adam, update: Update, step: int, config: RunConfig, world: World,
+def run_update(replica: Replica, optimizer: Adam, update: Update, step: int, config: RunConfig, world: World,
                wishes: Callable[[], Wishes] = Wishes) -> Sent:
     """One optimizer update; nothing of it is waited for. `wishes` are asked for at its end."""
+    # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
-    scale = world.size / update.n_tgt  # gradients are averaged over ranks; we want the sum
+    scale = 1.0 / update.n_tgt
     for index, micro in enumerate(update.micros):
-        seed, is_last = micro_seed(config.seed, step, micro.number), index + 1 == len(update.micros)
-        micro_sums[index] = micro_step(objective, micro.batch, scale, seed, is_last,
-                                       config.training.precision == "bf16")
-    norm = total_norm([p.grad for p in objective.parameters() if p.grad is not None]) / world.size
+        seed = micro_seed(config.seed, step, micro.number)
+        micro_sums[index] = replica.run(micro.batch, scale, seed)
+
+    # what all ranks have found together
+    replica.sum_gradients(world)
+    norm = total_norm(replica.gradients()) / world.size  # which is equal on all ranks, and summed over them below
     mine = torch.tensor(wishes(), dtype=torch.float64).to(world.device, non_blocking=True)
     figures = world.sum(torch.cat((micro_sums.double().sum(0), norm.double()[None], mine)))
-    optimizer.found_inf = 1.0 - figures[:3].isfinite().all().float()  # on one rank, so on all
+
+    # one step of the optimizer, unless something is NaN or infinite, on one rank and so on all
+    optimizer.found_inf = 1.0 - figures[:3].isfinite().all().float()
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
-    optimizer.zero_grad(set_to_none=not isinstance(objective, Captured))  # a graph adds to gradients in their place
+    replica.clear_gradients()
     return Sent(step, update, micro_sums, figures)
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all, over all ranks; no number if one element is none."""
+    """The Euclidean norm of all, over all ranks; NaN or infinite if an element is."""
     return whole(nn.utils.get_total_norm(tensors))
 
 

@@ -1,0 +1,175 @@
+"""What fits into memory: the micro-batches that need most of it, and how large they may be.
+
+Where micro-batches have one shape each needs the same memory, and the first tells. Otherwise the longest sentences and
+the most sentences need most: run before all others they tell in the first minute, not after hours, what to lower.
+The size of a micro-batch follows from the ranks: an equal share of an update for each, halved until it fits.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nmt.batch import BatchShape
+from nmt.config import RunConfig, TrainingConfig, load_config
+from nmt.data.loader import Loader, make_batch
+from nmt.data.plan import Cursor, equal_share, fixed_shape
+from nmt.data.store import Side, TokenStore, open_store
+from nmt.data.vocab import Vocab
+from nmt.dist import World
+from nmt.errors import UserError
+from nmt.files import RunFolder
+from nmt.model.transformer import Transformer
+from nmt.progress import say
+from nmt.train.loss import Objective
+from nmt.train.optimizer import make_optimizer
+from nmt.train.parallel import Replica, has_fixed_shape, make_replica
+
+CPU_MICRO_TOKENS = 4_096  # docs/benchmarks.md
+MOST_ROUNDS = 64  # micro-batches of an update on one rank
+USEFUL = 0.9  # of a rank's work, below which a run that continues on other ranks gets micro-batches of another size
+
+
+def run_shape(config: RunConfig, store: TokenStore, world: World) -> BatchShape | None:
+    """The one shape of the run's micro-batches; None where code is not compiled, and they need none."""
+    if not has_fixed_shape(config.model, config.training, world):
+        return None
+    longest = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
+    return fixed_shape(store.src.lengths, store.tgt.lengths, config.training.sized, longest)
+
+
+# ---- the worst micro-batches -------------------------------------------------------------------------------------
+
+def worst_orders(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs whose first ones need most memory: the longest sentences, then the most sentences."""
+    src, tgt = store.src.lengths, store.tgt.lengths
+    return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
+
+
+def excerpt(store: TokenStore, order: np.ndarray, training: TrainingConfig, device: torch.device,
+            shape: BatchShape | None = None) -> tuple[Loader, int]:
+    """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many these are."""
+    n_tokens = training.sized
+    ends = [np.cumsum(side.lengths[order[:n_tokens]] + 1) for side in (store.src, store.tgt)]
+    n_pairs = min(int(end.searchsorted(n_tokens, "right")) for end in ends)
+    if shape is not None:
+        n_pairs = min(n_pairs, shape.sentences)
+    ids = order[:max(1, n_pairs)]
+    chosen = TokenStore(_chosen(store.src, ids), _chosen(store.tgt, ids))
+    one_micro = replace(training, src_tokens=n_tokens, tgt_tokens=n_tokens)
+    return Loader(lambda _: chosen, one_micro, 0, Cursor(), World(0, 1, device), shape), len(ids)
+
+
+def _chosen(side: Side, ids: np.ndarray) -> Side:
+    rows = [np.asarray(side.ids[side.offsets[i]:side.offsets[i + 1]]) for i in ids]
+    return Side(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
+
+
+def try_worst(replica: Replica, store: TokenStore, training: TrainingConfig, world: World) -> None:
+    """Pass them through forward and backward, for nothing but the memory that it takes."""
+    for order in worst_orders(store):
+        updates, _ = excerpt(store, order, training, world.device, replica.shape)
+        with updates:
+            for micro in next(updates).micros:
+                replica.run(micro.batch, 0.0, 0)
+        if replica.shape is not None:  # then all are alike
+            break
+    replica.clear_gradients()
+
+
+@contextlib.contextmanager
+def explained_out_of_memory(micro_tokens: int) -> Iterator[None]:
+    """Turn an out-of-memory error into advice."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
+                        f"training.micro_tokens={max(1, micro_tokens // 2)}; updates keep their sentences") from None
+
+
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+
+
+# ---- the size of a micro-batch -----------------------------------------------------------------------------------
+
+def settled(config: RunConfig, world: World) -> RunConfig:
+    """`micro_tokens: auto` becomes what the run began with, or else an equal share of an update that fits."""
+    training = config.training
+    if training.micro_tokens != "auto":
+        return config
+    size = 0
+
+    def settle() -> None:  # by one rank, for it writes that file while others may not have looked yet
+        nonlocal size
+        began = RunFolder(config.folder).config
+        if began.is_file():
+            size = load_config(str(began)).training.sized
+            if useful_share(training, size, world.size) >= USEFUL:
+                return
+            say(f"the run began with micro-batches of {size} tokens, which would leave most of {world.size} ranks idle")
+        size = choose_micro_tokens(config, world)
+        say(f"training.micro_tokens: auto is {size} here")
+
+    world.on_main(settle)
+    size = int(world.from_main(size))
+    return replace(config, training=replace(training, micro_tokens=size))
+
+
+def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> float:
+    """The share of the ranks that have a micro-batch to work on, over an update."""
+    n_micros = -(-max(training.src_tokens, training.tgt_tokens) // micro_tokens)
+    n_rounds = -(-n_micros // n_ranks)
+    return n_micros / (n_rounds * n_ranks)
+
+
+def choose_micro_tokens(config: RunConfig, world: World) -> int:
+    """An equal share of an update for each rank, if it fits, or else half of that, and so on. On a CPU the first share
+    that its caches like."""
+    training = config.training
+    update = max(training.src_tokens, training.tgt_tokens)
+    is_cpu = world.device.type == "cpu"
+    n_rounds = 1
+    while n_rounds <= MOST_ROUNDS:
+        size = equal_share(update, world.size * n_rounds)
+        if is_cpu and size <= CPU_MICRO_TOKENS or not is_cpu and fits(config, size, world):
+            return size
+        n_rounds = n_rounds + 1 if is_cpu else 2 * n_rounds
+    if is_cpu:
+        return CPU_MICRO_TOKENS
+    raise UserError("training.micro_tokens: auto finds nothing that fits; lower model.d_model or model.n_layers")
+
+
+def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
+    """Whether model, optimizer and the worst micro-batches of that size fit into memory. Leaves nothing behind."""
+    trial = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
+    try:
+        _try_update(trial, replace(world, rank=0, size=1))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        gc.collect()  # autograd's and the compiler's cycles hold tensors
+        torch.cuda.empty_cache()
+    return True
+
+
+def _try_update(config: RunConfig, world: World) -> None:
+    folder = Path(config.data.store)
+    vocab = Vocab.load(folder / "vocab.model")
+    store = open_store(folder, "train", vocab.digest)
+    model = Transformer(config.model, vocab.size).to(world.device)
+    objective = Objective(model, config.training.label_smoothing)
+    replica = make_replica(objective, world, config.training, run_shape(config, store, world))
+    optimizer = make_optimizer(model, config.optimizer)
+    try_worst(replica, store, config.training, world)
+    batch = make_batch(store, np.arange(min(1, len(store))), replica.shape).to(world.device)
+    replica.run(batch, 0.0, 0)
+    optimizer.step()  # allocates the moments
