@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nmt.batch import Packed, pack
 from nmt.model import attention_triton
+from nmt.model.attention import Field
 from nmt.progress import clock
 
 HEADS, SIZE = 8, 64
@@ -121,9 +122,9 @@ def laid_out(case: Case, rows: list[tuple[int, list[int]]], core: Attention) -> 
 
 
 def in_triton(case: Case) -> Attention:
-    ends = case.queries.offsets, case.keys.offsets
-    longest = [max(32, 1 << (side.longest - 1).bit_length()) for side in (case.queries, case.keys)]  # buckets
-    return lambda *qkv: attention_triton.packed_attention(*qkv, *ends, *longest, case.causal, None)  # type: ignore
+    field = Field(case.queries, case.keys, case.causal)
+    seen, seeing = field.seen, field.seeing
+    return lambda *qkv: attention_triton.packed_attention(*qkv, seen, seeing)  # type: ignore
 
 
 def in_torch(case: Case) -> Attention:

@@ -207,8 +207,8 @@ class AsOnGpu(Field):
     """Told that its tensors are not on the CPU."""
 
     def __init__(self, queries: Packed, keys: Packed, causal: bool = False, window: int | None = None,
-                 is_whole: bool = False) -> None:
-        super().__init__(queries, keys, causal, window, True)
+                 is_whole: bool = False, path: str = "triton") -> None:
+        super().__init__(queries, keys, causal, window, True, path)
         self.is_on_cpu = False
 
 

@@ -18,9 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from nmt.batch import Packed
 from nmt.model import attention_triton
+from nmt.model.attention import Field
 from nmt.model.attention_triton import packed_attention, supports
 from nmt.train import loss_triton
 from nmt.train.loss_triton import fused_loss_forward, rows_in_place
@@ -77,84 +81,139 @@ def error(ours: Tensor, exact: Tensor) -> float:
     return ((ours.double() - exact).norm() / exact.norm()).item()
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, q_ends: list[int], k_ends: list[int], causal: bool,
-                window: int | None) -> Tensor:
-    out = []
-    for a, b, c, d in zip(q_ends[:-1], q_ends[1:], k_ends[:-1], k_ends[1:], strict=True):
-        gap = torch.arange(d - c, device=q.device) - torch.arange(b - a, device=q.device)[:, None]
-        may = (gap <= 0 if causal else gap > -10**6) & (gap.abs() <= (10**6 if window is None else window))
-        scores = torch.einsum("ihd,jhd->hij", q[a:b], k[c:d]) / q.shape[-1] ** 0.5
-        weights = scores.exp() * may
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-        out.append(torch.einsum("hij,jhd->ihd", weights, v[c:d]))
-    return torch.cat((*out, q.new_zeros(len(q) - q_ends[-1], q.shape[1], v.shape[2])))
+def written_out(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tensor:
+    """`may` (Tq, Tk) says which key each query sees."""
+    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+    weights = torch.where(may, scores.exp(), 0.0)
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    return torch.einsum("hij,jhd->ihd", weights, v)
 
 
-def inputs(q_lengths: list[int], k_lengths: list[int], dtype: torch.dtype, device: torch.device, sizes: tuple[int, ...],
-           tail: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Views into fused products, as the model makes them; NaN in the dead tail."""
+def relation(q_lengths: list[int], k_lengths: list[int], tails: tuple[int, int], causal: bool,
+             window: int | None) -> Tensor:
+    """(Tq, Tk): which key each query sees, one pair of places after another."""
+    may = torch.zeros(sum(q_lengths) + tails[0], sum(k_lengths) + tails[1], dtype=torch.bool)
+    q_begin = k_begin = 0
+    for n_queries, n_keys in zip(q_lengths, k_lengths, strict=True):
+        for i in range(n_queries):
+            for j in range(n_keys):
+                is_near = window is None or abs(i - j) <= window
+                may[q_begin + i, k_begin + j] = is_near and not (causal and j > i)
+        q_begin += n_queries
+        k_begin += n_keys
+    return may
+
+
+def side(lengths: list[int], tail: int, device: torch.device) -> Packed:
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
+    n_live = sum(lengths)
+    tokens = torch.zeros(n_live + tail, dtype=torch.int64, device=device)
+    return Packed(tokens, offsets, max(lengths), n_live)
+
+
+def packed_heads(queries: Packed, keys: Packed, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Tensor]:
+    """Views into fused products, as the model makes them."""
     n_heads, d_k, d_v = sizes
-    ends = [torch.tensor([0, *lengths], device=device).cumsum(0) for lengths in (q_lengths, k_lengths)]
     fused = []
-    for offsets in ends:
-        rows = torch.randn(int(offsets[-1]) + tail, n_heads * (2 * d_k + d_v), device=device).to(dtype)
-        rows[int(offsets[-1]):] = NAN
+    for packed in (queries, keys):
+        rows = torch.randn(len(packed.tokens), n_heads * (2 * d_k + d_v), device=packed.tokens.device).to(dtype)
         fused.append(rows.split([n_heads * d_k, n_heads * d_k, n_heads * d_v], -1))
-    heads = [x.unflatten(-1, (n_heads, -1)) for x in (fused[0][0], fused[1][1], fused[1][2])]
-    return heads, ends
+    return [x.unflatten(-1, (n_heads, -1)) for x in (fused[0][0], fused[1][1], fused[1][2])]
 
 
-def check(q_lengths: list[int], k_lengths: list[int], causal: bool, window: int | None, dtype: torch.dtype,
-          device: torch.device, sizes: tuple[int, ...] = (2, 16, 16), tail: int = 5, slack: int = 0,
+def check(q_lengths: list[int], k_lengths: list[int] | None, causal: bool, window: int | None, dtype: torch.dtype,
+          device: torch.device, sizes: tuple[int, int, int] = (2, 16, 16), tail: int = 5,
           attention: Callable[..., Tensor] = packed_attention) -> None:
-    heads, (q_ends, k_ends) = inputs(q_lengths, k_lengths, dtype, device, sizes, tail)
+    """NaN stands in all rows that see nothing or are not seen; None: the keys are the queries."""
+    queries = side(q_lengths, tail, device)
+    keys = queries if k_lengths is None else side(k_lengths, 2 * tail, device)
+    may = relation(q_lengths, k_lengths or q_lengths, (len(queries.tokens) - queries.n_live,
+                                                       len(keys.tokens) - keys.n_live), causal, window).to(device)
+    is_live = may.any(1), may.any(0), may.any(0)
+    field = Field(queries, keys, causal, window)
+    heads = packed_heads(queries, keys, dtype, sizes)
+    exact = [x.double().nan_to_num().requires_grad_() for x in heads]
+    for x, live in zip(heads, is_live, strict=True):
+        x[~live] = NAN
     ours = [x.detach().requires_grad_() for x in heads]
-    exact = q, k, v = [x.detach().double().requires_grad_() for x in heads]
-    out = attention(*ours, q_ends, k_ends, max(q_lengths) + slack, max(k_lengths) + slack, causal, window)
-    expected = written_out(q, k, v, q_ends.tolist(), k_ends.tolist(), causal, window)
+    out = attention(*ours, field.seen, field.seeing)
+    q, k, v = exact
+    expected = written_out(q, k, v, may)
     grad = torch.randn_like(out)
-    if tail:
-        grad[-tail:] = NAN
+    expected_grads = torch.autograd.grad(expected, exact, grad.double())
+    grad[~is_live[0]] = NAN
     grads = torch.autograd.grad(out, ours, grad)
-    expected_grads = torch.autograd.grad(expected, exact, torch.nan_to_num(grad.double(), 0.0))
-    for a, b, offsets in zip((out, *grads), (expected, *expected_grads), (q_ends, q_ends, k_ends, k_ends), strict=True):
+    for a, b, live in zip((out, *grads), (expected, *expected_grads), (is_live[0], *is_live), strict=True):
         assert a.dtype == dtype and error(a, b) < BOUNDS[dtype]
-        assert (a[offsets[-1]:] == 0).all()
+        assert (a[~live] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize(("q_lengths", "k_lengths", "causal", "window", "sizes"), [
     ([31, 1, 0, 32], None, True, None, (2, 16, 16)),
-    ([5, 0, 32], [32, 4, 0], False, None, (2, 32, 16)),  # one block of keys; a source and a target without tokens
-    ([33, 64], [7, 31], False, None, (1, 16, 64)),  # many blocks of queries, one of keys
+    ([5, 0, 32], [32, 4, 0], False, None, (2, 32, 16)),  # a source and a target without tokens
+    ([33, 64], [7, 31], False, None, (1, 16, 64)),
     ([3, 65, 130], None, True, None, (1, 16, 16)),
     ([130, 2, 1], [33, 65, 130], False, None, (1, 16, 24)),
     ([1, 70], None, True, 3, (2, 12, 20)),
+    ([70, 5], None, False, 2, (2, 16, 16)),
     ([70, 5], [10, 64], False, 2, (2, 16, 16)),  # queries that see nothing
-    ([4, 33], [33, 4], True, None, (1, 128, 80)),
+    ([4, 33], None, True, None, (1, 128, 80)),
 ])
 def test_equals_the_definition(q_lengths: list[int], k_lengths: list[int] | None, causal: bool, window: int | None,
                                sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(1)
-    check(q_lengths, k_lengths or q_lengths, causal, window, dtype, device, sizes)
+    check(q_lengths, k_lengths, causal, window, dtype, device, sizes)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_batches(seed: int, device: torch.device) -> None:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     q_lengths, k_lengths = rng.choice([0, 1, 2, 7, 31, 32, 33, 64, 65], (2, 4)).tolist()
-    check(q_lengths, k_lengths, bool(rng.integers(2)), [None, 1, 40][rng.integers(3)], list(BOUNDS)[seed % 2], device,
-          tail=int(rng.integers(2)) * 40, slack=int(rng.integers(2)) * 33)
+    causal = seed % 4 < 2
+    window = [None, 1, 40][rng.integers(3)]
+    tail = int(rng.integers(2)) * 70  # more than a tile
+    check(q_lengths, None if causal else k_lengths, causal, window, list(BOUNDS)[seed % 2], device, tail=tail)
 
 
-def test_repeats_to_the_bit_and_takes_narrow_offsets(device: torch.device) -> None:
+def test_a_batch_without_rows(device: torch.device) -> None:
+    check([0], None, True, None, torch.float32, device, tail=0)
+    check([0, 0], [0, 3], False, None, torch.float32, device, tail=0)
+    check([2], [0], False, None, torch.bfloat16, device, tail=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
+       tails=st.tuples(st.integers(0, 3), st.integers(0, 3)), is_self=st.booleans(), causal=st.booleans(),
+       window=st.none() | st.integers(0, 7))
+def test_intervals_are_the_relation(pairs: list[tuple[int, int]], tails: tuple[int, int], is_self: bool, causal: bool,
+                                    window: int | None) -> None:
+    q_lengths, k_lengths = [a for a, _ in pairs], [b for _, b in pairs]
+    queries = side(q_lengths, tails[0], torch.device("cpu"))
+    keys = side(k_lengths, tails[1], torch.device("cpu"))
+    if is_self:
+        keys, k_lengths, tails = queries, q_lengths, (tails[0], tails[0])
+    field = Field(queries, keys, causal, window)
+    may = relation(q_lengths, k_lengths, tails, causal, window)
+    for intervals, of_rows, n_live in ((field.seen, may, queries.n_live), (field.seeing, may.T, keys.n_live)):
+        assert intervals.dtype == torch.int32 and intervals.shape == (2, len(of_rows))
+        first, last = intervals
+        others = torch.arange(of_rows.shape[1])
+        assert torch.equal((first[:, None] <= others) & (others < last[:, None]), of_rows)
+        assert not intervals[:, n_live:].any()
+        sees = first < last
+        assert (first[sees].diff() >= 0).all() and (last[sees].diff() >= 0).all()
+
+
+def test_repeats_to_the_bit(device: torch.device) -> None:
     torch.manual_seed(2)
-    heads, (q_ends, k_ends) = inputs([40, 1, 0, 70], [3, 33, 2, 70], torch.bfloat16, device, (2, 32, 32), 3)
-    q, k, v = [x.detach().requires_grad_() for x in heads]
+    queries, keys = side([40, 1, 0, 70], 3, device), side([3, 33, 2, 70], 3, device)
+    field = Field(queries, keys)
+    q, k, v = [x.detach().requires_grad_() for x in packed_heads(queries, keys, torch.bfloat16, (2, 32, 32))]
     runs = []
-    for dtype in (torch.int64, torch.int32):
-        out = packed_attention(q, k, v, q_ends.to(dtype), k_ends.to(dtype), 70, 70, False, None)
+    for _ in range(2):
+        out = packed_attention(q, k, v, field.seen, field.seeing)
         runs.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
     for a, b in zip(*runs, strict=True):
         assert torch.equal(a, b) and a.any()
@@ -166,19 +225,37 @@ def test_one_graph_under_the_compiler(device: torch.device) -> None:
         return packed_attention(*arguments)
 
     torch.manual_seed(3)
-    check([6, 1, 35], [6, 1, 35], True, None, torch.float32, device, attention=attention)
+    check([6, 1, 35], None, True, None, torch.float32, device, attention=attention)
     check([6, 1, 30], [2, 0, 4], False, None, torch.bfloat16, device, attention=attention)
+
+
+def test_intervals_compile_as_one_graph() -> None:
+    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=False)
+    def intervals(tokens: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None) -> Any:
+        queries, keys = Packed(tokens, q_offsets, 9, 20), Packed(tokens, k_offsets, 9, 20)
+        field = Field(queries, queries if causal else keys, causal, window)
+        return field.seen, field.seeing
+
+    tokens = torch.zeros(20, dtype=torch.int64)
+    for lengths in ([3, 0, 9], [1, 1, 9]):
+        ends = [torch.tensor([0, *lengths]).cumsum(0), torch.tensor([0, *reversed(lengths)]).cumsum(0)]
+        for causal, window in ((True, None), (True, 2), (False, 2), (False, None)):
+            queries, keys = (Packed(tokens, offsets, 9, 20) for offsets in ends)
+            field = Field(queries, queries if causal else keys, causal, window)
+            seen, seeing = intervals(tokens, *ends, causal, window)
+            assert torch.equal(seen, field.seen) and torch.equal(seeing, field.seeing)
 
 
 def test_the_ops_keep_torchs_rules(device: torch.device) -> None:
     torch.manual_seed(4)
-    heads, ends = inputs([2, 0, 33], [4, 1, 3], torch.float32, device, (1, 16, 16), 2)
-    heads = [torch.nan_to_num(x).detach() for x in heads]  # opcheck wants equal results, and NaN is not equal
-    settings = (*ends, 33, 4, False, None)
+    queries, keys = side([2, 0, 33], 2, device), side([4, 1, 3], 2, device)
+    field = Field(queries, keys)
+    intervals = field.seen, field.seeing
+    heads = [x.detach() for x in packed_heads(queries, keys, torch.float32, (1, 16, 16))]
     leaves = [x.clone().requires_grad_() for x in heads]
-    torch.library.opcheck(attention_triton._attention, (*leaves, *settings))
-    out, lse = attention_triton._attention(*heads, *settings)
-    torch.library.opcheck(attention_triton._gradients, (torch.randn_like(out), *heads, out, lse, *settings))
+    torch.library.opcheck(attention_triton._attention, (*leaves, *intervals))
+    out, lse = attention_triton._attention(*heads, *intervals)
+    torch.library.opcheck(attention_triton._gradients, (torch.randn_like(out), *heads, out, lse, *intervals))
     logits, labels = torch.randn(3, 40, device=device), torch.tensor([4, -1, 39], device=device)
     torch.library.opcheck(rows_in_place, (logits, labels, 0.9, 0.001, 40, True))
 

@@ -3,17 +3,22 @@
 Sentences of like length are spread together onto a (sentence, head, place) grid, attended with plain batched matrix
 products, and gathered back; at translation lengths this beats fused kernels on CPU. Spreading looks up rows of one head
 each, so no tensor is transposed, and gathering is a look-up too, so neither has a scatter-add for a gradient.
-On GPU a kernel of ours reads packed rows as they lie (`attention_triton.py`). Section 3.2: one function, three uses.
+On GPU a kernel reads packed rows as they lie: ours (`attention_triton.py`), or torch's where that was measured to be
+faster (`attention_varlen.py`, `attention_choice.py`). Section 3.2: one function, three uses.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.batch import Packed, derived
 from nmt.model.attention_triton import packed_attention, supports
+from nmt.model.attention_varlen import supports_varlen, varlen_attention
+
+TRITON, VARLEN = "triton", "varlen"  # the ways that a GPU may take: kernels of ours, or torch's
 
 FEW = 1 << 16  # multiplications of an attention so small that threads would wait longer than they work
 FAR = -1e30  # finite: a sentence without tokens must give a number, not NaN
@@ -81,13 +86,45 @@ class Grid:
 
 class Field:
     """Which keys each query sees: those of its own sentence, with `causal` none ahead, with `window` only so many
-    places to each side. Made once for all layers. `is_whole` keeps all sentences in one group."""
+    places to each side. Made once for all layers. `is_whole` keeps all sentences in one group. Where queries and keys
+    lie end to end, this is an interval of rows: `seen` by a query, `seeing` a key. `path` is the way a GPU takes."""
 
     def __init__(self, queries: Packed, keys: Packed, causal: bool = False, window: int | None = None,
-                 is_whole: bool = False) -> None:
-        self.packed, self.causal, self.window = (queries, keys), causal, window
+                 is_whole: bool = False, path: str = TRITON) -> None:
+        self.packed, self.causal, self.window, self.path = (queries, keys), causal, window, path
         self.is_on_cpu = queries.tokens.device.type == "cpu"
         self.is_whole = is_whole or not self.is_on_cpu  # elsewhere lengths are not read back
+
+    @property
+    def takes_varlen(self) -> bool:
+        """Whether torch's kernel is wanted and fits: it counts a window from the ends of sentences, not from their
+        beginnings."""
+        queries, keys = self.packed
+        return self.path == VARLEN and (queries is keys or not self.causal and self.window is None)
+
+    @derived
+    def seen(self) -> Tensor:
+        """For each query the first key row it looks at and one past the last; both 0 in the dead tail."""  # (2, Tq)
+        queries, keys = self.packed
+        return self.intervals(queries, keys, ahead=0 if self.causal else self.window, behind=self.window)
+
+    @derived
+    def seeing(self) -> Tensor:
+        """For each key the first query row that looks at it and one past the last; both 0 in the dead tail."""
+        queries, keys = self.packed  # (2, Tk)
+        return self.intervals(keys, queries, ahead=self.window, behind=0 if self.causal else self.window)
+
+    def intervals(self, rows: Packed, others: Packed, ahead: int | None, behind: int | None) -> Tensor:
+        """The rows of `others` within a row's sentence that lie at most so many places ahead of it or behind it."""
+        # One more sentence, without tokens, stands for the dead tail.
+        bounds = torch.stack((others.offsets[:-1], others.offsets[1:]))
+        first, last = F.pad(bounds, (0, 1))[:, rows.sentence]  # (T,)
+        place = first + rows.positions
+        if behind is not None:
+            first = torch.minimum(torch.maximum(first, place - behind), last)
+        if ahead is not None:
+            last = torch.maximum(torch.minimum(last, place + ahead + 1), first)
+        return torch.stack((first, last)).int()
 
     @derived
     def groups(self) -> list[Tensor]:
@@ -184,9 +221,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, field: Field, weights: list[Tensor] 
     A list given as `weights` receives (S, H, Lq, Lk); the field must then be whole.
     """
     queries, keys = field.packed
-    if weights is None and not field.is_on_cpu and supports(q, v):
-        return packed_attention(q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest, field.causal,
-                                field.window)
+    if weights is None and not field.is_on_cpu:
+        if field.takes_varlen and supports_varlen(q, v):
+            return varlen_attention(q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest,
+                                    field.causal, field.window)
+        if supports(q, v):
+            return packed_attention(q, k, v, field.seen, field.seeing)
     seen: list[Tensor] | None = None if weights is None else []
     mixed = _grid_attention(q, k, v, field, seen)
     if weights is not None and seen is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import Cache, Field, Step, attend, memory_grid
+from nmt.model.attention import TRITON, Cache, Field, Step, attend, memory_grid
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -214,6 +214,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config, self.n_vocab = config, vocab_size
+        self.attention_path = TRITON  # set from outside, before anything is compiled
         self.tgt_embedding = nn.Embedding(vocab_size, config.d_model)
         self.src_embedding = self.tgt_embedding if config.tied else nn.Embedding(vocab_size, config.d_model)
         self.projection = nn.Linear(config.d_model, vocab_size, bias=False)
@@ -256,7 +257,7 @@ class Transformer(nn.Module):
     def encode(self, src: Packed, weights: Weights = None) -> Tensor:
         """The memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
-        field = Field(src, src, window=self.config.window, is_whole=weights is not None)
+        field = Field(src, src, window=self.config.window, is_whole=weights is not None, path=self.attention_path)
         for layer in self.encoder:
             x = layer(x, field, weights)
         return self.encoder_norm(x)
@@ -264,8 +265,8 @@ class Transformer(nn.Module):
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
         """What the projection turns into the logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
-        self_field = Field(tgt, tgt, causal=True, window=self.config.window)
-        memory_field = Field(tgt, src, is_whole=weights is not None)
+        self_field = Field(tgt, tgt, causal=True, window=self.config.window, path=self.attention_path)
+        memory_field = Field(tgt, src, is_whole=weights is not None, path=self.attention_path)
         for layer in self.decoder:
             x = layer(x, memory, self_field, memory_field, weights)
         return self.decoder_norm(x)

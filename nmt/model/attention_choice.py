@@ -1,0 +1,145 @@
+"""Which attention a GPU runs faster, measured once and remembered.
+
+Two paths compute the same: the kernels of `attention_triton` and torch's kernel behind
+`attention_varlen`. Which is faster depends on the GPU, the releases and the sizes of a head, so
+`measure` times both and writes the answer into the user's cache folder. Without an answer, or with
+a file that cannot be read or written, the path is "triton"; that is never an error.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt.batch import Packed, pack
+from nmt.cuda_graph import capture
+from nmt.files import write_json
+from nmt.model.attention import TRITON, VARLEN, Field, attend
+from nmt.model.attention_triton import supports, triton
+from nmt.model.attention_varlen import supports_varlen
+
+ROUNDS = 10
+# Pieces in successive sentences: about WMT14's lengths, whose mean is 30.
+LENGTHS = (12, 25, 9, 41, 30, 18, 66, 23, 35, 14, 50, 28, 6, 37, 21, 90)
+
+Timer = Callable[[Callable[[], object]], float]  # milliseconds that the work takes
+
+
+def cache_file() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "nmt" / "attention.json"
+
+
+def _key(device_name: str, d_k: int, d_v: int) -> str:
+    release = "none" if triton is None else triton.__version__
+    return f"{device_name}, torch {torch.__version__}, triton {release}, heads {d_k}/{d_v}"
+
+
+def _remembered() -> dict[str, Any]:
+    try:
+        answers = json.loads(cache_file().read_bytes())
+    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: there is no home
+        return {}
+    return answers if isinstance(answers, dict) else {}
+
+
+def chosen(device_name: str, d_k: int, d_v: int) -> str:
+    """Return the path that was faster on such a GPU, "triton" where nobody has measured."""
+    answer = _remembered().get(_key(device_name, d_k, d_v))
+    if isinstance(answer, dict) and answer.get("path") == VARLEN:
+        return VARLEN
+    return TRITON
+
+
+def remember(device_name: str, d_k: int, d_v: int, times: Mapping[str, float]) -> str:
+    """Write down the times of the paths in milliseconds, and return the path of the least."""
+    path = min(times, key=times.__getitem__, default=TRITON)
+    answers = _remembered()
+    answers[_key(device_name, d_k, d_v)] = {"path": path, "ms": dict(times)}
+    try:
+        file = cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, answers)
+    except (OSError, RuntimeError):
+        pass  # it is measured again next time
+    return path
+
+
+def take_turns(works: Mapping[str, Callable[[], object]], timer: Timer) -> dict[str, float]:
+    """Return the median time of each work; they take turns, because clocks drift."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            times[name].append(timer(work))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def measure(
+    device: torch.device,
+    n_rows: int,
+    n_heads: int,
+    d_k: int,
+    d_v: int,
+    timer: Timer | None = None,
+) -> str:
+    """Time both paths, remember the faster one, and return it. It waits for the device."""
+    side = _typical_side(n_rows, device)
+    wide = torch.zeros(n_rows, n_heads, 2 * d_k + d_v, device=device, dtype=torch.bfloat16)
+    heads = [part.requires_grad_() for part in wide.normal_().split((d_k, d_k, d_v), dim=-1)]
+    q, _, v = heads
+    is_supported = {TRITON: supports(q, v), VARLEN: supports_varlen(q, v)}
+    works = {}
+    for path in [TRITON, VARLEN]:
+        if not is_supported[path]:
+            continue
+        # A layer of the encoder and one of the decoder.
+        fields = [Field(side, side, path=path), Field(side, side, causal=True, path=path)]
+        work = _captured(partial(_forward_backward, heads, fields), device)
+        if work is not None:
+            works[path] = work
+    times = take_turns(works, timer or partial(milliseconds, device=device))
+    return remember(_name(device), d_k, d_v, times)
+
+
+def _typical_side(n_rows: int, device: torch.device) -> Packed:
+    """Sentences of the usual lengths; the rows that remain are the last sentence's."""
+    sentences: list[list[int]] = []
+    n_left = n_rows
+    while n_left > 0:
+        length = min(LENGTHS[len(sentences) % len(LENGTHS)], n_left)
+        sentences.append([0] * length)
+        n_left -= length
+    return pack(sentences).to(device)
+
+
+def _forward_backward(heads: list[Tensor], fields: list[Field]) -> None:
+    for field in fields:
+        out = attend(heads[0], heads[1], heads[2], field)
+        torch.autograd.grad(out, heads, torch.ones_like(out))
+
+
+def _captured(work: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
+    """The work as one launch, as training runs it; None if this GPU or this torch cannot do it."""
+    try:
+        return capture(work, device)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return None
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def milliseconds(work: Callable[[], object], device: torch.device) -> float:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    work()
+    last.record()
+    torch.cuda.synchronize(device)
+    return first.elapsed_time(last)
