@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from nmt.device import choose_device
 from nmt.errors import Failure, UserError
 from nmt.process import end_with_parent, limit_silence, quicken_products
 
@@ -101,19 +103,14 @@ def is_lost(error: RuntimeError, world: World) -> bool:
     return world.size > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error))
 
 
-def device_of(local_rank: int = 0) -> torch.device:
-    """The fastest device at hand for this process."""
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-
-
 @contextlib.contextmanager
-def join() -> Iterator[World]:
-    """The world that torchrun describes in the environment, or a world of one."""
+def join(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
+    """The world that torchrun describes in the environment, or a world of one, on the device that was asked for."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # torchrun leaves orphans when it is killed
-    device = device_of(local_rank)
+    device = choose_device(asked, local_rank)
     if device.type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise UserError(f"torchrun started {local_rank + 1} or more processes here, but there are "
