@@ -33,7 +33,7 @@ ROOMS = {
     "strict_yaml.py": Room(0, 120),
     "config.py": Room(0, 350, ("strict_yaml.py",)),
     "files.py": Room(0, 200),
-    "process.py": Room(0, 80),
+    "process.py": Room(0, 100),
     "device.py": Room(0, 60),
     "dist.py": Room(0, 150, ("device.py", "process.py")),
     "batch.py": Room(0, 100),

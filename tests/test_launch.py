@@ -314,6 +314,15 @@ def test_slurm_on_one_node_needs_no_rendezvous(machine: Machine) -> None:
     assert "--nodes=1" in words and "--hosts" not in words
 
 
+def test_slurm_hands_the_cores_on_to_its_step(machine: Machine) -> None:
+    """srun takes them no more from sbatch; without them all ranks of a node would share one core."""
+    asked = [line for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH --cpus-per-task=")]
+    assert len(asked) == 1 and int(asked[0].partition("=")[2]) > 1
+    assert machine.slurm(SLURM_CPUS_PER_TASK="12", STATUS=status("done", 0))[0] == 0
+    words = machine.arguments("srun")
+    assert words.count("--cpus-per-task=12") == 1 and words.index("--cpus-per-task=12") < words.index("bash")
+
+
 REQUEUE = [  # state, exit code in status.json, is it new, time is up, job's state, requeued before; asked again?
     ("done", 0, True, False, "RUNNING", 0, False), ("done", 0, True, True, "RUNNING", 0, False),
     ("failed", 1, True, True, "RUNNING", 0, False), ("failed", 2, True, False, "RUNNING", 0, False),
