@@ -256,6 +256,7 @@ class RunConfig:
     name: str = "run"
     seed: int = ruled(1, SEED)
     out: str = ""  # the run folder; runs/NAME unless given
+    device: Literal["auto", "cpu"] = "auto"  # auto: a GPU if there is one; see nmt/device.py
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()
     model: ModelConfig = ModelConfig()
@@ -277,7 +278,7 @@ class RunConfig:
 
 
 # What may change between two sittings of one run without making it another run. Everything else is refused.
-FREE_KEYS = ("name", "out", "data.root", "data.workers", "data.store", "data.test", "training.steps",
+FREE_KEYS = ("name", "out", "device", "data.root", "data.workers", "data.store", "data.test", "training.steps",
              "training.micro_tokens", "training.compile", "training.shard", "training.on_nonfinite",
              "training.log_every", "training.validate_every", "training.checkpoint_every",
              "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
@@ -431,6 +432,11 @@ def changed(config: RunConfig, overrides: typing.Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
     return typing.cast(RunConfig, _build(RunConfig, source.values, "", source.places))
+
+
+def asked_device(overrides: typing.Sequence[str]) -> Literal["auto", "cpu"]:
+    """Where to compute, as the command line says. What a checkpoint recorded was for the machine that trained it."""
+    return changed(RunConfig(), [text for text in overrides if text.startswith("device=")]).device
 
 
 # ---- dataclasses -> text ----------------------------------------------------------------------------------------

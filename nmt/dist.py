@@ -9,15 +9,23 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from nmt.device import choose_device
 from nmt.errors import Failure, UserError
 from nmt.process import end_with_parent, limit_silence, quicken_products
 
 SILENCE_S = 120  # after which a host that vanished is given up; Linux would wait for 15 minutes or forever
+
+# In an update all ranks do the same work. Their first updates may be minutes apart, because each compiles and reads the
+# checkpoint by itself; a rank that is later than this hangs, and the run should end instead of holding its GPUs.
+UPDATE_TIMEOUT = timedelta(minutes=10)
+# While rank 0 works for all of them: preparing WMT14 on few cores takes hours.
+MAIN_TIMEOUT = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
@@ -25,13 +33,14 @@ class World:
     rank: int
     size: int
     device: torch.device
+    patient: torch.distributed.ProcessGroup | None = None  # of many ranks: the group in which they may wait for hours
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The elementwise sum over ranks, on every rank."""
+        """The elementwise sum over ranks, on every rank. For work that takes all ranks about as long."""
         if self.size > 1:
             tensor = tensor.to(self.device, copy=True)
             torch.distributed.all_reduce(tensor)
@@ -43,11 +52,11 @@ class World:
             torch.distributed.all_reduce(tensor)
 
     def from_main(self, value: float) -> float:
-        """The number that rank 0 holds, on every rank."""
+        """The number that rank 0 holds, on every rank, however long rank 0 takes to find it."""
         if self.size == 1:
             return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
-        torch.distributed.broadcast(tensor, src=0)
+        tensor = torch.tensor(value, dtype=torch.float64)
+        torch.distributed.broadcast(tensor, src=0, group=self.patient)
         return tensor.item()
 
     def on_main(self, work: Callable[[], object]) -> None:
@@ -65,12 +74,15 @@ class World:
             raise SystemExit(int(code))  # the main rank tells why
 
     def go_through(self, work: Iterable[object], wishes: Callable[[], Sequence[float]]) -> list[float]:
-        """Each rank goes through its own `work`; after each item they sum what they wish. Ends when all are through, or
-        early when any wishes for anything; returns the sums."""
+        """Each rank goes through its own `work`, of which some may have none; after each item they sum what they wish.
+        Ends when all are through, or early when any wishes for anything; returns the sums."""
         items = iter(work)
         while True:
             is_through = next(items, items) is items
-            *sums, n_through = self.sum(torch.tensor([*wishes(), is_through], dtype=torch.float64)).tolist()
+            figures = torch.tensor([*wishes(), is_through], dtype=torch.float64)
+            if self.size > 1:
+                torch.distributed.all_reduce(figures, group=self.patient)
+            *sums, n_through = figures.tolist()
             if any(sums) or n_through == self.size:
                 return sums
 
@@ -96,19 +108,14 @@ def is_lost(error: RuntimeError, world: World) -> bool:
     return world.size > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error))
 
 
-def device_of(local_rank: int = 0) -> torch.device:
-    """The fastest device at hand for this process."""
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-
-
 @contextlib.contextmanager
-def join() -> Iterator[World]:
-    """The world that torchrun describes in the environment, or a world of one."""
+def join(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
+    """The world that torchrun describes in the environment, or a world of one, on the device that was asked for."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # torchrun leaves orphans when it is killed
-    device = device_of(local_rank)
+    device = choose_device(asked, local_rank)
     if device.type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise UserError(f"torchrun started {local_rank + 1} or more processes here, but there are "
@@ -119,11 +126,11 @@ def join() -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    # The others wait while the main rank prepares data or decodes the dev set, longer than the usual ten minutes.
     backend = "nccl" if device.type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, timeout=timedelta(hours=6))
+    torch.distributed.init_process_group(backend, timeout=UPDATE_TIMEOUT)
+    # gloo on GPUs too: ranks that wait in NCCL keep their GPU busy, and its watchdog ends them.
+    patient = torch.distributed.new_group(backend="gloo", timeout=MAIN_TIMEOUT)
     limit_silence(SILENCE_S)
-    try:
-        yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
-    finally:
-        torch.distributed.destroy_process_group()
+    yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device, patient)
+    # Not after an exception: it waits for collectives under way, which ranks that are gone will never join.
+    torch.distributed.destroy_process_group()

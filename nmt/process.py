@@ -14,6 +14,7 @@ import stat
 import sys
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+MOST_COMPILERS = 32  # torch's own limit for one process
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # of <malloc.h>
 
 
@@ -25,11 +26,20 @@ def settle() -> None:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/nmt/inductor")  # so that a second start is quick
     os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/nmt/triton")
+    n_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if n_ranks > 1:  # else each rank would start as many compilers as the machine has cores
+        share = min(MOST_COMPILERS, count_cores() // n_ranks)
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, share)))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 64 << 20)
+
+
+def count_cores() -> int:
+    """How many cores this process may use, which a batch system may have made fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def quicken_products() -> None:

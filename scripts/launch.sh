@@ -115,7 +115,21 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
     fi
 fi
 
-[[ -n $gpus ]] || gpus=$(python3 -c 'import torch; print(max(1, torch.cuda.device_count()))')
+if [[ -z $gpus ]]; then
+    # A GPU that torch cannot use is told here, in one line and with exit code 2, which torchrun would turn into 1.
+    gpus=$(python3 -c 'import sys
+from nmt.commands.entry import guarded
+
+def count_gpus():
+    import torch
+    from nmt.device import choose_device
+
+    is_gpu = choose_device(sys.argv[1]).type == "cuda"
+    print(torch.cuda.device_count() if is_gpu else 1)
+    return 0
+
+sys.exit(guarded(count_gpus, "launch.sh"))' "$(sed -nE 's/^device: *//p' <<<"$config")")
+fi
 options+=("--nproc-per-node=$gpus")
 
 # In a process group of its own (set -m), so that Ctrl-C comes through this script alone, once: a second signal while

@@ -1,11 +1,15 @@
 #!/bin/bash
 # A Slurm job that trains on one node or many, and comes back by itself until the run is done. From the checkout:
-#     sbatch --nodes 2 --gpus-per-node 8 --time 24:00:00 scripts/slurm.sh --config big.yaml out=/shared/runs/big
+#     sbatch --nodes 2 --gpus-per-node 8 --cpus-per-task 64 --time 24:00:00 \
+#         scripts/slurm.sh --config big.yaml out=/shared/runs/big
+# --cpus-per-task is for all ranks of a node together. Without it Slurm gives them a single core; the 8 below suffice for
+# one or two GPUs, so ask for more where there are more: 8 for each GPU is plenty, fewer than 2 slow training down.
 # Three minutes before its time is up Slurm sends SIGUSR1 to this script, which hands it on to launch.sh on every node;
 # the run saves and ends, and the job is queued again. What the run wrote to status.json decides, never srun's code.
 #SBATCH --job-name=nmt
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
 #SBATCH --signal=B:USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -43,11 +47,13 @@ hear() {
 trap 'hear USR1' USR1
 trap 'hear TERM' TERM
 
-[[ -z ${SLURM_CPUS_PER_TASK-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # which srun takes no more by itself
+cores=()  # since Slurm 22.05 srun no longer takes them over from sbatch by itself
+[[ -z ${SLURM_CPUS_PER_TASK-} ]] || cores=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
 before=$(status)
 # One task a node; when one has left, the others get three minutes to follow.
 # shellcheck disable=SC2016
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --wait=180 bash -c '
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${cores[@]}" --wait=180 \
+    bash -c '
     launch=$1 many=$2; shift 2
     [[ $many -eq 0 ]] || set -- --host-rank "$SLURM_NODEID" "$@"
     exec "$launch" "$@"' nmt "$launch" "${#many[@]}" "${many[@]}" -- "$@" &

@@ -103,7 +103,7 @@ BAD = [
     # keys
     ("trainng: {steps: 1}", "c.yaml:1: trainng: unknown key; did you mean training?"),
     ("name: x\ntraining:\n  stesp: 1", "c.yaml:3: training.stesp: unknown key; did you mean steps?"),
-    ("qqq: 1", "known: data, decoding, evaluation"),
+    ("qqq: 1", "known: data, decoding, device, evaluation"),
     ("training.steps: 5", "c.yaml:1: training.steps: unknown key"),
     ("<<: {name: x}", "c.yaml:1: <<: unknown key"),
     ("data: {train: [{src: a, tgt: a}]}", "data.train[0]: src and tgt are both 'a'"),

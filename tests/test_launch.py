@@ -234,6 +234,22 @@ def test_mistakes_in_the_config_are_told_before_torchrun(machine: Machine) -> No
     assert machine.arguments("torchrun") == []
 
 
+def test_a_gpu_that_torch_cannot_use_is_told_before_torchrun(machine: Machine, tmp_path: Path) -> None:
+    driver = tmp_path / "driver"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import pathlib, torch, nmt.device
+nmt.device.DRIVER = pathlib.Path({str(driver)!r})
+torch.cuda.is_available = lambda: False
+""")
+    seen = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    code, out, err = machine.launch(**seen)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "launch.sh: error:" in err and "550.54.15" in err, err
+    assert machine.arguments("torchrun") == []
+    assert machine.run(LAUNCH, *machine.training, "device=cpu", **seen)[0] == 0
+    assert "--nproc-per-node=1" in machine.arguments("torchrun")
+
+
 @pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "HUP"])
 def test_a_signal_is_handed_on_once(machine: Machine, name: str) -> None:
     process = machine.start(LAUNCH, "--gpus", "1", *machine.training, PATIENCE="0.5", CODE="1",
@@ -296,6 +312,15 @@ def test_slurm_on_one_node_needs_no_rendezvous(machine: Machine) -> None:
     assert machine.run(SLURM, *machine.training, **JOB | {"SLURM_JOB_NUM_NODES": "1"}, STATUS=status("done", 0))[0] == 0
     words = machine.arguments("srun")
     assert "--nodes=1" in words and "--hosts" not in words
+
+
+def test_slurm_hands_the_cores_on_to_its_step(machine: Machine) -> None:
+    """srun takes them no more from sbatch; without them all ranks of a node would share one core."""
+    asked = [line for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH --cpus-per-task=")]
+    assert len(asked) == 1 and int(asked[0].partition("=")[2]) > 1
+    assert machine.slurm(SLURM_CPUS_PER_TASK="12", STATUS=status("done", 0))[0] == 0
+    words = machine.arguments("srun")
+    assert words.count("--cpus-per-task=12") == 1 and words.index("--cpus-per-task=12") < words.index("bash")
 
 
 REQUEUE = [  # state, exit code in status.json, is it new, time is up, job's state, requeued before; asked again?

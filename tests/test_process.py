@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.process import limit_silence
+from nmt import process
+from nmt.process import limit_silence, settle
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
@@ -51,3 +52,25 @@ def test_a_child_is_asked_to_end_when_its_parent_is_killed(tmp_path: Path) -> No
             time.sleep(0.01)
         parent.send_signal(signal.SIGKILL)
     parent.wait()
+
+
+@pytest.mark.parametrize(("ranks", "cores", "share"),
+                         [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")])
+def test_ranks_of_a_machine_share_its_cores_for_compiling(ranks: str, cores: int, share: str | None,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"LOCAL_WORLD_SIZE": ranks})
+    monkeypatch.setattr(process, "count_cores", lambda: cores)
+    settle()
+    assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == share
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "3"
+    settle()
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"  # the user's own
+
+
+def test_torch_takes_the_number_of_compilers_from_there() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
+    program = ("from nmt.process import count_cores, settle; settle(); import torch._inductor.config as config; "
+               "assert config.compile_threads == max(1, count_cores() // 2), config.compile_threads")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+                          env=environment | {"LOCAL_WORLD_SIZE": "2"})
+    assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ SLOW = ("torch", "numpy", "datasets", "sentencepiece", "sacrebleu", "safetensors
 WITHOUT_ROW = {
     **dict.fromkeys(("name", "out", "data.root", "data.store"), "where things lie"),
     **dict.fromkeys(("seed", "decoding.seed"), "a draw, not a rule"),
-    **dict.fromkeys(("data.workers", "training.micro_tokens", "training.precision", "training.compile",
+    **dict.fromkeys(("device", "data.workers", "training.micro_tokens", "training.precision", "training.compile",
                      "training.shard", "decoding.precision", "decoding.batch_tokens"),
                     "the machine's; the report names the precision"),
     **dict.fromkeys(("training.log_every", "training.validate_every", "evaluation.bleu", "evaluation.sentences"),

@@ -20,7 +20,8 @@ README.md is a model card, which is left alone once you have edited it."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
-    parser.add_argument("paths", nargs="+", metavar="RUN|CHECKPOINT", help="a run folder, or checkpoint folders")
+    parser.add_argument("paths", nargs="+", metavar="RUN|CHECKPOINT",
+                        help="a run folder, or checkpoint folders; with --curve device=cpu may follow")
     parser.add_argument("--last", type=int, metavar="N",
                         help="of a run folder, the newest N checkpoints (default 5; with --ema all)")
     parser.add_argument("--best", type=int, metavar="N", help="the N of highest dev BLEU (NLL where BLEU is off)")
@@ -33,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="average the last N for each N, decode the dev set (never the test set) and tell which N "
                              "is best; writes RUN/averaging.json (default 1,2,3,5,10,20 as far as there are so many)")
     parser.add_argument("-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    args.settings = [word for word in args.paths if word.startswith("device=")]
+    args.paths = [word for word in args.paths if word not in args.settings]
+    if not args.paths:
+        parser.error("give a run folder, or checkpoint folders")
     return guarded(lambda: work(args), "nmt-average")
 
 
@@ -48,13 +53,15 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,5,20; if it is the run, put it "
-                                         "first") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,5,20; if it is the run or "
+                                         "a setting, put it first") from None
 
 
 def _mistake(args: argparse.Namespace, is_run: bool) -> str | None:
     """What cannot be asked for, or not together."""
     choices = [f"--{name}" for name in ("last", "best", "every", "ema", "curve") if vars(args)[name] is not None]
+    if args.settings and args.curve is None:
+        return f"{args.settings[0]} goes with --curve; averages are made on the CPU"
     if not is_run:
         return (f"{choices[0]} goes with one run folder, not with a list of checkpoints" if choices else
                 None if args.output else "give -o DIR for the average of a list of checkpoints")
@@ -118,6 +125,7 @@ def work(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace, run: RunFolder) -> int:
     """The curve."""
+    from nmt.config import asked_device
     from nmt.publish import curve
     from nmt.selection import last, spaced
 
@@ -125,7 +133,7 @@ def draw(args: argparse.Namespace, run: RunFolder) -> int:
     sizes = sorted(set(args.curve)) or [n for n in curve.SIZES if n <= len(moments)] or [1]
     last(moments, max(sizes), run, args.every)
     choice = "the last N" + ("" if args.every is None else f", {args.every:g} minutes apart")
-    points = curve.curve(run, moments, sizes, args.ema, choice)
+    points = curve.curve(run, moments, sizes, args.ema, choice, asked_device(args.settings))
     decay = "" if args.ema is None else f", decay {args.ema:g}"
     print(f"{run.path}: dev BLEU of the mean of {choice}{decay}\n{curve.table(points)}")
     print(f"best: N = {curve.best(points).n}; {run.path / 'averaging.json'}")

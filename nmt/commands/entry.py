@@ -6,13 +6,18 @@ imported here: `--help` must answer at once, and --offline must be known before 
 """
 
 import argparse
+import contextlib
 import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from nmt.errors import Failure, UserError
+
+FORESEEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.ENAMETOOLONG)
 
 
 def guarded(work: Callable[[], int], program: str) -> int:
@@ -24,23 +29,50 @@ def guarded(work: Callable[[], int], program: str) -> int:
         if sys.stdout is not None:  # the user may have closed it
             sys.stdout.flush()
         return code
-    except UserError as error:
+    except BaseException as error:
+        told = tell(error, program)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            leave_ranks(error, told)
+        if told is None:
+            raise
+        return told
+
+
+def tell(error: BaseException, program: str) -> int | None:
+    """Say in one line what went wrong; returns the exit code, or None for what nobody foresaw."""
+    if isinstance(error, UserError):
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
-    except Failure as error:
+    if isinstance(error, Failure):
         print(f"{program}: failed: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    if isinstance(error, BrokenPipeError):  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.ENAMETOOLONG):
-            raise
+    if isinstance(error, OSError) and error.errno in FORESEEN:
         print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
         return 1
+    return None
+
+
+def leave_ranks(error: BaseException, told: int | None) -> NoReturn:
+    """End this process, one rank of many, at once.
+
+    An ordinary end takes down the process group, and NCCL then waits for collectives that this rank left: torchrun
+    would see no exit, and the other ranks would hold their GPUs until a timeout.
+    """
+    code = 1 if told is None else told
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    elif told is None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):  # its reader left, or it was closed from the start
+            stream.flush()
+    os._exit(code)
 
 
 def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:

@@ -27,7 +27,8 @@ docs/evaluation.md explains the ladder. Scores of a run are kept in its results.
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-eval", "Translate a test set with a checkpoint and score it, or score a file.", EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="CHECKPOINT | section.key=value",
-                        help="checkpoint folders, averages or run folders; and settings of decoding or languages")
+                        help="checkpoint folders, averages or run folders; and settings of decoding or languages, or "
+                             "device=cpu")
     parser.add_argument("--hypotheses", metavar="FILE", help="score these translations, one a line, of any system")
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file")
     parser.add_argument("--ladder", action="store_true", help="all metrics, from sacreBLEU's to the paper's")

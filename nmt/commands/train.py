@@ -67,7 +67,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.data.prepare import prepare
     from nmt.dist import join
 
-    with join() as world:
+    with join(config.device) as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
         from nmt.train.memory_probe import settled
 

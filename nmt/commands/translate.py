@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES)
     parser.add_argument("places", nargs="+", metavar="CHECKPOINT",
                         help="a checkpoint folder, an average, or a run folder; several with one vocabulary translate "
-                             "together. Settings may follow: decoding.key=value")
+                             "together. Settings may follow: decoding.key=value, device=cpu")
     parser.add_argument("-i", "--input", metavar="FILE", help="read FILE, not standard input")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE as translations come, not to standard "
                                                                "output")
@@ -92,7 +92,7 @@ def places(args: argparse.Namespace) -> list[str]:
 
 
 def is_setting(text: str) -> bool:
-    return re.match(r"[a-z_0-9]+(\.[a-z_0-9]+)+=", text) is not None
+    return re.match(r"([a-z_0-9]+(\.[a-z_0-9]+)+|device)=", text) is not None
 
 
 def settings(args: argparse.Namespace) -> list[str]:

@@ -20,11 +20,11 @@ from typing import IO, cast
 import torch
 
 from nmt.checkpoint import Checkpoint, load
-from nmt.config import RunConfig, changed
+from nmt.config import RunConfig, asked_device, changed
 from nmt.decode.layout import Layout
 from nmt.decode.lines import Chunk, keep_whole_lines
 from nmt.decode.translator import LineTooLong, TextToText, make_translator
-from nmt.dist import device_of
+from nmt.device import choose_device
 from nmt.errors import Failure, UserError
 from nmt.process import settle
 from nmt.publish.engine import make_engine
@@ -61,7 +61,7 @@ def opened(job: Job) -> Opened:
     settle()
     if job.workers > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // job.workers))
-    device = device_of()
+    device = choose_device(asked_device(job.overrides))
     if job.is_exported:
         translator, config = make_engine(Path(job.checkpoints[0]), job.overrides, torch.get_num_threads(), device.type)
         return Opened(translator, config, [job.checkpoints[0]])

@@ -9,14 +9,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nmt.averaging import mixed, opened, pour
 from nmt.config import RunConfig
 from nmt.data.store import ids_name, offsets_name
 from nmt.data.vocab import Vocab
 from nmt.decode.translator import make_translator
-from nmt.dist import World, device_of
+from nmt.device import choose_device
+from nmt.dist import World
 from nmt.errors import UserError
 from nmt.files import RunFolder, digest, verify, write_json
 from nmt.progress import clock, duration, say
@@ -40,15 +41,16 @@ class Point:
 
 
 def curve(run: RunFolder, moments: Sequence[Moment], sizes: Sequence[int] = SIZES, decay: float | None = None,
-          choice: str = "last") -> list[Point]:
+          choice: str = "last", asked: Literal["auto", "cpu"] = "auto") -> list[Point]:
     """Score the mean of the newest N of `moments`, with a decay weighted, for each N; write RUN/averaging.json."""
+    world = World(0, 1, choose_device(asked))
     paths = [run.checkpoint(moment.step) for moment in moments[-max(sizes):]]
     newest, = opened(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
     dev = _dev_of(config, store, Vocab(newest.vocab_model))
     checkpoints = [*opened(paths[:-1]), newest]
-    world, points, signature = World(0, 1, device_of()), [], ""
+    points, signature = [], ""
     for n in sizes:
         began, chosen = clock(), list(moments[-n:])
         if decay is not None:

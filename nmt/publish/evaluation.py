@@ -28,7 +28,7 @@ from nmt.score.ladder import CHRF2, HEADLINE, Measured, Rung, ladder, measure, p
 from nmt.score.significance import Comparison, compare, seed_asked_for, spread
 
 N_BOOTSTRAP = 1_000
-OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test")  # how to translate, and what
+OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "device=")  # how to translate, and what
 
 
 @dataclass(frozen=True)

@@ -180,13 +180,20 @@ class Trainer:
             return  # it would not be good
         if self.saved_step != self.state.step:
             snapshot = checkpoint.snapshot(self.model, self.optimizer, self.world.is_main)
-            if self.world.is_main:
+
+            def write() -> None:
                 self.keeper.save(snapshot, self.state)
                 self.tell("running")
+
+            self.world.on_main(write)  # a slow disk must not make the others give up in their next update
             self.saved_step = self.state.step
-        elif self.world.is_main and self.state.best_step == self.state.step:
-            self.keeper.settle(is_waiting=True)
-            self.keeper.order(self.state)
+        elif self.state.best_step == self.state.step:
+
+            def name_best() -> None:
+                self.keeper.settle(is_waiting=True)
+                self.keeper.order(self.state)
+
+            self.world.on_main(name_best)
         self.saved_at, self.is_late = clock(), False
 
     def validate(self) -> None:
@@ -323,13 +330,20 @@ def _describe(trainer: Trainer) -> None:
         say(f"continuing after update {trainer.state.step}")
 
 
-def _conclude_alone(error: Exception, status: Status, world: World) -> int:
+def _begin(trainer: Trainer) -> None:
+    """On the main rank: say what is about to be trained, and put the run folder in order."""
+    _describe(trainer)
+    write_bytes(trainer.run.vocab, trainer.vocab.model)
+    trainer.keeper.order(trainer.state)
+    trainer.tell("running")
+
+
+def _conclude_alone(error: Exception, status: Status, world: World) -> None:
     """The connection to another rank broke: it has failed and says why, or it was killed."""
     say(f"stopped: another rank is gone ({str(error).partition(chr(10))[0]}); the same command goes on from the last "
         "checkpoint")
     if world.is_main and not status.has_failed:
         status.tell("preempted", PREEMPTED, "another rank is gone; the same command goes on")
-    return PREEMPTED
 
 
 def train(config: RunConfig, world: World, report: Report = lambda _: None) -> int:
@@ -345,10 +359,7 @@ def train(config: RunConfig, world: World, report: Report = lambda _: None) -> i
             trainer = Trainer(config, world, run, stop, status, report)
             if world.is_main:
                 stack.callback(trainer.keeper.close)
-                _describe(trainer)
-                write_bytes(run.vocab, trainer.vocab.model)
-                trainer.keeper.order(trainer.state)
-                trainer.tell("running")
+            world.on_main(lambda: _begin(trainer))
             if trainer.state.step < config.training.steps or trainer.is_validation_due:
                 trainer.loop()
             elif world.is_main:
@@ -357,5 +368,6 @@ def train(config: RunConfig, world: World, report: Report = lambda _: None) -> i
         except RuntimeError as error:
             if not is_lost(error, world):
                 raise
-            return _conclude_alone(error, status, world)
+            _conclude_alone(error, status, world)
+            raise SystemExit(PREEMPTED) from error  # a return would take down the group, and wait for who is gone
         return trainer.exit_code
