@@ -15,6 +15,7 @@ from nmt.batch import Batch, BatchShape, Packed
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.cuda_graph import capture
 from nmt.dist import World, whole
+from nmt.model.attention_choice import chosen
 from nmt.model.attention_triton import WIDEST, triton
 from nmt.model.transformer import Transformer
 from nmt.progress import say
@@ -158,6 +159,9 @@ class Replica:
 
 def make_replica(objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None) -> Replica:
     """To be called before there is an optimizer, because the parameters of a share are others."""
+    if world.device.type == "cuda":
+        config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
+        objective.model.attention_path = chosen(gpu, config.key_size, config.value_size)
     return Replica(objective, world, training.precision == "bf16", shape, training.shard)
 
 

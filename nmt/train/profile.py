@@ -20,7 +20,8 @@ from nmt.data.loader import Loader
 from nmt.dist import World
 from nmt.errors import UserError
 from nmt.files import check_writable, sync
-from nmt.progress import duration
+from nmt.model.attention_choice import cache_file, measure
+from nmt.progress import duration, say
 from nmt.train.cost import Footprint, ceiling, flop_per_token, footprint
 from nmt.train.memory_probe import excerpt, worst_orders
 from nmt.train.parts import IDLE, OTHER, PARTS, WAITED, seconds_of_kernels, seconds_of_parts, told_apart
@@ -70,6 +71,8 @@ def profile(config: RunConfig, world: World, seconds: float = 30.0, trace: Path 
     """Time updates for about so long and print where the time went; `trace` is for chrome://tracing or Perfetto."""
     if trace is not None:
         world.on_main(lambda: check_writable(trace))
+    if world.device.type == "cuda" and config.training.precision == "bf16":
+        world.on_main(lambda: _choose_attention(config, world))
     rehearsal = Rehearsal(config, world)
     with rehearsal.updates() as updates:
         timing = rehearsal.run_for(updates, seconds, "timing")
@@ -87,6 +90,13 @@ def profile(config: RunConfig, world: World, seconds: float = 30.0, trace: Path 
     if world.is_main:
         print(result.table())
     return result
+
+
+def _choose_attention(config: RunConfig, world: World) -> None:
+    """Find out which attention is faster on this GPU; training goes by that from now on."""
+    model = config.model
+    path = measure(world.device, config.training.sized, model.n_heads, model.key_size, model.value_size)
+    say(f"attention: {path} is the fastest here, which is remembered in {cache_file()}")
 
 
 def _divide(rehearsal: Rehearsal, updates: Loader, timing: Timing,
