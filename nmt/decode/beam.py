@@ -38,7 +38,7 @@ class Hypothesis:
 
 class Speaker(Protocol):
     """What can be searched: a Transformer, or what stands for one. It makes and takes its own kind of cache, which can
-    `reorder` and `keep` as that of nmt/model/attention.py."""
+    `reorder` and `keep` as that of nmt/model/cache.py."""
 
     config: ModelConfig
     n_vocab: int

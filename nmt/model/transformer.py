@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import Cache, Field, Step, attend, memory_grid
+from nmt.model.attention import Field, attend
+from nmt.model.cache import Cache, Step, memory_grid
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
