@@ -16,7 +16,7 @@ from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
 from nmt.model.attention import Field, attend
-from nmt.model.cache import Cache, Step, memory_grid
+from nmt.model.cache import Cache, StaticCache, Step, memory_grid
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -43,12 +43,16 @@ class Positions(nn.Module):
             self.register_buffer("table", sinusoids(config.max_positions, config.d_model), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
+        self.reach(longest)
+        return x + F.embedding(positions, self.table)
+
+    def reach(self, longest: int) -> None:
+        """See to it that the table has so many rows."""
         if longest > len(self.table) and not (self.is_learned and self.training):  # there `longest` may be a bound
             if self.is_learned:
                 raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
                                 "split it, or train with more positions")
             self.table = sinusoids(2 * longest, self.d_model).to(self.table)
-        return x + F.embedding(positions, self.table)
 
 
 class Attention(nn.Module):
@@ -250,17 +254,27 @@ class Transformer(nn.Module):
         memory, field = self.encode(src), Field(src, src, is_whole=True)
         grids = [layer.memory_attention.remember(memory, field) for layer in self.decoder]
         n, heads, mask = src.n_sentences, self.config.n_heads, field.masks[0]
-        return Cache(beam, heads, [k for k, _ in grids], [v for _, v in grids],
-                     mask.expand(-1, heads, -1, -1).flatten(0, 1).contiguous(),
+        return Cache(beam, heads, [k for k, _ in grids], [v for _, v in grids], mask,
                      [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
                      [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
                      mask.new_empty(n, 1, beam, 0))
 
-    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+    def static_cache(self, beam: int) -> StaticCache:
+        """A cache for recorded steps, still without sentences."""
+        return StaticCache(beam, self.config.n_heads)
+
+    def restart(self, cache: StaticCache, src: Packed, n: int, room: int, most_room: int) -> None:
+        """Load other sentences, as the first of `n`, with room for some steps and later for up to `most_room`."""
+        if not self.tgt_positions.is_learned:  # a learned table bounds the search itself
+            self.tgt_positions.reach(most_room)
+        cache.load(self.start(src, cache.beam), n, room, most_room, self.tgt_positions.table)
+
+    def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
         """What the projection turns into the logits after one more piece: (S * B,) -> (S * B, d_model)."""
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
-        x = self.tgt_positions(x, torch.full_like(tokens, cache.length - 1), cache.length)
+        n_steps = cache.length if isinstance(cache, Cache) else 0  # the table of a static cache is long enough
+        x = self.tgt_positions(x, cache.positions(tokens), n_steps)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
         return self.decoder_norm(x)
