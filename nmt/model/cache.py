@@ -144,7 +144,7 @@ class StaticCache:
         for kind, layers in (("memory keys", fresh.memory_keys), ("memory values", fresh.memory_values),
                              ("keys", fresh.keys), ("values", fresh.values)):
             for layer, x in enumerate(layers):
-                self.tensors[f"{kind} {layer}"] = x.view(-1, self.n_heads, *x.shape[1:])
+                self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
         for name, x in self.tensors.items():
             self.tensors[name] = self._placed(name, x)
         no_steps = torch.zeros(1, dtype=torch.int64, device=fresh.mask.device)
