@@ -109,6 +109,9 @@ class Toy:
     def restart(self, cache: StaticToyCache, src: Packed, n: int, room: int, most_room: int) -> None:
         cache.place(self.start(src, cache.beam).rows, n)
 
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+        return 8 * beam
+
     def step(self, tokens: Tensor, cache: ToyCache | StaticToyCache) -> Tensor:
         self.n_steps += len(cache.rows)
         rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)

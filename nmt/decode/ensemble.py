@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nmt.batch import Packed
 from nmt.decode.beam import Speaker
+from nmt.model.cache import FLOAT
 
 
 @dataclass
@@ -70,6 +71,10 @@ class Ensemble:
     def restart(self, cache: StaticCaches, src: Packed, n: int, room: int, most_room: int) -> None:
         for model, each in zip(self.models, cache.each, strict=True):
             model.restart(each, src, n, room, most_room)
+
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+        logits = 2 * len(self.models) * beam * self.n_vocab * FLOAT  # each model's and their stack
+        return logits + sum(model.sentence_bytes(beam, longest, room) for model in self.models)
 
     def step(self, tokens: Tensor, cache: Caches | StaticCaches) -> Tensor:
         """What the models' projections take, side by side."""

@@ -35,12 +35,15 @@ from nmt.decode.beam import (
     say,
     width,
 )
-from nmt.model.cache import Buffers, size_class, source_width
+from nmt.model.cache import FLOAT, Buffers, size_class, source_width
 
 ROOM = 32  # steps, at first; doubled when they are used up
 FEWEST = 16  # sentences: a step of fewer takes no less time, so the last ones are not moved together
 AHEAD = 4  # steps that the host may launch beyond those whose outcome it knows
 MOST_GRAPHS = 128
+SHARE = 0.7  # of free memory: the rest is for fragments, libraries, and others
+MOST_CELLS = 1 << 31  # logits in one tensor: more cannot be indexed with 32 bits
+ID = 8  # bytes
 CHANGING = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_finished")  # in a step
 
 
@@ -138,6 +141,26 @@ class GraphSearch:
         has_room = name in ("forced", "ids", "finished_ids")
         return self.buffers.place(name, x, shape, fill, (*shape[:-1], self.most_room) if has_room else shape)
 
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def count_fitting(self, longest: int, longest_prefix: int, n_best: int, n_bytes: int) -> int:
+        """So many sentences, whose sources have at most so many pieces, fit into memory together: at least one."""
+        each = self.sentence_bytes(longest, longest_prefix, n_best)
+        n = min(n_bytes // each, MOST_CELLS // (width(self.config, n_best) * self.model.n_vocab))
+        return max(1, whole_class(n))
+
+    def sentence_bytes(self, longest: int, longest_prefix: int, n_best: int) -> int:
+        """At most so much memory is taken by a sentence: what the model needs for it, and the search."""
+        config, beam = self.config, width(self.config, n_best)
+        room = most_room(count_steps(longest, longest_prefix, config))
+        n_kept = beam if config.stopping == "likely" else n_best
+        state = (beam + n_kept + 1) * room * ID  # pieces of the living, of the finished, and demanded ones
+        growing = 3 * (2 * beam + n_kept) * room * ID
+        drawing = 0
+        if config.sample:
+            drawing = beam * (room * FLOAT + self.model.n_vocab * (9 * FLOAT + ID))  # lots; sorted shares and their sums
+        return self.model.sentence_bytes(beam, longest, room) + state + growing + drawing
+
     # ---- a step ------------------------------------------------------------------------------------------------
 
     def _recorded_step(self) -> Callable[[], None]:
@@ -218,6 +241,20 @@ class News:
             event.synchronize()
             self.newest = int(copy)
         return n_at_first if self.newest is None else self.newest
+
+
+def free_bytes(device: torch.device) -> int:
+    """What may be filled with sentences: a share of what is free, in the driver's eyes or in torch's."""
+    in_driver, _ = torch.cuda.mem_get_info(device)
+    in_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(SHARE * (in_driver + in_torch))
+
+
+def whole_class(n: int) -> int:
+    """The largest size class that is not above n, so that a full batch has no padding."""
+    while n > 1 and size_class(n) != n:
+        n -= 1
+    return n
 
 
 def count_steps(longest: int, longest_prefix: int, config: DecodingConfig) -> int:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nmt.config import ModelConfig
 from nmt.model.attention import FAR, WIDTH, Field
 
 FEW = 1 << 16  # multiplications of an attention so small that threads would wait longer than they work
+FLOAT = 4  # bytes
 
 
 @dataclass
@@ -207,6 +209,14 @@ class StaticCache:
     def reorder(self, parents: Tensor) -> None:
         index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         self.mask.copy_(self.mask.gather(2, index))
+
+
+def static_bytes(config: ModelConfig, beam: int, longest: int, room: int, size: int) -> int:
+    """What one sentence takes in a `StaticCache` whose numbers have `size` bytes."""
+    places = source_width(longest) + room * beam
+    keys_values = config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
+    masks = (source_width(longest) + beam * room * beam) * FLOAT
+    return keys_values + masks
 
 
 def size_class(n: int) -> int:

@@ -16,7 +16,7 @@ from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
 from nmt.model.attention import Field, attend
-from nmt.model.cache import Cache, StaticCache, Step, memory_grid
+from nmt.model.cache import FLOAT, Cache, StaticCache, Step, memory_grid, source_width, static_bytes
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -268,6 +268,18 @@ class Transformer(nn.Module):
         if not self.tgt_positions.is_learned:  # a learned table bounds the search itself
             self.tgt_positions.reach(most_room)
         cache.load(self.start(src, cache.beam), n, room, most_room, self.tgt_positions.table)
+
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+        """At most so much memory is taken by a sentence of so many pieces in a search by recorded steps."""
+        config, size = self.config, self.tgt_embedding.weight.element_size()
+        layer = config.n_heads * (config.key_size + config.value_size) * size  # keys and values of a place
+        loading = config.n_layers * source_width(longest) * layer  # of the memory, before they are in the cache
+        moving = room * beam * layer  # when the room grows or sentences leave
+        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
+        weights = 3 * config.n_heads * beam * max(room * beam, longest) * FLOAT  # of attention, in a step
+        logits = beam * self.n_vocab * (2 * FLOAT + size)  # and their logarithms
+        cache = static_bytes(config, beam, longest, room, size)
+        return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
         """What the projection turns into the logits after one more piece: (S * B,) -> (S * B, d_model)."""
