@@ -29,7 +29,8 @@ class GpuSearch:
     """Searches any number of sentences on a GPU. What is recorded for one batch serves later ones, so keep it as long
     as there are sentences and the weights of the model stay as they are."""
 
-    def __init__(self, model: Speaker, config: DecodingConfig, device: torch.device, n_bytes: int | None = None) -> None:
+    def __init__(self, model: Speaker, config: DecodingConfig, device: torch.device,
+                 n_bytes: int | None = None) -> None:
         self.config, self.device = config, device
         self.graph_search = GraphSearch(model, config, device)
         self.n_bytes = free_bytes(device) if n_bytes is None else n_bytes

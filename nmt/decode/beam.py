@@ -133,7 +133,8 @@ def begin(src: Packed, config: DecodingConfig, model: ModelConfig, n_best: int,
     n, device, beam = src.n_sentences, src.tokens.device, width(config, n_best)
     prefixes = prefixes or [[]] * n
     longest = max(map(len, prefixes))
-    forced = torch.tensor([[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes], device=device)
+    padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
+    forced = torch.tensor(padded, dtype=torch.int64, device=device)
     limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":

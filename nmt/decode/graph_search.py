@@ -158,7 +158,8 @@ class GraphSearch:
         growing = 3 * (2 * beam + n_kept) * room * ID
         drawing = 0
         if config.sample:
-            drawing = beam * (room * FLOAT + self.model.n_vocab * (9 * FLOAT + ID))  # lots; sorted shares and their sums
+            sorting = 9 * FLOAT + ID  # of a piece: its share, sorted, and the sums
+            drawing = beam * (room * FLOAT + self.model.n_vocab * sorting)
         return self.model.sentence_bytes(beam, longest, room) + state + growing + drawing
 
     # ---- a step ------------------------------------------------------------------------------------------------
