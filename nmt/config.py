@@ -233,7 +233,8 @@ class DecodingConfig:
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: of products; twice as fast where the hardware has it
     max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces
     long_lines: Literal["cut", "split", "refuse"] = "cut"  # what becomes of a longer source, with a word about it
-    batch_tokens: int = ruled(4_096, ONE_OR_MORE)  # source pieces decoded together
+    # Source pieces decoded together. None: 4,096 on CPU, on a GPU as many as its memory holds.
+    batch_tokens: int | None = ruled(None, ONE_OR_MORE)
 
     PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {
         name: dict(zip(("beam", "penalty", "length_penalty", "max_ratio", "max_extra", "min_length",

@@ -1,6 +1,6 @@
 """Work on a GPU that is recorded once and then launched as a whole: a CUDA graph.
 
-A launch costs the host some microseconds and a small model needs thousands of them: a fast GPU would wait for Python.
+A launch costs the host some microseconds and a small model needs thousands of them, so a fast GPU waits for Python.
 A graph reads and writes the very addresses that it was recorded with: its inputs are copied into tensors that stay in
 place, and its results are overwritten each time. On any other device the work simply runs, so tests need no GPU.
 """

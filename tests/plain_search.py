@@ -18,6 +18,7 @@ from torch import Tensor
 from nmt.batch import Packed, pack
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.decode.beam import Hypothesis, Speaker
+from nmt.model.cache import Buffers
 
 PAD, BOS, EOS = 0, 2, 3
 Ids = tuple[int, ...]
@@ -46,6 +47,29 @@ class ToyCache:
     def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
         self.rows[holes] = self.rows[movers]
         self.rows = self.rows[:n]
+
+
+class StaticToyCache:
+    """The same for recorded steps: the rows stay where they are, whatever a step makes of them."""
+
+    def __init__(self, beam: int) -> None:
+        self.beam, self.buffers = beam, Buffers()
+
+    @property
+    def n_moves(self) -> int:
+        return self.buffers.n_moves
+
+    def place(self, rows: Tensor, n: int) -> None:
+        self.rows = self.buffers.place("rows", rows, (n, rows.shape[1]), 0)
+
+    def resize(self, rows: Tensor | None, n: int, room: int) -> None:
+        self.place(self.rows.clone() if rows is None else self.rows.index_select(0, rows), n)
+
+    def state(self) -> list[Tensor]:
+        return [self.rows]
+
+    def reorder(self, parents: Tensor) -> None:
+        self.rows.copy_(self.rows.gather(1, parents))
 
 
 class Toy:
@@ -79,9 +103,22 @@ class Toy:
             rows.append([row] * beam)
         return ToyCache(torch.tensor(rows))
 
-    def step(self, tokens: Tensor, cache: ToyCache) -> Tensor:
+    def static_cache(self, beam: int) -> StaticToyCache:
+        return StaticToyCache(beam)
+
+    def restart(self, cache: StaticToyCache, src: Packed, n: int, room: int, most_room: int) -> None:
+        cache.place(self.start(src, cache.beam).rows, n)
+
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+        return 8 * beam
+
+    def step(self, tokens: Tensor, cache: ToyCache | StaticToyCache) -> Tensor:
         self.n_steps += len(cache.rows)
-        cache.rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)
+        rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)
+        if isinstance(cache, StaticToyCache):
+            cache.rows.copy_(rows)
+        else:
+            cache.rows = rows
         return cache.rows.view(-1, 1)
 
     def projection(self, hidden: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Search against brute force where a beam can hold everything, and against the plain recursion where it cannot.
 
+Both searches are held: that of the CPU, and that of a GPU, whose steps run here without being recorded.
 On random tables that stand for models, and on real ones; then the rules one by one, and the engines whose rules they
 are: Hugging Face and CTranslate2, asked themselves.
 """
@@ -8,6 +9,7 @@ import importlib.util
 import itertools
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ import torch
 from plain_search import BOS, EOS, PAD, Full, Ids, Toy, allowed, assert_same, everything, limit, recursion
 from untrained import make_vocab
 
-from nmt.batch import pack
+from nmt.batch import Packed, pack
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.vocab import Vocab
-from nmt.decode.beam import Hypothesis, _best, search
+from nmt.decode.beam import Hypothesis, Speaker, _best, search
+from nmt.decode.graph_search import GraphSearch
 from nmt.errors import UserError
 from nmt.model.transformer import Transformer
 
@@ -28,6 +31,20 @@ PRESETS = {name: replace(DecodingConfig(preset=name), **values)  # type: ignore[
            for name, values in DecodingConfig.PRESETS.items()}
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
+
+
+def recorded_search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
+                    prefixes: Sequence[Ids] | None = None) -> list[list[Hypothesis]]:
+    return GraphSearch(model, config, torch.device("cpu")).search(src, n_best, prefixes)
+
+
+@pytest.fixture(autouse=True, params=["step by step", "recorded"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded search begins with little room, and moves the living together however few they are."""
+    if request.param == "recorded":
+        monkeypatch.setattr("nmt.decode.graph_search.ROOM", 2)
+        monkeypatch.setattr("nmt.decode.graph_search.FEWEST", 0)
+        monkeypatch.setitem(globals(), "search", recorded_search)
 
 
 def sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:

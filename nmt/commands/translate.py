@@ -141,7 +141,7 @@ def work(args: argparse.Namespace) -> int:
                      else (sys.stdout.buffer, 0))
         if done:
             say(f"{args.output} has {done:,} lines; going on with line {done + 1:,}")
-        chunks = source.chunks(done, max(LARGEST, config.decoding.batch_tokens // 4))  # of many batches
+        chunks = source.chunks(done, max(LARGEST, translator.chunk_lines))  # of many batches
         if begins is not None:
             chunks = with_prefixes(chunks, begins, done)
         is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())

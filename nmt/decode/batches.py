@@ -1,5 +1,7 @@
 """Ids to ids for any number of sentences: sorted by length, cut into batches, searched several at a time on CPU.
 
+On a GPU batches are searched one after another by recorded steps, each as large as memory allows.
+
 On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a step does between
 its products would leave the other cores idle, and they would wait for each other at each product. Threads share the
 model; torch leaves Python's lock while it works. What comes out does not depend on any of it.
@@ -15,21 +17,60 @@ import torch
 from nmt.batch import pack
 from nmt.config import DecodingConfig
 from nmt.decode.beam import Hypothesis, Speaker, search
+from nmt.decode.graph_search import GraphSearch, free_bytes
 
+BATCH_TOKENS = 4_096  # where nothing else is asked for, and memory does not decide
 SAID, MORE = 16, 50  # a hypothesis is taken to say so many pieces more than its source has
 MOST = 8  # batches at a time: Python's own share of the work is done by one at a time
 Found = tuple[list[int], list[list[Hypothesis]]]  # which sentences, and of each its best
 
 
+class GpuSearch:
+    """Searches any number of sentences on a GPU. What is recorded for one batch serves later ones, so keep it as long
+    as there are sentences and the weights of the model stay as they are."""
+
+    def __init__(self, model: Speaker, config: DecodingConfig, device: torch.device,
+                 n_bytes: int | None = None) -> None:
+        self.config, self.device = config, device
+        self.graph_search = GraphSearch(model, config, device)
+        self.n_bytes = free_bytes(device) if n_bytes is None else n_bytes
+
+    def searching(self, sources: Sequence[Sequence[int]], n_best: int = 1,
+                  prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
+        """What the function `searching` yields."""
+        for batch in self.cut(sources, n_best, prefixes):
+            forced = None if prefixes is None else [prefixes[i] for i in batch]
+            src = pack([sources[i] for i in batch]).to(self.device)
+            yield batch, self.graph_search.search(src, n_best, forced)
+
+    def cut(self, sources: Sequence[Sequence[int]], n_best: int = 1,
+            prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[list[int]]:
+        """Indices of the sentences, long ones first."""
+        if self.config.batch_tokens is not None:
+            yield from cut(sources, self.config, n_best)
+            return
+        longest_prefix = max(map(len, prefixes), default=0) if prefixes else 0
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        while order:
+            longest = len(sources[order[0]])
+            n = self.graph_search.count_fitting(longest, longest_prefix, n_best, self.n_bytes)
+            yield order[:n]
+            order = order[n:]
+
+
 def searching(model: Speaker, sources: Sequence[Sequence[int]], config: DecodingConfig, device: torch.device,
               n_best: int = 1, prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
     """Batch by batch, the sentences found and what was found. Sources end with eos."""
+    if device.type == "cuda":
+        yield from GpuSearch(model, config, device).searching(sources, n_best, prefixes)
+        return
+
     def one(batch: list[int]) -> Found:
         forced = None if prefixes is None else [prefixes[i] for i in batch]
         return batch, search(model, pack([sources[i] for i in batch]).to(device), config, n_best, forced)
 
     batches = list(cut(sources, config, n_best))
-    n = min(len(batches), torch.get_num_threads(), MOST) if device.type == "cpu" else 1
+    n = min(len(batches), torch.get_num_threads(), MOST)
     if n <= 1:
         yield from map(one, batches)
         return
@@ -41,10 +82,11 @@ def cut(sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 
     """Indices of the sentences, long ones first: at most `batch_tokens` padded tokens together, and `SAID` times as
     many in what all their hypotheses say, for that fills the memory."""
     batch: list[int] = []
+    most = config.batch_tokens or BATCH_TOKENS
     beam = n_best if config.sample else config.beam
     for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
         longest = len(sources[batch[0]]) if batch else 0
-        if (len(batch) + 1) * max(longest, beam * (longest + MORE) / SAID) > config.batch_tokens and batch:
+        if (len(batch) + 1) * max(longest, beam * (longest + MORE) / SAID) > most and batch:
             yield batch
             batch = []
         batch.append(i)

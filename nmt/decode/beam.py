@@ -38,7 +38,7 @@ class Hypothesis:
 
 class Speaker(Protocol):
     """What can be searched: a Transformer, or what stands for one. It makes and takes its own kind of cache, which can
-    `reorder` and `keep` as that of nmt/model/attention.py."""
+    `reorder` and `keep` as `Cache` of nmt/model/cache.py does, or, in place, what `StaticCache` does."""
 
     config: ModelConfig
     n_vocab: int
@@ -46,9 +46,17 @@ class Speaker(Protocol):
     def start(self, src: Packed, beam: int) -> Any: ...
     def step(self, tokens: Tensor, cache: Any) -> Tensor: ...
     def projection(self, hidden: Tensor) -> Tensor: ...
+    def static_cache(self, beam: int) -> Any: ...
+    def restart(self, cache: Any, src: Packed, n: int, room: int, most_room: int) -> None: ...
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int: ...
 
 
-def penalty(length: Tensor | int, config: DecodingConfig) -> Tensor:
+# The number of a step, from 1 on. As an int it is the CPU's: tensors grow by a column with each step. As a tensor (1,)
+# on the device it is that of a recorded step: there tensors have room for steps to come, and keep their shapes.
+Length = int | Tensor
+
+
+def penalty(length: Length, config: DecodingConfig) -> Tensor:
     """What the log-probability of a hypothesis of so many pieces, eos included, is divided by."""
     size = torch.as_tensor(length, dtype=torch.float32)
     if config.penalty == "gnmt":
@@ -66,7 +74,8 @@ class Beams:
     sentences: Tensor  # (S,)
     limits: Tensor  # (S,)
     forced: Tensor  # (S, P) the first pieces of a translation; -1 where it is free
-    ids: Tensor  # (S, B, t) beginning with bos
+    tokens: Tensor  # (S, B) the last piece of each living hypothesis; bos, at first
+    ids: Tensor  # (S, B, t) all of its pieces; beyond them eos, where there is room for more
     scores: Tensor  # (S, B) log-probabilities, best first; NEVER where there is no hypothesis
     finished_ids: Tensor  # (S, n, t)
     finished_scores: Tensor  # (S, n) penalised
@@ -83,24 +92,24 @@ def search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
            prefixes: Sequence[Sequence[int]] | None = None) -> list[list[Hypothesis]]:
     """The `n_best` best translations of each sentence, best first. Source sentences end with eos; a translation begins
     with the pieces that `prefixes` gives for its sentence. With `config.sample`, so many draws in place of the best."""
-    if n_best > config.beam and not config.sample:
-        raise UserError(f"the {n_best} best of a beam of {config.beam} are asked for; raise decoding.beam")
-    beam = n_best if config.sample else config.beam
-    live = _begin(src, config, model.config, beam, n_best, prefixes)
+    beam = width(config, n_best)
+    live = begin(src, config, model.config, n_best, prefixes)
     lots = draw_lots(src, live.limits, beam, config.seed) if config.sample else None
     cache = model.start(src, beam)
     results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
     length = 0  # pieces said, eos included
     while True:
         length += 1
-        hidden = model.step(live.ids[:, :, -1].flatten(), cache)
+        hidden = model.step(live.tokens.flatten(), cache)
         if lots is None:
-            cache.reorder(_advance(live, model, hidden, length, config))
+            cache.reorder(advance(live, model, hidden, length, config))
         else:
-            _say(live, model, hidden, lots[live.sentences, :, length - 1], length, config)
-        done = _is_done(live, length, config, n_best)
+            say(live, model, hidden, lots[live.sentences, :, length - 1], length, config)
+        done = is_done(live, length, config, n_best)
         if done.any():
-            _collect(live, done, n_best, results)
+            found = [x[done].tolist() for x in (live.finished_ids[:, :n_best], live.finished_scores[:, :n_best])]
+            for sentence, rows, scores in zip(live.sentences[done].tolist(), *found, strict=True):
+                results[sentence] = hypotheses(rows, scores)
             n = int((~done).sum())
             if n == 0:
                 break
@@ -110,12 +119,22 @@ def search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
     return results
 
 
-def _begin(src: Packed, config: DecodingConfig, model: ModelConfig, beam: int, n_best: int,
-           prefixes: Sequence[Sequence[int]] | None) -> Beams:
-    n, device = src.n_sentences, src.tokens.device
+def width(config: DecodingConfig, n_best: int) -> int:
+    """How many hypotheses of a sentence live at a time."""
+    if config.sample:
+        return n_best
+    if n_best > config.beam:
+        raise UserError(f"the {n_best} best of a beam of {config.beam} are asked for; raise decoding.beam")
+    return config.beam
+
+
+def begin(src: Packed, config: DecodingConfig, model: ModelConfig, n_best: int,
+          prefixes: Sequence[Sequence[int]] | None) -> Beams:
+    n, device, beam = src.n_sentences, src.tokens.device, width(config, n_best)
     prefixes = prefixes or [[]] * n
     longest = max(map(len, prefixes))
-    forced = torch.tensor([[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes], device=device)
+    padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
+    forced = torch.tensor(padded, dtype=torch.int64, device=device)
     limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
@@ -127,12 +146,13 @@ def _begin(src: Packed, config: DecodingConfig, model: ModelConfig, beam: int, n
     scores = torch.zeros(n, beam, device=device)
     if not config.sample:
         scores[:, 1:] = NEVER  # there is but one beginning
-    return Beams(torch.arange(n, device=device), limits, forced, torch.full((n, beam, 1), BOS, device=device), scores,
+    return Beams(torch.arange(n, device=device), limits, forced, torch.full((n, beam), BOS, device=device),
+                 torch.full((n, beam, 0), EOS, device=device), scores,
                  torch.full((n, n_kept, 0), EOS, device=device), torch.full((n, n_kept), NEVER, device=device),
                  torch.zeros(n, dtype=torch.int64, device=device))
 
 
-def _advance(live: Beams, model: Speaker, hidden: Tensor, length: int, config: DecodingConfig) -> Tensor:
+def advance(live: Beams, model: Speaker, hidden: Tensor, length: Length, config: DecodingConfig) -> Tensor:
     """One piece more for each hypothesis, by search; returns which one each of them continues, (S, B)."""
     beam = config.beam
     only = _musts(live, length)
@@ -143,7 +163,7 @@ def _advance(live: Beams, model: Speaker, hidden: Tensor, length: int, config: D
     if config.finishing == "shrink":
         scores = scores.masked_fill(rank >= beam - live.n_finished[:, None], NEVER)
     ended = (pieces == EOS) & (scores > NEVER)
-    grown = torch.cat((_rows(live.ids, parents), pieces.unsqueeze(2)), 2)  # (S, 2B, t + 1)
+    grown = _extended(_rows(live.ids, parents), pieces, length)  # (S, 2B, t + 1)
 
     # The finished: the best of those known and those that end here.
     counted = ended if config.finishing == "any" else ended & (rank < beam)
@@ -152,15 +172,16 @@ def _advance(live: Beams, model: Speaker, hidden: Tensor, length: int, config: D
     ending = scores.masked_fill(~counted, NEVER) / penalty(length, config).to(scores.device)
     live.n_finished = live.n_finished + counted.sum(1)
     live.finished_scores, order = torch.cat((live.finished_scores, ending), 1).topk(live.finished_scores.shape[1], 1)
-    live.finished_ids = _rows(torch.cat((F.pad(live.finished_ids, (0, 1), value=EOS), grown[:, :, 1:]), 1), order)
+    live.finished_ids = _rows(torch.cat((_widened(live.finished_ids, grown), grown), 1), order)
 
     # The living: the best of the others.
     live.scores, order = scores.masked_fill(ended, NEVER).topk(beam, 1)
+    live.tokens = pieces.gather(1, order)
     live.ids = _rows(grown, order)
     return parents.gather(1, order)
 
 
-def _is_done(live: Beams, length: int, config: DecodingConfig, n_best: int) -> Tensor:
+def is_done(live: Beams, length: Length, config: DecodingConfig, n_best: int) -> Tensor:
     best = live.scores.amax(1)
     done = (best == NEVER) | (live.limits < length)
     if config.sample:
@@ -174,15 +195,12 @@ def _is_done(live: Beams, length: int, config: DecodingConfig, n_best: int) -> T
     return done
 
 
-def _collect(live: Beams, done: Tensor, n_best: int, results: list[list[Hypothesis]]) -> None:
-    """Take down what was finished of the sentences that are done."""
-    for sentence, rows, scores in zip(*(x[done].tolist() for x in (
-            live.sentences, live.finished_ids[:, :n_best], live.finished_scores[:, :n_best])), strict=True):
-        found = [Hypothesis(row[:row.index(EOS)], score) for row, score in zip(rows, scores, strict=True)
-                 if score > NEVER]
-        if not found:
-            raise Failure("the search found nothing, for the model's scores are no numbers; take another checkpoint")
-        results[sentence] = sorted(found, key=lambda one: -one.score)
+def hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothesis]:
+    """What was finished of a sentence that is done, best first."""
+    found = [Hypothesis(row[:row.index(EOS)], score) for row, score in zip(rows, scores, strict=True) if score > NEVER]
+    if not found:
+        raise Failure("the search found nothing, for the model's scores are no numbers; take another checkpoint")
+    return sorted(found, key=lambda one: -one.score)
 
 
 def _blocks(model: Speaker, hidden: Tensor, beam: int) -> Iterator[tuple[slice, Tensor]]:
@@ -194,43 +212,69 @@ def _blocks(model: Speaker, hidden: Tensor, beam: int) -> Iterator[tuple[slice, 
         yield here, model.projection(hidden[here.start * beam:here.stop * beam]).float()
 
 
-def _musts(live: Beams, length: int) -> Tensor:
+def _musts(live: Beams, length: Length) -> Tensor:
     """What each sentence must say as its piece of that number, (S,); -1 where it is free."""
     only = torch.where(live.limits < length, EOS, -1)
-    if length <= live.forced.shape[1]:
-        only = torch.where(live.forced[:, length - 1] >= 0, live.forced[:, length - 1], only)
-    return only
+    if isinstance(length, Tensor):
+        forced = live.forced.index_select(1, _column(live.forced, length)).squeeze(1)
+    elif length <= live.forced.shape[1]:
+        forced = live.forced[:, length - 1]
+    else:
+        return only
+    return torch.where(forced >= 0, forced, only)
 
 
-def _constrain(logits: Tensor, only: Tensor, must_go_on: bool) -> None:
-    """Leave of the logits (S * B, V) what may be said next."""
-    free = logits.view(len(only), -1, logits.shape[1])
-    free[:, :, (PAD, BOS)] = NEVER
-    if must_go_on:
-        free[only < 0, :, EOS] = NEVER
-    bound = (only >= 0).nonzero().squeeze(1)
-    if bound.numel():
-        index = only[bound, None, None].expand(-1, free.shape[1], 1)
-        kept = free[bound].gather(2, index)
-        free[bound] = NEVER
-        free[bound] = free[bound].scatter(2, index, kept)
+def _column(rows: Tensor, length: Tensor) -> Tensor:
+    """The column (1,) of a step's pieces. The last column serves steps beyond the room, whose result nobody uses."""
+    return (length - 1).clamp(max=rows.shape[-1] - 1)
 
 
-def _continuations(logits: Tensor, scores: Tensor, only: Tensor, must_go_on: bool,
+def _extended(ids: Tensor, pieces: Tensor, length: Length) -> Tensor:
+    """Rows of pieces with one piece more each: (S, N, t), (S, N) -> (S, N, t + 1)."""
+    if isinstance(length, Tensor):
+        return ids.index_copy(2, _column(ids, length), pieces.unsqueeze(2))
+    return torch.cat((ids, pieces.unsqueeze(2)), 2)
+
+
+def _widened(ids: Tensor, like: Tensor) -> Tensor:
+    """Rows of pieces as wide as others, with eos at their ends."""
+    n_missing = like.shape[2] - ids.shape[2]
+    return F.pad(ids, (0, n_missing), value=EOS) if n_missing else ids
+
+
+def _forbid(logits: Tensor, must_go_on: bool | Tensor) -> None:
+    """Rule out of logits (R, V) what may not be said next by anybody who is free to choose."""
+    logits[:, PAD] = NEVER
+    logits[:, BOS] = NEVER
+    if isinstance(must_go_on, Tensor):
+        logits[:, EOS].masked_fill_(must_go_on, NEVER)
+    elif must_go_on:
+        logits[:, EOS] = NEVER
+
+
+def _continuations(logits: Tensor, scores: Tensor, only: Tensor, must_go_on: bool | Tensor,
                    n: int) -> tuple[Tensor, Tensor, Tensor]:
     """The n best (parent, piece, log-probability) of each sentence, each (S, n), of logits (S * B, V) and what their
     hypotheses weigh, (S, B)."""
     # torch's log_softmax takes half the time of its logsumexp
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
-    _constrain(logits, only, must_go_on)
+    only = only[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
+    demanded = logits.gather(1, only.clamp(min=0))
+    _forbid(logits, must_go_on)
     values, pieces = _best(logits, n)  # the sentence's n best are among each parent's n best
-    width = values.shape[1]
+
+    # Where a piece is demanded, it is the best continuation and there is no other.
+    alone = F.pad(demanded, (0, values.shape[1] - 1), value=NEVER)
+    values = torch.where(only < 0, values, alone)
+    pieces = torch.where(only < 0, pieces, only)
+
     totals = (values + base[:, None]).view(len(scores), -1)
+    n_each = values.shape[1]
     if totals.shape[1] < n:  # a toy vocabulary
         totals = F.pad(totals, (0, n - totals.shape[1]), value=NEVER)
     best, index = totals.topk(n, 1)
-    index = index.clamp(max=scores.shape[1] * width - 1)
-    return index // width, pieces.view(len(scores), -1).gather(1, index), best
+    index = index.clamp(max=scores.shape[1] * n_each - 1)
+    return index // n_each, pieces.view(len(scores), -1).gather(1, index), best
 
 
 def _best(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -265,31 +309,36 @@ def draw_lots(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
     return torch.from_numpy(lots).to(limits.device)
 
 
-def _say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: int, config: DecodingConfig) -> None:
+def say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: Length, config: DecodingConfig) -> None:
     """One piece more for each hypothesis, drawn; each is alone."""
     only, n = _musts(live, length), live.scores.shape[1]
-    drawn = [_drawn(logits, only[here], lots[here].reshape(-1, 1), length, config)
+    drawn = [_drawn(logits, only[here], lots[here].reshape(-1, 1), length <= config.min_length, config)
              for here, logits in _blocks(model, hidden, n)]
     pieces, log_probs = (torch.cat(part).view(-1, n) for part in zip(*drawn, strict=True))
     scores = live.scores + log_probs
     ended = (pieces == EOS) & (scores > NEVER)
-    live.ids = torch.cat((live.ids, pieces.unsqueeze(2)), 2)
+    live.tokens = pieces
+    live.ids = _extended(live.ids, pieces, length)
     live.finished_scores = torch.where(ended, scores / penalty(length, config).to(scores.device), live.finished_scores)
-    live.finished_ids = torch.where(ended[:, :, None], live.ids[:, :, 1:], F.pad(live.finished_ids, (0, 1), value=EOS))
+    live.finished_ids = torch.where(ended[:, :, None], live.ids, _widened(live.finished_ids, live.ids))
     live.scores = scores.masked_fill(ended, NEVER)
 
 
-def _drawn(logits: Tensor, only: Tensor, lots: Tensor, length: int, config: DecodingConfig) -> tuple[Tensor, Tensor]:
+def _drawn(logits: Tensor, only: Tensor, lots: Tensor, must_go_on: bool | Tensor,
+           config: DecodingConfig) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
     log_probs = logits.log_softmax(1)
-    _constrain(logits, only, length <= config.min_length)
+    _forbid(logits, must_go_on)
     logits = logits / config.temperature
     if config.top_k is not None:
-        logits[logits < logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]] = NEVER
+        least = logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, NEVER)
     shares, order = logits.softmax(1).sort(1, descending=True)
     below = shares.cumsum(1) - shares  # what the more probable pieces hold
     shares = shares.masked_fill((below >= config.top_p) & (below > 0), 0.0)
     sums = shares.cumsum(1)
     target = lots * sums[:, -1:] * (1 - 1e-6)  # below the last sum, whatever rounding does
     pieces = order.gather(1, (sums <= target).sum(1, keepdim=True))
+    only = only[:, None].expand(-1, len(lots) // len(only)).reshape(-1, 1)  # (R, 1)
+    pieces = torch.where(only < 0, pieces, only)
     return pieces, log_probs.gather(1, pieces)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nmt.batch import Packed
 from nmt.decode.beam import Speaker
+from nmt.model.cache import FLOAT
 
 
 @dataclass
@@ -30,6 +31,28 @@ class Caches:
             cache.keep(n, holes, movers)
 
 
+@dataclass
+class StaticCaches:
+    """Those of recorded steps, one for each model."""
+
+    each: list[Any]
+
+    @property
+    def n_moves(self) -> int:
+        return sum(cache.n_moves for cache in self.each)
+
+    def resize(self, rows: Tensor | None, n: int, room: int) -> None:
+        for cache in self.each:
+            cache.resize(rows, n, room)
+
+    def state(self) -> list[Tensor]:
+        return [x for cache in self.each for x in cache.state()]
+
+    def reorder(self, parents: Tensor) -> None:
+        for cache in self.each:
+            cache.reorder(parents)
+
+
 class Ensemble:
     def __init__(self, models: Sequence[Speaker]) -> None:
         self.models = list(models)
@@ -42,7 +65,18 @@ class Ensemble:
     def start(self, src: Packed, beam: int) -> Caches:
         return Caches([model.start(src, beam) for model in self.models])
 
-    def step(self, tokens: Tensor, cache: Caches) -> Tensor:
+    def static_cache(self, beam: int) -> StaticCaches:
+        return StaticCaches([model.static_cache(beam) for model in self.models])
+
+    def restart(self, cache: StaticCaches, src: Packed, n: int, room: int, most_room: int) -> None:
+        for model, each in zip(self.models, cache.each, strict=True):
+            model.restart(each, src, n, room, most_room)
+
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+        logits = 2 * len(self.models) * beam * self.n_vocab * FLOAT  # each model's and their stack
+        return logits + sum(model.sentence_bytes(beam, longest, room) for model in self.models)
+
+    def step(self, tokens: Tensor, cache: Caches | StaticCaches) -> Tensor:
         """What the models' projections take, side by side."""
         return torch.cat([model.step(tokens, each) for model, each in zip(self.models, cache.each, strict=True)], 1)
 

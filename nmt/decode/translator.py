@@ -19,7 +19,7 @@ from nmt.checkpoint import Checkpoint, load_weights
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.vocab import EOS, Vocab
 from nmt.decode.alignment import align
-from nmt.decode.batches import Found, searching
+from nmt.decode.batches import BATCH_TOKENS, Found, GpuSearch, searching
 from nmt.decode.beam import Hypothesis, Speaker
 from nmt.decode.ensemble import Ensemble
 from nmt.decode.lines import split
@@ -29,6 +29,7 @@ from nmt.model.transformer import Transformer
 from nmt.progress import Progress, say
 
 OURS = "nmt"
+GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
 Sentences = Sequence[Sequence[int]]  # without marks
 
 
@@ -63,6 +64,11 @@ class TextToText(ABC):
         self.vocab, self.config = vocab, config
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
         self.longest = min([config.max_source, *tables])  # the shortest table bounds them all
+
+    @property
+    def chunk_lines(self) -> int:
+        """Of so many lines at a time several batches can be made."""
+        return (self.config.batch_tokens or BATCH_TOKENS) // 4
 
     @abstractmethod
     def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
@@ -177,11 +183,24 @@ class Translator(TextToText):
         ready = [packed(model, self.config.precision == "bf16") for model in (self.model, *self.others)]
         return Ensemble(ready) if self.others else ready[0]
 
+    @cached_property
+    def gpu_search(self) -> GpuSearch:
+        """With its recorded steps, which serve all searches to come."""
+        return GpuSearch(self.speaker, self.config, self.device)
+
+    @property
+    def chunk_lines(self) -> int:
+        is_by_memory = self.device.type == "cuda" and self.config.batch_tokens is None
+        return GPU_LINES if is_by_memory else super().chunk_lines
+
     def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
         marked = [[*ids, EOS] for ids in sources]
         with _at_rest(self.model):
             try:
-                yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
+                if self.device.type == "cuda":
+                    yield from self.gpu_search.searching(marked, n_best, prefixes)
+                else:
+                    yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
             except (MemoryError, RuntimeError) as error:  # of a host tensor it is a plain one
                 if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
                     raise Failure("not enough memory for this search; lower decoding.beam (or --n-best of samples) or "

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from nmt.batch import Packed
 from nmt.config import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import TRITON, Cache, Field, Step, attend, memory_grid
+from nmt.model.attention import TRITON, Field, attend
+from nmt.model.cache import FLOAT, Cache, StaticCache, Step, memory_grid, source_width, static_bytes
 from nmt.model.dropout import Dropout
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
@@ -47,7 +48,7 @@ class Positions(nn.Module):
         return x + F.embedding(positions, table)
 
     def extended(self, longest: int) -> Tensor:
-        """A table for a sentence longer than the model's own, which stays: a recorded graph may read it."""
+        """A table for a sentence longer than the model's own, which stays as it is."""
         if self.is_learned:
             raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
                             "split it, or train with more positions")
@@ -279,17 +280,39 @@ class Transformer(nn.Module):
         memory, field = self.encode(src), Field(src, src, is_whole=True)
         grids = [layer.memory_attention.remember(memory, field) for layer in self.decoder]
         n, heads, mask = src.n_sentences, self.config.n_heads, field.masks[0]
-        return Cache(beam, heads, [k for k, _ in grids], [v for _, v in grids],
-                     mask.expand(-1, heads, -1, -1).flatten(0, 1).contiguous(),
+        return Cache(beam, heads, [k for k, _ in grids], [v for _, v in grids], mask,
                      [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
                      [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
                      mask.new_empty(n, 1, beam, 0))
 
-    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+    def static_cache(self, beam: int) -> StaticCache:
+        """A cache for recorded steps, still without sentences."""
+        return StaticCache(beam, self.config.n_heads)
+
+    def restart(self, cache: StaticCache, src: Packed, n: int, room: int, most_room: int) -> None:
+        """Load other sentences, as the first of `n`, with room for some steps and later for up to `most_room`."""
+        if not self.tgt_positions.is_learned:  # a learned table bounds the search itself
+            self.tgt_positions.reserve(most_room)
+        cache.load(self.start(src, cache.beam), n, room, most_room, self.tgt_positions.table)
+
+    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+        """At most so much memory is taken by a sentence of so many pieces in a search by recorded steps."""
+        config, size = self.config, self.tgt_embedding.weight.element_size()
+        layer = config.n_heads * (config.key_size + config.value_size) * size  # keys and values of a place
+        loading = config.n_layers * source_width(longest) * layer  # of the memory, before they are in the cache
+        moving = room * beam * layer  # when the room grows or sentences leave
+        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
+        weights = 3 * config.n_heads * beam * max(room * beam, longest) * FLOAT  # of attention, in a step
+        logits = beam * self.n_vocab * (2 * FLOAT + size)  # and their logarithms
+        cache = static_bytes(config, beam, longest, room, size)
+        return cache + loading + moving + activations + weights + logits
+
+    def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
         """What the projection turns into the logits after one more piece: (S * B,) -> (S * B, d_model)."""
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
-        x = self.tgt_positions(x, torch.full_like(tokens, cache.length - 1), cache.length)
+        n_steps = cache.length if isinstance(cache, Cache) else 0  # the table of a static cache is long enough
+        x = self.tgt_positions(x, cache.positions(tokens), n_steps)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
         return self.decoder_norm(x)

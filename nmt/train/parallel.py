@@ -124,6 +124,9 @@ class Replica:
         tgt = Packed(batch.tgt.tokens.clone(), batch.tgt.offsets.clone(), batch.tgt.longest, batch.tgt.n_live)
         self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
         self.scale = torch.zeros((), device=device)
+        model = self.objective.model
+        # The graph reads these tables. Decoding may replace them by longer ones, so they are kept alive here.
+        self.tables = model.src_positions.table, model.tgt_positions.table
 
         def work() -> Tensor:
             return forward_backward(self.compiled or self.objective, self.inputs, self.scale, self.is_bf16)

@@ -123,9 +123,9 @@ class _as_on_gpu:
         def drop(self: Dropout, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(x, self.rate, True)
 
-        self.patches = [(nmt.model.transformer, "Field", FieldOnGpu), (LayerNorm, "forward", normalize),
-                        (Dropout, "forward", drop), (nmt.train.loss, "supports", lambda hidden: True),
-                        (nmt.model.attention, "supports", lambda q, v: True)]
+        self.patches: list[tuple[Any, str, Any]] = [
+            (nmt.model.transformer, "Field", FieldOnGpu), (LayerNorm, "forward", normalize), (Dropout, "forward", drop),
+            (nmt.train.loss, "supports", lambda hidden: True), (nmt.model.attention, "supports", lambda q, v: True)]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:
             setattr(owner, name, value)

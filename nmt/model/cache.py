@@ -1,0 +1,274 @@
+"""What the decoder remembers between its steps, and attention of one new position over it.
+
+A sentence's hypotheses share one block of keys and values, in which each writes at places of its own and never moves
+what it wrote. A mask says which of all places each hypothesis sees, so only the mask changes when hypotheses change
+places. On the CPU a `Cache` grows with the steps. On a GPU a step is recorded once and replayed (`nmt/cuda_graph.py`),
+so a `StaticCache` keeps its addresses and its shapes, and the number of the step is a tensor on the device.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmt.config import ModelConfig
+from nmt.model.attention import FAR, WIDTH, Field
+
+FEW = 1 << 16  # multiplications of an attention so small that threads would wait longer than they work
+FLOAT = 4  # bytes
+
+
+@dataclass
+class Cache:
+    """What decoding remembers between steps: keys and values of the memory, and of what each hypothesis has said.
+
+    There are S sentences with `beam` = B hypotheses each.
+    """
+
+    beam: int
+    n_heads: int
+    memory_keys: list[Tensor]  # of each layer (S * H, Ls, K)
+    memory_values: list[Tensor]  # (S * H, Ls, V)
+    memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else FAR
+    keys: list[Tensor]  # of each layer (S * H, room * B, K): of the first step all hypotheses, of the second ...; zero
+    values: list[Tensor]  # (S * H, room * B, V)      where nothing has been written: products take all of it
+    mask: Tensor  # (S, 1, B, room * B) fp32
+    length: int = 0  # steps taken
+
+    def advance(self) -> "Step":
+        """Make room for another step, in which each hypothesis sees itself."""
+        first = self.length * self.beam
+        if first == self.mask.shape[3]:
+            unit = self.beam * -(-WIDTH // self.beam)  # whole steps, at least a vector register full
+            more = unit * max(1, first // (4 * unit))
+            for rows in (self.keys, self.values):
+                for layer, x in enumerate(rows):  # one after another, so that only one is there twice
+                    rows[layer] = torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1)
+            self.mask = torch.cat((self.mask, self.mask.new_full((*self.mask.shape[:3], more), FAR)), 3)
+        here = slice(first, first + self.beam)
+        self.mask[:, 0, :, here].diagonal(dim1=1, dim2=2).zero_()
+        self.length += 1
+        return Step(self)
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        """The position of each of a step's tokens."""
+        return torch.full_like(tokens, self.length - 1)
+
+    def write(self, cells: Tensor, new: Tensor) -> None:
+        """Put a step's keys or values (S, H, B, K) into those of all steps, (S, H, room * B, K)."""
+        first = (self.length - 1) * self.beam
+        cells[:, :, first:first + self.beam].copy_(new)
+
+    def narrowed(self, window: int) -> Tensor:
+        """The mask of a layer that sees only its own step and `window` steps before it."""
+        mask = self.mask.clone()
+        mask[:, :, :, :max(0, (self.length - 1 - window) * self.beam)] = FAR
+        return mask
+
+    def reorder(self, parents: Tensor) -> None:
+        """Each hypothesis continues the one of its sentence that `parents` (S, B) names."""
+        self.mask = self.mask.gather(2, parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3]))
+
+    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
+        """Only the first `n` sentences stay, after those at `movers` took the places `holes`."""
+        for rows in (*self.memory_keys, *self.memory_values, *self.keys, *self.values, self.memory_mask, self.mask):
+            sentences = rows.view(len(self.mask), -1, *rows.shape[1:])
+            sentences[holes] = sentences[movers]
+        self.memory_keys, self.memory_values, self.keys, self.values = (
+            [x[:n * self.n_heads] for x in rows]
+            for rows in (self.memory_keys, self.memory_values, self.keys, self.values))
+        self.memory_mask, self.mask = self.memory_mask[:n], self.mask[:n]
+
+
+class Buffers:
+    """Named tensors that keep their addresses while their shapes change: a shape takes the beginning of one flat piece
+    of memory. A recorded step of some shape is therefore good again whenever that shape comes back, also for other
+    sentences, until `n_moves` says that a larger piece of memory had to be taken."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Tensor] = {}
+        self.n_moves = 0
+
+    def place(self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()) -> Tensor:
+        """Return a tensor of that shape with `x`, which must lie elsewhere, in its first corner and `fill` around it.
+        `largest` is the shape that is to be expected later: memory for it is taken at once."""
+        size = max(math.prod(shape), math.prod(largest) if largest else 0)
+        memory = self.memory.get(name)
+        if memory is None or memory.numel() < size or memory.dtype != x.dtype:
+            self.memory.pop(name, None)
+            memory = self.memory[name] = x.new_empty(size)
+            self.n_moves += 1
+        placed = memory[:math.prod(shape)].view(*shape)
+        corner = placed
+        for dimension, n in enumerate(x.shape):
+            corner = corner.narrow(dimension, 0, n)
+        if corner.shape != placed.shape:
+            placed.fill_(fill)
+        corner.copy_(x)
+        return placed
+
+
+class StaticCache:
+    """A cache for recorded steps: a step changes it in place, and only between steps does it take another shape.
+
+    Its tensors have their sentences in front: the first of `n` rows are in use, the others are padding.
+    """
+
+    def __init__(self, beam: int, n_heads: int) -> None:
+        self.beam, self.n_heads, self.buffers = beam, n_heads, Buffers()
+        self.n = self.room = self.most_room = self.n_source = self.n_positions = 0
+        self.table: Tensor | None = None
+        self.tensors: dict[str, Tensor] = {}  # by name and, of keys and values, layer
+        self.memory_keys: list[Tensor] = []  # of each layer (n, H, Ls, K)
+        self.memory_values: list[Tensor] = []  # (n, H, Ls, V)
+        self.keys: list[Tensor] = []  # of each layer (n, H, room * B, K)
+        self.values: list[Tensor] = []  # (n, H, room * B, V)
+
+    @property
+    def n_moves(self) -> int:
+        """How often all that was recorded became invalid."""
+        return self.buffers.n_moves
+
+    def load(self, fresh: Cache, n: int, room: int, most_room: int, table: Tensor) -> None:
+        """Take over the sentences of a cache that has not made a step yet.
+
+        There is room for some steps, later for up to `most_room`. A recorded step reads the decoder's positions in
+        `table`, where it lies, so the table is kept alive here.
+        """
+        if self.table is not table:
+            self.table, self.n_positions = table, len(table)
+            self.buffers.n_moves += 1
+        self.n, self.room, self.most_room = n, room, most_room
+        self.n_source = source_width(fresh.memory_mask.shape[3])
+        self.tensors = {"memory mask": fresh.memory_mask, "mask": fresh.mask}
+        for kind, layers in (("memory keys", fresh.memory_keys), ("memory values", fresh.memory_values),
+                             ("keys", fresh.keys), ("values", fresh.values)):
+            for layer, x in enumerate(layers):
+                self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
+        for name, x in self.tensors.items():
+            self.tensors[name] = self._placed(name, x)
+        no_steps = torch.zeros(1, dtype=torch.int64, device=fresh.mask.device)
+        self.length = self.buffers.place("length", no_steps, (1,), 0)  # steps taken
+        self._bind(len(fresh.keys))
+
+    def resize(self, rows: Tensor | None, n: int, room: int) -> None:
+        """Make room for more steps, and keep of the sentences only those at `rows`, if it is given."""
+        self.n, self.room = n, room
+        for name, x in self.tensors.items():
+            if rows is not None:
+                self.tensors[name] = self._placed(name, x.index_select(0, rows))
+            elif not name.startswith("memory"):
+                self.tensors[name] = self._placed(name, x.clone())
+        self._bind(len(self.keys))
+
+    def _placed(self, name: str, x: Tensor) -> Tensor:
+        """The tensor in its buffer, widened by what means nothing."""
+        is_mask = name.endswith("mask")
+        axis = 3 if is_mask else 2
+        shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
+        if name.startswith("memory"):
+            shape[axis] = largest[axis] = self.n_source
+        else:
+            shape[axis], largest[axis] = self.room * self.beam, self.most_room * self.beam
+        return self.buffers.place(name, x, shape, FAR if is_mask else 0.0, largest)
+
+    def _bind(self, n_layers: int) -> None:
+        """Name the tensors as those of `Cache` are named."""
+        self.memory_mask, self.mask = self.tensors["memory mask"], self.tensors["mask"]
+        self.memory_keys = [self.tensors[f"memory keys {layer}"] for layer in range(n_layers)]
+        self.memory_values = [self.tensors[f"memory values {layer}"] for layer in range(n_layers)]
+        self.keys = [self.tensors[f"keys {layer}"] for layer in range(n_layers)]
+        self.values = [self.tensors[f"values {layer}"] for layer in range(n_layers)]
+
+    def state(self) -> list[Tensor]:
+        """What a step changes, but for the keys and values that it writes: the step that counts writes them anew."""
+        return [self.mask, self.length]
+
+    # ---- within a recorded step ----
+
+    def advance(self) -> "Step":
+        # The place of this step. Warm-ups before a recording may go one step too far; the last place serves them.
+        self.place = self.length.clamp(max=min(self.room, self.n_positions) - 1)  # (1,)
+        self.here = self.place * self.beam + torch.arange(self.beam, device=self.place.device)  # (B,)
+        self.columns = torch.arange(self.room * self.beam, device=self.place.device)
+        self.mask.masked_fill_(self.columns == self.here[:, None], 0.0)  # each hypothesis sees itself
+        self.length.add_(1)
+        return Step(self)
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        return self.place.expand_as(tokens)
+
+    def write(self, cells: Tensor, new: Tensor) -> None:
+        cells.index_copy_(2, self.here, new)
+
+    def narrowed(self, window: int) -> Tensor:
+        return self.mask.masked_fill(self.columns < (self.place - window) * self.beam, FAR)
+
+    def reorder(self, parents: Tensor) -> None:
+        index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
+        self.mask.copy_(self.mask.gather(2, index))
+
+
+def static_bytes(config: ModelConfig, beam: int, longest: int, room: int, size: int) -> int:
+    """What one sentence takes in a `StaticCache` whose numbers have `size` bytes."""
+    places = source_width(longest) + room * beam
+    keys_values = config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
+    masks = (source_width(longest) + beam * room * beam) * FLOAT
+    return keys_values + masks
+
+
+def size_class(n: int) -> int:
+    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below n: few shapes, of which few recordings are
+    needed, and at most a third of the rows is padding."""
+    power = 1 << max(n - 1, 0).bit_length()
+    return power * 3 // 4 if n <= power * 3 // 4 and power >= 4 else power
+
+
+def source_width(longest: int) -> int:
+    return WIDTH * size_class(-(-longest // WIDTH))
+
+
+@dataclass
+class Step:
+    """One step of decoding, by a cache that has advanced."""
+
+    cache: Cache | StaticCache
+
+    def attend_past(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+        """Self-attention of one new position over itself and the past: (S * B, H, K) -> (S * B, H * V)."""
+        cache = self.cache
+        keys, values = cache.keys[layer], cache.values[layer]
+        for rows, new in ((keys, k), (values, v)):
+            cells = rows.view(-1, cache.n_heads, *rows.shape[-2:])
+            cache.write(cells, new.view(-1, cache.beam, *new.shape[1:]).transpose(1, 2))
+        mask = cache.mask if window is None else cache.narrowed(window)
+        return self._attend(q, keys, values, mask)
+
+    def attend_memory(self, q: Tensor, layer: int) -> Tensor:
+        """Attention of one new position over the source: (S * B, H, K) -> (S * B, H * V)."""
+        cache = self.cache
+        return self._attend(q, cache.memory_keys[layer], cache.memory_values[layer], cache.memory_mask)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        beam, heads, size = self.cache.beam, self.cache.n_heads, q.shape[2]
+        keys, values = (x.view(-1, *x.shape[-2:]) for x in (keys, values))  # (S * H, L, K), (S * H, L, V)
+        grid = q.view(-1, beam, heads, size).transpose(1, 2).reshape(-1, beam, size)  # (S * H, B, K)
+        is_small = q.device.type == "cpu" and grid.shape[0] * beam * keys.shape[1] * size <= FEW
+        if is_small:  # a product that wakes other threads takes longer than two plain passes
+            scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
+        else:
+            scores = torch.bmm(grid, keys.transpose(1, 2))  # (S * H, B, L)
+        scores = scores.view(len(mask), heads, beam, -1)
+        weights = torch.add(mask, scores, alpha=size ** -0.5).softmax(-1).to(q.dtype).view(-1, beam, keys.shape[1])
+        if is_small:
+            mixed = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
+        else:
+            mixed = torch.bmm(weights, values)  # (S * H, B, V)
+        return mixed.view(-1, heads, beam, mixed.shape[2]).transpose(1, 2).reshape(len(q), -1)
+
+
+def memory_grid(k: Tensor, v: Tensor, field: Field) -> tuple[Tensor, Tensor]:
+    """Keys (S * H, Ls, K) and values (S * H, Ls, V) of the memory in the form the cache keeps, from a whole field."""
+    return field.keys.spread(k, 0), field.keys.spread(v, 0)
