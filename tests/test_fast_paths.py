@@ -6,6 +6,7 @@ kernels interpreted, in a process of its own since Triton decides that at its im
 """
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -183,10 +184,25 @@ def test_a_batch_in_one_group_gives_the_same(config: ModelConfig, monkeypatch: p
 
 def check_compiled(is_whole: bool) -> None:
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     pairs, objective = [(s[-20:], t[:18]) for s, t in draw(7, n=4)], Objective(make(replace(POST, n_layers=1)), EPS)
     compiled = CompiledObjective(objective, BatchShape(128, 16, 128), is_whole)
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 128))
     assert max(errors(ours, exact).values()) < 1e-6
+    if is_whole:
+        check_one_compilation(objective, compiled)
+
+
+def check_one_compilation(objective: Objective, compiled: CompiledObjective) -> None:
+    """Numbers of sentences and lengths of many kinds, more than the eight after which Dynamo gives up."""
+    rng = np.random.default_rng(0)
+    for n, longest_src, longest_tgt in itertools.product((1, 2, 4), (3, 25), (2, 30)):
+        pairs = [(rng.integers(4, V, longest_src).tolist(), rng.integers(4, V, longest_tgt).tolist())] * n
+        with torch.no_grad():
+            plain, ours = objective(batch_of(pairs)), compiled(batch_of(pairs, 128))
+        assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(plain, ours, strict=True))
+    # with gradients and without
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:

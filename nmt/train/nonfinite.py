@@ -16,7 +16,8 @@ from nmt.data.vocab import Vocab
 from nmt.dist import World
 from nmt.files import write_json
 from nmt.progress import say
-from nmt.train.update import Outcome, Sent, total_norm
+from nmt.train.parallel import total_norm
+from nmt.train.update import Outcome, Sent
 
 SKIPS = 3  # in a row
 

@@ -153,11 +153,11 @@ class Replica:
         else:
             self.flat.buffer.zero_()
 
-    def gradients(self) -> list[Tensor]:
-        """All that the last micro-batches left, in as few tensors as there are."""
-        if self.flat is not None:
-            return [self.flat.buffer]
-        return [p.grad for p in self.objective.parameters() if p.grad is not None]
+    def gradient_norm(self) -> Tensor:
+        """The Euclidean norm of all gradients; NaN or infinite if one of their numbers is."""
+        if self.flat is not None:  # in fp64: a sum of so many squares loses digits in fp32
+            return torch.linalg.vector_norm(self.flat.buffer, dtype=torch.float64)
+        return total_norm([p.grad for p in self.objective.parameters() if p.grad is not None])
 
 
 def make_replica(objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None) -> Replica:
@@ -166,6 +166,11 @@ def make_replica(objective: Objective, world: World, training: TrainingConfig, s
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
         objective.model.attention_path = chosen(gpu, config.key_size, config.value_size)
     return Replica(objective, world, training.precision == "bf16", shape, training.shard)
+
+
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """The Euclidean norm of all, over all ranks that hold a share; NaN or infinite if an element is."""
+    return whole(nn.utils.get_total_norm(tensors))
 
 
 def share_model(objective: Objective, world: World) -> None:

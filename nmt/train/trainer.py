@@ -36,8 +36,8 @@ from nmt.train.loss import Objective
 from nmt.train.memory_probe import explained_out_of_memory, run_shape, try_worst
 from nmt.train.nonfinite import SKIPS, explain
 from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import make_replica, whole_model
-from nmt.train.update import Outcome, Outcomes, Wishes, run_update, total_norm
+from nmt.train.parallel import make_replica, total_norm, whole_model
+from nmt.train.update import Outcome, Outcomes, Wishes, run_update
 from nmt.train.validate import open_dev, validate
 
 Report = Callable[[Path], object]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.config import RunConfig
 from nmt.data.loader import Update
-from nmt.dist import World, whole
+from nmt.dist import World
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
 
@@ -73,7 +73,7 @@ def run_update(replica: Replica, optimizer: Adam, update: Update, step: int, con
 
     # what all ranks have found together
     replica.sum_gradients(world)
-    norm = total_norm(replica.gradients()) / world.size  # which is equal on all ranks, and summed over them below
+    norm = replica.gradient_norm() / world.size  # which is equal on all ranks, and summed over them below
     mine = torch.tensor(wishes(), dtype=torch.float64).to(world.device, non_blocking=True)
     figures = world.sum(torch.cat((micro_sums.double().sum(0), norm.double()[None], mine)))
 
@@ -83,11 +83,6 @@ def run_update(replica: Replica, optimizer: Adam, update: Update, step: int, con
     optimizer.step()
     replica.clear_gradients()
     return Sent(step, update, micro_sums, figures)
-
-
-def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all, over all ranks; NaN or infinite if an element is."""
-    return whole(nn.utils.get_total_norm(tensors))
 
 
 class Outcomes:
