@@ -57,20 +57,19 @@ def build(kernel: Any, constants: dict[str, Any], dtype: torch.dtype, capability
     source = ASTSource(kernel, signature, constants, alignments)
     made = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps, "num_stages": 2})
     ptx = made.asm["ptx"]
-    told = ptxas(ptx)
+    told = ptxas(ptx, capability)
     registers = re.search(r"Used (\d+) registers", told)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
     assert registers and spills and len(made.asm["cubin"]) > 1000, told
     return Built(int(registers[1]), int(spills[1]) + int(spills[2]), made.metadata.shared, ptx)
 
 
-def ptxas(ptx: str) -> str:
-    import triton
+def ptxas(ptx: str, capability: int) -> str:
+    from triton.backends.nvidia.compiler import get_ptxas  # which of its assemblers, it knows itself
 
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     target = re.search(r"\.target (sm_\w+)", ptx)
     assert target is not None
-    command = [program, "-v", "--gpu-name", target[1], "/dev/stdin", "-o", "/dev/null"]
+    command = [get_ptxas(capability).path, "-v", "--gpu-name", target[1], "/dev/stdin", "-o", "/dev/null"]
     return subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
 
 
