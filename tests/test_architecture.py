@@ -72,7 +72,7 @@ ROOMS = {
     "score/ladder.py": Room(2, 130, ("score/bleu.py", "score/moses.py", "score/significance.py")),
     "score/significance.py": Room(2, 150, ("score/bleu.py",)),
     "score/suspicion.py": Room(2, 220),
-    "train/loss_triton.py": Room(2, 110),
+    "train/loss_triton.py": Room(2, 200),
     "train/loss.py": Room(2, 200, ("train/loss_triton.py",)),
     "train/cost.py": Room(2, 120),
     "train/optimizer.py": Room(2, 80),

@@ -1,9 +1,9 @@
 """The GPU kernels against float64 written out, values and gradients: on a GPU where there is one, else interpreted.
 
 Triton decides at its import whether kernels are interpreted, and torch or another test may have imported it by then. So
-without a GPU this file runs itself once more, in a process of its own that says so from the start; here the kernels
-are compiled for two GPUs that need not be there, since the interpreter takes what the compiler refuses. The interpreter
-keeps bf16 as bare bits: it multiplies those in products and cuts where hardware rounds; both are mended below.
+without a GPU this file runs itself once more, in a process of its own that says so from the start; test_gpu_dry.py
+compiles the kernels, since the interpreter takes what the compiler refuses. The interpreter keeps bf16 as bare bits:
+it multiplies those in products and cuts where hardware rounds; both are mended below.
 """
 
 import functools
@@ -153,8 +153,8 @@ def check(q_lengths: list[int], k_lengths: list[int] | None, causal: bool, windo
     ([31, 1, 0, 32], None, True, None, (2, 16, 16)),
     ([5, 0, 32], [32, 4, 0], False, None, (2, 32, 16)),  # a source and a target without tokens
     ([33, 64], [7, 31], False, None, (1, 16, 64)),
-    ([3, 65, 130], None, True, None, (1, 16, 16)),
-    ([130, 2, 1], [33, 65, 130], False, None, (1, 16, 24)),
+    ([3, 65, 70], None, True, None, (1, 16, 16)),
+    ([70, 2, 1], [33, 65, 70], False, None, (1, 16, 24)),
     ([1, 70], None, True, 3, (2, 12, 20)),
     ([70, 5], None, False, 2, (2, 16, 16)),
     ([70, 5], [10, 64], False, 2, (2, 16, 16)),  # queries that see nothing
@@ -166,11 +166,11 @@ def test_equals_the_definition(q_lengths: list[int], k_lengths: list[int] | None
     check(q_lengths, k_lengths, causal, window, dtype, device, sizes)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_batches(seed: int, device: torch.device) -> None:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    q_lengths, k_lengths = rng.choice([0, 1, 2, 7, 31, 32, 33, 64, 65], (2, 4)).tolist()
+    q_lengths, k_lengths = rng.choice([0, 1, 2, 7, 31, 32, 33, 65], (2, 3)).tolist()
     causal = seed % 4 < 2
     window = [None, 1, 40][rng.integers(3)]
     tail = int(rng.integers(2)) * 70  # more than a tile
@@ -183,6 +183,7 @@ def test_a_batch_without_rows(device: torch.device) -> None:
     check([2], [0], False, None, torch.bfloat16, device, tail=0)
 
 
+@pytest.mark.skipif(IS_INTERPRETED, reason="no kernel; runs in the other process")
 @settings(max_examples=60, deadline=None)
 @given(pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
        tails=st.tuples(st.integers(0, 3), st.integers(0, 3)), is_self=st.booleans(), causal=st.booleans(),
@@ -226,9 +227,9 @@ def test_one_graph_under_the_compiler(device: torch.device) -> None:
 
     torch.manual_seed(3)
     check([6, 1, 35], None, True, None, torch.float32, device, attention=attention)
-    check([6, 1, 30], [2, 0, 4], False, None, torch.bfloat16, device, attention=attention)
 
 
+@pytest.mark.skipif(IS_INTERPRETED, reason="no kernel; runs in the other process")
 def test_intervals_compile_as_one_graph() -> None:
     @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=False)
     def intervals(tokens: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None) -> Any:
@@ -270,6 +271,7 @@ def test_what_is_not_supported_is_announced(d_k: int, d_v: int, dtype: torch.dty
     assert loss_triton.supports(q) == (dtype != torch.float64)
 
 
+@pytest.mark.skipif(IS_INTERPRETED, reason="no kernel; runs in the other process")
 def test_without_triton_the_modules_load_and_say_so() -> None:
     program = ("import sys; sys.modules['triton'] = None\nimport torch\nfrom nmt.model import attention_triton as a\n"
                "from nmt.train import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
@@ -286,7 +288,8 @@ def losses(logits: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize(("n_vocab", "n_columns"), [(37, 64), (37, 37), (64, 64), (9000, 9024)])  # 9000: three blocks
+@pytest.mark.parametrize(("n_vocab", "n_columns"), [(37, 64), (37, 37), (64, 64), (150, 768),
+                                                     (9000, 9024), (49_160, 49_160)])  # 9000: many parts
 @pytest.mark.parametrize(("eps", "size"), [(0.0, 1.0), (0.1, 1.0), (0.1, 100.0)])
 def test_rows_equal_the_definition(dtype: torch.dtype, n_vocab: int, n_columns: int, eps: float, size: float,
                                    device: torch.device) -> None:
@@ -327,30 +330,3 @@ def test_fused_loss_equals_the_definition(rows: int, padding: int, is_mixed: boo
     for a, b in zip((*ours[:3], ours[3][:37]), expected, strict=True):
         assert a is not None and a.dtype == torch.float32
         assert error(a, b.detach()) < (1e-2 if is_mixed else 1e-6)
-
-
-@pytest.mark.skipif(not HAS_TRITON or IS_INTERPRETED, reason="needs triton, not interpreted")
-@pytest.mark.parametrize(("name", "settings"), [
-    ("_forward", {"BLOCK": 32, "CAUSAL": True, "WINDOW": None}),
-    ("_forward", {"BLOCK": 64, "CAUSAL": False, "WINDOW": 4}),
-    ("_backward", {"BLOCK": 64, "CAUSAL": True, "WINDOW": None, "IS_ALONE": True}),
-    ("_backward", {"BLOCK": 64, "CAUSAL": True, "WINDOW": None, "IS_ALONE": False}),
-    ("_backward_q", {"BLOCK": 64, "CAUSAL": True, "WINDOW": None}), ("_clear", {"WIDTH": 512, "BLOCK": 1024}),
-    ("_rows", {"BLOCK": 4096, "NEEDS_GRAD": True})])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_compiles_for_gpus_that_are_not_here(name: str, settings: dict[str, Any], capability: int,
-                                             monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(loss_triton if name == "_rows" else attention_triton, name)
-    constants = settings | {size: 64 for size in ("K", "V", "K_ROOM", "V_ROOM") if size in kernel.arg_names}
-    types = dict.fromkeys(("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v", "rows", "logits"), "*bf16")
-    types |= dict.fromkeys(("lse", "smoothed", "nll"), "*fp32") | dict.fromkeys(("scale", "gold", "others"), "fp32")
-    types |= dict.fromkeys(("q_offsets", "k_offsets", "offsets", "labels"), "*i64")
-    signature = {arg: "constexpr" if arg in constants else types.get(arg, "i32") for arg in kernel.arg_names}
-    source = ASTSource(kernel, signature, constants)
-    built = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": 4, "num_stages": 2})
-    assert len(built.asm["cubin"]) > 1000 and built.metadata.shared <= 99 * 1024  # the least of a family

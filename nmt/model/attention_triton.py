@@ -213,7 +213,8 @@ def _backward(
     if tile < key_tiles:
         _differentiate_keys(
             q, k, v, seen, seeing, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
-            q_row, k_row, v_row, scale, tile * TILE, head, K, V, K_ROOM, V_ROOM, TILE, BLOCK)  # fmt: skip
+            q_row, k_row, v_row, scale, tile * TILE, head, K, V, K_ROOM, V_ROOM,
+            TILE, BLOCK)  # fmt: skip
     else:
         _differentiate_queries(
             q, k, v, seen, seeing, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
@@ -311,8 +312,9 @@ _attention.register_autograd(_differentiate, setup_context=_remember)
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, seeing: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d_k)) v over intervals: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
+    """Compute softmax(q k^T / sqrt(d_k)) v, each query over its interval of keys.
 
+    The shapes are (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
     `seen` (2, Tq) int32 holds for each query the first key row it looks at and one past the last;
     `seeing` (2, Tk) int32 holds the same relation from the keys' side. Neither end falls from one
     row that sees something to the next. A row whose interval is empty gives exact zeros.

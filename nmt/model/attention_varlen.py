@@ -1,9 +1,9 @@
 """Attention over packed sentences with torch's own kernel, FlashAttention for variable lengths.
 
-It computes what `attention_triton.packed_attention` computes, for heads in bf16 on a GPU. FlashAttention
-reads and writes only rows that lie between offsets: what it returns for the dead tail was never
-written and may be NaN. So rows that attend to nothing, and rows that nobody attends to, are masked
-here, outputs and gradients alike. Offsets that repeat are sentences of length zero.
+It computes what `attention_triton.packed_attention` computes, for heads in bf16 on a GPU.
+FlashAttention reads and writes only rows that lie between offsets: what it returns for the dead
+tail was never written and may be NaN. So rows that attend to nothing, and rows that nobody attends
+to, are masked here, outputs and gradients alike. Offsets that repeat are sentences of length zero.
 """
 
 import inspect
@@ -66,9 +66,10 @@ def varlen_attention(
     causal: bool,
     window: int | None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v within each sentence: (Tq, H, D), (Tk, H, D), (Tk, H, D) -> (Tq, H, D).
+    """Compute softmax(q k^T / sqrt(d)) v within each sentence.
 
-    Offsets (S + 1,) begin with 0. `longest_q` and `longest_k` may be more than is there, never less.
+    The shapes are (Tq, H, D), (Tk, H, D), (Tk, H, D) -> (Tq, H, D). Offsets (S + 1,) begin with 0.
+    `longest_q` and `longest_k` may be more than is there, never less.
     `causal` and `window` are for queries and keys of equal lengths: FlashAttention aligns the last
     query with the last key, not the first with the first.
     """

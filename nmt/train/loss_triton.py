@@ -1,8 +1,10 @@
-"""The softmax over the vocabulary as a GPU kernel: a row of logits becomes its loss and, in place, its gradient.
+"""The softmax over the vocabulary as a GPU kernel: logits become their loss and gradient.
 
-One program reads a row twice and writes it once, whatever the precision of the logits; sums are fp32. Rows go through
-in chunks between plain matrix products, so (T, V) logits never exist. The rule is the authors': 1 - eps on the gold
-piece, eps / (V - 1) on each other; a label below 0 does not count, its losses and gradients are exactly zero.
+One program reads a row once, holds it in registers and writes its gradient in its place; a row of
+fp32 or of very many pieces is read twice. Sums are fp32. Rows go through in chunks between plain
+matrix products, so (T, V) logits never exist. The rule is the authors': 1 - eps on the gold piece,
+eps / (V - 1) on each other; a label below 0 does not count, its losses and gradients are exactly
+zero.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 
@@ -18,74 +20,204 @@ except ImportError:  # the plain path needs none of it
     triton = tl = constexpr = None
 
 kernel = triton.jit if triton is not None else lambda function: function
-IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret  # Triton itself reads it but once
-ROWS = 4096  # in a chunk: 300 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU
+# Triton itself reads the environment only once.
+IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
+MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
+# In a chunk: 300 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
+ROWS = 4096
 
 
 def supports(hidden: Tensor) -> bool:
     """Whether `fused_loss_forward` takes such rows; if not, the plain loss does."""
-    return (triton is not None and (hidden.is_cuda or IS_INTERPRETED)
-            and hidden.dtype in (torch.float32, torch.bfloat16))
+    has_device = triton is not None and (hidden.is_cuda or IS_INTERPRETED)
+    return has_device and hidden.dtype in (torch.float32, torch.bfloat16)
 
 
 @kernel
-def _rows(logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns, BLOCK: constexpr,
-          NEEDS_GRAD: constexpr):
+def _halves(pairs):
+    """The fp32 logits of even and of odd columns from bf16 bits, two in an int32."""
+    even = (pairs << 16).to(tl.float32, bitcast=True)
+    odd = (pairs & -65536).to(tl.float32, bitcast=True)
+    return even, odd
+
+
+@kernel
+def _paired(even, odd):
+    even = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
+    odd = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return even | odd
+
+
+@kernel
+def _rows_once(
+    logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
+    PAIRS: constexpr, PARTS: constexpr, FULL_PARTS: constexpr, NEEDS_GRAD: constexpr,
+):  # fmt: skip
+    """A row of bf16 logits, read once: its parts stay in registers, two columns in each.
+
+    Only parts from FULL_PARTS on hold padding, so only there columns are compared with the sizes.
+    """
     place = tl.program_id(0)
     label = tl.load(labels + place)
+    counts = label >= 0
     logits += place.to(tl.int64) * row
+    at_label = tl.load(logits + label, counts, 0.0).to(tl.float32)
+    all_pairs = logits.to(tl.pointer_type(tl.int32))
+    pair = tl.arange(0, PAIRS)
+    n_pairs = n_columns // 2
+
+    # read the row
+    parts = ()
+    for n in tl.static_range(PARTS):
+        is_read = counts
+        if n >= FULL_PARTS:
+            is_read = counts & (pair < n_pairs - n * PAIRS)
+        parts = parts + (tl.load(all_pairs + n * PAIRS + pair, is_read, 0),)  # type: ignore
+
+    # the largest logit and the sum
+    tops = tl.full((PAIRS,), -1e30, tl.float32)
+    sums = tl.zeros((PAIRS,), tl.float32)
+    for n in tl.static_range(PARTS):
+        even, odd = _halves(parts[n])
+        if n >= FULL_PARTS:
+            column = 2 * (n * PAIRS + pair)
+            sums += tl.where(column < n_vocab, even, 0.0)
+            sums += tl.where(column + 1 < n_vocab, odd, 0.0)
+            even = tl.where(column < n_vocab, even, -float("inf"))
+            odd = tl.where(column + 1 < n_vocab, odd, -float("inf"))
+        else:
+            sums += even + odd
+        tops = tl.maximum(tops, tl.maximum(even, odd))
+    top = tl.max(tops, 0)
+
+    # the sum of exponentials, and the losses
+    totals = tl.zeros((PAIRS,), tl.float32)
+    for n in tl.static_range(PARTS):
+        even, odd = _halves(parts[n])
+        if n >= FULL_PARTS:
+            column = 2 * (n * PAIRS + pair)
+            even = tl.where(column < n_vocab, even, -float("inf"))
+            odd = tl.where(column + 1 < n_vocab, odd, -float("inf"))
+        totals += tl.exp(even - top) + tl.exp(odd - top)
+    total = tl.where(counts, tl.sum(totals, 0), 1.0)
+    log_total = top + tl.log(total)
+    loss = log_total - gold * at_label - others * tl.sum(sums, 0)
+    tl.store(nll + place, tl.where(counts, log_total - at_label, 0.0))
+    tl.store(smoothed + place, tl.where(counts, loss, 0.0))
+
+    # write the gradient
+    if NEEDS_GRAD:
+        share = 1.0 / total
+        for n in tl.static_range(PARTS):
+            even, odd = _halves(parts[n])
+            even = tl.where(counts, tl.exp(even - top) * share - others, 0.0)
+            odd = tl.where(counts, tl.exp(odd - top) * share - others, 0.0)
+            if n >= FULL_PARTS:
+                column = 2 * (n * PAIRS + pair)
+                even = tl.where(column < n_vocab, even, 0.0)
+                odd = tl.where(column + 1 < n_vocab, odd, 0.0)
+                is_written = pair < n_pairs - n * PAIRS
+                tl.store(all_pairs + n * PAIRS + pair, _paired(even, odd), is_written)
+            else:
+                tl.store(all_pairs + n * PAIRS + pair, _paired(even, odd))
+        # Some thread has written the gold piece's column; this is the last word on it.
+        tl.debug_barrier()
+        tl.store(logits + label, tl.exp(at_label - top) * share - others - gold, counts)
+
+
+@kernel
+def _rows_twice(
+    logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
+    BLOCK: constexpr, NEEDS_GRAD: constexpr,
+):  # fmt: skip
+    """A row of any precision and length, read for its losses and again for its gradient."""
+    place = tl.program_id(0)
+    label = tl.load(labels + place)
+    counts = label >= 0
+    logits += place.to(tl.int64) * row
+    n_read = tl.where(counts, n_columns, 0)
     top = -1e30
     total = 0.0  # of exp(logit - top)
-    plain = tl.zeros((BLOCK,), tl.float32)
-    mine = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, n_vocab if label >= 0 else 0, BLOCK):
+    sums = tl.zeros((BLOCK,), tl.float32)
+    at_label = tl.load(logits + label, counts, 0.0).to(tl.float32)
+    for start in range(0, n_read, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        part = tl.load(logits + columns, columns < n_vocab, -float("inf")).to(tl.float32)
+        # The number of columns allows wide loads, which the number of pieces might not.
+        part = tl.load(logits + columns, columns < n_columns, 0.0).to(tl.float32)
+        part = tl.where(columns < n_vocab, part, -float("inf"))
         new_top = tl.maximum(top, tl.max(part, 0))
         total = total * tl.exp(top - new_top) + tl.sum(tl.exp(part - new_top), 0)
         top = new_top
-        plain += tl.where(columns < n_vocab, part, 0.0)
-        mine += tl.where(columns == label, part, 0.0)
-    counts = label >= 0
+        sums += tl.where(columns < n_vocab, part, 0.0)
     total = tl.where(counts, total, 1.0)
     log_total = top + tl.log(total)
-    at_label = tl.sum(mine, 0)
+    loss = log_total - gold * at_label - others * tl.sum(sums, 0)
     tl.store(nll + place, tl.where(counts, log_total - at_label, 0.0))
-    tl.store(smoothed + place, tl.where(counts, log_total - gold * at_label - others * tl.sum(plain, 0), 0.0))
+    tl.store(smoothed + place, tl.where(counts, loss, 0.0))
     if NEEDS_GRAD:
         for start in range(0, n_columns, BLOCK):
             columns = start + tl.arange(0, BLOCK)
-            is_seen = counts & (columns < n_vocab)
-            part = tl.load(logits + columns, is_seen, -float("inf")).to(tl.float32)
+            part = tl.load(logits + columns, columns < n_read, 0.0).to(tl.float32)
             part = tl.exp(part - top) / total - others - tl.where(columns == label, gold, 0.0)
-            tl.store(logits + columns, tl.where(is_seen, part, 0.0), columns < n_columns)
+            part = tl.where(counts & (columns < n_vocab), part, 0.0)
+            tl.store(logits + columns, part, columns < n_columns)
+
+
+def reads_once(logits: Tensor) -> bool:
+    """Whether a row fits into a program's registers: without spills, by ahead-of-time compiles for
+    sm_80 and sm_90, up to 49,152 columns of bf16; 65,536 would spill 300 bytes a thread."""
+    is_paired = logits.dtype == torch.bfloat16 and logits.stride(0) % 2 == logits.shape[1] % 2 == 0
+    return is_paired and logits.data_ptr() % 4 == 0 and logits.shape[1] <= WIDEST_ROW
+
+
+def parts_of(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
+    """Return the pairs in a part of a row, the parts, those without padding, a program's warps."""
+    pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
+    parts = triton.cdiv(n_columns, 2 * pairs)
+    return pairs, parts, n_vocab // (2 * pairs), 16 if pairs == MOST_PAIRS else 4
 
 
 @torch.library.custom_op("nmt::loss_rows", mutates_args=("logits",))
-def rows_in_place(logits: Tensor, labels: Tensor, gold: float, others: float, n_vocab: int,
-                  needs_grad: bool) -> tuple[Tensor, Tensor]:
-    """Smoothed losses and NLL (C,); the logits (C, V) become the gradient of the former, if one is needed.
+def rows_in_place(
+    logits: Tensor, labels: Tensor, gold: float, others: float, n_vocab: int, needs_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Return smoothed losses and NLL (C,); logits (C, V) become the gradient, if one is needed.
 
-    The loss of a row is lse - gold * logit[label] - others * sum(logits). Columns from n_vocab on are padding: they are
-    not read, and their gradients are zero.
+    The loss of a row is lse - gold * logit[label] - others * sum(logits). Columns from n_vocab on
+    are padding: nothing depends on them, and their gradients are zero.
     """
     assert logits.stride(1) == 1, "a row's logits must lie side by side"
     smoothed, nll = _losses(logits, labels)
-    block = min(4096, triton.next_power_of_2(n_vocab))
-    _rows[len(labels),](logits, labels, smoothed, nll, logits.stride(0), gold, others, n_vocab, logits.shape[1],
-                        block, needs_grad, num_warps=8 if block == 4096 else 4)
+    n_rows, n_columns = logits.shape
+    given = logits, labels, smoothed, nll, logits.stride(0), gold, others, n_vocab, n_columns
+    if not n_rows:
+        return smoothed, nll
+    if reads_once(logits):
+        pairs, parts, full_parts, warps = parts_of(n_vocab, n_columns)
+        _rows_once[n_rows,](*given, pairs, parts, full_parts, needs_grad, num_warps=warps)
+    else:
+        block = min(4096, triton.next_power_of_2(n_vocab))
+        _rows_twice[n_rows,](*given, block, needs_grad, num_warps=8 if block == 4096 else 4)
     return smoothed, nll
 
 
 @rows_in_place.register_fake
 def _losses(logits: Tensor, labels: Tensor, *_: float) -> tuple[Tensor, Tensor]:
-    return logits.new_empty(labels.shape, dtype=torch.float32), logits.new_empty(labels.shape, dtype=torch.float32)
+    smoothed = logits.new_empty(labels.shape, dtype=torch.float32)
+    return smoothed, torch.empty_like(smoothed)
 
 
-def fused_loss_forward(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool,
-                       n_vocab: int | None = None,
-                       rows: int = ROWS) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden` and `weight`.
+def fused_loss_forward(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    needs_grad: bool,
+    n_vocab: int | None = None,
+    rows: int = ROWS,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the gradients of the smoothed sum by
+    `hidden` and by `weight`.
 
     Rows of `weight` from `n_vocab` on are padding: finite, and without a share in anything.
     """
@@ -93,19 +225,26 @@ def fused_loss_forward(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing
     others = smoothing / (n_vocab - 1)
     device = hidden.device.type
     fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    hidden, weight_fast = hidden.to(fast), F.pad(weight.to(fast), (0, 0, 0, -n_weights % 64))  # as products like it
-    smoothed, nll = hidden.new_zeros((), dtype=torch.float32), hidden.new_zeros((), dtype=torch.float32)
+    hidden = hidden.to(fast)
+    weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_weights % 64))  # as products like it
+    smoothed = hidden.new_zeros((), dtype=torch.float32)
+    nll = hidden.new_zeros((), dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_grad else None
     grad_weight = torch.zeros_like(weight_fast, dtype=torch.float32) if needs_grad else None
     room = hidden.new_empty(min(rows, hidden.shape[0]), weight_fast.shape[0])  # one for all chunks
     with torch.autocast(device, enabled=False):
         for first in range(0, hidden.shape[0], rows):
-            h, label = hidden[first:first + rows], labels[first:first + rows]
-            logits = torch.mm(h, weight_fast.T, out=room[:len(h)])  # (C, V)
-            losses = rows_in_place(logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad)
+            h, label = hidden[first : first + rows], labels[first : first + rows]
+            logits = torch.mm(h, weight_fast.T, out=room[: len(h)])  # (C, V)
+            losses = rows_in_place(
+                logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad
+            )
             smoothed += losses[0].sum()
             nll += losses[1].sum()
             if grad_hidden is not None and grad_weight is not None:
-                grad_hidden[first:first + rows] = logits @ weight_fast
-                grad_weight += logits.T @ h  # not addmm, which wants the sum in the precision of the factors
-    return smoothed, nll, grad_hidden, None if grad_weight is None else grad_weight[:n_weights]
+                grad_hidden[first : first + rows] = logits @ weight_fast
+                # Not addmm, which wants the sum in the precision of the factors.
+                grad_weight += logits.T @ h
+    if grad_weight is not None:
+        grad_weight = grad_weight[:n_weights]
+    return smoothed, nll, grad_hidden, grad_weight
