@@ -190,19 +190,16 @@ def check_compiled(is_whole: bool) -> None:
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 128))
     assert max(errors(ours, exact).values()) < 1e-6
     if is_whole:
-        check_one_compilation(objective, compiled)
+        check_one_compilation(compiled)
 
 
-def check_one_compilation(objective: Objective, compiled: CompiledObjective) -> None:
+def check_one_compilation(compiled: CompiledObjective) -> None:
     """Numbers of sentences and lengths of many kinds, more than the eight after which Dynamo gives up."""
     rng = np.random.default_rng(0)
     for n, longest_src, longest_tgt in itertools.product((1, 2, 4), (3, 25), (2, 30)):
         pairs = [(rng.integers(4, V, longest_src).tolist(), rng.integers(4, V, longest_tgt).tolist())] * n
-        with torch.no_grad():
-            plain, ours = objective(batch_of(pairs)), compiled(batch_of(pairs, 128))
-        assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(plain, ours, strict=True))
-    # with gradients and without
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        compiled(batch_of(pairs, 128))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:

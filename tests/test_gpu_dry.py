@@ -86,11 +86,11 @@ MORE_HEADS = [(BF16, 16, 16), (BF16, 32, 32), (BF16, 48, 48), (BF16, 64, 32), (B
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", ["_forward", "_backward"])
+@pytest.mark.parametrize("name", ["attention_forward", "attention_backward"])
 @pytest.mark.parametrize(("dtype", "d_k", "d_v"), HEADS + (MORE_HEADS if IS_DRY_RUN else []))
 def test_attention_stays_in_registers(dtype: torch.dtype, d_k: int, d_v: int, name: str, capability: int) -> None:
     q, v = torch.zeros(1, 1, d_k, dtype=dtype), torch.zeros(1, 1, d_v, dtype=dtype)
-    launch = attention_triton._plan(q, q, v, is_backward=name == "_backward")
+    launch = attention_triton._plan(q, q, v, is_backward=name == "attention_backward")
     names = ("K", "V", "K_ROOM", "V_ROOM", "TILE", "BLOCK")
     constants = dict(zip(names, launch.numbers[-len(names):], strict=True))
     built = build(getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"])
@@ -110,8 +110,8 @@ def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability
     assert loss_triton.reads_once(torch.zeros(1, n_columns, dtype=BF16))
     pairs, parts, full_parts, warps = loss_triton.parts_of(n_vocab, n_columns)
     constants = {"PAIRS": pairs, "PARTS": parts, "FULL_PARTS": full_parts, "NEEDS_GRAD": needs_grad}
-    built = build(loss_triton._rows_once, constants, BF16, capability, warps)
-    print(f"_rows_once {n_vocab} {needs_grad} sm_{capability}: {built[:3]}, {warps} warps")
+    built = build(loss_triton.loss_rows_once, constants, BF16, capability, warps)
+    print(f"loss_rows_once {n_vocab} {needs_grad} sm_{capability}: {built[:3]}, {warps} warps")
     assert built.spilled == 0 and built.registers * warps * 32 <= 65_536
     bytes_of = {"b16": 2, "b32": 4, "v2.b32": 8, "v4.b32": 16}
     moved = {}
@@ -126,8 +126,8 @@ def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_read_twice_does_not_spill(dtype: torch.dtype, capability: int) -> None:
-    built = build(loss_triton._rows_twice, {"BLOCK": 4096, "NEEDS_GRAD": True}, dtype, capability, 8)
-    print(f"_rows_twice {TYPES[dtype]} sm_{capability}: {built[:3]}, 8 warps")
+    built = build(loss_triton.loss_rows_twice, {"BLOCK": 4096, "NEEDS_GRAD": True}, dtype, capability, 8)
+    print(f"loss_rows_twice {TYPES[dtype]} sm_{capability}: {built[:3]}, 8 warps")
     assert built.spilled == 0
 
 
@@ -164,4 +164,4 @@ def test_launches_follow_from_row_counts_alone(dtype: torch.dtype, monkeypatch: 
         work(field.seen, field.seeing).sum().backward()
     grids = {name: launches.grids for name, launches in kernels.items() if launches.grids}
     tiles = -(-200 // tile)
-    assert grids == {"_forward": [(tiles, 3)] * 3, "_backward": [(2 * tiles, 3)] * 3}
+    assert grids == {"attention_forward": [(tiles, 3)] * 3, "attention_backward": [(2 * tiles, 3)] * 3}

@@ -84,7 +84,7 @@ def _product(a, b, c=None):
 
 
 @launched
-def _forward(
+def attention_forward(
     q, k, v, seen, seeing, out, lse, n_queries, n_keys, n_heads,
     q_row, q_head, k_row, k_head, v_row, v_head, scale,
     K: constexpr, V: constexpr, K_ROOM: constexpr, V_ROOM: constexpr,
@@ -198,7 +198,7 @@ def _differentiate_keys(
 
 
 @launched
-def _backward(
+def attention_backward(
     q, k, v, seen, seeing, out, lse, grad, grad_q, grad_k, grad_v, n_queries, n_keys, n_heads,
     q_row, q_head, k_row, k_head, v_row, v_head, scale,
     K: constexpr, V: constexpr, K_ROOM: constexpr, V_ROOM: constexpr,
@@ -266,7 +266,7 @@ def _attention(
     tiles = triton.cdiv(len(q), launch.tile)
     if tiles:
         grid = tiles, q.shape[1]
-        _forward[grid](q, k, v, seen, seeing, out, lse, *launch.numbers, **launch.options)
+        attention_forward[grid](q, k, v, seen, seeing, out, lse, *launch.numbers, **launch.options)
     return out, lse
 
 
@@ -286,7 +286,7 @@ def _gradients(
     tiles = triton.cdiv(len(q), launch.tile) + triton.cdiv(len(k), launch.tile)
     known = q, k, v, seen, seeing, out, lse, grad.contiguous()
     if tiles:
-        _backward[tiles, q.shape[1]](*known, *grads, *launch.numbers, **launch.options)
+        attention_backward[tiles, q.shape[1]](*known, *grads, *launch.numbers, **launch.options)
     return grads
 
 

@@ -49,7 +49,7 @@ def _paired(even, odd):
 
 
 @kernel
-def _rows_once(
+def loss_rows_once(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     PAIRS: constexpr, PARTS: constexpr, FULL_PARTS: constexpr, NEEDS_GRAD: constexpr,
 ):  # fmt: skip
@@ -126,7 +126,7 @@ def _rows_once(
 
 
 @kernel
-def _rows_twice(
+def loss_rows_twice(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     BLOCK: constexpr, NEEDS_GRAD: constexpr,
 ):  # fmt: skip
@@ -194,10 +194,10 @@ def rows_in_place(
         return smoothed, nll
     if reads_once(logits):
         pairs, parts, full_parts, warps = parts_of(n_vocab, n_columns)
-        _rows_once[n_rows,](*given, pairs, parts, full_parts, needs_grad, num_warps=warps)
+        loss_rows_once[n_rows,](*given, pairs, parts, full_parts, needs_grad, num_warps=warps)
     else:
         block = min(4096, triton.next_power_of_2(n_vocab))
-        _rows_twice[n_rows,](*given, block, needs_grad, num_warps=8 if block == 4096 else 4)
+        loss_rows_twice[n_rows,](*given, block, needs_grad, num_warps=8 if block == 4096 else 4)
     return smoothed, nll
 
 
