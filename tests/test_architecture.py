@@ -81,7 +81,7 @@ ROOMS = {
     "train/parallel.py": Room(2, 200, ("train/loss.py",)),
     "decode/beam.py": Room(2, 300),
     "decode/graph_search.py": Room(2, 270, ("decode/beam.py",)),
-    "decode/batches.py": Room(2, 90, ("decode/beam.py", "decode/graph_search.py")),
+    "decode/batches.py": Room(2, 130, ("decode/beam.py", "decode/graph_search.py")),
     "decode/ensemble.py": Room(2, 80, ("decode/beam.py",)),
     "decode/alignment.py": Room(2, 80),
     "decode/lines.py": Room(2, 150),

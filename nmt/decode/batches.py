@@ -31,17 +31,33 @@ class GpuSearch:
 
     def __init__(self, model: Speaker, config: DecodingConfig, device: torch.device,
                  n_bytes: int | None = None) -> None:
-        self.config, self.device = config, device
+        self.model, self.config, self.device = model, config, device
         self.graph_search = GraphSearch(model, config, device)
         self.n_bytes = free_bytes(device) if n_bytes is None else n_bytes
 
     def searching(self, sources: Sequence[Sequence[int]], n_best: int = 1,
                   prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
         """What the function `searching` yields."""
-        for batch in self.cut(sources, n_best, prefixes):
+        batches = deque(self.cut(sources, n_best, prefixes))
+        while batches:
+            batch = batches.popleft()
             forced = None if prefixes is None else [prefixes[i] for i in batch]
-            src = pack([sources[i] for i in batch]).to(self.device)
-            yield batch, self.graph_search.search(src, n_best, forced)
+            try:
+                found = self.graph_search.search(pack([sources[i] for i in batch]).to(self.device), n_best, forced)
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+                found = None
+            if found is not None:
+                yield batch, found
+                continue
+
+            # too large after all: give back what was taken, and halve this batch and those of later searches
+            self.graph_search = GraphSearch(self.model, self.config, self.device)
+            torch.cuda.empty_cache()
+            self.n_bytes //= 2
+            middle = len(batch) // 2
+            batches.extendleft((batch[middle:], batch[:middle]))
 
     def cut(self, sources: Sequence[Sequence[int]], n_best: int = 1,
             prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[list[int]]:

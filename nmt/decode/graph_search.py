@@ -10,7 +10,7 @@ A sentence that is done is frozen on the device: later steps cannot change its r
 `nmt/decode/beam.py`, and so are the results. Without a GPU the same protocol runs, unrecorded.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +40,7 @@ from nmt.model.cache import FLOAT, Buffers, size_class, source_width
 ROOM = 32  # steps, at first; doubled when they are used up
 FEWEST = 16  # sentences: a step of fewer takes no less time, so the last ones are not moved together
 AHEAD = 4  # steps that the host may launch beyond those whose outcome it knows
+UNRECORDED = 16  # steps of a shape before it is recorded, which costs about as much
 MOST_GRAPHS = 128
 SHARE = 0.7  # of free memory: the rest is for fragments, libraries, and others
 MOST_CELLS = 1 << 31  # logits in one tensor: more cannot be indexed with 32 bits
@@ -54,6 +55,7 @@ class GraphSearch:
         self.model, self.config, self.device = model, config, device
         self.n_best = 0  # for which everything below has been made
         self.graphs: dict[tuple[int, ...], Callable[[], None]] = {}  # by shape
+        self.n_uses: Counter[tuple[int, ...]] = Counter()  # of a shape, in steps
 
     @torch.inference_mode()
     def search(self, src: Packed, n_best: int = 1,
@@ -67,7 +69,7 @@ class GraphSearch:
         for length in range(1, n_steps + 1):
             if length > self.room:
                 self._resize(None, self.n, min(2 * self.room, self.most_room))
-            self._recorded_step()()
+            self._ready_step()()
             n_living = news.after_step(self.n_living, len(sentences))
             is_last = length == n_steps  # after which all sentences are done, whatever the news
             if not is_last and n_living > 0 and (n_living > self.n // 2 or self.n <= FEWEST):
@@ -103,11 +105,11 @@ class GraphSearch:
         while self.room < longest_prefix:
             self.room = min(2 * self.room, self.most_room)
 
-        no_sentences = torch.zeros(src.n_sentences, dtype=torch.bool, device=self.device)
+        none_done = torch.zeros(src.n_sentences, dtype=torch.bool, device=self.device)
         lots = torch.zeros(src.n_sentences, self.beam, 0, device=self.device)
         if self.config.sample:
             lots = draw_lots(src, live.limits, self.beam, self.config.seed)
-        self._place(live, no_sentences, lots)
+        self._place(live, none_done, lots)
         self.length = self.buffers.place("length", torch.zeros_like(live.limits[:1]), (1,), 0)
         self.n_living = self.buffers.place("n_living", torch.zeros_like(live.limits[:1]), (1,), 0)
         self.model.restart(self.cache, src, self.n, self.room, self.most_room)
@@ -164,12 +166,15 @@ class GraphSearch:
 
     # ---- a step ------------------------------------------------------------------------------------------------
 
-    def _recorded_step(self) -> Callable[[], None]:
-        """What makes a step in the present shape: recorded when the shape first occurs."""
+    def _ready_step(self) -> Callable[[], None]:
+        """What makes a step in the present shape: a recording, if the shape occurs often enough."""
         n_moves = self.buffers.n_moves + self.cache.n_moves
         if n_moves != self.n_moves or len(self.graphs) == MOST_GRAPHS:
             self._forget_graphs(n_moves)
         shape = (self.n, self.room, self.n_source, self.lots.shape[2])
+        self.n_uses[shape] += 1
+        if self.n_uses[shape] <= UNRECORDED:
+            return self._step
         if shape not in self.graphs:
             # A recording makes some steps to warm up. What they change is put back.
             state = [*vars(self.live).values(), self.is_done, self.length, self.n_living, *self.cache.state()]
