@@ -41,8 +41,16 @@ test: check  ## check, then every test, two at a time
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
-gpu-dry: $(INSTALLED)  ## compile every GPU kernel for two GPUs that need not be here: registers, spills; minutes
-	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP tests/test_gpu_dry.py
+gpu-dry: $(INSTALLED) build/cuda/.installed  ## all that can be checked of the GPU path without a GPU; 15 minutes, 7 GB
+	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/test_gpu_dry.py tests/test_kernel_counts.py
+	build/cuda/bin/python -m pytest -p no:cacheprovider tests/test_fake_cuda.py
+	$(BIN)/python scripts/bench/roofline.py
+
+build/cuda/.installed:
+	@echo "making build/cuda with the CUDA build of torch: some gigabytes" >&2
+	$(PYTHON) -m venv build/cuda
+	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check torch numpy pyyaml tqdm pytest pytest-timeout
+	@touch $@
 
 bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CTranslate2, on DATA=a folder like multi30k
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }

@@ -25,7 +25,7 @@ SHAPES = {"base": ModelConfig(), "big": ModelConfig(d_model=1024, d_ff=4096, n_h
 def fake() -> Iterator[None]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    torch._C._ensureCUDADeviceGuardSet()
     with FakeTensorMode(allow_non_fake_inputs=False), torch.device("cuda"):
         # torch.autocast refuses without a GPU; these are what it sets
         torch.set_autocast_enabled("cuda", True)

@@ -11,7 +11,6 @@ fused kernel are those of its inputs and outputs, each once.
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -244,10 +243,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", nargs="+", default=["base.yaml"], metavar="FILE", help="shipped configs")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1], metavar="N", help="numbers of GPUs")
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="settings, such as model.n_layers=1")
     parser.add_argument("--json", metavar="FILE", help="also write the counts to a file")
     args = parser.parse_args()
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels count as supported on the CPU
-    all_counts = [count_kernels(config, n_ranks) for config in args.config for n_ranks in args.ranks]
+    all_counts = [count_kernels(config, n_ranks, args.set) for config in args.config for n_ranks in args.ranks]
     if args.json:
         rows = [json.dumps(asdict(counts)) for counts in all_counts]
         Path(args.json).write_text("[" + ",\n".join(rows) + "]\n")
