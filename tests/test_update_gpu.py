@@ -121,6 +121,35 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
+def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward recorded once and replayed over batches of other lengths, with nothing that waits."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # only the recording is looked at here
+    store, cpu = make_store(), World(0, 1, torch.device("cpu"))
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    alone, model = make_model(), make_model()
+    plain = Replica(Objective(alone, 0.1), cpu, False)
+    plain.flat = FlatGradients(list(alone.parameters()))
+    given = [micro.batch for update in updates(store, cpu)[:4] for micro in update.micros]
+    with pretend_device() as device:
+        device.to_device(model)
+        replica = Replica(Objective(model, 0.1), ALONE, False, shape)
+        batches = [batch.to(GPU) for batch in given]
+        for number, (batch, there) in enumerate(zip(given, batches, strict=True)):
+            device.forget()
+            expected, found = plain.run(batch, 0.01, number), replica.run(there, 0.01, number).clone()
+            if number > 0:  # the first one is recorded, and the gradients are as if it had not been
+                assert (device.replays, device.n_waits) == (1, 0)
+                assert device.n_launches < 20
+            assert isinstance(found, DeviceTensor)
+            assert torch.allclose(found.on_host, expected, rtol=1e-5)
+        assert replica.flat is not None and isinstance(replica.flat.buffer, DeviceTensor)
+        gap = (replica.flat.buffer.on_host - plain.flat.buffer).norm()
+        assert gap <= 1e-5 * plain.flat.buffer.norm()
+        assert float(plain.gradient_norm()) > 0
+        replica.clear_gradients()
+        assert not replica.flat.buffer.on_host.any()
+
+
 def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
     parameters = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((3, 5), (7,), (64,), (2, 65))]
     flat = FlatGradients(parameters)
