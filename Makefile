@@ -8,7 +8,7 @@ SOAKED := $(addprefix tests/test_,kills.py signals.py ranks.py damage.py hosts.p
 RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak check bench bench-data clean
+.PHONY: help install demo test soak check gpu bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test: check  ## check, then every test, two at a time
 
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
+
+gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten minutes, no data
+	$(BIN)/python scripts/bench/first_gpu.py
 
 bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CTranslate2, on DATA=a folder like multi30k
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }

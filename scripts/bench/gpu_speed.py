@@ -32,7 +32,7 @@ from nmt.model.attention_choice import cache_file, chosen, measure
 from nmt.model.attention_varlen import supports_varlen
 from nmt.model.packed import packed
 from nmt.model.transformer import Transformer
-from nmt.progress import clock
+from nmt.progress import clock, say
 from nmt.train.cost import Ticks, ceiling, flop_per_token, forget_peak
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import is_out_of_memory
@@ -185,12 +185,12 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
 
 def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
     """What the roofline says, in target tokens a second; None where it is missing or knows no such GPU."""
-    try:
-        predict = importlib.import_module("roofline").predict
-    except ImportError:
-        return None
     name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
-    answer: float | None = predict(size, name, n_ranks)
+    try:
+        answer: float | None = importlib.import_module("roofline").predict(size, name, n_ranks)
+    except (ImportError, LookupError, OSError, ValueError) as error:  # it must not cost what was measured
+        say(f"no prediction: {error}")
+        return None
     return answer
 
 
