@@ -8,7 +8,7 @@ SOAKED := $(addprefix tests/test_,kills.py signals.py ranks.py damage.py hosts.p
 RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak gpu-dry check bench bench-data clean
+.PHONY: help install demo test soak gpu gpu-dry check bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,10 +41,14 @@ test: check  ## check, then every test, two at a time
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
+gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten minutes, no data
+	$(BIN)/python scripts/bench/first_gpu.py
+
 gpu-dry: $(INSTALLED) build/cuda/.installed  ## all that can be checked of the GPU path without a GPU; 15 minutes, 7 GB
 	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/test_gpu_dry.py tests/test_kernel_counts.py
 	build/cuda/bin/python -m pytest -p no:cacheprovider tests/test_fake_cuda.py
 	$(BIN)/python scripts/bench/roofline.py
+	$(BIN)/python scripts/bench/count_decoding.py
 
 build/cuda/.installed:
 	@echo "making build/cuda with the CUDA build of torch: some gigabytes" >&2

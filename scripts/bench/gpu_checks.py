@@ -1,0 +1,1023 @@
+"""Is what a GPU computes right? The checks of first_gpu.py, each a function of a bench and a sheet.
+
+A check writes what it measures onto its sheet, beside what is asked of it, and goes on: so a page shows all that does
+not hold. Truth is float64 written out, the CPU's path with the same weights, or the same work done another way. Data
+are made: random ids, of which low ones are frequent, in sentences as long as those of news.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nmt.batch import Batch, BatchShape, Packed
+from nmt.commands import train as train_command
+from nmt.config import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from nmt.data.loader import Loader, dealt, make_batch
+from nmt.data.plan import Cursor, fixed_shape, plan_epoch
+from nmt.data.store import Side, TokenStore
+from nmt.dist import World, join
+from nmt.files import RunFolder
+from nmt.model.attention import TRITON, VARLEN, Field, attend
+from nmt.model.attention_triton import packed_attention, supports, triton
+from nmt.model.attention_varlen import supports_varlen, varlen_attention
+from nmt.model.transformer import Transformer
+from nmt.train import loss as loss_module
+from nmt.train import loss_triton, parallel
+from nmt.train.loss import Objective
+from nmt.train.loss_triton import rows_in_place
+from nmt.train.optimizer import make_optimizer
+from nmt.train.parallel import Replica, forward_backward
+from nmt.train.update import micro_seed, run_update
+
+Precision = Literal["fp32", "bf16"]
+NAN = float("nan")
+CPU = torch.device("cpu")
+MOST_TOLD = 3  # of what does not hold, in a verdict
+EVEN = 64  # tokens: micro-batches are a multiple of it
+ROOM_S = 100.0  # for two ranks to start, compile and compute
+FAILURE_S = 60.0  # within which a failing rank must have ended all others
+
+# Bounds. A relative error is that of the 2-norm. fp32 without TF32 stays below 1e-5 by far, TF32 would give 1e-3; bf16
+# keeps 8 bits, so one rounding is up to 4e-3, and the gradients of whole models are coarser.
+EXACT, ROUNDED, ROUNDED_SUMS, ROUNDED_GRADIENTS = 1e-5, 1e-2, 3e-3, 6e-2
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+KERNEL_BOUNDS: dict[Precision, float] = {"fp32": EXACT, "bf16": ROUNDED}
+
+
+class Skip(Exception):
+    """The check cannot be carried out here; the text says why."""
+
+
+@dataclass
+class Sheet:
+    """What a check has found: rows of what was asked, further tables, notes, and figures for programs."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def bound(self, what: str, value: float, most: float) -> None:
+        """`value` must be at most so much; NaN is not."""
+        self.rows.append({"what": what, "found": f"{value:.2g}", "asked": f"at most {most:.2g}",
+                          "holds": bool(value <= most)})
+
+    def require(self, what: str, found: object, asked: object) -> None:
+        self.rows.append({"what": what, "found": str(found), "asked": str(asked), "holds": bool(found == asked)})
+
+    def table(self, header: list[str], rows: list[list[str]]) -> None:
+        self.tables.append({"header": header, "rows": rows})
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @property
+    def faults(self) -> list[str]:
+        return [row["what"] for row in self.rows if not row["holds"]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """On what, and how large."""
+
+    device: torch.device
+    n_ranks: int
+    is_rehearsal: bool
+    model: ModelConfig  # of the correctness checks
+    n_vocab: int
+    n_pairs: int
+    longest: int  # pieces
+    micro_tokens: int
+    n_updates: int
+
+    @property
+    def world(self) -> World:
+        return World(0, 1, self.device)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def make_bench(is_rehearsal: bool) -> Bench:
+    if is_rehearsal:
+        model = ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=1)
+        return Bench(CPU, 2, True, model, n_vocab=200, n_pairs=80, longest=40, micro_tokens=256, n_updates=5)
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device("cuda", 0) if n_gpus else CPU
+    model = ModelConfig(d_model=256, d_ff=1024, n_heads=4, n_layers=2)
+    return Bench(device, n_gpus, False, model, n_vocab=2_000, n_pairs=600, longest=200, micro_tokens=1_024,
+                 n_updates=50)
+
+
+def describe_machine(bench: Bench) -> dict[str, Any]:
+    """What must be known of a machine before anything is checked."""
+    versions = f"torch {torch.__version__}"
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    name = "a CPU"
+    if bench.is_cuda:
+        gpu = torch.cuda.get_device_name(bench.device)
+        name = f"{n_gpus} x {gpu}" if n_gpus > 1 else gpu
+        versions += f", CUDA {torch.version.cuda}"
+    if triton is not None:
+        versions += f", triton {triton.__version__}"
+    return {"name": f"Rehearsal on {name}" if bench.is_rehearsal else name, "n_gpus": n_gpus, "versions": versions}
+
+
+def perform(check: Callable[[Bench, Sheet], None], bench: Bench) -> dict[str, Any]:
+    """Carry out one check; whatever it raises is its own end and no other's."""
+    sheet = Sheet()
+    try:
+        with compiler_of(bench):
+            check(bench, sheet)
+    except Skip as skip:
+        verdict, reason = "skipped", str(skip)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        first_line = (str(error).splitlines() or [""])[0]
+        verdict, reason = "crashed", f"{type(error).__name__}: {first_line}"
+    else:
+        verdict, reason = "passed", ""
+        if sheet.faults:
+            verdict, reason = "failed", shortened(sheet.faults)
+    return {"verdict": verdict, "reason": reason, "rows": sheet.rows, "tables": sheet.tables, "notes": sheet.notes,
+            "figures": _plain(sheet.figures)}
+
+
+def shortened(faults: list[str]) -> str:
+    """The first few; the check's own section shows all."""
+    more = f"; and {len(faults) - MOST_TOLD} more" if len(faults) > MOST_TOLD else ""
+    return "; ".join(faults[:MOST_TOLD]) + more
+
+
+@contextmanager
+def compiler_of(bench: Bench) -> Iterator[None]:
+    """A rehearsal compiles nothing, which for a CPU takes a minute and is not what is asked."""
+    if not bench.is_rehearsal:
+        yield
+        return
+    before = parallel.BACKEND
+    parallel.BACKEND = "eager"
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        parallel.BACKEND = before
+
+
+@contextmanager
+def traced_at_least(bench: Bench) -> Iterator[None]:
+    """Where compilations are counted a rehearsal must have some: it traces code."""
+    if not bench.is_rehearsal:
+        yield
+        return
+    with torch.compiler.set_stance("default"):
+        yield
+
+
+def _plain(value: Any) -> Any:
+    """The value for JSON, which has no word for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_odd else value
+
+
+# ---- made data ---------------------------------------------------------------------------------------------------
+
+def news_lengths(n: int, longest: int, random: np.random.Generator) -> list[np.ndarray]:
+    """Pieces of sources and targets: log-normal, 28 in the mean, targets 1.15 times as long."""
+    spread = 0.6
+    src = np.exp(random.normal(math.log(28) - spread**2 / 2, spread, n))
+    tgt = src * random.normal(1.15, 0.12, n)
+    return [side.round().clip(1, longest).astype(np.int64) for side in (src, tgt)]
+
+
+def make_side(lengths: np.ndarray, n_vocab: int, random: np.random.Generator) -> Side:
+    """Sentences of random ids; how frequent one is falls with its number, so that there is something to learn."""
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    rank = np.exp(random.random(int(offsets[-1])) * math.log(n_vocab - 4)).astype(np.int64)
+    return Side((3 + rank).astype(np.uint16), offsets)
+
+
+def make_store(n_pairs: int, n_vocab: int, longest: int) -> TokenStore:
+    random = np.random.default_rng(1)
+    src, tgt = news_lengths(n_pairs, longest, random)
+    return TokenStore(make_side(src, n_vocab, random), make_side(tgt, n_vocab, random))
+
+
+def bench_store(bench: Bench) -> TokenStore:
+    return make_store(bench.n_pairs, bench.n_vocab, bench.longest)
+
+
+def training_config(bench: Bench, n_micros: int = 1) -> TrainingConfig:
+    tokens = n_micros * bench.micro_tokens
+    return TrainingConfig(src_tokens=tokens, tgt_tokens=tokens, micro_tokens=bench.micro_tokens)
+
+
+def shape_for(store: TokenStore, micro_tokens: int) -> BatchShape:
+    return fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
+
+
+def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:
+    """A micro-batch on the CPU, in the one shape, so with a dead tail and empty sentences."""
+    store = bench_store(bench)
+    shape = shape_for(store, bench.micro_tokens)
+    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, training_config(bench), shape)
+    return make_batch(store, plan.micros(0)[0], shape), shape
+
+
+# ---- models ------------------------------------------------------------------------------------------------------
+
+def make_objective(config: ModelConfig, n_vocab: int) -> Objective:
+    """The same weights each time; biases and the scales of norms, which begin at 0 and 1, are moved to matter."""
+    torch.manual_seed(0)
+    model = Transformer(config, n_vocab)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    return Objective(model, 0.1)
+
+
+def make_replica(bench: Bench, precision: Precision, dropout: float, shape: BatchShape | None) -> Replica:
+    """The bench's model on its device; with a shape as compiled code, on a GPU as a CUDA graph."""
+    torch.compiler.reset()  # each new model counts against the limit of recompilations
+    objective = make_objective(replace(bench.model, dropout=dropout), bench.n_vocab).to(bench.device)
+    return Replica(objective, bench.world, precision == "bf16", shape)
+
+
+def has_graph(replica: Replica) -> bool:
+    """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says so."""
+    return replica.replay is not None and replica.replay.__module__ == "nmt.cuda_graph"
+
+
+@dataclass
+class Pass:
+    """What a forward and backward pass gives, in float64 on the CPU."""
+
+    sums: Tensor  # smoothed loss, NLL
+    gradients: dict[str, Tensor]
+
+
+def run_pass(replica: Replica, batch: Batch, seed: int = 0) -> Pass:
+    replica.clear_gradients()
+    device = next(replica.objective.parameters()).device
+    sums = replica.run(batch.to(device), 1.0 / batch.n_tokens, seed)
+    return Pass(sums.double().cpu(), gradients_of(replica))
+
+
+def gradients_of(replica: Replica) -> dict[str, Tensor]:
+    found = {}
+    for name, p in replica.objective.named_parameters():
+        if p.grad is not None:
+            found[name] = p.grad.detach().to(CPU, torch.float64, copy=True)
+    return found
+
+
+def relative_error(ours: Tensor, exact: Tensor) -> float:
+    difference = (ours.double() - exact.double()).norm()
+    return (difference / exact.double().norm().clamp(min=1e-300)).item()
+
+
+def gradient_error(ours: Pass, exact: Pass) -> float:
+    """The error of all gradients taken as one."""
+    if ours.gradients.keys() != exact.gradients.keys():
+        return NAN
+    both = []
+    for gradients in (ours.gradients, exact.gradients):
+        both.append(torch.cat([gradient.flatten() for gradient in gradients.values()]))
+    return relative_error(both[0], both[1])
+
+
+def worst_gradient(ours: Pass, exact: Pass) -> tuple[str, float]:
+    """The tensor whose gradient is worst, and its error; NaN is worse than any number."""
+    worst_name, worst = "", 0.0
+    for name, gradient in exact.gradients.items():
+        error = relative_error(ours.gradients[name], gradient)
+        if not error <= worst:
+            worst_name, worst = name, error
+            if math.isnan(error):
+                break
+    return worst_name, worst
+
+
+# ---- 1: the environment ------------------------------------------------------------------------------------------
+
+def check_environment(bench: Bench, sheet: Sheet) -> None:
+    figures: dict[str, Any] = {
+        "python": sys.version.split()[0], "torch": torch.__version__, "CUDA of torch": torch.version.cuda,
+        "triton": None if triton is None else triton.__version__, "CPU cores": os.cpu_count(), "GPUs": 0}
+    if bench.is_cuda:
+        of_gpu = torch.cuda.get_device_properties(bench.device)
+        figures |= {
+            "GPUs": torch.cuda.device_count(), "GPU": of_gpu.name,
+            "memory of each, GiB": round(of_gpu.total_memory / 2**30, 1),
+            "multiprocessors": of_gpu.multi_processor_count,
+            "compute capability": f"{of_gpu.major}.{of_gpu.minor}", "driver": driver_version(),
+            "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+            "bf16 in hardware": torch.cuda.is_bf16_supported(including_emulation=False)}
+        sheet.require("triton is installed, which comes with torch for CUDA", triton is not None, True)
+        sheet.require("bf16 in hardware, the default precision", figures["bf16 in hardware"], True)
+    sheet.figures |= figures
+    sheet.table(["", ""], [[name, str(value)] for name, value in figures.items()])
+
+
+def driver_version() -> str:
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+        return answer.stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown: nvidia-smi does not answer"
+
+
+# ---- 2: attention ------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class AttentionCase:
+    what: str
+    n_heads: int
+    d_k: int
+    d_v: int
+    is_self: bool = True
+    causal: bool = False
+    window: int | None = None
+
+
+CASES = (
+    AttentionCase("encoder", 8, 64, 64),
+    AttentionCase("decoder, causal", 8, 64, 64, causal=True),
+    AttentionCase("memory", 8, 64, 64, is_self=False),
+    AttentionCase("causal, window 5", 4, 32, 32, causal=True, window=5),
+    AttentionCase("window 3", 2, 16, 16, window=3),
+    AttentionCase("memory, values of 20", 2, 12, 20, is_self=False),
+    AttentionCase("causal, wide", 2, 128, 128, causal=True),
+    AttentionCase("values of 80", 1, 128, 80),
+)
+TINY_CASES = (
+    AttentionCase("causal, window 5", 2, 16, 16, causal=True, window=5),
+    AttentionCase("memory, values of 20", 1, 12, 20, is_self=False),
+)
+PLAIN = "plain"  # the CPU's grids, where no kernel can run
+
+
+def check_attention(bench: Bench, sheet: Sheet) -> None:
+    """All paths that can run here, values and gradients."""
+    paths = attention_paths(bench)
+    cases = TINY_CASES if bench.is_rehearsal else CASES
+    for path in paths:
+        for case in cases:
+            for precision in attention_precisions(bench, path):
+                if path != VARLEN or is_for_varlen(case):
+                    compare_attention(bench, sheet, path, case, precision)
+    for path in paths:
+        repeat_attention(bench, sheet, path)
+    if TRITON not in paths:
+        sheet.note("Our kernels were not run: they need a GPU, or TRITON_INTERPRET=1. The CPU's grids stood in.")
+    if VARLEN not in paths:
+        sheet.note("torch's kernel was not run: it needs a GPU and torch 2.12 or newer.")
+
+
+def attention_paths(bench: Bench) -> list[str]:
+    heads = torch.zeros(1, 1, 64, device=bench.device, dtype=torch.bfloat16)
+    paths = []
+    if supports(heads, heads):
+        paths.append(TRITON)
+    if supports_varlen(heads, heads):
+        paths.append(VARLEN)
+    if bench.is_rehearsal and not paths:
+        paths.append(PLAIN)
+    return paths
+
+
+def attention_precisions(bench: Bench, path: str) -> list[Precision]:
+    if path == VARLEN:
+        return ["bf16"]
+    if bench.is_rehearsal and path == TRITON:
+        return ["fp32"]  # the interpreter does not compute in bf16
+    return ["fp32", "bf16"]
+
+
+def is_for_varlen(case: AttentionCase) -> bool:
+    return case.d_k == case.d_v and case.d_k % 8 == 0
+
+
+def attention_sides(bench: Bench, is_self: bool) -> tuple[Packed, Packed]:
+    """Queries and keys with dead tails; some sentences are empty, on one side or on both."""
+    random = np.random.default_rng(2)
+    n_sentences = 4 if bench.is_rehearsal else 50
+    q_lengths, k_lengths = news_lengths(n_sentences, bench.longest, random)
+    q_lengths[1] = 0
+    k_lengths[2] = 0
+    queries = empty_side(q_lengths, 70, bench.device)
+    keys = queries if is_self else empty_side(k_lengths, 5, bench.device)
+    return queries, keys
+
+
+def empty_side(lengths: np.ndarray, tail: int, device: torch.device) -> Packed:
+    offsets = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths)))).to(device)
+    n_live = int(lengths.sum())
+    tokens = torch.zeros(n_live + tail, dtype=torch.int64, device=device)
+    return Packed(tokens, offsets, int(lengths.max()), n_live)
+
+
+def who_sees_whom(queries: Packed, keys: Packed, causal: bool, window: int | None) -> Tensor:
+    """(Tq, Tk): which key each query sees, by the definition."""
+    is_live = (queries.index < queries.n_live)[:, None] & (keys.index < keys.n_live)
+    may = is_live & (queries.sentence[:, None] == keys.sentence)
+    ahead = keys.positions - queries.positions[:, None]
+    if causal:
+        may &= ahead <= 0
+    if window is not None:
+        may &= ahead.abs() <= window
+    return may
+
+
+def attention_written_out(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tensor:
+    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+    weights = torch.where(may, scores.exp(), 0.0)
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    return torch.einsum("hij,jhd->ihd", weights, v)
+
+
+def attend_by(path: str, heads: list[Tensor], queries: Packed, keys: Packed, case: AttentionCase) -> Tensor:
+    q, k, v = heads
+    truth = Field(queries, keys, case.causal, case.window)
+    if path == TRITON:
+        return packed_attention(q, k, v, truth.seen, truth.seeing)
+    if path == VARLEN:
+        return varlen_attention(q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest, case.causal,
+                                case.window)
+    return attend(q, k, v, truth)
+
+
+def random_heads(queries: Packed, keys: Packed, case: AttentionCase, precision: Precision) -> list[Tensor]:
+    """Views into fused products, as the model makes them."""
+    torch.manual_seed(3)
+    sizes = [case.n_heads * case.d_k, case.n_heads * case.d_k, case.n_heads * case.d_v]
+    products = []
+    for side in (queries, keys):
+        rows = torch.randn(len(side.tokens), sum(sizes), device=side.tokens.device).to(DTYPES[precision])
+        products.append(rows.split(sizes, -1))
+    parts = [products[0][0], products[1][1], products[1][2]]
+    return [part.unflatten(-1, (case.n_heads, -1)) for part in parts]
+
+
+def compare_attention(bench: Bench, sheet: Sheet, path: str, case: AttentionCase, precision: Precision) -> None:
+    """NaN stands in all rows that see nothing or are not seen, and in their gradients."""
+    queries, keys = attention_sides(bench, case.is_self)
+    may = who_sees_whom(queries, keys, case.causal, case.window)
+    sees, is_seen = may.any(1), may.any(0)
+    heads = random_heads(queries, keys, case, precision)
+    exact = [x.double().requires_grad_() for x in heads]
+    for x, is_used in zip(heads, (sees, is_seen, is_seen), strict=True):
+        if path != PLAIN:  # a grid takes any row for a cell without a token
+            x[~is_used] = NAN
+    ours = [x.detach().requires_grad_() for x in heads]
+
+    out = attend_by(path, ours, queries, keys, case)
+    expected = attention_written_out(exact[0], exact[1], exact[2], may)
+    grad = torch.randn_like(out)
+    expected_grads = torch.autograd.grad(expected, exact, grad.double())
+    grad[~sees] = 0.0 if path == PLAIN else NAN
+    grads = torch.autograd.grad(out, ours, grad)
+
+    errors = []
+    is_zero = True
+    pairs = zip((out, *grads), (expected, *expected_grads), (sees, sees, is_seen, is_seen), strict=True)
+    for found, truth, is_used in pairs:
+        errors.append(relative_error(found, truth))
+        is_zero = is_zero and not found[~is_used].any()
+    name = f"{path}, {case.what}, heads {case.n_heads} x {case.d_k}, {precision}"
+    sheet.bound(f"{name}: values", errors[0], KERNEL_BOUNDS[precision])
+    sheet.bound(f"{name}: worst gradient", torch.tensor(errors[1:]).max().item(), KERNEL_BOUNDS[precision])
+    if not is_zero:
+        sheet.require(f"{name}: zero where nothing is seen", is_zero, True)
+
+
+def repeat_attention(bench: Bench, sheet: Sheet, path: str) -> None:
+    case = AttentionCase("", 2, 16, 16, causal=True) if bench.is_rehearsal else CASES[1]
+    queries, keys = attention_sides(bench, case.is_self)
+    is_rounded = "bf16" in attention_precisions(bench, path)
+    leaves = [x.detach().requires_grad_() for x in random_heads(queries, keys, case, "bf16" if is_rounded else "fp32")]
+    runs = []
+    for _ in range(3):
+        out = attend_by(path, leaves, queries, keys, case)
+        runs.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    is_repeated = True
+    for run in runs[1:]:
+        for first, again in zip(runs[0], run, strict=True):
+            is_repeated = is_repeated and torch.equal(first, again)
+    sheet.figures[f"{path} repeats to the bit"] = is_repeated
+    if path == VARLEN:  # torch may add up gradients with atomics, and we cannot ask it not to
+        sheet.note(f"{path}: three passes gave {'the same' if is_repeated else 'different'} bits (not asked of it).")
+    else:
+        sheet.require(f"{path}: three passes give the same bits", is_repeated, True)
+
+
+# ---- 3: the loss -------------------------------------------------------------------------------------------------
+
+def check_loss(bench: Bench, sheet: Sheet) -> None:
+    """The kernel over rows, and the whole loss with the projection."""
+    heads = torch.zeros(1, 8, device=bench.device)
+    has_kernel = loss_triton.supports(heads)
+    is_interpreted = has_kernel and bench.is_rehearsal
+    precisions: list[Precision] = ["fp32"] if is_interpreted else ["fp32", "bf16"]
+    sizes = [(50, 300)] if bench.is_rehearsal else [(300, 1_000), (5_000, 2_000), (300, 37_000)]
+    for precision in precisions:
+        for n_rows, n_vocab in sizes:
+            if has_kernel:
+                compare_loss_rows(bench, sheet, n_rows, n_vocab, precision)
+            compare_loss(bench, sheet, n_rows, n_vocab, precision)
+    if not has_kernel:
+        sheet.note("The kernel was not run: it needs a GPU, or TRITON_INTERPRET=1. The CPU's loss stood in.")
+
+
+def random_labels(n_rows: int, n_vocab: int, device: torch.device) -> Tensor:
+    """A third does not count."""
+    labels = torch.randint(n_vocab, (n_rows,), device=device)
+    labels[::3] = -1
+    labels[1] = n_vocab - 1
+    return labels
+
+
+def smoothed_losses(logits: Tensor, labels: Tensor, gold: float, others: float) -> tuple[Tensor, Tensor]:
+    """The smoothed sum and the NLL sum by the definition, of float64 logits."""
+    counts = labels >= 0
+    label = labels.clamp(min=0)[:, None]
+    log_p = logits.log_softmax(-1)
+    nll = -log_p.gather(1, label)[:, 0]
+    every = -log_p.sum(1)
+    smoothed = gold * nll + others * every
+    return torch.where(counts, smoothed, 0.0).sum(), torch.where(counts, nll, 0.0).sum()
+
+
+def compare_loss_rows(bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision) -> None:
+    """The last columns are padding: what stands there must not count."""
+    torch.manual_seed(4)
+    padding = -n_vocab % EVEN
+    logits = (3 * torch.randn(n_rows, n_vocab + padding, device=bench.device)).to(DTYPES[precision])
+    labels = random_labels(n_rows, n_vocab, bench.device)
+    others = 0.1 / (n_vocab - 1)
+    gold = 0.9 - others
+    exact = logits[:, :n_vocab].double().requires_grad_()
+    smoothed, nll = smoothed_losses(exact, labels, gold, others)
+    (grad,) = torch.autograd.grad(smoothed, exact)
+
+    losses = rows_in_place(logits, labels, gold, others, n_vocab, True)
+    name = f"rows, {n_rows:,} x {n_vocab:,}, {precision}"
+    sheet.bound(f"{name}: smoothed", relative_error(losses[0].double().sum(), smoothed), EXACT)
+    sheet.bound(f"{name}: NLL", relative_error(losses[1].double().sum(), nll), EXACT)
+    sheet.bound(f"{name}: gradient", relative_error(logits[:, :n_vocab], grad), KERNEL_BOUNDS[precision])
+    uncounted = float(logits[labels < 0].abs().sum() + logits[:, n_vocab:].abs().sum())
+    sheet.bound(f"{name}: gradient of what does not count", uncounted, 0.0)
+
+
+def compare_loss(bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision) -> None:
+    """bf16: under autocast, as training calls it; hidden states arrive in bf16."""
+    torch.manual_seed(5)
+    d_model = bench.model.d_model
+    is_rounded = precision == "bf16"
+    hidden = torch.randn(n_rows, d_model, device=bench.device).to(DTYPES[precision])
+    weight = torch.randn(n_vocab, d_model, device=bench.device) * d_model ** -0.5
+    labels = random_labels(n_rows, n_vocab, bench.device)
+    exact = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
+    others = 0.1 / (n_vocab - 1)
+    truth = smoothed_losses(exact[0] @ exact[1].T, labels, 0.9 - others, others)
+    true_grads = torch.autograd.grad(truth[0], exact)
+
+    ours = [hidden.requires_grad_(), weight.requires_grad_()]
+    with torch.autocast(bench.device.type, torch.bfloat16, enabled=is_rounded):
+        found = loss_module.loss_sums(ours[0], ours[1], labels, 0.1)
+    grads = torch.autograd.grad(found[0], ours)
+    sums = torch.stack(found).detach()
+    name = f"loss, {n_rows:,} x {n_vocab:,}, {precision}"
+    sheet.bound(f"{name}: sums", relative_error(sums, torch.stack(truth).detach()),
+                ROUNDED_SUMS if is_rounded else EXACT)
+    for what, gradient, true_gradient in zip(("hidden", "weight"), grads, true_grads, strict=True):
+        sheet.bound(f"{name}: gradient of {what}", relative_error(gradient, true_gradient), KERNEL_BOUNDS[precision])
+
+
+# ---- 4: one micro-batch ------------------------------------------------------------------------------------------
+
+def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
+    """The path that trains, and the plain one, against the CPU in float64 with the same weights."""
+    batch, shape = one_batch(bench)
+    config = replace(bench.model, dropout=0.0)
+    exact = cpu_pass(config, bench.n_vocab, batch, torch.float64)
+    on_cpu = cpu_pass(config, bench.n_vocab, batch, torch.float32)
+    sheet.bound("the CPU's own fp32: gradients", gradient_error(on_cpu, exact), EXACT)
+    precisions: list[Precision] = ["fp32", "bf16"]
+    for precision in precisions:
+        replica = make_replica(bench, precision, 0.0, shape)
+        compare_passes(sheet, f"compiled, {precision}", run_pass(replica, batch), exact, precision)
+        if bench.is_cuda:
+            sheet.require(f"compiled, {precision}: as a CUDA graph", has_graph(replica), True)
+    other = replace(config, norm="pre", window=5, d_k=24, d_v=40, tied=False)
+    exact_other = cpu_pass(other, bench.n_vocab, batch, torch.float64)
+    for precision in precisions:
+        found = plain_pass(bench, other, batch, precision, TRITON)
+        name = f"plain, pre-norm, window 5, keys of 24, values of 40, untied, {precision}"
+        compare_passes(sheet, name, found, exact_other, precision)
+    if VARLEN in attention_paths(bench):
+        found = plain_pass(bench, config, batch, "bf16", VARLEN)
+        compare_passes(sheet, "plain, torch's attention, bf16", found, exact, "bf16")
+
+
+def cpu_pass(config: ModelConfig, n_vocab: int, batch: Batch, dtype: torch.dtype) -> Pass:
+    objective = make_objective(config, n_vocab).to(dtype)
+    return run_pass(Replica(objective, World(0, 1, CPU), is_bf16=False), batch)
+
+
+def plain_pass(bench: Bench, config: ModelConfig, batch: Batch, precision: Precision, path: str) -> Pass:
+    objective = make_objective(config, bench.n_vocab).to(bench.device)
+    objective.model.attention_path = path
+    return run_pass(Replica(objective, bench.world, precision == "bf16"), batch)
+
+
+def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: Precision) -> None:
+    is_rounded = precision == "bf16"
+    sheet.bound(f"{name}: loss", relative_error(ours.sums, exact.sums), ROUNDED_SUMS if is_rounded else EXACT)
+    error = gradient_error(ours, exact)
+    sheet.bound(f"{name}: all gradients", error, ROUNDED_GRADIENTS if is_rounded else EXACT)
+    worst_name, worst = worst_gradient(ours, exact)
+    sheet.bound(f"{name}: worst, {worst_name}", worst, 4 * ROUNDED_GRADIENTS if is_rounded else 10 * EXACT)
+    sheet.figures[f"{name}: error of all gradients"] = error
+
+
+# ---- 5: dtypes ---------------------------------------------------------------------------------------------------
+
+def check_dtypes(bench: Bench, sheet: Sheet) -> None:
+    """Under bf16 autocast torch makes fp32 of a norm, which would double what each layer reads and writes."""
+    batch, _ = one_batch(bench)
+    objective = make_objective(bench.model, bench.n_vocab).to(bench.device)
+    seen: dict[str, set[torch.dtype]] = {"norm": set(), "product": set()}
+    n_norms = 0
+
+    def note(kind: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(module: nn.Module, given: Any, result: Tensor) -> None:
+            seen[kind].add(result.dtype)
+
+        return hook
+
+    for module in objective.model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.register_forward_hook(note("norm"))
+            n_norms += 1
+        elif isinstance(module, nn.Linear):
+            module.register_forward_hook(note("product"))
+    forward_backward(objective, batch.to(bench.device), 1.0, is_bf16=True)
+    gradients = {p.grad.dtype for p in objective.parameters() if p.grad is not None}
+    sheet.require("norms of the model", n_norms, 5 * bench.model.n_layers)
+    sheet.require("what norms return", named(seen["norm"]), "bfloat16")
+    sheet.require("what products return", named(seen["product"]), "bfloat16")
+    sheet.require("weights", named({p.dtype for p in objective.parameters()}), "float32")
+    sheet.require("gradients", named(gradients), "float32")
+
+
+def named(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+# ---- 6: some updates ---------------------------------------------------------------------------------------------
+
+# How far the loss of a token may be from the CPU's after so many updates: rounding grows with each.
+LOSS_BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
+LEARNED = 0.98  # of the first loss; masks alone move it by less than a hundredth
+
+
+def check_updates(bench: Bench, sheet: Sheet) -> None:
+    """The losses that training logs. Dropout draws other masks on a GPU, so with it only learning is asked for: the
+    same pairs in each update must cost less and less."""
+    store = bench_store(bench)
+    shape = shape_for(store, bench.micro_tokens)
+    plain = Replica(make_objective(replace(bench.model, dropout=0.0), bench.n_vocab), World(0, 1, CPU), False)
+    expected = train_losses(bench, plain, store, shape, CPU)
+    rows = [["CPU, fp32", *ends(expected)]]
+    precisions: list[Precision] = ["fp32", "bf16"]
+    for precision in precisions:
+        replica = make_replica(bench, precision, 0.0, shape)
+        found = train_losses(bench, replica, store, shape, bench.device)
+        rows.append([precision, *ends(found)])
+        gap = (torch.tensor(found) - torch.tensor(expected)).abs().max().item()
+        sheet.bound(f"{precision}: largest difference of a token's loss", gap, LOSS_BOUNDS[precision])
+    same_pairs = one_update_of(store, bench.micro_tokens)
+    dropped = train_losses(bench, make_replica(bench, "bf16", 0.1, shape), same_pairs, shape, bench.device)
+    rows.append(["bf16, dropout 0.1, the same pairs", *ends(dropped)])
+    sheet.bound("bf16, dropout 0.1: last loss over first, the same pairs", dropped[-1] / dropped[0], LEARNED)
+    sheet.table(["loss of a token", "first update", f"update {bench.n_updates}"], rows)
+    sheet.figures["losses with dropout"] = dropped
+
+
+def train_losses(bench: Bench, replica: Replica, store: TokenStore, shape: BatchShape,
+                 device: torch.device) -> list[float]:
+    """NLL a token of each update."""
+    rates = OptimizerConfig(warmup_steps=4 * bench.n_updates)
+    config = RunConfig(model=bench.model, optimizer=rates, training=training_config(bench))
+    optimizer = make_optimizer(replica.objective.model, config.optimizer)
+    world = World(0, 1, device)
+    losses = []
+    with Loader(lambda _: store, config.training, config.seed, Cursor(), world, shape) as updates:
+        for step in range(1, bench.n_updates + 1):
+            update = next(updates)
+            sent = run_update(replica, optimizer, update, step, config, world)
+            losses.append(sent.figures[1].item() / update.n_tgt)
+    return losses
+
+
+def ends(losses: list[float]) -> list[str]:
+    return [f"{losses[0]:.4f}", f"{losses[-1]:.4f}"]
+
+
+def one_update_of(store: TokenStore, n_tokens: int) -> TokenStore:
+    """The first pairs, as many as make one update, which then is a whole epoch."""
+    ends_of_sides = [np.cumsum(side.lengths + 1) for side in (store.src, store.tgt)]
+    n_pairs = min(int(ends_of_side.searchsorted(n_tokens, "right")) for ends_of_side in ends_of_sides)
+    sides = []
+    for side in (store.src, store.tgt):
+        offsets = side.offsets[:n_pairs + 1]
+        sides.append(Side(side.ids[:offsets[-1]], offsets))
+    return TokenStore(sides[0], sides[1])
+
+
+# ---- 7: graph and dropout ----------------------------------------------------------------------------------------
+
+def check_graph(bench: Bench, sheet: Sheet) -> None:
+    """What is recorded once must do what the same code does when it is called, and draw dropout from the seed."""
+    batch, shape = one_batch(bench)
+
+    replica = make_replica(bench, "bf16", 0.0, shape)
+    replayed = run_pass(replica, batch)
+    compare_runs(sheet, "no dropout, a replay and a call", replayed, called_pass(replica, batch, 0))
+    replica.clear_gradients()
+    for _ in range(2):
+        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0)
+    halves = {name: gradient / 2 for name, gradient in gradients_of(replica).items()}
+    sheet.bound("two replays add up: error of half of it", gradient_error(Pass(replayed.sums, halves), replayed), EXACT)
+
+    replica = make_replica(bench, "bf16", 0.1, shape)
+    first = run_pass(replica, batch, 1)
+    if bench.is_cuda:
+        sheet.require("a CUDA graph was recorded", has_graph(replica), True)
+    compare_runs(sheet, "dropout, the same seed twice", run_pass(replica, batch, 1), first)
+    other = run_pass(replica, batch, 2)
+    sheet.require("dropout, another seed: the same sums", torch.equal(first.sums, other.sums), False)
+    called = called_pass(replica, batch, 1)
+    is_equal = torch.equal(first.sums, called.sums)
+    sheet.figures["dropout: a replay has the sums of a call"] = is_equal
+    sheet.note(f"With dropout a replay gives {'the same' if is_equal else 'other'} sums as a call of the same code "
+               "with the same seed (not asked: a run only ever replays).")
+    anew = run_pass(make_replica(bench, "bf16", 0.1, shape), batch, 1)
+    compare_runs(sheet, "dropout, a graph recorded anew", anew, first)
+
+
+def compare_runs(sheet: Sheet, name: str, ours: Pass, other: Pass) -> None:
+    """Sums must have the same bits. Gradients need not here: whether training repeats to the bit is asked of a whole
+    run, and the tensors that are in its way are named."""
+    sheet.require(f"{name}: the same sums", torch.equal(ours.sums, other.sums), True)
+    sheet.bound(f"{name}: error of gradients", gradient_error(ours, other), EXACT)
+    unequal = []
+    for gradient_name, gradient in other.gradients.items():
+        if not torch.equal(ours.gradients[gradient_name], gradient):
+            unequal.append(gradient_name)
+    sheet.figures[f"{name}: gradients with other bits"] = unequal
+    if unequal:
+        sheet.note(f"{name}: {len(unequal)} of {len(other.gradients)} gradients have other bits: {shortened(unequal)}.")
+
+
+def called_pass(replica: Replica, batch: Batch, seed: int) -> Pass:
+    """The compiled code, called and not replayed."""
+    assert replica.compiled is not None
+    replica.clear_gradients()
+    scale = torch.full((), 1.0 / batch.n_tokens, device=next(replica.objective.parameters()).device)
+    torch.manual_seed(seed)
+    sums = forward_backward(replica.compiled, batch.to(scale.device), scale, replica.is_bf16)
+    return Pass(sums.double().cpu(), gradients_of(replica))
+
+
+# ---- 8: compilations ---------------------------------------------------------------------------------------------
+
+N_LENGTHS = 20
+
+
+def check_compilations(bench: Bench, sheet: Sheet) -> None:
+    """Micro-batches of very short and of very long sentences have one shape, so one compilation serves all."""
+    lengths = np.linspace(1, bench.longest, N_LENGTHS).round().astype(np.int64)
+    n_of_each = [max(1, bench.micro_tokens // (int(length) + 1)) for length in lengths]
+    random = np.random.default_rng(6)
+    each = np.repeat(lengths, n_of_each)
+    store = TokenStore(make_side(each, bench.n_vocab, random), make_side(each, bench.n_vocab, random))
+    shape = shape_for(store, bench.micro_tokens)
+    replica = make_replica(bench, "bf16", 0.1, shape)
+    before = n_graphs()
+    after_first = before
+    bounds = np.concatenate(([0], np.cumsum(n_of_each)))
+    has_one_shape = True
+    is_finite = True
+    for number in range(N_LENGTHS):
+        ids = np.arange(bounds[number], min(bounds[number + 1], bounds[number] + shape.sentences))
+        batch = make_batch(store, ids, shape)
+        has_one_shape = has_one_shape and batch.has_shape(shape)
+        with traced_at_least(bench):
+            sums = replica.run(batch.to(bench.device), 1.0, number)
+        is_finite = is_finite and bool(sums.isfinite().all())
+        if number == 0:
+            after_first = n_graphs()
+    sheet.require(f"sentences of 1 to {bench.longest} pieces: one shape", has_one_shape, True)
+    sheet.require("all losses are finite", is_finite, True)
+    sheet.require(f"compilations after the first of {N_LENGTHS} micro-batches", n_graphs() - after_first, 0)
+    if bench.is_cuda:
+        sheet.require("compilations in all", n_graphs() - before, 1)
+        sheet.require("as one CUDA graph", has_graph(replica), True)
+    sheet.figures["graphs"] = n_graphs() - before
+
+
+def n_graphs() -> int:
+    from torch._dynamo.utils import counters  # a second of import
+
+    return counters["stats"]["unique_graphs"]
+
+
+# ---- 9: ranks ----------------------------------------------------------------------------------------------------
+
+def check_ranks(bench: Bench, sheet: Sheet) -> None:
+    """One update by all GPUs against the same by one process; then one rank fails, and all must end."""
+    if bench.n_ranks < 2:
+        raise Skip("this machine has one GPU")
+    alone = run_one_update(bench, bench.world)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "order.json").write_text(json.dumps({"what": "update", "n_ranks": bench.n_ranks}))
+        code = run_ranks(bench, folder, ROOM_S + FAILURE_S)
+        ended = time.time()
+        if not (folder / "failed").exists():
+            raise RuntimeError(f"the ranks did not finish an update (exit code {code}); they say why above")
+        sums: dict[str, list[float]] = {}
+        for rank in range(bench.n_ranks):
+            sums |= json.loads((folder / f"sums-{rank}.json").read_text())
+        together = load_file(folder / "gradients.safetensors")["gradients"]
+        failed_at = float((folder / "failed").read_text())
+        n_survived = len(list(folder.glob("survived-*")))
+    sheet.require("micro-batches", ", ".join(sorted(sums)), ", ".join(sorted(alone.sums)))
+    shared = sorted(sums.keys() & alone.sums.keys())
+    ours = torch.tensor([sums[number] for number in shared], dtype=torch.float64)
+    theirs = torch.tensor([alone.sums[number] for number in shared], dtype=torch.float64)
+    sheet.bound("losses of each, with dropout", relative_error(ours, theirs), 1e-6)
+    sheet.bound("gradients summed over ranks", relative_error(together, alone.gradients), EXACT)
+    sheet.note(f"{bench.n_ranks} ranks; the losses of micro-batches have "
+               f"{'the same bits' if torch.equal(ours, theirs) else 'other bits'} as in one process.")
+    sheet.require("a rank fails: the exit code tells", code != 0, True)
+    sheet.require("a rank fails: ranks that went on", n_survived, 0)
+    sheet.bound("a rank fails: seconds until all have ended", ended - failed_at, FAILURE_S)
+
+
+@dataclass
+class OneUpdate:
+    sums: dict[str, list[float]]  # of each micro-batch by its number; blank ones are left out
+    gradients: Tensor
+
+
+def run_one_update(bench: Bench, world: World) -> OneUpdate:
+    """This rank's share of an update whose micro-batches do not divide evenly, with dropout."""
+    store = bench_store(bench)
+    shape = shape_for(store, bench.micro_tokens)
+    training = training_config(bench, n_micros=bench.n_ranks + 1)
+    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, training, shape)
+    torch.compiler.reset()
+    objective = make_objective(bench.model, bench.n_vocab).to(world.device)
+    is_compiled = world.device.type == "cuda"
+    replica = Replica(objective, world, is_compiled, shape if is_compiled else None)
+    sums = {}
+    for micro in dealt(store, plan.micros(0), world, shape):
+        found = replica.run(micro.batch, 1.0 / plan.n_tokens(0)[1], micro_seed(1, 1, micro.number))
+        if micro.batch.n_tokens:
+            sums[str(micro.number)] = found.tolist()
+    replica.sum_gradients(world)
+    gradients = torch.cat([gradient.flatten() for gradient in gradients_of(replica).values()])
+    return OneUpdate(sums, gradients)
+
+
+def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
+    """Start as many ranks as there are GPUs, to do what `folder`/order.json says; returns torchrun's exit code."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={bench.n_ranks}",
+               str(Path(__file__).with_name("first_gpu.py")), "--rank", str(folder)]
+    if bench.is_rehearsal:
+        command.append("--rehearse")
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        return subprocess.run(command, env=environment, stdout=2, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the ranks had not ended after {seconds:.0f} s") from None
+
+
+def work_as_rank(folder: Path, is_rehearsal: bool) -> None:
+    """What each process does that `run_ranks` starts."""
+    order = json.loads((folder / "order.json").read_text())
+    bench = replace(make_bench(is_rehearsal), n_ranks=order["n_ranks"])
+    with join() as world:
+        if order["what"] == "speed":
+            from gpu_speed import time_as_rank
+
+            time_as_rank(bench, world, folder, order["size"])
+            return
+        update_and_fail(bench, world, folder)
+
+
+def update_and_fail(bench: Bench, world: World, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    found = run_one_update(bench, world)
+    (folder / f"sums-{world.rank}.json").write_text(json.dumps(found.sums))
+    if world.is_main:
+        save_file({"gradients": found.gradients}, folder / "gradients.safetensors")
+    world.sum(torch.zeros(1)).item()  # all have written
+    if world.rank == world.size - 1:
+        (folder / "failed").write_text(str(time.time()))
+        raise RuntimeError("this rank fails, as it was told to")
+    world.sum(torch.zeros(1)).item()  # never: the others wait for one that is gone
+    (folder / f"survived-{world.rank}").touch()
+
+
+# ---- 10: continuation --------------------------------------------------------------------------------------------
+
+def check_continuation(bench: Bench, sheet: Sheet) -> None:
+    """Through nmt-train, on the embedded corpus: every tensor of the two checkpoints must have the same bits."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        train_demo(bench, folder, "parts", 10)
+        train_demo(bench, folder, "parts", 20)
+        train_demo(bench, folder, "whole", 20)
+        parts, whole = (RunFolder(folder / name).checkpoints / "last" for name in ("parts", "whole"))
+        n_tensors = 0
+        unequal = []
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            ours, theirs = load_file(parts / file), load_file(whole / file)
+            sheet.require(f"{file}: the same names", ours.keys() == theirs.keys(), True)
+            for name, tensor in theirs.items():
+                n_tensors += 1
+                if not torch.equal(ours[name], tensor):
+                    unequal.append(name)
+            digest = hashlib.sha256((whole / file).read_bytes()).hexdigest()
+            sheet.figures[f"sha256 of {file}"] = digest
+        sheet.require(f"tensors with other bits, of {n_tensors}", len(unequal), 0)
+        if unequal:
+            sheet.note(f"Other bits: {shortened(unequal)}.")
+        states = [json.loads((run / "state.json").read_text()) for run in (parts, whole)]
+        for key in ("step", "cursor", "tokens_seen"):
+            sheet.require(f"state: {key}", states[0][key], states[1][key])
+        sheet.require("state: updates done", states[1]["step"], 20)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def train_demo(bench: Bench, folder: Path, name: str, steps: int) -> None:
+    size = {"d_model": 128, "d_ff": 256, "n_heads": 2, "n_layers": 2}
+    tokens = 4_096
+    if bench.is_rehearsal:
+        size = {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_layers": 1}
+        tokens = 512
+    precision = "bf16" if bench.is_cuda else "fp32"
+    settings = {"data.store": folder / "store", "out": folder / name, "data.workers": 1, "data.valid": "null",
+                "data.test": "null", "vocab.size": 300, "training.steps": steps, "training.src_tokens": tokens,
+                "training.tgt_tokens": tokens, "training.micro_tokens": tokens // 2, "training.precision": precision,
+                "training.checkpoint_every": "null", "training.log_every": 10}
+    settings |= {f"model.{key}": value for key, value in size.items()}
+    torch.compiler.reset()
+    arguments = [f"{key}={value}" for key, value in settings.items()]
+    code = train_command.main(["--config", "demo.yaml", *arguments])
+    if code != 0:
+        raise RuntimeError(f"nmt-train left with exit code {code}; it says why above")
+
+
+FUNCTIONS: dict[str, Callable[[Bench, Sheet], None]] = {
+    "environment": check_environment,
+    "attention": check_attention,
+    "loss": check_loss,
+    "micro-batch": check_micro_batch,
+    "dtypes": check_dtypes,
+    "updates": check_updates,
+    "graph": check_graph,
+    "compilations": check_compilations,
+    "ranks": check_ranks,
+    "continuation": check_continuation,
+}

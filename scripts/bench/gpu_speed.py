@@ -1,0 +1,351 @@
+"""How fast is a GPU? The checks of first_gpu.py that measure: training, the choice of an attention, and decoding.
+
+Training runs the loader and `run_update` of nmt-train on made data, base and big as in the paper, 25,000 tokens a side
+in each update. Speeds stand beside the ceiling of this GPU's own matrix products, measured in the same minute, and
+beside what a roofline predicts. Whatever is measured must also be right: losses finite, translations complete.
+"""
+
+import functools
+import gc
+import importlib
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from gpu_checks import Bench, Sheet, Skip, make_store, run_ranks, shape_for
+
+from nmt.config import DecodingConfig, RunConfig, load_config
+from nmt.data.loader import Loader
+from nmt.data.plan import Cursor, equal_share
+from nmt.data.store import TokenStore
+from nmt.data.vocab import EOS
+from nmt.decode.batches import searching
+from nmt.dist import World
+from nmt.model.attention import TRITON, VARLEN
+from nmt.model.attention_choice import cache_file, chosen, measure
+from nmt.model.attention_varlen import supports_varlen
+from nmt.model.packed import packed
+from nmt.model.transformer import Transformer
+from nmt.progress import clock, say
+from nmt.train.cost import Ticks, ceiling, flop_per_token, forget_peak
+from nmt.train.loss import Objective
+from nmt.train.memory_probe import is_out_of_memory
+from nmt.train.optimizer import Adam, make_optimizer
+from nmt.train.parallel import Replica, make_replica
+from nmt.train.update import run_update
+
+N_VOCAB, UPDATE_TOKENS, N_PAIRS, LONGEST = 37_000, 25_000, 20_000, 255
+WARM_UPS, TIMED = 3, 20  # updates
+MOST_ROUNDS = 16  # micro-batches of an update on one GPU
+RANKS_S = 230.0
+N_SENTENCES, FORCED = 3_003, 28  # sentences of newstest2014, and pieces of each translation
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Recipe:
+    config: RunConfig  # without micro_tokens
+    n_vocab: int
+    n_pairs: int
+    longest: int
+    n_timed: int
+
+
+def make_recipe(bench: Bench, size: str) -> Recipe:
+    config = load_config(f"{size}.yaml")
+    if not bench.is_rehearsal:
+        return Recipe(config, N_VOCAB, N_PAIRS, LONGEST, TIMED)
+    n_heads = 4 if size == "big" else 2
+    model = replace(bench.model, n_heads=n_heads, d_model=16 * n_heads, dropout=config.model.dropout)
+    training = replace(config.training, src_tokens=bench.micro_tokens, tgt_tokens=bench.micro_tokens)
+    tiny = replace(config, model=model, training=training)
+    return Recipe(tiny, bench.n_vocab, bench.n_pairs, bench.longest, n_timed=3)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one rank; tokens are those of all ranks."""
+
+    tgt_tokens_per_s: float
+    slowest: float  # of the timed updates
+    fastest: float
+    share_of_ceiling: float
+    ceiling: float  # operations a second of this GPU's products
+    first_update_s: float  # compiling and recording
+    micro_tokens: int
+    micros: int  # of an update on this rank
+    peak_tensors: int  # bytes
+    peak_reserved: int
+    is_finite: bool
+    has_graph: bool
+
+
+@dataclass
+class Trial:
+    """A model that is ready to be timed."""
+
+    config: RunConfig
+    replica: Replica
+    optimizer: Adam
+    first_update_s: float
+
+
+def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) -> Trial:
+    """With micro-batches as large as fit: an equal share of an update for each rank, or half of it, and so on."""
+    update_tokens = max(recipe.config.training.src_tokens, recipe.config.training.tgt_tokens)
+    n_rounds = 1
+    while n_rounds <= MOST_ROUNDS:
+        micro_tokens = equal_share(update_tokens, world.size * n_rounds)
+        training = replace(recipe.config.training, micro_tokens=micro_tokens)
+        trial = try_out(replace(recipe.config, training=training), recipe, store, path, world)
+        n_failed = world.sum(torch.tensor([float(trial is None)])).item()  # all ranks must take the same size
+        if trial is not None and not n_failed:
+            return trial
+        del trial
+        gc.collect()
+        torch.cuda.empty_cache()
+        n_rounds *= 2
+    raise Skip(f"micro-batches of {micro_tokens} tokens do not fit into memory")
+
+
+def try_out(config: RunConfig, recipe: Recipe, store: TokenStore, path: str, world: World) -> Trial | None:
+    """Compile, record and run one micro-batch, and have the optimizer make its moments; None if that does not fit."""
+    try:
+        torch.compiler.reset()
+        torch.manual_seed(config.seed)
+        model = Transformer(config.model, recipe.n_vocab).to(world.device)
+        model.attention_path = path
+        shape = None
+        if config.training.is_compiled(world.device.type):
+            shape = shape_for(store, config.training.sized)
+        replica = make_replica(Objective(model, config.training.label_smoothing), world, config.training, shape)
+        optimizer = make_optimizer(model, config.optimizer)
+        began = clock()
+        with Loader(lambda _: store, config.training, config.seed, Cursor(), World(0, 1, world.device), shape) as some:
+            batch = next(some).micros[0].batch
+        replica.run(batch, 0.0, 0).sum().item()
+        first_update_s = clock() - began
+        replica.clear_gradients()
+        optimizer.step()
+        return Trial(config, replica, optimizer, first_update_s)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
+def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
+    """The median of some updates, through the very code that nmt-train runs."""
+    recipe = make_recipe(bench, size)
+    store = make_store(recipe.n_pairs, recipe.n_vocab, recipe.longest)
+    if bench.is_cuda:
+        forget_peak(world.device)
+    trial = prepare_trial(recipe, store, path, world)
+    config, replica = trial.config, trial.replica
+    ticks = Ticks(world.device)
+    sent, n_src, n_tgt, n_micros = [], [], [], 0
+    with Loader(lambda _: store, config.training, config.seed, Cursor(), world, replica.shape) as updates:
+        for step in range(1, WARM_UPS + recipe.n_timed + 1):
+            update = next(updates)
+            outcome = run_update(replica, trial.optimizer, update, step, config, world)
+            if step == WARM_UPS:
+                ticks.mark()
+            if step > WARM_UPS:
+                ticks.mark()
+                sent.append(outcome.figures)
+                n_src.append(update.n_src)
+                n_tgt.append(update.n_tgt)
+                n_micros = max(n_micros, len(update.micros))
+        seconds = ticks.seconds()
+    is_finite = bool(torch.stack(sent)[:, :3].isfinite().all())
+    peaks = [0, 0]
+    if bench.is_cuda:
+        peaks = [torch.cuda.max_memory_allocated(world.device), torch.cuda.max_memory_reserved(world.device)]
+
+    # operations against the products of this GPU
+    means = [float(side.lengths.mean()) + 1 for side in (store.src, store.tgt)]
+    flop = flop_per_token(config.model, recipe.n_vocab, means[0], means[1])
+    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+    most = ceiling(config.model, config.training.sized, dtype, world.device)
+    rates, shares = [], []
+    for src, tgt, took in zip(n_src, n_tgt, seconds, strict=True):
+        rates.append(tgt / took)
+        shares.append((flop.src * src + flop.tgt * tgt) / took / (most * world.size))
+    return Speed(statistics.median(rates), min(rates), max(rates), statistics.median(shares), most,
+                 trial.first_update_s, config.training.sized, n_micros, peaks[0], peaks[1], is_finite,
+                 replica.replay is not None and replica.replay.__module__ == "nmt.cuda_graph")
+
+
+def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
+    """What the roofline says, in target tokens a second; None where it is missing or knows no such GPU."""
+    name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
+    try:
+        answer: float | None = importlib.import_module("roofline").predict(size, name, n_ranks)
+    except (ImportError, LookupError, OSError, ValueError) as error:  # it must not cost what was measured
+        say(f"no prediction: {error}")
+        return None
+    return answer
+
+
+def write_speed(bench: Bench, sheet: Sheet, size: str, path: str, n_ranks: int, speed: Speed) -> None:
+    roof = predicted(bench, size, n_ranks)
+    of_roof = "no prediction"
+    if roof:
+        of_roof = f"{speed.tgt_tokens_per_s / roof:.0%} of {roof:,.0f}"
+    sheet.table(
+        ["size", "GPUs", "attention", "target tokens/s", "range", "of the products' ceiling", "of the roofline"],
+        [[size, str(n_ranks), path, f"{speed.tgt_tokens_per_s:,.0f}", f"{speed.slowest:,.0f} to {speed.fastest:,.0f}",
+          f"{speed.share_of_ceiling:.1%} of {speed.ceiling / 1e12:,.4g} TFLOP/s", of_roof]])
+    sheet.table(
+        ["micro-batch", "micro-batches an update", "first one, with compiling", "peak of tensors", "peak reserved"],
+        [[f"{speed.micro_tokens:,} tokens a side", str(speed.micros), f"{speed.first_update_s:.1f} s",
+          gigabytes(speed.peak_tensors), gigabytes(speed.peak_reserved)]])
+    sheet.require("all losses are finite", speed.is_finite, True)
+    if bench.is_cuda:
+        sheet.require("as one CUDA graph", speed.has_graph, True)
+    sheet.figures |= {"size": size, "GPUs": n_ranks, "attention": path, "roofline": roof, **asdict(speed)}
+
+
+def gigabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes else "not told on a CPU"
+
+
+def check_training_speed(bench: Bench, sheet: Sheet, size: str, path: str) -> None:
+    if path == VARLEN:
+        heads = torch.zeros(1, 1, 64, device=bench.device, dtype=torch.bfloat16)
+        if not supports_varlen(heads, heads):
+            raise Skip("torch's kernel needs a GPU and torch 2.12 or newer")
+    write_speed(bench, sheet, size, path, 1, time_training(bench, size, path, bench.world))
+
+
+def check_speed_of_ranks(bench: Bench, sheet: Sheet, size: str) -> None:
+    if bench.n_ranks < 2:
+        raise Skip("this machine has one GPU")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        order = {"what": "speed", "size": size, "n_ranks": bench.n_ranks}
+        (folder / "order.json").write_text(json.dumps(order))
+        code = run_ranks(bench, folder, RANKS_S)
+        if code != 0:
+            raise RuntimeError(f"torchrun left with exit code {code}; it says why above")
+        speed = Speed(**json.loads((folder / "speed.json").read_text()))
+    write_speed(bench, sheet, size, TRITON, bench.n_ranks, speed)
+
+
+def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
+    speed = time_training(bench, size, TRITON, world)
+    if world.is_main:
+        (folder / "speed.json").write_text(json.dumps(asdict(speed)))
+
+
+# ---- the choice of an attention ----------------------------------------------------------------------------------
+
+def check_attention_choice(bench: Bench, sheet: Sheet) -> None:
+    """Measured once for the heads of base and big, and remembered in the user's cache folder for later runs."""
+    model = load_config("base.yaml").model
+    n_rows = bench.micro_tokens if bench.is_rehearsal else UPDATE_TOKENS
+    rows = []
+    with own_cache(bench):
+        for size, n_heads in (("base", model.n_heads), ("big", 2 * model.n_heads)):
+            timer = None if bench.is_cuda else milliseconds_on_cpu
+            path = measure(bench.device, n_rows, n_heads, model.key_size, model.value_size, timer)
+            name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "cpu"
+            sheet.require(f"{size}: the answer is remembered", chosen(name, model.key_size, model.value_size), path)
+            times = remembered_times(name)
+            cells = [f"{times[way]:.3f} ms" if way in times else "cannot run here" for way in (TRITON, VARLEN)]
+            rows.append([f"{size}, {n_heads} heads of {model.key_size}", *cells, path])
+            sheet.figures[size] = {"path": path, "ms": times}
+    sheet.table(["forward and backward of two layers", "ours (triton)", "torch's (varlen)", "faster"], rows)
+
+
+@contextmanager
+def own_cache(bench: Bench) -> Iterator[None]:
+    """A rehearsal must not leave its answers in the user's cache."""
+    if bench.is_cuda:
+        yield
+        return
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["XDG_CACHE_HOME"]
+            if before is not None:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def remembered_times(device_name: str) -> dict[str, float]:
+    """The newest answer for such a GPU."""
+    answers = json.loads(cache_file().read_bytes())
+    times: dict[str, float] = {}
+    for key, answer in answers.items():
+        if key.startswith(f"{device_name}, torch {torch.__version__},"):
+            times = answer["ms"]
+    return times
+
+
+def milliseconds_on_cpu(work: Callable[[], object]) -> float:
+    began = clock()
+    work()
+    return 1000 * (clock() - began)
+
+
+# ---- decoding ----------------------------------------------------------------------------------------------------
+
+def check_decoding(bench: Bench, sheet: Sheet) -> None:
+    """Random weights never end a sentence by themselves, so each translation is given the same length."""
+    recipe = make_recipe(bench, "base")
+    n_sentences, n_pieces = (40, 5) if bench.is_rehearsal else (N_SENTENCES, FORCED)
+    sources = news_sources(n_sentences, recipe)
+    torch.manual_seed(1)
+    model = Transformer(recipe.config.model, recipe.n_vocab).to(bench.device).eval().requires_grad_(False)
+    ready = packed(model, is_bf16=True)
+    config = replace(recipe.config.decoding, max_ratio=0.0, max_extra=n_pieces, min_length=n_pieces, precision="bf16")
+    decode(ready, sources[:100], config, bench)  # warms up
+    if bench.is_cuda:
+        forget_peak(bench.device)
+    began = clock()
+    found = decode(ready, sources, config, bench)
+    seconds = clock() - began
+    n_complete = sum(len(ids) == n_pieces for ids in found)
+    sheet.require(f"translations of {n_pieces} pieces", n_complete, n_sentences)
+    peak = torch.cuda.max_memory_reserved(bench.device) if bench.is_cuda else 0
+    sheet.table(["sentences", "pieces of each", "seconds", "sentences/s", "pieces/s, ends included", "peak reserved"],
+                [[f"{n_sentences:,}", str(n_pieces), f"{seconds:.2f}", f"{n_sentences / seconds:,.0f}",
+                  f"{n_sentences * (n_pieces + 1) / seconds:,.0f}", gigabytes(peak)]])
+    sheet.note(f"Beam {config.beam}, bf16, {config.batch_tokens:,} padded source tokens in a batch, ids to ids.")
+    sheet.figures |= {"sentences": n_sentences, "pieces": n_pieces, "seconds": seconds, "peak": peak}
+
+
+def news_sources(n: int, recipe: Recipe) -> list[list[int]]:
+    store = make_store(n, recipe.n_vocab, recipe.longest)
+    sources = []
+    for first, last in zip(store.src.offsets[:-1], store.src.offsets[1:], strict=True):
+        sources.append([*store.src.ids[first:last].tolist(), EOS])
+    return sources
+
+
+def decode(model: Transformer, sources: list[list[int]], config: DecodingConfig, bench: Bench) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in sources]
+    for batch, bests in searching(model, sources, config, bench.device):
+        for number, best in zip(batch, bests, strict=True):
+            found[number] = best[0].ids
+    return found
+
+
+FUNCTIONS: dict[str, Callable[[Bench, Sheet], None]] = {
+    "attention-choice": check_attention_choice,
+    "decoding": check_decoding,
+}
+for _size in ("base", "big"):
+    for _path in (TRITON, VARLEN):
+        FUNCTIONS[f"{_size}-{_path}"] = functools.partial(check_training_speed, size=_size, path=_path)
+    FUNCTIONS[f"{_size}-ranks"] = functools.partial(check_speed_of_ranks, size=_size)
