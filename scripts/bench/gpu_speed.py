@@ -321,7 +321,7 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
     sheet.table(["sentences", "pieces of each", "seconds", "sentences/s", "pieces/s, ends included", "peak reserved"],
                 [[f"{n_sentences:,}", str(n_pieces), f"{seconds:.2f}", f"{n_sentences / seconds:,.0f}",
                   f"{n_sentences * (n_pieces + 1) / seconds:,.0f}", gigabytes(peak)]])
-    sheet.note(f"Beam {config.beam}, bf16, {config.batch_tokens:,} padded source tokens in a batch, ids to ids.")
+    sheet.note(f"Beam {config.beam}, bf16, batches as large as memory holds, ids to ids.")
     sheet.figures |= {"sentences": n_sentences, "pieces": n_pieces, "seconds": seconds, "peak": peak}
 
 
