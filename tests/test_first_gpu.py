@@ -70,7 +70,7 @@ def start_here(check: Check, is_rehearsal: bool) -> InThisProcess:
 
 @pytest.mark.timeout(300)
 def test_the_rehearsal_passes_and_its_page_and_json_agree(tmp_path: Path) -> None:
-    slow = {"big-ranks", "compilations", "continuation"}  # the last two run below, in this process
+    slow = {"base-ranks", "big-ranks", "compilations", "continuation"}  # they run below, in this process
     chosen = [name for name in NAMES if name not in slow]
     done = run_script("--rehearse", "--only", *chosen, "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr[-5000:]
@@ -87,7 +87,7 @@ def test_the_rehearsal_passes_and_its_page_and_json_agree(tmp_path: Path) -> Non
             assert f"| {row['what']} | {row['found']} | {row['asked']} | yes |" in done.stdout
         for one in check["tables"]:
             assert all(f"| {' | '.join(cells)} |" in done.stdout for cells in one["rows"])
-    assert "[1/15] environment: passed in" in done.stderr
+    assert "[1/14] environment: passed in" in done.stderr
 
 
 def test_the_kernels_are_interpreted_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -129,7 +129,8 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
 
     assert first_gpu.main([], start) == 2
     told = capsys.readouterr()
-    assert told.out == "" and "first_gpu: error: no GPU that torch can use" in told.err.splitlines()[-1]
+    (line,) = told.err.splitlines()
+    assert told.out == "" and line.startswith("first_gpu: error: no GPU that torch can use")
 
 
 # ---- what goes wrong ---------------------------------------------------------------------------------------------
@@ -386,6 +387,20 @@ def quick(monkeypatch: Patch) -> None:
 def test_a_loss_that_is_nan_makes_a_speed_worthless(bench: Bench, monkeypatch: Patch, quick: None) -> None:
     monkeypatch.setattr(Replica, "run", lambda self, batch, scale, seed: torch.full((2,), NAN))
     assert failures(bench, "base-triton") == ["all losses are finite"]
+
+
+def test_the_speed_of_ranks_is_what_the_main_rank_writes(bench: Bench, monkeypatch: Patch, quick: None) -> None:
+    """Instead of two processes, one that was told the same."""
+    def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
+        gpu_checks.work_as_rank(folder, is_rehearsal=True)
+        return 0
+
+    monkeypatch.setattr(gpu_speed, "run_ranks", run_ranks)
+    answer = gpu_checks.perform(gpu_speed.FUNCTIONS["big-ranks"], bench)
+    assert answer["verdict"] == "passed" and answer["tables"][0]["rows"][0][:3] == ["big", "2", "triton"]
+    monkeypatch.setattr(gpu_speed, "run_ranks", lambda *given: 7)
+    answer = gpu_checks.perform(gpu_speed.FUNCTIONS["big-ranks"], bench)
+    assert answer["verdict"] == CRASHED and "torchrun left with exit code 7" in answer["reason"]
 
 
 def test_micro_batches_are_halved_until_they_fit(bench: Bench, monkeypatch: Patch, quick: None) -> None:

@@ -291,7 +291,6 @@ def main(argv: Sequence[str] | None = None, start: Start = start_worker) -> int:
 
     # is there a GPU?
     checks = [check for check in CHECKS if args.only is None or check.name in args.only]
-    told("starting: importing torch")
     try:
         first = start(checks[0], args.rehearse)
     except WorkerGone as error:

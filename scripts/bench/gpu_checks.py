@@ -55,8 +55,11 @@ ROOM_S = 100.0  # for two ranks to start, compile and compute
 FAILURE_S = 60.0  # within which a failing rank must have ended all others
 
 # Bounds. A relative error is that of the 2-norm. fp32 without TF32 stays below 1e-5 by far, TF32 would give 1e-3; bf16
-# keeps 8 bits, so one rounding is up to 4e-3, and the gradients of whole models are coarser.
-EXACT, ROUNDED, ROUNDED_SUMS, ROUNDED_GRADIENTS = 1e-5, 1e-2, 3e-3, 6e-2
+# keeps 8 bits, so one rounding is up to 4e-3. The gradients of whole models are coarser: where the input of a ReLU is
+# nearly 0, the last bit decides its sign, and one such element among a million was seen to make 3e-5 in fp32.
+EXACT, ROUNDED, ROUNDED_SUMS = 1e-5, 1e-2, 3e-3
+GRADIENT_BOUNDS: dict[Precision, float] = {"fp32": 2e-4, "bf16": 6e-2}
+WORST_GRADIENT_BOUNDS: dict[Precision, float] = {"fp32": 3e-3, "bf16": 0.25}
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KERNEL_BOUNDS: dict[Precision, float] = {"fp32": EXACT, "bf16": ROUNDED}
 
@@ -625,7 +628,7 @@ def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
     config = replace(bench.model, dropout=0.0)
     exact = cpu_pass(config, bench.n_vocab, batch, torch.float64)
     on_cpu = cpu_pass(config, bench.n_vocab, batch, torch.float32)
-    sheet.bound("the CPU's own fp32: gradients", gradient_error(on_cpu, exact), EXACT)
+    sheet.bound("the CPU's own fp32: all gradients", gradient_error(on_cpu, exact), GRADIENT_BOUNDS["fp32"])
     precisions: list[Precision] = ["fp32", "bf16"]
     for precision in precisions:
         replica = make_replica(bench, precision, 0.0, shape)
@@ -658,9 +661,9 @@ def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: 
     is_rounded = precision == "bf16"
     sheet.bound(f"{name}: loss", relative_error(ours.sums, exact.sums), ROUNDED_SUMS if is_rounded else EXACT)
     error = gradient_error(ours, exact)
-    sheet.bound(f"{name}: all gradients", error, ROUNDED_GRADIENTS if is_rounded else EXACT)
+    sheet.bound(f"{name}: all gradients", error, GRADIENT_BOUNDS[precision])
     worst_name, worst = worst_gradient(ours, exact)
-    sheet.bound(f"{name}: worst, {worst_name}", worst, 4 * ROUNDED_GRADIENTS if is_rounded else 10 * EXACT)
+    sheet.bound(f"{name}: worst, {worst_name}", worst, WORST_GRADIENT_BOUNDS[precision])
     sheet.figures[f"{name}: error of all gradients"] = error
 
 

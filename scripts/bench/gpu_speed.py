@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from gpu_checks import Bench, Sheet, Skip, make_store, run_ranks, shape_for
+from gpu_checks import Bench, Sheet, Skip, has_graph, make_store, run_ranks, shape_for
 
 from nmt.config import DecodingConfig, RunConfig, load_config
 from nmt.data.loader import Loader
@@ -180,7 +180,7 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
         shares.append((flop.src * src + flop.tgt * tgt) / took / (most * world.size))
     return Speed(statistics.median(rates), min(rates), max(rates), statistics.median(shares), most,
                  trial.first_update_s, config.training.sized, n_micros, peaks[0], peaks[1], is_finite,
-                 replica.replay is not None and replica.replay.__module__ == "nmt.cuda_graph")
+                 has_graph(replica))
 
 
 def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
