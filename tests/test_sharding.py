@@ -1,5 +1,10 @@
 """Weights, gradients and moments in shares over the ranks (FSDP2) against whole ones: the same run, the same folder."""
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +73,45 @@ def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> 
     run = ground.finish("blank", *CALM, SHARD, "training.micro_tokens=300", "training.steps=4", size=3)
     one = ground.finish("single", *CALM, "training.micro_tokens=300", "training.steps=4")
     check_close(run, one)
+
+
+BETWEEN_MICRO_BATCHES = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+
+    import torch
+    from test_fast_paths import POST, batch_of, draw, make
+
+    from nmt.dist import join
+    from nmt.train.loss import Objective
+    from nmt.train.parallel import Replica
+
+    with join("cpu") as world:
+        replica = Replica(Objective(make(POST), 0.1), world, False, None, is_shared=True)
+        replica.run(batch_of(draw(world.rank)), 0.01, 0)
+        whole = shares = 0
+        for module in replica.objective.modules():
+            state = getattr(module, "_get_fsdp_state", lambda: None)()
+            groups = state._fsdp_param_groups if state else []
+            for one in (p for group in groups for p in group.fsdp_params):
+                shares += one.sharded_param.grad.to_local().numel()
+                kept = [one.unsharded_accumulated_grad, getattr(getattr(one, "_unsharded_param", None), "grad", None)]
+                whole += sum(grad.numel() for grad in kept if grad is not None)
+        print(f"whole {whole}, shares {shares}, model {sum(p.numel() for p in make(POST).parameters())}")
+"""
+
+
+def test_no_rank_holds_whole_gradients_between_micro_batches(tmp_path: Path) -> None:
+    script = tmp_path / "shares.py"
+    script.write_text(textwrap.dedent(BETWEEN_MICRO_BATCHES))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script),
+               str(Path(__file__).parent)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [line for line in done.stdout.splitlines() if line.startswith("whole")]
+    assert len(found) == 2
+    for line in found:
+        whole, shares, model = (int(part.split()[1]) for part in line.split(", "))
+        assert whole == 0
+        assert 0.4 * model < shares < 0.6 * model

@@ -20,6 +20,7 @@ from nmt.data.loader import Update, dealt
 from nmt.data.plan import Cursor, fixed_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.dist import World
+from nmt.model.embedding import _LookUp, look_up
 from nmt.model.transformer import Transformer
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
@@ -148,6 +149,18 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pyte
         assert float(plain.gradient_norm()) > 0
         replica.clear_gradients()
         assert not replica.flat.buffer.on_host.any()
+
+
+@pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
+def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
+    ids, table = torch.tensor(numbers), torch.randn(10, 3)
+    factor = torch.randn(len(numbers), 3)
+    ours, theirs = (table.clone().requires_grad_() for _ in range(2))
+    (_LookUp.apply(ours, ids) * factor).sum().backward()
+    (look_up(theirs, ids) * factor).sum().backward()
+    assert ours.grad is not None and theirs.grad is not None
+    assert torch.equal(ours.grad, theirs.grad) and not ours.grad[1].any()
+    torch.library.opcheck(torch.ops.nmt.embedding_gradient.default, (factor, ids, 10))
 
 
 def test_gradients_lie_in_one_buffer_and_stay_there() -> None:

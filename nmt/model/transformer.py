@@ -18,6 +18,7 @@ from nmt.errors import UserError
 from nmt.model.attention import TRITON, Field, attend
 from nmt.model.cache import FLOAT, Cache, StaticCache, Step, memory_grid, source_width, static_bytes
 from nmt.model.dropout import Dropout
+from nmt.model.embedding import look_up
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
 
@@ -45,7 +46,7 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
         table = self.table if longest <= len(self.table) else self.extended(longest)
-        return x + F.embedding(positions, table)
+        return x + look_up(table, positions)
 
     def extended(self, longest: int) -> Tensor:
         """A table for a sentence longer than the model's own, which stays as it is."""
@@ -249,7 +250,7 @@ class Transformer(nn.Module):
         self.tgt_positions.reserve(longest)
 
     def embed(self, embedding: nn.Embedding, positions: Positions, packed: Packed) -> Tensor:
-        x = embedding(packed.tokens) * math.sqrt(self.config.d_model)  # section 3.4
+        x = look_up(embedding.weight, packed.tokens) * math.sqrt(self.config.d_model)  # section 3.4
         x = positions(x, packed.positions, packed.longest)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))

@@ -47,6 +47,10 @@ class CompiledObjective(nn.Module):
     def __init__(self, objective: Objective, shape: BatchShape, is_one_graph: bool) -> None:
         super().__init__()
         self.objective, self.shape = objective, shape
+        import torch._inductor.config
+
+        # Choices by timing could change the order of sums from start to start, and so the bits of a continued run.
+        torch._inductor.config.deterministic = True
         self.sums = torch.compile(self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND)
 
     def plain_sums(self, src_tokens: Tensor, src_offsets: Tensor, tgt_tokens: Tensor, tgt_offsets: Tensor,

@@ -103,6 +103,7 @@ class _as_on_gpu:
         import torch.nn.functional as F
 
         import nmt.model.attention
+        import nmt.model.embedding
         import nmt.model.transformer
         import nmt.train.loss
         from nmt.model.attention import Field
@@ -124,6 +125,7 @@ class _as_on_gpu:
 
         self.patches: list[tuple[Any, str, Any]] = [
             (nmt.model.transformer, "Field", FieldOnGpu), (LayerNorm, "forward", normalize), (Dropout, "forward", drop),
+            (nmt.model.transformer, "look_up", nmt.model.embedding._LookUp.apply),
             (nmt.train.loss, "supports", lambda hidden: True), (nmt.model.attention, "supports", lambda q, v: True)]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:

@@ -111,7 +111,7 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
         elif "packed_attention" in kernel.kind:
             parts["attention"] += kernel.count * attention_s(counts, "backward" in kernel.kind, gpu)
         elif "loss_rows" not in kernel.kind:
-            parts["fused"] += kernel.count * SMALLEST_S
+            parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
     parts["loss rows"] = 2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15  # read once, written once
     parts["gradients"] = max(counts.n_tensors * SMALLEST_S, 12 * counts.n_parameters / gpu.bytes_per_s)
     parts["launches"] = (counts.launches() + counts.n_tensors) * LAUNCH_S
