@@ -6,6 +6,7 @@ place, and its results are overwritten each time. On any other device the work s
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -21,15 +22,16 @@ def capture(work: Callable[[], Result], device: torch.device, pool: Any = None) 
     """
     if device.type != "cuda":
         return work
-    side_stream = torch.cuda.Stream(device)
-    side_stream.wait_stream(torch.cuda.current_stream(device))
+    stream, side_stream = torch.cuda.current_stream(device), warm_up_stream(device)
+    side_stream.wait_stream(stream)
     with torch.cuda.stream(side_stream):
         for _ in range(WARM_UPS):
             work()
-    torch.cuda.current_stream(device).wait_stream(side_stream)
+    stream.wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
-    # thread_local: the loader's thread may pin memory meanwhile, which a recording in mode "global" would not survive
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    # thread_local: the loader's thread may pin memory meanwhile, which a recording in mode "global" would not survive.
+    recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    with torch.cuda.stream(stream), recording:  # where a recording fails, torch 2.13 does not put the stream back
         result = work()
 
     def replay() -> Result:
@@ -37,3 +39,9 @@ def capture(work: Callable[[], Result], device: torch.device, pool: Any = None) 
         return result
 
     return replay
+
+
+@cache
+def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: cuBLAS keeps a workspace of many megabytes for each stream that it has ever seen."""
+    return torch.cuda.Stream(device)

@@ -16,6 +16,7 @@ from nmt.errors import UserError
 
 DEVICES = Path("/dev")  # of NVIDIA: nvidia0, nvidia1, ...
 DRIVER = Path("/proc/driver/nvidia/version")
+OUT_OF_MEMORY = ("out of memory", "alloc_failed", "allocate memory")  # how different libraries say it
 
 
 def choose_device(asked: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
@@ -32,6 +33,17 @@ def choose_device(asked: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -
                         "cannot use; install the torch wheel for this driver (see pytorch.org) or a newer driver, in a "
                         "container pass the GPUs in, or ask for the CPU with device=cpu")
     return torch.device("cpu")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory did not suffice, of the device or of the host, in whosever words: torch's allocator, the driver,
+    cuBLAS, or an error that came of one of them."""
+    while error is not None:
+        words = str(error).lower()
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def has_nvidia() -> bool:

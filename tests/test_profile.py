@@ -194,7 +194,9 @@ def test_kernels_of_a_graph_belong_to_the_part_that_they_are_named_after() -> No
                "triton_per_fused_add_native_dropout_native_layer_norm_packed_attention_3": 20, "Memcpy DtoD": 1,
                "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>": 5}
     events = [FunctionEvent(0, name, 1, 0, took, device_type=DeviceType.CUDA) for name, took in took_us.items()]
-    events += [FunctionEvent(0, "update", 1, 0, 999, device_type=DeviceType.CUDA), FunctionEvent(0, "mm", 1, 0, 999)]
+    events += [FunctionEvent(0, "update", 1, 0, 999, device_type=DeviceType.CUDA), FunctionEvent(0, "mm", 1, 0, 999),
+               FunctionEvent(0, "Optimizer.step#Adam.step", 1, 0, 999, device_type=DeviceType.CUDA,
+                             is_user_annotation=True)]
     parts = {part: round(1e6 * took) for part, took in seconds_of_kernels(events).items()}
     assert parts == {"attention": 8, "softmax and loss": 4, "matrix products": 110, "sum over ranks": 7, "other": 1,
                      "embedding, norm, dropout": 20, "optimizer": 5}

@@ -19,6 +19,7 @@ from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.data.loader import Update, dealt
 from nmt.data.plan import Cursor, fixed_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
+from nmt.device import is_out_of_memory
 from nmt.dist import World
 from nmt.model.embedding import _LookUp, look_up
 from nmt.model.transformer import Transformer
@@ -149,6 +150,44 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pyte
         assert float(plain.gradient_norm()) > 0
         replica.clear_gradients()
         assert not replica.flat.buffer.on_host.any()
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None), "not compiled"),
+    (RuntimeError("operation not permitted when stream is capturing\nmore"), "no CUDA graph"),
+    (torch.OutOfMemoryError("CUDA out of memory"), None), (RuntimeError("Triton Error [CUDA]: out of memory"), None)])
+def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(error: Exception, told: str | None,
+                                                               monkeypatch: pytest.MonkeyPatch,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+    def fail(work: Any, device: torch.device) -> None:
+        raise error
+
+    monkeypatch.setattr("nmt.train.parallel.capture", fail)
+    store, world = make_store(), World(0, 1, torch.device("cpu"))
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    batch = updates(store, world)[0].micros[0].batch
+    plain, fixed = (Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape))
+    if told is None:  # it is for the caller to try a smaller one
+        with pytest.raises(type(error)):
+            fixed.run(batch, 1.0, 3)
+        return
+    for _ in range(2):
+        assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
+
+
+@pytest.mark.parametrize(("error", "is_memory"), [
+    (torch.OutOfMemoryError("x"), True), (MemoryError(), True), (RuntimeError("CUDA error: out of memory"), True),
+    (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublas"), True), (RuntimeError("shapes differ"), False),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True)])
+def test_want_of_memory_is_told_from_other_errors(error: Exception, is_memory: bool) -> None:
+    assert is_out_of_memory(error) == is_memory
+    wrapped = RuntimeError("capture_end failed")
+    wrapped.__context__ = error
+    assert is_out_of_memory(wrapped) == is_memory
 
 
 @pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])

@@ -18,6 +18,7 @@ from nmt.batch import pack
 from nmt.config import DecodingConfig
 from nmt.decode.beam import Hypothesis, Speaker, search
 from nmt.decode.graph_search import GraphSearch, free_bytes
+from nmt.device import is_out_of_memory
 
 BATCH_TOKENS = 4_096  # where nothing else is asked for, and memory does not decide
 SAID, MORE = 16, 50  # a hypothesis is taken to say so many pieces more than its source has
@@ -44,8 +45,8 @@ class GpuSearch:
             forced = None if prefixes is None else [prefixes[i] for i in batch]
             try:
                 found = self.graph_search.search(pack([sources[i] for i in batch]).to(self.device), n_best, forced)
-            except torch.OutOfMemoryError:
-                if len(batch) == 1:
+            except RuntimeError as error:
+                if len(batch) == 1 or not is_out_of_memory(error):
                     raise
                 found = None
             if found is not None:

@@ -23,6 +23,7 @@ from nmt.decode.batches import BATCH_TOKENS, Found, GpuSearch, searching
 from nmt.decode.beam import Hypothesis, Speaker
 from nmt.decode.ensemble import Ensemble
 from nmt.decode.lines import split
+from nmt.device import is_out_of_memory
 from nmt.errors import Failure, UserError
 from nmt.model.packed import packed
 from nmt.model.transformer import Transformer
@@ -202,7 +203,7 @@ class Translator(TextToText):
                 else:
                     yield from searching(self.speaker, marked, self.config, self.device, n_best, prefixes)
             except (MemoryError, RuntimeError) as error:  # of a host tensor it is a plain one
-                if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+                if is_out_of_memory(error):
                     raise Failure("not enough memory for this search; lower decoding.beam (or --n-best of samples) or "
                                   "decoding.batch_tokens") from None
                 raise

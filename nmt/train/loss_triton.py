@@ -235,7 +235,10 @@ def fused_loss_forward(
     with torch.autocast(device, enabled=False):
         for first in range(0, hidden.shape[0], rows):
             h, label = hidden[first : first + rows], labels[first : first + rows]
-            logits = torch.mm(h, weight_fast.T, out=room[: len(h)])  # (C, V)
+            if len(h) == len(room):
+                logits = torch.mm(h, weight_fast.T, out=room)  # (C, V)
+            else:  # the compiler would copy all of the room to write a part of it
+                logits = torch.mm(h, weight_fast.T)
             losses = rows_in_place(
                 logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad
             )

@@ -20,6 +20,7 @@ from nmt.data.loader import Loader, make_batch
 from nmt.data.plan import Cursor, equal_share, fixed_shape
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import Vocab
+from nmt.device import is_out_of_memory
 from nmt.dist import World
 from nmt.errors import UserError
 from nmt.files import RunFolder
@@ -30,6 +31,7 @@ from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, has_fixed_shape, make_replica
 
 CPU_MICRO_TOKENS = 4_096  # docs/benchmarks.md
+SHARE = 0.92  # of a GPU's memory that a trial may take
 MOST_ROUNDS = 64  # micro-batches of an update on one rank
 USEFUL = 0.9  # of a rank's work, below which a run that continues on other ranks gets micro-batches of another size
 
@@ -93,10 +95,6 @@ def explained_out_of_memory(micro_tokens: int) -> Iterator[None]:
                         f"training.micro_tokens={max(1, micro_tokens // 2)}; updates keep their sentences") from None
 
 
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
-
-
 # ---- the size of a micro-batch -----------------------------------------------------------------------------------
 
 def settled(config: RunConfig, world: World) -> RunConfig:
@@ -149,6 +147,9 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
 def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
     """Whether model, optimizer and the worst micro-batches of that size fit into memory. Leaves nothing behind."""
     trial = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
+    is_cuda = world.device.type == "cuda"
+    if is_cuda:  # something must be left for NCCL and others that take memory beside torch
+        torch.cuda.set_per_process_memory_fraction(SHARE, world.device)
     try:
         _try_update(trial, replace(world, rank=0, size=1))
     except (RuntimeError, MemoryError) as error:
@@ -157,7 +158,9 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
         return False
     finally:
         gc.collect()  # autograd's and the compiler's cycles hold tensors
-        torch.cuda.empty_cache()
+        if is_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1.0, world.device)
     return True
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nmt.batch import Batch, BatchShape, Packed
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.cuda_graph import capture
+from nmt.device import is_out_of_memory
 from nmt.dist import World, whole
 from nmt.model.attention_choice import chosen
 from nmt.model.attention_triton import WIDEST, triton
@@ -108,12 +109,12 @@ class Replica:
     def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
         """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`; returns the
         (smoothed, plain) sums, on the device, which the next call may overwrite."""
-        if self.compiled is None or self.shape is None or not batch.has_shape(self.shape):
+        has_shape = self.shape is not None and batch.has_shape(self.shape)
+        if has_shape and self.compiled is not None and self.replay is None:
+            self.record(batch)
+        if not has_shape or self.replay is None:
             torch.manual_seed(seed)
             return forward_backward(self.objective, batch, scale, self.is_bf16)
-        if self.replay is None:
-            self.record(batch)
-        assert self.replay is not None
         for mine, given in zip(self.inputs.tensors, batch.tensors, strict=True):
             mine.copy_(given)
         self.scale.fill_(scale)
@@ -121,9 +122,10 @@ class Replica:
         return self.replay()
 
     def record(self, batch: Batch) -> None:
-        """Compile and record the forward and backward pass over batches of this shape."""
-        assert self.compiled is not None
-        device = batch.labels.device
+        """Compile and record the forward and backward pass over batches of this shape. What cannot be compiled runs as
+        plain code, and what cannot be recorded unrecorded, with a word about it."""
+        compiled, device = self.compiled, batch.labels.device
+        assert compiled is not None
         src = Packed(batch.src.tokens.clone(), batch.src.offsets.clone(), batch.src.longest, batch.src.n_live)
         tgt = Packed(batch.tgt.tokens.clone(), batch.tgt.offsets.clone(), batch.tgt.longest, batch.tgt.n_live)
         self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
@@ -133,16 +135,21 @@ class Replica:
         self.tables = model.src_positions.table, model.tgt_positions.table
 
         def work() -> Tensor:
-            return forward_backward(self.compiled or self.objective, self.inputs, self.scale, self.is_bf16)
+            return forward_backward(compiled, self.inputs, self.scale, self.is_bf16)
 
         before = None if self.flat is None else self.flat.buffer.clone()
         try:
             self.replay = capture(work, device)
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            say(f"no CUDA graph, which costs speed: {str(error).splitlines()[0]}")
-            self.replay = work
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                say(f"warning: not compiled, which costs much speed: {reason}")
+                self.compiled = None
+            else:
+                say(f"warning: no CUDA graph, which costs speed: {reason}")
+                self.replay = work
         if self.flat is not None and before is not None:
             self.flat.buffer.copy_(before)  # recording has run the work, and so added to them
 

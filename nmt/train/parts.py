@@ -55,8 +55,8 @@ def seconds_of_kernels(events: list[FunctionEvent]) -> dict[str, float]:
     """Seconds of each part by the kernels that ran on the GPU, also those of a CUDA graph."""
     sums: dict[str, float] = {}
     for event in events:
-        if event.device_type != DeviceType.CUDA or event.name == UPDATE:  # the range of an update spans its kernels
-            continue
+        if event.device_type != DeviceType.CUDA or event.is_user_annotation or event.name == UPDATE:
+            continue  # ranges span the kernels within them
         part = part_of_kernel(event.name)
         sums[part] = sums.get(part, 0.0) + event.time_range.elapsed_us() / 1e6
     return sums

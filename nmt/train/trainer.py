@@ -235,7 +235,7 @@ class Trainer:
         loader = Loader(segmentations, training, self.config.seed, self.state.cursor, world, self.shape)
         # segmentations are closed first: otherwise the loader may wait for an epoch that is no longer needed
         with (contextlib.closing(progress), explained_out_of_memory(training.sized), loader as updates, segmentations):
-            if world.device.type == "cuda":
+            if world.device.type == "cuda":  # before any search records graphs: a graph must not outlive an older one
                 try_worst(self.replica, self.store, training, world)
             self.validate()  # what a stop cut short
             if self.state.step == training.steps and not self.exit_code:  # there is no later one to hold the score

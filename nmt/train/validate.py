@@ -62,12 +62,15 @@ def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world:
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
     bounds = cut(store.src.lengths[order] + 1, store.tgt.lengths[order] + 1, micro_tokens, micro_tokens)
-    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    n_tokens = 0
 
     def add(n: int) -> None:
+        nonlocal n_tokens
         batch = make_batch(store, order[bounds[n]:bounds[n + 1]]).to(world.device)
         _, nll = loss_sums(model(batch.src, batch.tgt), model.projection.weight, batch.labels, 0.0)
-        sums.add_(torch.stack((nll.double(), torch.tensor(batch.n_tokens, device=world.device).double())))
+        total.add_(nll.double())
+        n_tokens += batch.n_tokens
 
     was_training = model.training
     model.eval()
@@ -75,8 +78,9 @@ def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world:
     model.train(was_training)
     if not is_done:
         return None
-    total, count = world.sum(sums).tolist()
-    return total / count
+    sums = torch.tensor([total.item(), n_tokens], dtype=torch.float64, device=world.device)
+    nll, count = world.sum(sums).tolist()
+    return nll / count
 
 
 def validate(translator: Translator, dev: DevSet, config: RunConfig, world: World,
