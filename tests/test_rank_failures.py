@@ -52,7 +52,9 @@ sys.exit(main(sys.argv[3:]))
 
 
 ERRORS = [("UserError('lower the beam')", 2, "nmt-train: error: lower the beam"),
-          ("ValueError('a bug')", 1, "ValueError: a bug"), ("Failure('no more room')", 1, "nmt-train: failed: no more room"), ("SystemExit(75)", 75, ""),
+          ("ValueError('a bug')", 1, "ValueError: a bug"),
+          ("Failure('no more room')", 1, "nmt-train: failed: no more room"),
+          ("SystemExit(75)", 75, ""),
           ("KeyboardInterrupt()", 130, "nmt-train: interrupted")]
 
 
