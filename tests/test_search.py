@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from plain_search import BOS, EOS, PAD, Full, Ids, Toy, allowed, assert_same, everything, limit, recursion
+from soaking import IS_SOAK
 from untrained import make_vocab
 
 from nmt.batch import Packed, pack
@@ -38,10 +39,17 @@ def recorded_search(model: Speaker, src: Packed, config: DecodingConfig, n_best:
     return GraphSearch(model, config, torch.device("cpu")).search(src, n_best, prefixes)
 
 
+# What a usual run of the tests asks of one search alone: both have the same rules, which all other tests hold.
+LONG = {"test_so_it_is_with_real_models", "test_so_it_is_with_real_ones", "test_it_is_the_search_of_hugging_face",
+        "test_it_is_the_search_of_ctranslate2"}
+
+
 @pytest.fixture(autouse=True, params=["step by step", "recorded"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded search begins with little room, and moves the living together however few they are."""
     if request.param == "recorded":
+        if request.node.originalname in LONG and not IS_SOAK:
+            pytest.skip("the recorded search runs these in make soak")
         monkeypatch.setattr("nmt.decode.graph_search.ROOM", 2)
         monkeypatch.setattr("nmt.decode.graph_search.FEWEST", 0)
         monkeypatch.setitem(globals(), "search", recorded_search)
