@@ -17,6 +17,7 @@ from typing import Literal
 
 import pytest
 import torch
+from soaking import IS_SOAK
 
 from nmt.batch import pack
 from nmt.checkpoint import load
@@ -94,7 +95,7 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: ModelConfig, confi
     assert_same(beside[1::2], together[5:7])
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n_threads", [1, 2] if IS_SOAK else [2])
 @pytest.mark.parametrize("config", [WAYS[way] for way in ("greedy", "beam", "sample")])
 def test_batches_of_any_size_and_threads(config: DecodingConfig, n_threads: int) -> None:
     ours, given = packed(model(SHAPE, seed=2), False), sources(110, 5)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import sentences
+from soaking import IS_SOAK
 from untrained import DECODING, make_checkpoint, make_vocab
 
 from nmt.batch import Packed, pack
@@ -342,7 +343,10 @@ def feed(process: "subprocess.Popen[bytes]", text: str) -> None:
     process.stdin.flush()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)])
+STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
+
+
+@pytest.mark.parametrize(("number", "code"), STOPS if IS_SOAK else STOPS[:2])
 def test_a_stop_leaves_whole_lines(number: signal.Signals, code: int, place: Path, translator: Translator,
                                    tmp_path: Path) -> None:
     expected = [text_of(translator, line) for line in LINES]
