@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 SOAKED := $(addprefix tests/test_,kills.py signals.py ranks.py rank_failures.py damage.py hosts.py trust.py \
-	search.py decode_gpu.py translate.py import.py invariance.py)
+	search.py decode_gpu.py translate.py invariance.py)
 RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
 
 .DEFAULT_GOAL := help

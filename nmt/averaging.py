@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -30,7 +29,6 @@ PIECE = 1 << 20  # numbers that are summed at a time
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 CARD = "README.md"
 MARK = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
-FOREIGN = re.compile(r"\b(?:huggingface|fairseq):")  # how nmt-import names where a model is from
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = 
     """Write the mean of the checkpoints' weights as the folder `out`, and tell their names; one that is there is
     replaced only if all in it is ours."""
     out = out.resolve()
-    check_place(out)
+    _check_place(out)
     _check_replaceable(out)
     make_folder(out.parent)
     mix = mixed(opened(paths), weights)
@@ -134,7 +132,7 @@ def pour(mix: Mix, model: nn.Module) -> None:
 def state_of(mix: Mix) -> dict[str, Any]:
     """What an average says of itself."""
     states = [checkpoint.state for checkpoint in mix.checkpoints]
-    state = {"averaged": [_named(checkpoint) for checkpoint in mix.checkpoints],
+    state = {"averaged": [checkpoint.path.resolve().name for checkpoint in mix.checkpoints],  # not best, or .
              "step": max(state["step"] for state in states)}
     if not any("averaged" in state for state in states):
         state["elapsed_s"] = [state["elapsed_s"] for state in states]
@@ -143,21 +141,9 @@ def state_of(mix: Mix) -> dict[str, Any]:
     return state
 
 
-def _named(checkpoint: Checkpoint) -> str:
-    """By its folder, and by its origin if other hands trained it, or that would be forgotten."""
-    origins = [name for name in checkpoint.state.get("averaged", []) if FOREIGN.search(name)]
-    name = checkpoint.path.resolve().name  # not best, or .
-    return f"{name} ({', '.join(origins)})" if origins else name
-
-
-def is_foreign(averaged: Sequence[str]) -> bool:
-    """Whether a model of other hands is among what the weights were made of."""
-    return any(FOREIGN.search(name) for name in averaged)
-
-
 def averaged_in(folder: Path) -> list[str] | None:
-    """What the weights in `folder` were made of, if `average` or an import wrote them and there is nothing else but
-    our own card: then the folder may be replaced. Nothing, if it is empty."""
+    """What the weights in `folder` were made of, if `average` wrote them and there is nothing else but our own card:
+    then the folder may be replaced. Nothing, if it is empty."""
     if not folder.is_dir():
         return None
     names = {path.name for path in folder.iterdir()}
@@ -172,7 +158,7 @@ def averaged_in(folder: Path) -> list[str] | None:
     return [str(one) for one in known] if isinstance(known, list) else None
 
 
-def check_place(out: Path) -> None:
+def _check_place(out: Path) -> None:
     """A model among a run's checkpoints would be taken for one of them, or pruned."""
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
@@ -183,9 +169,6 @@ def check_place(out: Path) -> None:
 
 def _check_replaceable(out: Path) -> None:
     known = averaged_in(out)
-    if known and len(known) == 1 and FOREIGN.match(known[0]):
-        raise UserError(f"{out}: holds what nmt-import brought in, which is no average; choose another -o DIR, nothing "
-                        "was changed")
     if os.path.lexists(out) and known is None:
         if (out / STATE).is_file() and os.path.lexists(out / CARD) and not is_our_card(out / CARD):
             raise UserError(f"{out / CARD}: was edited since nmt wrote it, or is not nmt's; move it away or choose "

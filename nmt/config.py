@@ -148,7 +148,6 @@ class ModelConfig:
     max_positions: int = ruled(1024, ONE_OR_MORE)  # rows of a learned table; sinusoids have no end
     window: int | None = ruled(None, ONE_OR_MORE)  # restricted self-attention (section 4): neighbours to each side
     tied: bool = True  # one matrix for both embeddings and the projection
-    attention_bias: bool = False  # of queries, keys, values and output, as imported models have them
 
     def check(self) -> str | None:
         if self.d_model % self.n_heads and (self.d_k is None or self.d_v is None):
@@ -285,6 +284,10 @@ FREE_KEYS = ("name", "out", "device", "data.root", "data.workers", "data.store",
              "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
 
 
+# Keys that are gone. Older runs wrote them down, and are read where the value is what there is now.
+RETIRED: dict[str, object] = {"model.attention_bias": False}
+
+
 # ---- files -> values ---------------------------------------------------------------------------------------------
 
 def shipped_folder() -> Path:
@@ -369,6 +372,11 @@ def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
     presets = cls.PRESETS if cls is CleanConfig or cls is DecodingConfig else {}
     for name, value in {**presets.get(str(values.get("preset")), {}), **values}.items():
         inner = f"{key}.{name}" if key else name
+        if inner in RETIRED:
+            if value is not RETIRED[inner]:
+                raise UserError(f"{_where(inner, places)}: this key is gone; only {RETIRED[inner]!r} is still read, "
+                                f"not {value!r}")
+            continue
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, 1)
             remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(fields))}"

@@ -112,13 +112,6 @@ ROOMS = {
     "publish/huggingface.py": Room(4, 180, ("publish/agreement.py", "publish/tensors.py")),
     "publish/export.py": Room(4, 150, ("publish/agreement.py", "publish/card.py", "publish/ctranslate2.py",
                                        "publish/huggingface.py")),
-    "publish/pieces.py": Room(4, 130),
-    "publish/origin.py": Room(4, 200),
-    "publish/marian.py": Room(4, 200, ("publish/agreement.py", "publish/huggingface.py", "publish/origin.py",
-                                       "publish/pieces.py")),
-    "publish/fairseq.py": Room(4, 170, ("publish/origin.py", "publish/pieces.py")),
-    "publish/adoption.py": Room(4, 190, ("publish/agreement.py", "publish/export.py", "publish/marian.py",
-                                         "publish/origin.py")),
     "publish/engine.py": Room(4, 50, ("publish/ctranslate2.py", "publish/export.py")),
     "decode/job.py": Room(4, 150, ("publish/engine.py",)),
     "publish/system.py": Room(4, 100, ("decode/job.py",)),
@@ -133,7 +126,6 @@ ROOMS = {
     "commands/eval.py": Room(5, 100, ("commands/entry.py",)),
     "commands/translate.py": Room(5, 110, ("commands/entry.py", "commands/prompt.py")),
     "commands/export.py": Room(5, 80, ("commands/entry.py",)),
-    "commands/adopt.py": Room(5, 80, ("commands/entry.py",)),
 }
 FOR_EVERYONE = {"errors.py", "progress.py"}
 BANNED_NAME = re.compile(r"(?i:utils?|helpers?|common|misc)|_?Base(?=[A-Z_]|$)\w*|\w*(Manager|Handler)")

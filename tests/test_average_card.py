@@ -16,7 +16,7 @@ from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, dump, load_config
 from nmt.data.vocab import Vocab
 from nmt.errors import UserError
-from nmt.files import read_manifest, seal, write_json
+from nmt.files import read_manifest, seal
 from nmt.publish.average_card import write_card
 from nmt.publish.results import Result
 
@@ -111,21 +111,6 @@ def test_one_that_was_edited_is_left_alone(folder: Path) -> None:
     card.unlink()
     write_card(folder, [result_of(folder)])
     assert "27.30" in card.read_text()
-
-
-def test_what_other_hands_trained_is_not_ours(folder: Path, tmp_path: Path) -> None:
-    write_json(folder / STATE, {"averaged": ["huggingface:opus-mt-en-de"], "step": 0})
-    seal(folder)
-    average([folder], tmp_path / "mean")
-    for each in (folder, tmp_path / "mean"):
-        write_card(each, [])
-        text = (each / "README.md").read_text()
-        assert "trained with nmt" not in text and "not trained by nmt" in text and "huggingface:opus-mt-en-de" in text
-        assert "label smoothing" not in text and "updates" not in text and "Adam" not in text
-    assert nmt_export([str(folder), "--to", "safetensors", "-o", str(tmp_path / "export")]) == 0
-    text = (tmp_path / "export" / "README.md").read_text()
-    assert "trained with nmt" not in text and "not trained by nmt" in text
-    assert ModelCard.load(tmp_path / "export" / "README.md").data.to_dict()["language"] == ["en", "de"]
 
 
 def test_other_folders_have_none(folder: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from test_checkpoint import CONFIG, STATE, pieces, write
 from torch import Tensor
 from untrained import make_checkpoint, make_vocab
 
-from nmt.averaging import average, averaged_in, is_foreign, is_our_card, marked
+from nmt.averaging import average, averaged_in, is_our_card, marked
 from nmt.checkpoint import MODEL, load, load_weights, newest
 from nmt.checkpoint import STATE as STATE_FILE
 from nmt.commands.average import main as nmt_average
@@ -30,7 +30,6 @@ from nmt.errors import UserError
 from nmt.files import RunFolder, digest, seal
 from nmt.model.transformer import Transformer
 from nmt.publish import curve
-from nmt.publish.adoption import is_import
 from nmt.selection import best, choose
 
 MEAN = "mean"
@@ -223,21 +222,6 @@ def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(place: str, run: R
     average([run.checkpoint(50)], tmp_path / "checkpoints" / MEAN)  # a folder of that name that is no run's
 
 
-def test_it_never_replaces_what_was_imported(tmp_path: Path) -> None:
-    """Although nmt-import may, an average of it is one."""
-    vocab = make_vocab(tmp_path)
-    theirs = make_checkpoint(tmp_path / "theirs", vocab)
-    (theirs / STATE_FILE).write_text(json.dumps({"averaged": ["huggingface:opus-mt"], "step": 0}))
-    seal(theirs)
-    before = digest(theirs / "manifest.json")
-    for paths in ([theirs], [make_checkpoint(tmp_path / "other", vocab)]):
-        with pytest.raises(UserError, match="theirs: holds what nmt-import brought in"):
-            average(paths, theirs)
-    assert digest(theirs / "manifest.json") == before and is_import(theirs)
-    for _ in range(2):
-        average([theirs], tmp_path / MEAN)
-
-
 def test_it_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
     write(tmp_path / "a")
     (tmp_path / "mine").mkdir()
@@ -282,18 +266,6 @@ def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match="README.md: was edited"):
         average([tmp_path / "a"], tmp_path / MEAN)
     assert card.read_text() == "mine" and load(tmp_path / MEAN)
-
-
-def test_what_other_hands_trained_is_not_forgotten(tmp_path: Path) -> None:
-    vocab = make_vocab(tmp_path)
-    theirs = make_checkpoint(tmp_path / "theirs", vocab)
-    (theirs / STATE_FILE).write_text(json.dumps({"averaged": ["fairseq:checkpoint.pt"], "step": 5}))
-    seal(theirs)
-    average([theirs], tmp_path / "first")
-    average([tmp_path / "first"], tmp_path / "second")
-    names = state_of(tmp_path / "second")["averaged"]
-    assert names == ["first (theirs (fairseq:checkpoint.pt))"] and is_foreign(names)
-    assert not is_foreign(["step-0000010", "checkpoint"])
 
 
 STATES: dict[str, tuple[dict[str, object], str | None]] = {

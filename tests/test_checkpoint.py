@@ -112,6 +112,19 @@ def test_weights_that_do_not_belong_to_the_config(change: object, complaint: str
         load(tmp_path / "c")
 
 
+def test_one_of_before_a_key_was_gone_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace("model:\n", "model:\n  attention_bias: false\n"))
+    seal(tmp_path)
+    assert path.read_text() != text and load(tmp_path).config == CONFIG
+    path.write_text(text.replace("model:\n", "model:\n  attention_bias: true\n"))
+    seal(tmp_path)
+    with pytest.raises(UserError, match="model.attention_bias: this key is gone"):
+        load(tmp_path)
+
+
 def test_newest_prune_and_best(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert newest(run) is None

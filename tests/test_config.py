@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nmt.config import (
     FREE_KEYS,
+    RETIRED,
     CleanConfig,
     CorpusConfig,
     DataConfig,
@@ -105,6 +106,8 @@ BAD = [
     ("name: x\ntraining:\n  stesp: 1", "c.yaml:3: training.stesp: unknown key; did you mean steps?"),
     ("qqq: 1", "known: data, decoding, device, evaluation"),
     ("training.steps: 5", "c.yaml:1: training.steps: unknown key"),
+    ("model:\n  attention_bias: true", "c.yaml:2: model.attention_bias: this key is gone; only False is still read"),
+    ("model: {attention_bias: 0}", "only False is still read, not 0"),
     ("<<: {name: x}", "c.yaml:1: <<: unknown key"),
     ("data: {train: [{src: a, tgt: a}]}", "data.train[0]: src and tgt are both 'a'"),
     ("data: {train: [{scr: a}]}", "data.train[0].scr: unknown key; did you mean src?"),
@@ -277,6 +280,11 @@ def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> 
     assert find_config("base.yaml") == shipped_folder() / "base.yaml"
     (tmp_path / "base.yaml").write_text("name: mine")
     assert load_config("base.yaml").name == "mine"
+
+
+def test_keys_that_are_gone_are_read_where_they_change_nothing(load: Loader) -> None:
+    assert load("model: {attention_bias: false}") == load("", "model.attention_bias=false") == RunConfig()
+    assert all(key.rpartition(".")[2] not in dump(RunConfig()) for key in RETIRED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

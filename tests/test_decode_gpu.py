@@ -34,7 +34,7 @@ NEAR = 1e-5
 SHAPE = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
 SHAPES = {"post": SHAPE, "pre": replace(SHAPE, norm="pre", tied=False),
           "learned": replace(SHAPE, positions="learned", max_positions=21), "window": replace(SHAPE, window=3),
-          "small-heads": replace(SHAPE, d_k=3, d_v=5, attention_bias=True)}
+          "small-heads": replace(SHAPE, d_k=3, d_v=5)}
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
 

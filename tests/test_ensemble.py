@@ -19,7 +19,7 @@ from nmt.model.transformer import Transformer
 V = 14
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 SHAPES = [SHAPE, replace(SHAPE, d_model=12, n_heads=3, d_k=5, d_v=2, n_layers=2, norm="pre", tied=False),
-          replace(SHAPE, positions="learned", max_positions=20), replace(SHAPE, window=1, attention_bias=True)]
+          replace(SHAPE, positions="learned", max_positions=20), replace(SHAPE, window=1)]
 
 
 def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:

@@ -42,8 +42,7 @@ SHAPES = {f"{norm}-{'tied' if tied else 'untied'}-{positions}":
           replace(PLAIN, norm=norm, tied=tied, positions=positions)
           for norm in ("post", "pre") for tied in (True, False) for positions in ("sinusoidal", "learned")}
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
-SHAPES["biased"] = replace(PLAIN, attention_bias=True)
-SHAPES["biased-pre-small-heads"] = replace(PLAIN, attention_bias=True, norm="pre", d_k=3, d_v=5)
+SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 
 
 @pytest.fixture(scope="session")

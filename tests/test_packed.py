@@ -16,8 +16,7 @@ V = 50
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
 SHAPES = {"post": SHAPE, "pre-untied": replace(SHAPE, norm="pre", tied=False),
           "learned": replace(SHAPE, positions="learned", max_positions=40),
-          "biased": replace(SHAPE, attention_bias=True), "small-heads": replace(SHAPE, d_k=3, d_v=5),
-          "window": replace(SHAPE, window=2)}
+          "small-heads": replace(SHAPE, d_k=3, d_v=5), "window": replace(SHAPE, window=2)}
 SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
 SRC = pack(SENTENCES)
 NEEDS_PACKING = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

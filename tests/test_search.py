@@ -134,7 +134,7 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
 def test_so_it_is_with_real_ones(finishing: Any, stopping: Any) -> None:
     shapes = [SHAPE, replace(SHAPE, norm="pre", window=2), replace(SHAPE, positions="learned", max_positions=9),
-              replace(SHAPE, d_k=3, d_v=5, attention_bias=True, n_layers=2)]
+              replace(SHAPE, d_k=3, d_v=5, n_layers=2)]
     for seed, (shape, beam) in enumerate(zip(shapes, (1, 2, 4, 5), strict=True)):
         rng = random.Random(seed)
         ours, given = model(seed, 12, shape), sources(rng, 4, 6, 12)

@@ -83,8 +83,8 @@ def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
 
 
 OPTIONS = [SMALL, replace(SMALL, norm="pre"), replace(SMALL, window=1), replace(SMALL, positions="learned"),
-           replace(SMALL, d_k=3, d_v=5), replace(SMALL, tied=False), replace(SMALL, attention_bias=True)]
-NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "biased"]
+           replace(SMALL, d_k=3, d_v=5), replace(SMALL, tied=False)]
+NAMES = ["post", "pre", "window", "learned", "d_k", "untied"]
 
 
 @pytest.mark.parametrize("config", OPTIONS, ids=NAMES)

@@ -87,10 +87,6 @@ COMPARABLE_TO_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
     "test set": ({"test": replace(FULL, name="newstest2013", known_as="newstest2013")},
                  "the test set is newstest2013, in the paper newstest2014 in full (3,003 lines)"),
     "unknown test set": ({"test": replace(FULL, name="a.en + a.de", known_as=None)}, "the test set is a.en + a.de, in"),
-    "imported weights": ({"made": state(1, 0, averaged=["huggingface:opus-mt-en-de"])},
-                         "the weights come from elsewhere (huggingface:opus-mt-en-de)"),
-    "imported and averaged": ({"made": state(averaged=["a (fairseq:wmt14)", "b", "c", "d", "e"])},
-                              "the weights come from elsewhere (a (fairseq:wmt14), b, c, d, e)"),
     "ensemble": ({"n_others": 2}, "3 systems translated together, in the paper one"),
 }
 

@@ -83,7 +83,7 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.window = config.n_heads, window
         self.sizes = [config.n_heads * n for n in (config.key_size, config.key_size, config.value_size)]
-        self.output = nn.Linear(self.sizes[2], config.d_model, config.attention_bias)
+        self.output = nn.Linear(self.sizes[2], config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1))  # (T, H, D)
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, config.window)
-        self.qkv = nn.Linear(config.d_model, sum(self.sizes), config.attention_bias)
+        self.qkv = nn.Linear(config.d_model, sum(self.sizes), bias=False)
 
     def split(self, x: Tensor) -> list[Tensor]:
         return [self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1)]
@@ -111,8 +111,8 @@ class MemoryAttention(Attention):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.q = nn.Linear(config.d_model, self.sizes[0], config.attention_bias)
-        self.kv = nn.Linear(config.d_model, sum(self.sizes[1:]), config.attention_bias)
+        self.q = nn.Linear(config.d_model, self.sizes[0], bias=False)
+        self.kv = nn.Linear(config.d_model, sum(self.sizes[1:]), bias=False)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.kv(memory).split(self.sizes[1:], dim=-1)

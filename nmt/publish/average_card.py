@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.averaging import CARD, is_foreign, is_our_card, marked
+from nmt.averaging import CARD, is_our_card, marked
 from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB, read_state
 from nmt.config import RunConfig, load_config
 from nmt.data.vocab import Vocab
 from nmt.errors import UserError
 from nmt.files import read_manifest, write_text
-from nmt.publish.card import datasets, front_matter, made, model_rows, origin, table, training_text
+from nmt.publish.card import datasets, front_matter, model_rows, origin, table, training_text
 from nmt.publish.results import Result, Score, run_of
 
 NEWSTEST = {"newstest2014": "test", "newstest2013": "validation"}  # splits of wmt/wmt14; the filtered wmt14 is none
@@ -25,7 +25,7 @@ SHOWN = ("beam", "penalty", "length_penalty", "sample")  # of the search, in the
 
 
 def write_card(folder: Path, results: Sequence[Result]) -> None:
-    """Write README.md into the folder of an average or an import; any other kind of folder has none."""
+    """Write README.md into the folder of an average; any other kind of folder has none."""
     if not (folder / STATE).is_file() or "averaged" not in (state := read_state(folder)):
         return
     path = folder / CARD
@@ -44,13 +44,13 @@ def text(state: dict[str, Any], config: RunConfig, vocab_size: int, digests: dic
          results: Sequence[Result], is_in_run: bool) -> str:
     data, averaged = config.data, state["averaged"]
     more: dict[str, Any] = {"tags": ["translation", "transformer", "attention-is-all-you-need"]}
-    if not is_foreign(averaged) and (known := datasets(config)):
+    if known := datasets(config):
         more["datasets"] = known
     if results:
         more["model-index"] = [{"name": config.name, "results": [_indexed(result) for result in results]}]
     rows = {"languages": f"{data.src} -> {data.tgt}", "weights": origin(averaged, state["step"], config),
-            **({} if is_foreign(averaged) else {"checkpoints": _ages(state), "training text": training_text(config)}),
-            **model_rows(config, vocab_size), **({} if is_foreign(averaged) else _recipe(config)),
+            "checkpoints": _ages(state), "training text": training_text(config),
+            **model_rows(config, vocab_size), **_recipe(config),
             "sha256 of the weights": f"`{digests[MODEL]}`", "sha256 of the BPE model": f"`{digests[VOCAB]}`"}
     scored = [_row(result, score) for result in results for score in result.scores]
     scores = table([("test set", "score", "95% interval", "signature", "search"), *scored]) + COMPARE if scored else \
@@ -61,7 +61,7 @@ def text(state: dict[str, Any], config: RunConfig, vocab_size: int, digests: dic
 {front_matter(config, "nmt", more)}
 # {config.name}: {data.src} -> {data.tgt}
 
-A Transformer of *Attention Is All You Need*, {made(averaged)}.
+A Transformer of *Attention Is All You Need*, trained with nmt.
 
 {table([("", ""), *rows.items()])}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from nmt.averaging import is_foreign
 from nmt.config import RunConfig
 from nmt.data.corpus import describe
 
@@ -68,16 +67,10 @@ def datasets(config: RunConfig) -> list[str]:
 
 def origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:
     """Where the weights are from."""
-    if is_foreign(averaged):
-        return f"of other hands, brought in by nmt-import: {', '.join(averaged)}"
     if averaged:
         count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"
         return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
     return f"the checkpoint at update {step:,} of {config.training.steps:,} of the run {config.name}"
-
-
-def made(averaged: Sequence[str]) -> str:
-    return "not trained by nmt but imported into it" if is_foreign(averaged) else "trained with nmt"
 
 
 def model_rows(config: RunConfig, vocab_size: int) -> dict[str, str]:
@@ -120,7 +113,7 @@ def text(record: dict[str, Any], config: RunConfig, vocab_size: int, agreement: 
 {front_matter(config, LIBRARIES[record['format']], {})}
 # {config.name}: {data.src} -> {data.tgt}
 
-A Transformer of *Attention Is All You Need*, {made(averaged)} and exported by `nmt-export --to {record['format']}`.
+A Transformer of *Attention Is All You Need*, trained with nmt and exported by `nmt-export --to {record['format']}`.
 
 {table([("", ""), *rows.items()])}
 

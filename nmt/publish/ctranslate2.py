@@ -18,7 +18,7 @@ from nmt.decode.beam import Hypothesis, penalty
 from nmt.errors import UserError
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.publish.agreement import Ids
-from nmt.publish.tensors import Product, check_expressible, position_table, projections
+from nmt.publish.tensors import check_expressible, position_table, projections
 
 VOCAB = "vocab.model"
 
@@ -74,10 +74,8 @@ def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy().copy()  # CTranslate2 quantizes in place
 
 
-def _set_products(place: Any, products: list[Product]) -> None:
-    place.weight = _array(torch.cat([product.weight for product in products]))
-    if biases := [product.bias for product in products if product.bias is not None]:
-        place.bias = _array(torch.cat(biases))
+def _set_products(place: Any, products: list[Tensor]) -> None:
+    place.weight = _array(torch.cat(products))
 
 
 def _set_norm(place: Any, norm: nn.Module) -> None:

@@ -94,8 +94,8 @@ def _named(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]
 
     def attention(name: str, ours: SelfAttention | MemoryAttention) -> Iterator[tuple[str, Tensor]]:
         for part, product in zip(("q_proj", "k_proj", "v_proj", "out_proj"), projections(ours, shape), strict=True):
-            yield f"{name}.{part}.weight", product.weight
-            yield f"{name}.{part}.bias", torch.zeros(shape.d_model) if product.bias is None else product.bias
+            yield f"{name}.{part}.weight", product
+            yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
 
     def layer(name: str, ours: EncoderLayer | DecoderLayer) -> Iterator[tuple[str, Tensor]]:
         yield from attention(f"{name}.self_attn", ours.attention)

@@ -6,7 +6,6 @@ no format can say is refused here, before anything is written, by the name of it
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,30 +31,17 @@ def check_expressible(config: ModelConfig) -> None:
                             f"{size}; only --to safetensors takes it")
 
 
-class Product(NamedTuple):
-    weight: Tensor  # (d_model, d_model)
-    bias: Tensor | None  # (d_model,)
-
-
-def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig) -> list[Product]:
-    """What makes queries, keys, values and output."""
+def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig) -> list[Tensor]:
+    """What makes queries, keys, values and output, each (d_model, d_model)."""
     parts = [attention.qkv] if isinstance(attention, SelfAttention) else [attention.q, attention.kv]
     size = config.d_model // config.n_heads
-
-    def widened(x: Tensor) -> list[Tensor]:
-        q, k, v = x.detach().split(attention.sizes)
-        return [_widened(part, config.n_heads, size) for part in (q * math.sqrt(size / config.key_size), k, v)]
-
-    weights = widened(torch.cat([part.weight for part in parts]))
-    weights.append(_widened(attention.output.weight.detach().T, config.n_heads, size).T.contiguous())
-    if not config.attention_bias:
-        return [Product(weight, None) for weight in weights]
-    biases = [*widened(torch.cat([part.bias for part in parts])), attention.output.bias.detach()]
-    return [Product(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    q, k, v = torch.cat([part.weight.detach() for part in parts]).split(attention.sizes)
+    output = _widened(attention.output.weight.detach().T, config.n_heads, size).T.contiguous()
+    return [*(_widened(part, config.n_heads, size) for part in (q * math.sqrt(size / config.key_size), k, v)), output]
 
 
 def _widened(x: Tensor, n_heads: int, size: int) -> Tensor:
-    """(H * D, ...) -> (H * size, ...), zeros beneath each head's rows."""
+    """(H * D, d_model) -> (H * size, d_model), zeros beneath each head's rows."""
     heads = x.unflatten(0, (n_heads, -1))
     room = heads.new_zeros(n_heads, size, *x.shape[1:])
     room[:, :heads.shape[1]] = heads

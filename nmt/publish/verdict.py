@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from nmt.averaging import is_foreign
 from nmt.checkpoint import Checkpoint
 from nmt.errors import UserError
 from nmt.publish.system import System
@@ -70,9 +69,6 @@ def _reasons(paper: Conformance, checkpoint: Checkpoint, system: System, n_other
     data = checkpoint.config.data
     if system.pair != f"{data.src}-{data.tgt}":
         yield f"it was scored as {system.pair} and trained as {data.src}-{data.tgt}"
-    averaged = checkpoint.state.get("averaged", [])
-    if is_foreign(averaged):
-        yield f"the weights come from elsewhere ({', '.join(averaged)}) and nothing is known of their training"
     if system.test.known_as != "newstest2014":
         yield f"the test set is {system.test.name}, in the paper newstest2014 in full (3,003 lines)"
     if n_others:
