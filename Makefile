@@ -4,9 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-SOAKED := $(addprefix tests/test_,kills.py signals.py ranks.py rank_failures.py damage.py hosts.py trust.py \
-	search.py decode_gpu.py translate.py invariance.py)
-RUFF := $(BIN)/ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP
+SOAKED := tests/promises tests/translate/test_search.py tests/translate/test_graph_search.py tests/commands/test_translate.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test soak gpu gpu-dry check bench bench-data clean
@@ -32,7 +30,7 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 
 check: $(INSTALLED)  ## lint, types, architecture
-	$(RUFF) nmt tests scripts
+	$(BIN)/ruff check nmt tests scripts
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_architecture.py
 
@@ -46,8 +44,8 @@ gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten mi
 	$(BIN)/python scripts/bench/first_gpu.py
 
 gpu-dry: $(INSTALLED) build/cuda/.installed  ## all that can be checked of the GPU path without a GPU; 15 minutes, 7 GB
-	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/test_gpu_dry.py tests/test_kernel_counts.py
-	build/cuda/bin/python -m pytest -p no:cacheprovider tests/test_fake_cuda.py
+	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py
+	build/cuda/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py
 	$(BIN)/python scripts/bench/roofline.py
 	$(BIN)/python scripts/bench/count_decoding.py
 
@@ -59,13 +57,13 @@ build/cuda/.installed:
 
 bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CTranslate2, on DATA=a folder like multi30k
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }
-	test -x build/peers/bin/python || $(BIN)/python scripts/bench_train.py --make-peers build/peers
-	$(BIN)/python scripts/bench_train.py --data-root $(DATA) --peer-python build/peers/bin/python
-	$(BIN)/python scripts/bench_decoding.py --data $(DATA)
-	$(BIN)/python scripts/bench_decoding.py --data $(DATA) --invariance 1000
+	test -x build/peers/bin/python || $(BIN)/python scripts/bench/train.py --make-peers build/peers
+	$(BIN)/python scripts/bench/train.py --data-root $(DATA) --peer-python build/peers/bin/python
+	$(BIN)/python scripts/bench/decoding.py --data $(DATA)
+	$(BIN)/python scripts/bench/decoding.py --data $(DATA) --invariance 1000
 
 bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text: some minutes, 3 GB of disk
-	$(BIN)/python scripts/bench_data.py
+	$(BIN)/python scripts/bench/data.py
 
 clean:  ## remove what was built (.venv and caches); runs/ and data/ stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 `model.safetensors` holds each weight once (tied ones too), `optimizer.safetensors` Adam's moments by the weight's name,
 `state.json` the few integers that training continues from; `config.yaml` and `vocab.model` make the folder translate
-anywhere; `manifest.json` has the sha256 of each. An average (nmt/averaging.py) is the same without the optimizer.
+anywhere; `manifest.json` has the sha256 of each. An average (nmt/average/mean.py) is the same without the optimizer.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from nmt.config import MAX_CONFIG_BYTES, ModelConfig, RunConfig, differences, dump, load_config
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
-from nmt.dist import put, whole
-from nmt.errors import Failure, UserError
-from nmt.files import (
+from nmt.model.transformer import Transformer
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import (
     MANIFEST,
     RunFolder,
     point,
@@ -35,9 +35,9 @@ from nmt.files import (
     write_json,
     write_text,
 )
-from nmt.model.transformer import Transformer
-from nmt.progress import say
-from nmt.strict_yaml import parse_yaml
+from nmt.system.progress import say
+from nmt.system.ranks import put, whole
+from nmt.system.strict_yaml import parse_yaml
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 CONFIG, VOCAB = "config.yaml", "vocab.model"

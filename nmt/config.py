@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nmt.errors import UserError
-from nmt.strict_yaml import Source, format_yaml, parse_yaml
+from nmt.system.errors import UserError
+from nmt.system.strict_yaml import Source, format_yaml, parse_yaml
 
 FILES = {"src", "tgt"}
 SOURCES = FILES | {"file", "dataset", "sacrebleu", "demo"}  # what says where a corpus comes from
@@ -222,7 +222,7 @@ class DecodingConfig:
     max_ratio: float = ruled(1.0, RATIO)  # at most max_ratio * source + max_extra pieces, eos not counted
     max_extra: int = ruled(50, LENGTHS)
     min_length: int = ruled(0, LENGTHS)  # and at least so many, where those allow it
-    finishing: Literal["any", "top", "shrink"] = "any"  # which ended continuations count; see nmt/decode/beam.py
+    finishing: Literal["any", "top", "shrink"] = "any"  # which ended continuations count; see nmt/translate/search.py
     stopping: Literal["exact", "full", "likely", "never"] = "exact"  # when a sentence is done
     sample: bool = False  # draw pieces by their probability instead of searching
     temperature: float = ruled(1.0, HEAT)  # of sampling: above 1 flatter, below 1 sharper
@@ -256,7 +256,7 @@ class RunConfig:
     name: str = "run"
     seed: int = ruled(1, SEED)
     out: str = ""  # the run folder; runs/NAME unless given
-    device: Literal["auto", "cpu"] = "auto"  # auto: a GPU if there is one; see nmt/device.py
+    device: Literal["auto", "cpu"] = "auto"  # auto: a GPU if there is one; see nmt/system/device.py
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()
     model: ModelConfig = ModelConfig()

@@ -118,11 +118,11 @@ fi
 if [[ -z $gpus ]]; then
     # A GPU that torch cannot use is told here, in one line and with exit code 2, which torchrun would turn into 1.
     gpus=$(python3 -c 'import sys
-from nmt.commands.entry import guarded
+from nmt.commands.cli import guarded
 
 def count_gpus():
     import torch
-    from nmt.device import choose_device
+    from nmt.system.device import choose_device
 
     is_gpu = choose_device(sys.argv[1]).type == "cuda"
     print(torch.cuda.device_count() if is_gpu else 1)

@@ -8,8 +8,8 @@ import signal
 import time
 from multiprocessing import parent_process
 
-from nmt.data.segmentation import Recipe, Row, draw_block
-from nmt.errors import UserError
+from nmt.data.bpe_dropout import Recipe, Row, draw_block
+from nmt.system.errors import UserError
 
 
 def slow(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.batch import Packed, pack
 from nmt.config import DecodingConfig, ModelConfig
-from nmt.decode.beam import Hypothesis, Speaker
+from nmt.data.batch import Packed, pack
 from nmt.model.cache import Buffers
+from nmt.translate.search import Hypothesis, Speaker
 
 PAD, BOS, EOS = 0, 2, 3
 Ids = tuple[int, ...]
@@ -182,7 +182,7 @@ def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = (
 
 
 def recursion(oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1, prefix: Ids = ()) -> Ranked:
-    """The best that a beam search finishes, step by step, as the head of nmt/decode/beam.py tells it."""
+    """The best that a beam search finishes, step by step, as the head of nmt/translate/search.py tells it."""
     beam, longest = config.beam, limit(src, config, oracle.config, prefix)
     living: Ranked = [(0.0, ())]
     finished: Ranked = []

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file
 
 from nmt import checkpoint
-from nmt.files import RunFolder, read_json, verify
+from nmt.system.files import RunFolder, read_json, verify
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 WAIT_S = 60.0  # for what takes a second where nothing is wrong
@@ -104,8 +104,8 @@ def _tell(**message: int) -> None:
 
 def _import_all() -> None:
     """All that a start imports sooner or later."""
-    for name in ("lxml.etree", "numpy.ctypeslib", "sacrebleu", "nmt.commands.train", "nmt.data.prepare",
-                 "nmt.train.profile", "nmt.train.trainer", "nmt.publish.report"):
+    for name in ("lxml.etree", "numpy.ctypeslib", "sacrebleu", "nmt.commands.train", "nmt.corpus.prepare",
+                 "nmt.profile.profile", "nmt.train.trainer", "nmt.report.page"):
         importlib.import_module(name)
     import torch
 
@@ -146,11 +146,11 @@ def _run(order: Order) -> None:
 def _arm(order: Order, folder: Path) -> None:
     import safetensors.torch
 
-    import nmt.decode.batches
     import nmt.train.trainer
+    import nmt.translate.batching
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
-    rooms = {"save": (safetensors.torch, "serialize_file"), "decode": (nmt.decode.batches, "search"),
+    rooms = {"save": (safetensors.torch, "serialize_file"), "decode": (nmt.translate.batching, "search"),
              "update": (nmt.train.trainer, "run_update")}
     for what, seconds in order.slow.items():
         _slow_down(*rooms[what], seconds, folder / f"slow-{what}")

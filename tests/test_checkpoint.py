@@ -23,9 +23,9 @@ from nmt.checkpoint import (
 )
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
-from nmt.errors import UserError
-from nmt.files import RunFolder, seal
 from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.files import RunFolder, seal
 from nmt.train.optimizer import make_optimizer
 
 CONFIG = RunConfig(model=ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1))

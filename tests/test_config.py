@@ -32,7 +32,7 @@ from nmt.config import (
     load_config,
     shipped_folder,
 )
-from nmt.errors import UserError
+from nmt.system.errors import UserError
 
 SHIPPED = sorted(path.name for path in shipped_folder().glob("*.yaml"))
 Loader = Callable[..., RunConfig]

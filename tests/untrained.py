@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, dump
 from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
-from nmt.files import seal, write_json, write_text
 from nmt.model.transformer import Transformer
+from nmt.system.files import seal, write_json, write_text
 
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
 DECODING = DecodingConfig(beam=2, max_extra=3)

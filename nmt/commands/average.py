@@ -5,8 +5,8 @@ import math
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import guarded, make_parser
-from nmt.files import RunFolder
+from nmt.commands.cli import guarded, make_parser
+from nmt.system.files import RunFolder
 
 EXAMPLES = """\
   nmt-average runs/base --last 5                        -> runs/base/average (the paper: 5 for base, 20 for big)
@@ -84,16 +84,16 @@ def _mistake(args: argparse.Namespace, is_run: bool) -> str | None:
 def work(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from nmt.process import settle
+    from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 
-    from nmt.averaging import average
-    from nmt.errors import UserError
-    from nmt.progress import say
-    from nmt.publish import results
-    from nmt.publish.average_card import write_card
-    from nmt.selection import choose
+    from nmt.average.mean import average
+    from nmt.average.select import choose
+    from nmt.evaluate import results
+    from nmt.evaluate.average_card import write_card
+    from nmt.system.errors import UserError
+    from nmt.system.progress import say
 
     paths = [Path(path) for path in args.paths]
     run = RunFolder(paths[0])
@@ -125,9 +125,9 @@ def work(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace, run: RunFolder) -> int:
     """The curve."""
+    from nmt.average import curve
+    from nmt.average.select import last, spaced
     from nmt.config import asked_device
-    from nmt.publish import curve
-    from nmt.selection import last, spaced
 
     moments = spaced(run, args.every)
     sizes = sorted(set(args.curve)) or [n for n in curve.SIZES if n <= len(moments)] or [1]

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import add_offline, go_offline, guarded, make_parser
+from nmt.commands.cli import add_offline, go_offline, guarded, make_parser
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -76,8 +76,8 @@ def check_outputs(args: argparse.Namespace) -> None:
     """Said before the work, not after it: what cannot be read or written, and what must not be written over."""
     from pathlib import Path
 
-    from nmt.errors import UserError
-    from nmt.files import MANIFEST, RUN_FILES, check_writable
+    from nmt.system.errors import UserError
+    from nmt.system.files import MANIFEST, RUN_FILES, check_writable
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: no such file of translations")
@@ -100,13 +100,13 @@ def work(args: argparse.Namespace) -> int:
 
     from pathlib import Path
 
-    from nmt.process import settle
+    from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 
-    from nmt.files import write_json, write_text
-    from nmt.publish.evaluation import Question, compared, record, scored, spread_of
-    from nmt.publish.system import Wanted
+    from nmt.evaluate.evaluation import Question, compared, record, scored, spread_of
+    from nmt.evaluate.systems import Wanted
+    from nmt.system.files import write_json, write_text
 
     check_outputs(args)
     question = Question(Wanted(args.test_set, args.src, args.ref), tuple(args.overrides), args.force,

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import guarded, make_parser
+from nmt.commands.cli import guarded, make_parser
 
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
@@ -36,17 +36,17 @@ def work(args: argparse.Namespace) -> int:
     from itertools import islice
     from pathlib import Path
 
-    from nmt.process import settle
+    from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 
     from nmt.checkpoint import load
-    from nmt.data.text import decoded
+    from nmt.corpus.text_files import decoded
     from nmt.data.vocab import Vocab
-    from nmt.errors import UserError
-    from nmt.files import make_folder
-    from nmt.progress import say
-    from nmt.publish.export import export, made_lines
+    from nmt.export.export import export, made_lines
+    from nmt.system.errors import UserError
+    from nmt.system.files import make_folder
+    from nmt.system.progress import say
 
     checkpoint, out = load(Path(args.checkpoint)), Path(args.output)
     lines = made_lines(Vocab(checkpoint.vocab_model))

@@ -1,6 +1,6 @@
 """nmt-prepare: from the corpora that a config names to the token store that training reads, and a look into a store.
 
-Only the command line is known here; the work is `nmt.data.prepare`'s and `nmt.publish.inspection`'s. nmt-train
+Only the command line is known here; the work is `nmt.corpus.prepare`'s and `nmt.corpus.inspection`'s. nmt-train
 prepares what is missing by itself, so this command is for doing it beforehand, on another machine, or for looking.
 """
 
@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import add_config_arguments, add_offline, go_offline, guarded, make_parser
-from nmt.errors import UserError
+from nmt.commands.cli import add_config_arguments, add_offline, go_offline, guarded, make_parser
+from nmt.system.errors import UserError
 
 DESCRIPTION = """\
 Read the corpora of a config, clean them, learn the joint BPE and write the token store.
@@ -47,8 +47,8 @@ def work(args: argparse.Namespace) -> int:
         raise UserError("--json and --plot belong to --inspect STORE")
 
     from nmt.config import load_config
-    from nmt.data.prepare import prepare
-    from nmt.progress import say
+    from nmt.corpus.prepare import prepare
+    from nmt.system.progress import say
     config = load_config(args.config, args.overrides)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # what a batch system sends: the same end
     try:
@@ -65,7 +65,7 @@ def look(args: argparse.Namespace) -> int:
     import shutil
     from pathlib import Path
 
-    from nmt.publish.inspection import check_plot, described, inspect, plot
+    from nmt.corpus.inspection import check_plot, described, inspect, plot
 
     if args.overrides:
         raise UserError(f"{args.overrides[0]}: --inspect takes no settings, it shows the store as it was made")

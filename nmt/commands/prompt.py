@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nmt.errors import UserError
+from nmt.system.errors import UserError
 
 KEPT = 1_000  # lines of history
 ASK = "> "

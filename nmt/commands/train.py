@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.entry import add_config_arguments, add_offline, go_offline, guarded, make_parser
+from nmt.commands.cli import add_config_arguments, add_offline, go_offline, guarded, make_parser
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          the embedded corpus, minutes on two cores
@@ -49,8 +49,8 @@ def work(args: argparse.Namespace) -> int:
     go_offline(args)
 
     from nmt.config import dump, load_config
-    from nmt.files import make_folder
-    from nmt.recipe import explain
+    from nmt.paper import explain
+    from nmt.system.files import make_folder
 
     config = load_config(args.config, args.overrides)
     if args.print_config or args.explain:
@@ -60,12 +60,12 @@ def work(args: argparse.Namespace) -> int:
     if not is_rehearsal:
         make_folder(config.folder)  # a folder that cannot be written is said now, not after an hour of preparation
 
-    from nmt.process import settle
+    from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 
-    from nmt.data.prepare import prepare
-    from nmt.dist import join
+    from nmt.corpus.prepare import prepare
+    from nmt.system.ranks import join
 
     with join(config.device) as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
@@ -73,14 +73,14 @@ def work(args: argparse.Namespace) -> int:
 
         config = settled(config, world)
         if is_rehearsal:
-            from nmt.train.profile import plan, profile
+            from nmt.profile.profile import plan, profile
 
             if args.profile:
                 profile(config, world, trace=args.trace and Path(args.trace))
             else:
                 plan(config, world, price=args.price)
             return 0
-        from nmt.publish.report import write_report
+        from nmt.report.page import write_report
         from nmt.train.trainer import train
 
         return train(config, world, write_report)

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.entry import guarded, make_parser
+from nmt.commands.cli import guarded, make_parser
 
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
@@ -106,15 +106,15 @@ def settings(args: argparse.Namespace) -> list[str]:
 def work(args: argparse.Namespace) -> int:
     from contextlib import ExitStack, closing
 
-    from nmt.process import settle
+    from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 
-    from nmt.decode.job import Job, answers, opened, output_file
-    from nmt.decode.layout import Layout
-    from nmt.decode.lines import LARGEST, opened_source, size_of_source, with_prefixes
-    from nmt.errors import UserError
-    from nmt.progress import Progress, say
+    from nmt.system.errors import UserError
+    from nmt.system.progress import Progress, say
+    from nmt.translate.formats import Layout
+    from nmt.translate.lines import LARGEST, opened_source, size_of_source, with_prefixes
+    from nmt.translate.stream import Job, answers, opened, output_file
 
     if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
         raise UserError("standard input or output is closed; give -i FILE and -o FILE")

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nmt.batch import Batch, BatchShape, Packed
 from nmt.config import TrainingConfig
+from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.plan import ROW_MULTIPLE, Array, Cursor, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
-from nmt.dist import World
+from nmt.system.ranks import World
 
 AHEAD = 2
 Stores = Callable[[int], TokenStore]  # epoch -> what it trains on

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nmt.batch import BatchShape
 from nmt.config import TrainingConfig
+from nmt.data.batch import BatchShape
 
 Array = np.ndarray
 PIECE = 1 << 20  # pairs whose running sums are in memory at a time

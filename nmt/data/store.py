@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nmt.errors import UserError
-from nmt.files import MANIFEST, read_manifest
+from nmt.system.errors import UserError
+from nmt.system.files import MANIFEST, read_manifest
 
 VOCAB, LEDGER = "vocab.model", "ledger.json"
 
@@ -49,7 +49,7 @@ def offsets_name(split: str, side: str) -> str:
 
 
 def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
-    """The `split` of a sealed store. Sizes are held against the manifest; `nmt.files.verify` reads all of it."""
+    """The `split` of a sealed store. Sizes are held against the manifest; `nmt.system.files.verify` reads all of it."""
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
     manifest = read_manifest(folder)

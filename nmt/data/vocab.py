@@ -21,8 +21,8 @@ import numpy as np
 import sentencepiece
 
 from nmt.config import VocabConfig
-from nmt.errors import UserError
-from nmt.files import read_json, write_bytes, write_json
+from nmt.system.errors import UserError
+from nmt.system.files import read_json, write_bytes, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SILENT = (PAD, BOS, EOS)  # not part of any text; UNK is: it decodes to SentencePiece's mark for a lost character

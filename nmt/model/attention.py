@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.batch import Packed, derived
+from nmt.data.batch import Packed, derived
 from nmt.model.attention_triton import packed_attention, supports
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 

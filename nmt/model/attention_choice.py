@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.batch import Packed, pack
-from nmt.cuda_graph import capture
-from nmt.files import write_json
+from nmt.data.batch import Packed, pack
 from nmt.model.attention import TRITON, VARLEN, Field, attend
 from nmt.model.attention_triton import supports, triton
 from nmt.model.attention_varlen import supports_varlen
+from nmt.system.cuda_graph import capture
+from nmt.system.files import write_json
 
 ROUNDS = 10
 # Pieces in successive sentences: about WMT14's lengths, whose mean is 30.

@@ -2,7 +2,7 @@
 
 A sentence's hypotheses share one block of keys and values, in which each writes at places of its own and never moves
 what it wrote. A mask says which of all places each hypothesis sees, so only the mask changes when hypotheses change
-places. On the CPU a `Cache` grows with the steps. On a GPU a step is recorded once and replayed (`nmt/cuda_graph.py`),
+places. On the CPU a `Cache` grows with the steps. On a GPU a step is recorded once and replayed (`nmt/system/cuda_graph.py`),
 so a `StaticCache` keeps its addresses and its shapes, and the number of the step is a tensor on the device.
 """
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.batch import Packed
 from nmt.config import ModelConfig
-from nmt.errors import UserError
+from nmt.data.batch import Packed
 from nmt.model.attention import TRITON, Field, attend
 from nmt.model.cache import FLOAT, Cache, StaticCache, Step, memory_grid, source_width, static_bytes
 from nmt.model.dropout import Dropout
 from nmt.model.embedding import look_up
+from nmt.system.errors import UserError
 
 Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
 

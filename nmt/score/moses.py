@@ -2,7 +2,7 @@
 
 Written anew, because sacremoses 0.2.0 is not those scripts outside European text: it splits Chinese and letters beyond
 the BMP, keeps an Indic virama, and reads a full-width 1 as a 1 where the script made a quote of it. Its abbreviations
-of German and French are the scripts' own, and are used. tests/test_moses.py holds 16,000 lines against Perl's output.
+of German and French are the scripts' own, and are used. tests/score/test_moses.py holds 16,000 lines against Perl's output.
 """
 
 import re

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nmt.errors import UserError
-from nmt.score.bleu import check
+from nmt.score.score import check
+from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.batch import Batch
+from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
 from nmt.train.loss_triton import fused_loss_forward, supports
 

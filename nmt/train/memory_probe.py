@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.batch import BatchShape
 from nmt.config import RunConfig, TrainingConfig, load_config
+from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_batch
 from nmt.data.plan import Cursor, equal_share, fixed_shape
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import Vocab
-from nmt.device import is_out_of_memory
-from nmt.dist import World
-from nmt.errors import UserError
-from nmt.files import RunFolder
 from nmt.model.transformer import Transformer
-from nmt.progress import say
+from nmt.system.device import is_out_of_memory
+from nmt.system.errors import UserError
+from nmt.system.files import RunFolder
+from nmt.system.progress import say
+from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, has_fixed_shape, make_replica

@@ -13,9 +13,9 @@ from torch import nn
 
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import Vocab
-from nmt.dist import World
-from nmt.files import write_json
-from nmt.progress import say
+from nmt.system.files import write_json
+from nmt.system.progress import say
+from nmt.system.ranks import World
 from nmt.train.parallel import total_norm
 from nmt.train.update import Outcome, Sent
 

@@ -11,15 +11,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nmt.batch import Batch, BatchShape, Packed
 from nmt.config import ModelConfig, TrainingConfig
-from nmt.cuda_graph import capture
-from nmt.device import is_out_of_memory
-from nmt.dist import World, whole
+from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.model.attention_choice import chosen
 from nmt.model.attention_triton import WIDEST, triton
 from nmt.model.transformer import Transformer
-from nmt.progress import say
+from nmt.system.cuda_graph import capture
+from nmt.system.device import is_out_of_memory
+from nmt.system.progress import say
+from nmt.system.ranks import World, whole
 from nmt.train.loss import Objective
 
 BACKEND = "inductor"

@@ -19,26 +19,26 @@ import torch
 from nmt import checkpoint
 from nmt.checkpoint import Checkpoint, TrainState
 from nmt.config import RunConfig, differences, dump, load_config
+from nmt.data.bpe_dropout import Segmentations
 from nmt.data.loader import Loader, Update
-from nmt.data.segmentation import Segmentations
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
-from nmt.decode.translator import Translator
-from nmt.dist import World, is_lost
-from nmt.errors import Failure, UserError
-from nmt.files import RunFolder, lock, make_folder, sweep, verify, write_bytes, write_text
 from nmt.model.transformer import Transformer
-from nmt.progress import Progress, clock, duration, say
-from nmt.train.ending import INTERRUPTED, PREEMPTED, State, Status, Stop
-from nmt.train.journal import Journal
-from nmt.train.keeper import Keeper
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import RunFolder, lock, make_folder, sweep, verify, write_bytes, write_text
+from nmt.system.progress import Progress, clock, duration, say
+from nmt.system.ranks import World, is_lost
+from nmt.train.checkpoint_writer import Keeper
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import explained_out_of_memory, run_shape, try_worst
+from nmt.train.metrics_log import Journal
 from nmt.train.nonfinite import SKIPS, explain
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica, total_norm, whole_model
+from nmt.train.shutdown import INTERRUPTED, PREEMPTED, State, Status, Stop
 from nmt.train.update import Outcome, Outcomes, Wishes, run_update
 from nmt.train.validate import open_dev, validate
+from nmt.translate.translator import Translator
 
 Report = Callable[[Path], object]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nmt.config import RunConfig
 from nmt.data.loader import Update
-from nmt.dist import World
+from nmt.system.ranks import World
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
 

@@ -18,11 +18,11 @@ from nmt.data.loader import make_batch
 from nmt.data.plan import cut
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocab
-from nmt.decode.translator import Translation, Translator
-from nmt.dist import World
-from nmt.progress import Progress
-from nmt.score.bleu import Score, bleu
+from nmt.score.score import Score, bleu
+from nmt.system.progress import Progress
+from nmt.system.ranks import World
 from nmt.train.loss import loss_sums
+from nmt.translate.translator import Translation, Translator
 
 GoThrough = Callable[[Iterable[object]], bool]  # does all of the work, unless somebody asks for an end meanwhile
 

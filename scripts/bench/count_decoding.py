@@ -71,10 +71,10 @@ def _product(name: str, args: Any) -> tuple[int, int, int, int] | None:
 
 def count_step(n: int, longest: int, room: int) -> list[Operation]:
     """The operations of one step over `n` sentences of that many source pieces, with room for so many steps."""
-    from nmt.batch import pack
     from nmt.config import DecodingConfig, ModelConfig
-    from nmt.decode.graph_search import GraphSearch
+    from nmt.data.batch import pack
     from nmt.model.transformer import Transformer
+    from nmt.translate.graph_search import GraphSearch
 
     torch.manual_seed(0)
     model = Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False).bfloat16()
@@ -116,8 +116,8 @@ def news_lengths() -> tuple[np.ndarray, np.ndarray]:
 def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
     """Seconds of the parts of one search over all sentences, sorted by length into one batch. `counted` is filled with
     the steps that it lacks."""
-    from nmt.decode.graph_search import FEWEST, ROOM, UNRECORDED
     from nmt.model.cache import size_class, source_width
+    from nmt.translate.graph_search import FEWEST, ROOM, UNRECORDED
 
     sources, steps = news_lengths()
     width = source_width(int(sources.max()))

@@ -62,8 +62,8 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     """Trace and lower one micro-batch of a shipped config for so many ranks."""
     import torch
 
-    from nmt.batch import Batch, BatchShape, Packed
     from nmt.config import load_config
+    from nmt.data.batch import Batch, BatchShape, Packed
     from nmt.data.plan import ROW_MULTIPLE, equal_share
     from nmt.model.transformer import Transformer
     from nmt.train.loss import Objective

@@ -147,7 +147,7 @@ def answer_checks(is_rehearsal: bool) -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not come between the answers
 
-    from nmt.process import settle
+    from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 

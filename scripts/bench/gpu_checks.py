@@ -26,18 +26,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nmt.batch import Batch, BatchShape, Packed
 from nmt.commands import train as train_command
 from nmt.config import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.loader import Loader, dealt, make_batch
 from nmt.data.plan import Cursor, fixed_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
-from nmt.dist import World, join
-from nmt.files import RunFolder
 from nmt.model.attention import TRITON, VARLEN, Field, attend
 from nmt.model.attention_triton import packed_attention, supports, triton
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.transformer import Transformer
+from nmt.system.files import RunFolder
+from nmt.system.ranks import World, join
 from nmt.train import loss as loss_module
 from nmt.train import loss_triton, parallel
 from nmt.train.loss import Objective
@@ -270,7 +270,7 @@ def make_replica(bench: Bench, precision: Precision, dropout: float, shape: Batc
 
 def has_graph(replica: Replica) -> bool:
     """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says so."""
-    return replica.replay is not None and replica.replay.__module__ == "nmt.cuda_graph"
+    return replica.replay is not None and replica.replay.__module__ == "nmt.system.cuda_graph"
 
 
 @dataclass

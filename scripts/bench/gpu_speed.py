@@ -25,20 +25,20 @@ from nmt.data.loader import Loader
 from nmt.data.plan import Cursor, equal_share
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
-from nmt.decode.batches import searching
-from nmt.dist import World
 from nmt.model.attention import TRITON, VARLEN
 from nmt.model.attention_choice import cache_file, chosen, measure
 from nmt.model.attention_varlen import supports_varlen
-from nmt.model.packed import packed
+from nmt.model.cpu_linear import packed
 from nmt.model.transformer import Transformer
-from nmt.progress import clock, say
-from nmt.train.cost import Ticks, ceiling, flop_per_token, forget_peak
+from nmt.profile.cost import Ticks, ceiling, flop_per_token, forget_peak
+from nmt.system.progress import clock, say
+from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
 from nmt.train.parallel import Replica, make_replica
 from nmt.train.update import run_update
+from nmt.translate.batching import searching
 
 N_VOCAB, UPDATE_TOKENS, N_PAIRS, LONGEST = 37_000, 25_000, 20_000, 255
 WARM_UPS, TIMED = 3, 20  # updates

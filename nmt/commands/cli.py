@@ -1,0 +1,102 @@
+"""What all commands share: exit codes, the arguments that name a configuration, and --offline.
+
+0 done; 1 a failure, in one line where it was foreseen, else with a traceback to report; 2 the user's mistake, in one
+line; 75 preempted, the same command goes on; 130 interrupted. Nothing heavy is
+imported here: `--help` must answer at once, and --offline must be known before the libraries that would go online.
+"""
+
+import argparse
+import contextlib
+import errno
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from nmt.system.errors import Failure, UserError
+
+FORESEEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.ENAMETOOLONG)
+
+
+def guarded(work: Callable[[], int], program: str) -> int:
+    """Run `work` and turn what goes wrong into an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")  # whatever the locale
+    try:
+        code = work()
+        if sys.stdout is not None:  # the user may have closed it
+            sys.stdout.flush()
+        return code
+    except BaseException as error:
+        told = tell(error, program)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            leave_ranks(error, told)
+        if told is None:
+            raise
+        return told
+
+
+def tell(error: BaseException, program: str) -> int | None:
+    """Say in one line what went wrong; returns the exit code, or None for what nobody foresaw."""
+    if isinstance(error, UserError):
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 2
+    if isinstance(error, Failure):
+        print(f"{program}: failed: {error}", file=sys.stderr)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    if isinstance(error, BrokenPipeError):  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, OSError) and error.errno in FORESEEN:
+        print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 1
+    return None
+
+
+def leave_ranks(error: BaseException, told: int | None) -> NoReturn:
+    """End this process, one rank of many, at once.
+
+    An ordinary end takes down the process group, and NCCL then waits for collectives that this rank left: torchrun
+    would see no exit, and the other ranks would hold their GPUs until a timeout.
+    """
+    code = 1 if told is None else told
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    elif told is None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):  # its reader left, or it was closed from the start
+            stream.flush()
+    os._exit(code)
+
+
+def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=program, description=description, epilog=f"examples:\n{examples}",
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+    parser.add_argument("-c", "--config", required=is_required, metavar="FILE",
+                        help="a YAML file, or the name of a shipped one (base.yaml, big.yaml, demo.yaml, ...)")
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value",
+                        help="settings that take precedence over the file, such as training.steps=1000")
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--offline", action="store_true",
+                        help="touch no network: only local files and what earlier downloads left in their caches")
+
+
+def go_offline(args: argparse.Namespace) -> None:
+    """Before anything else is imported: huggingface_hub reads the variable once."""
+    if args.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,0 +1,148 @@
+"""RUN/results.json: what was scored, when, and by which digests; the memory that numbers in a paper or a card are from.
+
+A record names weights, vocabulary, test set and hypotheses by sha256 and the search by all its settings, so that it can
+be told years later what a number is of. The file is replaced as a whole, under a lock: two evaluations at a time lose
+nothing. Scoring the very same thing again replaces its record, except for scores that were not asked for again.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from nmt.system.errors import UserError
+from nmt.system.files import lock, read_json, size_of, write_json
+from nmt.system.progress import clock
+
+RESULTS = "results.json"
+PATIENCE_S = 20.0  # another writer is done in milliseconds
+Setting = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class TestSet:
+    name: str
+    lines: int
+    src_sha256: str
+    ref_sha256: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number with its signature and, where it was asked for, its 95% interval."""
+
+    name: str
+    value: float
+    signature: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    when: str  # ISO, UTC
+    checkpoint: str  # its name inside the run
+    step: int
+    averaged: list[str]
+    weights_sha256: str
+    vocab_sha256: str
+    test_set: TestSet
+    pair: str  # en-de: a test set may be read in either direction
+    hypotheses_sha256: str
+    decoding: dict[str, Setting]  # all settings, resolved
+    engine: str
+    scores: list[Score]
+    versions: dict[str, str]  # of nmt, torch, sacrebleu, python
+    seconds: float
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What was scored; the same twice is one record."""
+        return (self.weights_sha256, self.vocab_sha256, self.test_set, self.pair, sorted(self.decoding.items()),
+                self.engine)
+
+    def with_scores_of(self, older: "Result") -> "Result":
+        """With those of the very same text that were counted in ways in which it was not counted again."""
+        if older.hypotheses_sha256 != self.hypotheses_sha256:
+            return self
+        ours = {score.signature for score in self.scores}
+        return replace(self, scores=[*self.scores, *(score for score in older.scores if score.signature not in ours)])
+
+
+def add(run: Path, record: Result) -> None:
+    """Write the record into the file of `run`, in place of one of the same subject."""
+    _parsed(asdict(record), Result, f"{run / RESULTS}: the new record")  # what could not be read again is not written
+    with _held(run):
+        records = []
+        for known in read(run):
+            if known.subject == record.subject:
+                record = record.with_scores_of(known)
+            else:
+                records.append(known)
+        write_json(run / RESULTS, [asdict(known) for known in (*records, record)])
+
+
+def read(run: Path) -> list[Result]:
+    """The records of `run`, oldest first; none if nothing was scored yet."""
+    path = run / RESULTS
+    if not os.path.lexists(path):
+        return []
+    size_of(path)  # a pipe would never end
+    found = read_json(path)
+    if not isinstance(found, list):
+        raise UserError(f"{path}: is no list of records; damaged, move it away")
+    return [_parsed(entry, Result, f"{path}: record {n}") for n, entry in enumerate(found, 1)]
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint or an average lies in, or that it is; None for a folder that stands alone."""
+    place = checkpoint.resolve()
+    for folder in (place, place.parent, *([place.parent.parent] if place.parent.name == "checkpoints" else [])):
+        if (folder / "checkpoints").is_dir() and (folder / "config.yaml").is_file():
+            return folder
+    return None
+
+
+@contextlib.contextmanager
+def _held(run: Path) -> Iterator[None]:
+    """Alone with the file; training, which holds the run folder itself, is not in the way."""
+    until = clock() + PATIENCE_S
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock(run / RESULTS, "nmt-eval", ".results.lock"))
+                break
+            except UserError:
+                if clock() > until:
+                    raise
+                time.sleep(0.05)
+        yield
+
+
+def _parsed(value: Any, hint: Any, place: str) -> Any:
+    """The value from JSON as what `hint` says; anything else is refused by its place."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        if not isinstance(value, dict) or value.keys() != hints.keys():
+            keys = sorted(hints.keys() ^ value.keys()) if isinstance(value, dict) else []
+            raise UserError(f"{place} {'lacks or has too much: ' + ascii(keys[0][:99]) if keys else 'is no mapping'}; "
+                            "damaged, or of another version of nmt: move the file away")
+        made: Any = hint
+        return made(**{key: _parsed(value[key], hints[key], f"{place}: {key}") for key in hints})
+    if get_origin(hint) is list and isinstance(value, list):
+        return [_parsed(item, get_args(hint)[0], place) for item in value]
+    if get_origin(hint) is dict and isinstance(value, dict):
+        return {str(key): _parsed(item, get_args(hint)[1], f"{place}.{ascii(key[:99])[1:-1]}")
+                for key, item in value.items()}
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    for option in options:
+        if type(value) is option or (option is float and type(value) is int):
+            if not isinstance(value, float) or math.isfinite(value):
+                return float(value) if option is float else value
+    raise UserError(f"{place} has {ascii(value)[:99]}, which cannot be; damaged, or of another version of nmt: "
+                    "move the file away")

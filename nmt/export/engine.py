@@ -1,0 +1,42 @@
+"""An exported model in place of ours: the same text in and out, CTranslate2's search between.
+
+Its search has other rules (`docs/exports.md`), so its scores and its text are labelled with the engine, its version and
+the type of its weights wherever they are written, and what it cannot do is refused before it is asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nmt.config import RunConfig, load_config
+from nmt.export.ctranslate2 import CTranslate2, library
+from nmt.export.export import CONFIG, load_ctranslate2
+from nmt.system.errors import UserError
+from nmt.system.strict_yaml import parse_yaml
+from nmt.translate.batching import Found, cut
+from nmt.translate.translator import Sentences, TextToText
+
+
+class EngineTranslator(TextToText):
+    def __init__(self, exported: CTranslate2, config: RunConfig, quantization: str) -> None:
+        super().__init__(exported.vocab, config.decoding, config.model)
+        self.exported, self.quantization = exported, quantization
+        self.version: str = library().__version__
+        self.engine = f"ctranslate2 {self.version}, {quantization}"
+
+    def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
+        if n_best > 1 or prefixes is not None or self.config.sample:
+            raise UserError("the best few, samples and forced beginnings are not to be had from ctranslate2; "
+                            "leave --engine out")
+        for batch in cut(sources, self.config):
+            yield batch, [[one] for one in self.exported.translate([sources[i] for i in batch], self.config)]
+
+
+def make_engine(folder: Path, overrides: Sequence[str], n_threads: int = 0,
+                device: str = "cpu") -> tuple[EngineTranslator, RunConfig]:
+    """With the export in `folder`, decoding as its config says."""
+    exported, quantization = load_ctranslate2(folder, n_threads, device)
+    place = folder / CONFIG
+    if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
+        raise UserError(f"{place}: extends: the config of an export stands by itself; use another copy")
+    config = load_config(str(place), overrides)
+    return EngineTranslator(exported, config, quantization), config

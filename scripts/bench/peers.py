@@ -1,0 +1,300 @@
+"""One process of scripts/bench/train.py: another trainer at our sizes, timed from inside; prints one JSON object.
+
+    PEERS/bin/python scripts/bench/peers.py JOB.json
+
+Loops over torch.nn.Transformer and Hugging Face's Marian; the own commands of eole, OpenNMT-py and JoeyNMT. An update
+lasts from the end of one step of torch's Adam to the end of the next, whatever happens in between; its tokens are the
+labels that the loss counts. Nothing of nmt is imported, so any Python with torch will do.
+"""
+
+import json
+import math
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+PAD, BOS, EOS = 0, 2, 3  # as in our store; the text holds none of them
+
+
+@dataclass(frozen=True)
+class Job:
+    system: str
+    precision: str
+    text: str  # folder with {train,valid}.{src,tgt}, lines of t17 t4 ..., and vocab.txt
+    scratch: str  # folder for configs and what a peer writes
+    n_vocab: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    n_layers: int
+    tokens: int  # target tokens in an update
+    updates: int  # to time
+    seconds: float  # at most, for the timed ones
+    threads: int
+    skip: int  # first updates, left out: they allocate
+    dropout: float = 0.1
+    smoothing: float = 0.1
+
+
+class Finished(BaseException):
+    """Leaves a loop that may catch any Exception."""
+
+
+class Meter:
+    """Target tokens and seconds of each update."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.pending, self.n_steps, self.last = job, 0, 0, 0.0
+        self.tokens: list[int] = []
+        self.seconds: list[float] = []
+        self.hook = register_optimizer_step_post_hook(self.stepped)
+
+    def count(self, labels: Tensor, pad: int) -> None:
+        self.pending += int((labels != pad).sum())
+
+    def stepped(self, *_: object) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.n_steps += 1
+        if self.n_steps > self.job.skip:
+            self.tokens.append(self.pending)
+            self.seconds.append(now - self.last)
+            print(f"{self.pending} target tokens in {now - self.last:.2f} s", file=sys.stderr)
+        self.last, self.pending = now, 0
+        if len(self.tokens) >= self.job.updates or sum(self.seconds) > self.job.seconds:
+            raise Finished
+
+    def watch_losses(self) -> None:
+        """Count what any nn.CrossEntropyLoss counts."""
+        loss = nn.CrossEntropyLoss.forward
+
+        def counted(criterion: nn.CrossEntropyLoss, scores: Tensor, labels: Tensor) -> Tensor:
+            self.count(labels, criterion.ignore_index)
+            return loss(criterion, scores, labels)
+
+        nn.CrossEntropyLoss.forward = counted  # type: ignore[method-assign, assignment]
+
+
+# ---- loops of our own writing -----------------------------------------------------------------------------------
+
+class Plain(nn.Module):
+    """torch.nn.Transformer with the rest that it needs: embeddings, sinusoids, the tied projection."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(job.n_vocab, job.d_model, padding_idx=PAD)
+        nn.init.normal_(self.embedding.weight, std=job.d_model ** -0.5)
+        self.transformer = nn.Transformer(job.d_model, job.n_heads, job.n_layers, job.n_layers, job.d_ff, job.dropout,
+                                          batch_first=True)
+        self.project = nn.Linear(job.d_model, job.n_vocab, bias=False)
+        self.project.weight = self.embedding.weight
+        self.dropout = nn.Dropout(job.dropout)
+        angles = torch.arange(1024)[:, None] / 10_000 ** (torch.arange(0, job.d_model, 2) / job.d_model)
+        self.positions = nn.Buffer(torch.cat((angles.sin(), angles.cos()), 1))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
+        return self.dropout(scaled + self.positions[:ids.shape[1]])
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
+        hidden = self.transformer(self.embed(src), self.embed(tgt), tgt_mask=future, tgt_is_causal=True,
+                                  src_key_padding_mask=src == PAD, tgt_key_padding_mask=tgt == PAD,
+                                  memory_key_padding_mask=src == PAD)
+        return self.project(hidden)
+
+
+class Lean(Plain):
+    """The same without its two costs: dropout only where the paper has it, so none on attention weights and inside
+    feed-forward; and on CPU attention by plain products, for the fused kernel is slow backwards on short sentences."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        for module in self.transformer.modules():
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                module.dropout.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        with nullcontext() if src.is_cuda else sdpa_kernel(SDPBackend.MATH):
+            return super().forward(src, tgt)
+
+
+class Marian(nn.Module):
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        self.model = MarianMTModel(MarianConfig(
+            vocab_size=job.n_vocab, d_model=job.d_model, encoder_layers=job.n_layers, decoder_layers=job.n_layers,
+            encoder_attention_heads=job.n_heads, decoder_attention_heads=job.n_heads, encoder_ffn_dim=job.d_ff,
+            decoder_ffn_dim=job.d_ff, dropout=job.dropout, attention_dropout=0.0, activation_dropout=0.0,
+            activation_function="relu", scale_embedding=True, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+            decoder_start_token_id=BOS, forced_eos_token_id=EOS, max_position_embeddings=1024, use_cache=False,
+            attn_implementation="sdpa" if torch.cuda.is_available() else "eager"))  # the faster one
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        return self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt).logits
+
+
+def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+    """Padded (sentences, length) of like lengths: the source with its end mark, the target with both marks."""
+    sides = [[[int(token[1:]) for token in line.split()] for line in
+              (Path(job.text) / f"train.{side}").read_text(encoding="ascii").splitlines()] for side in ("src", "tgt")]
+    pairs = sorted(zip(*sides, strict=True), key=lambda pair: (len(pair[1]), len(pair[0])))
+    groups: list[list[tuple[list[int], list[int]]]] = []
+    room = 0
+    for pair in pairs:
+        room -= len(pair[1]) + 1
+        if room < 0:
+            groups.append([])
+            room = job.tokens - len(pair[1]) - 1
+        groups[-1].append(pair)
+    draw = random.Random(1)
+    while True:
+        for group in draw.sample(groups, len(groups)):
+            yield (_padded([[*src, EOS] for src, _ in group]), _padded([[BOS, *tgt, EOS] for _, tgt in group]))
+
+
+def _padded(rows: list[list[int]]) -> Tensor:
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
+
+
+def loop(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = make(job).to(device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+    for src, tgt in batches(job):
+        inputs, labels = tgt[:, :-1].to(device), tgt[:, 1:].to(device)
+        meter.count(tgt[:, 1:], PAD)
+        with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
+            logits = model(src.to(device), inputs)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD,
+                                   label_smoothing=job.smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# ---- toolkits, through their own commands -----------------------------------------------------------------------
+
+def command(job: Job, config: dict[str, Any], *arguments: str) -> None:
+    """Write the config (JSON is YAML) and put the command line where the toolkit looks for it."""
+    path = Path(job.scratch) / f"{job.system}.yaml"
+    path.write_text(json.dumps(config, indent=1), encoding="utf-8")
+    sys.argv = [job.system, *(str(path) if part == "CONFIG" else part for part in arguments)]
+
+
+def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What eole and OpenNMT-py have in common: the data, and the training. Their batches are so many padded tokens of
+    the longer side with both marks, so more than `tokens` are asked for."""
+    data = {"data": {"all": {"path_src": f"{job.text}/train.src", "path_tgt": f"{job.text}/train.tgt"}},
+            "src_vocab": f"{job.text}/vocab.txt", "tgt_vocab": f"{job.text}/vocab.txt", "share_vocab": True,
+            "src_vocab_size": job.n_vocab, "tgt_vocab_size": job.n_vocab, "seed": 1, "report_every": 1000}
+    return data, {"batch_type": "tokens", "batch_size": round(job.tokens * 1.09), "normalization": "tokens",
+                  "dropout": [job.dropout], "attention_dropout": [0.0], "label_smoothing": job.smoothing,
+                  "optim": "adam", "adam_beta2": 0.98, "learning_rate": 2.0, "decay_method": "noam",
+                  "warmup_steps": 4000, "max_grad_norm": 0, "num_workers": 0, "train_steps": 1_000_000,
+                  "valid_steps": 1_000_000, "save_checkpoint_steps": 0, "world_size": 1,
+                  "gpu_ranks": [0] if torch.cuda.is_available() else []}
+
+
+def eole(job: Job, meter: Meter) -> None:
+    meter.watch_losses()
+    data, training = opennmt(job)
+    training |= {"compute_dtype": job.precision, "model_path": f"{job.scratch}/model", "log_attention_entropy": False,
+                 "param_init_method": "xavier_uniform"}
+    model = {"architecture": "transformer", "layers": job.n_layers, "hidden_size": job.d_model, "heads": job.n_heads,
+             "transformer_ff": job.d_ff, "share_embeddings": True, "share_decoder_embeddings": True,
+             "embeddings": {"word_vec_size": job.d_model, "position_encoding_type": "SinusoidalInterleaved"}}
+    command(job, data | {"training": training, "model": model}, "train", "-config", "CONFIG")
+    import_module("eole.bin.main").main()
+
+
+def opennmt_py(job: Job, meter: Meter) -> None:
+    meter.watch_losses()
+    data, training = opennmt(job)
+    model = {"encoder_type": "transformer", "decoder_type": "transformer", "layers": job.n_layers,
+             "hidden_size": job.d_model, "word_vec_size": job.d_model, "heads": job.n_heads,
+             "transformer_ff": job.d_ff, "position_encoding": True, "share_embeddings": True,
+             "share_decoder_embeddings": True, "param_init": 0, "param_init_glorot": True,
+             "save_model": f"{job.scratch}/model"}  # never written
+    command(job, data | training | model, "-config", "CONFIG")
+    import_module("onmt.bin.train").main()
+
+
+def joeynmt(job: Job, meter: Meter) -> None:
+    manager = import_module("joeynmt.training").TrainManager
+    train_step = manager._train_step
+
+    def counted(trainer: Any, batch: Any) -> Any:
+        meter.pending += batch.ntokens
+        return train_step(trainer, batch)
+
+    manager._train_step = counted
+    manager._save_checkpoint = lambda *_: None  # it would write one on the way out
+    side = {"level": "word", "voc_file": f"{job.text}/vocab.txt", "tokenizer_type": None}
+    part = {"type": "transformer", "num_layers": job.n_layers, "num_heads": job.n_heads, "hidden_size": job.d_model,
+            "ff_size": job.d_ff, "dropout": job.dropout, "layer_norm": "post",
+            "embeddings": {"embedding_dim": job.d_model, "scale": True, "dropout": 0.0}}
+    command(job, {
+        "name": "bench", "joeynmt_version": version("joeynmt"), "model_dir": f"{job.scratch}/model", "use_cuda": True,
+        "data": {"train": f"{job.text}/train", "dev": f"{job.text}/valid", "dataset_type": "plain",
+                 "src": {"lang": "src", **side}, "trg": {"lang": "tgt", **side}},
+        "testing": {"batch_size": 64, "batch_type": "sentence"},
+        "training": {"optimizer": "adam", "adam_betas": [0.9, 0.98], "scheduling": "noam", "batch_type": "token",
+                     "batch_size": round(job.tokens * 2.2),  # padded, and it mixes lengths
+                     "normalization": "tokens", "label_smoothing": job.smoothing, "epochs": 1000, "overwrite": True,
+                     "validation_freq": 1_000_000, "logging_freq": 1_000_000},
+        "model": {"tied_embeddings": True, "tied_softmax": True, "initializer": "xavier_uniform",
+                  "embed_initializer": "xavier_uniform", "encoder": part, "decoder": part},
+    }, "train", "CONFIG", "--skip-test")
+    import_module("joeynmt.__main__").main()
+
+
+SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {  # and the package whose version is told
+    "plain": ("torch", lambda job, meter: loop(job, meter, Plain)),
+    "lean": ("torch", lambda job, meter: loop(job, meter, Lean)),
+    "marian": ("transformers", lambda job, meter: loop(job, meter, Marian)),
+    "eole": ("eole", eole),
+    "opennmt": ("OpenNMT-py", opennmt_py),
+    "joeynmt": ("joeynmt", joeynmt),
+}
+
+
+def main(path: str) -> None:
+    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a toolkit prints is not the answer
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(1)
+    package, work = SYSTEMS[job.system]
+    meter = Meter(job)
+    with suppress(Finished):
+        work(job, meter)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on Linux
+    print(json.dumps({"tgt_tokens": meter.tokens, "seconds": meter.seconds, "peak_rss_mb": round(rss / 1024, 1),
+                      "threads": torch.get_num_threads(), "precision": job.precision,
+                      "versions": {name: version(name) for name in ("torch", package)}}), file=answer, flush=True)
+    os._exit(0)  # a toolkit's threads and workers may wait for a loop that has been left
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,82 @@
+"""How fast is one update? The median over a few, through the very code that nmt-train runs.
+
+    python scripts/bench/step.py --config multi30k.yaml data.root=corpora/multi30k
+    OMP_WAIT_POLICY=ACTIVE python scripts/bench/step.py --config demo.yaml --updates 30
+
+Two settings are compared by running this in turn, A B A B, in one sitting: machines drift more than code does.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+from pathlib import Path
+
+from nmt.commands.cli import add_config_arguments, guarded
+
+WARM_UP = 7  # updates that still ask the system for memory
+
+
+def work(args: argparse.Namespace) -> int:
+    from nmt.system.runtime import settle
+
+    settle()
+
+    import torch
+
+    from nmt.config import load_config
+    from nmt.corpus.prepare import prepare
+    from nmt.data.loader import Loader
+    from nmt.data.plan import Cursor
+    from nmt.data.store import open_store
+    from nmt.data.vocab import Vocab
+    from nmt.model.transformer import Transformer
+    from nmt.system.progress import clock
+    from nmt.system.ranks import join
+    from nmt.train.loss import Objective
+    from nmt.train.memory_probe import run_shape, settled
+    from nmt.train.optimizer import make_optimizer
+    from nmt.train.parallel import make_replica
+    from nmt.train.update import run_update
+
+    config = load_config(args.config, args.overrides)
+    prepare(config.data, config.vocab, config.seed)
+    folder = Path(config.data.store)
+    vocab = Vocab.load(folder / "vocab.model")
+    with join() as world:
+        config = settled(config, world)
+        torch.manual_seed(config.seed)
+        model = Transformer(config.model, vocab.size).to(world.device)
+        store = open_store(folder, "train")
+        shape = run_shape(config, store, world)
+        replica = make_replica(Objective(model, config.training.label_smoothing), world, config.training, shape)
+        optimizer = make_optimizer(model, config.optimizer)
+        tokens, seconds = [], []
+        with Loader(lambda _: store, config.training, config.seed, Cursor(), world, shape) as updates:
+            for step in range(1, args.updates + WARM_UP + 1):
+                began = clock()
+                update = next(updates)
+                run_update(replica, optimizer, update, step, config, world).figures.sum().item()
+                tokens.append(update.n_tgt)
+                seconds.append(clock() - began)
+        tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]
+        rates = [n / took for n, took in zip(tokens, seconds, strict=True)]
+        if args.json:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(json.dumps({"tgt_tokens": tokens, "seconds": seconds, "peak_rss_mb": round(peak, 1),
+                              "threads": torch.get_num_threads(), "precision": config.training.precision,
+                              "versions": {"torch": torch.__version__}}))
+            return 0
+        print(f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates ({min(rates):,.0f} - "
+              f"{max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_config_arguments(parser)
+    parser.add_argument("--updates", type=int, default=20, metavar="N", help="updates to time (20)")
+    parser.add_argument("--json", action="store_true", help="each update's tokens and seconds, as JSON")
+    arguments = parser.parse_intermixed_args()
+    sys.exit(guarded(lambda: work(arguments), "bench_step"))

@@ -1,0 +1,261 @@
+"""The commands as a user meets them: what they print where, and one clear line with exit code 2 for each mistake."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from nmt.commands.average import main as nmt_average
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.prepare import main as nmt_prepare
+from nmt.commands.train import main as nmt_train
+from nmt.config import load_config
+from nmt.profile.profile import profile
+
+
+@pytest.fixture
+def run(toy: Path, tmp_path: Path) -> Path:
+    """A run folder with checkpoints at 10 and 20."""
+    assert nmt_train(["--config", str(toy), "training.checkpoint_every=10"]) == 0
+    return tmp_path / "run"
+
+
+def translate(checkpoint: Path, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "nmt.commands.translate", str(checkpoint), *options]
+    return subprocess.run(command, input=text, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
+    """The one line of a refusal."""
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert code == 2 and len(lines) == 1 and captured.out == "", captured
+    return lines[0]
+
+
+def test_from_text_to_score(run: Path, tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_average([str(run), "--last", "2"]) == 0
+    capsys.readouterr()
+    hypotheses, scores = tmp_path / "out.txt", tmp_path / "scores.json"
+    assert nmt_eval([str(run / "average"), "--output", str(hypotheses), "--json", str(scores)]) == 0
+    out = capsys.readouterr().out
+    texts = hypotheses.read_text().split("\n")[:-1]
+    references = (corpus / "test.de").read_text().split("\n")[:-1]
+    expected = sacrebleu.corpus_bleu(texts, [references])
+    result = json.loads(scores.read_text())
+    bleu = {score["name"]: score for score in result["scores"]}["BLEU"]
+    assert bleu["value"] == expected.score and result["sentences"] == 20 == len(texts)
+    assert bleu["signature"] in out and "tok:13a" in bleu["signature"] and f"{expected.score:.2f}" in out
+
+
+def test_validation_scores_are_those_of_nmt_eval(run: Path, corpus: Path, tmp_path: Path) -> None:
+    scores = tmp_path / "scores.json"
+    assert nmt_eval([str(run), "--src", str(corpus / "valid.en"), "--ref", str(corpus / "valid.de"),
+                     "--json", str(scores)]) == 0
+    line = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert line["kind"] == "valid" and line["step"] == 20
+    assert line["bleu"] == json.loads(scores.read_text())["scores"][0]["value"]  # to the last digit
+
+
+def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(run: Path, tmp_path: Path, corpus: Path) -> None:
+    source = (corpus / "test.en").read_bytes()
+    assert nmt_eval([str(run), "--output", str(tmp_path / "eval.txt")]) == 0
+    done = translate(run, b"\n" + source.replace(b"\n", b"\r\n") + b"   \n")
+    assert done.returncode == 0 and done.stderr == b""
+    assert done.stdout == b"\n" + (tmp_path / "eval.txt").read_bytes() + b"\n"
+
+
+ODD = {"line ends that are none": "\u2028a\u0085b\x0bc\x0c", "emoji": "\U0001f642\u200d\U0001f469",
+       "Hebrew": "\u05e9\u05dc\u05d5\u05dd", "Japanese": "\u65e5\u672c " * 20,
+       "punctuation": "!?!?", "NUL": "x\x00y", "long": "word " * 300}
+
+
+def test_a_line_out_for_each_line_in(run: Path) -> None:
+    text = "".join(f"red dog\n{odd}\n" for odd in ODD.values()) + "red dog"
+    done = translate(run, text.encode(), "--beam", "1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split(b"\n")
+    assert len(lines) == 2 * len(ODD) + 2 and lines[-1] == b""
+    assert len(set(lines[:-1:2])) == 1  # the usual lines between the odd ones stay where they are
+
+
+def test_a_reader_who_leaves_is_no_error(run: Path) -> None:
+    pipe = f"yes 'red dog' | head -5000 | {sys.executable} -m nmt.commands.translate {run} --beam 1 | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.stderr == b"" and done.stdout.count(b"\n") == 1
+
+
+def test_print_config_is_a_config(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_train(["--config", str(toy), "--print-config", "model.n_layers=3"]) == 0
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(capsys.readouterr().out)
+    assert load_config(str(copy)) == load_config(str(toy), ["model.n_layers=3"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_preparation_finds_the_first(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_prepare(["--config", str(toy)]) == 0
+    capsys.readouterr()
+    assert nmt_prepare(["--config", str(toy)]) == 0
+    assert "already prepared" in capsys.readouterr().err
+
+
+def spoil(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+
+
+MISTAKES: list[tuple[str, Callable[[Path], None] | None, list[str], list[str]]] = [
+    ("unequal line counts", lambda c: spoil(c, "train.de", lambda b: b + b"eins\n"), [], ["train.en", "400", "401"]),
+    ("missing file", lambda c: (c / "train.de").unlink(), [], ["train.de", "data.root"]),
+    ("empty file", lambda c: spoil(c, "valid.en", lambda b: b""), [], ["valid.en", "empty"]),
+    ("bad UTF-8", lambda c: spoil(c, "train.en", lambda b: b"ok\n\xc3(\n" + b.split(b"\n", 2)[2]), [],
+     ["train.en:2", "UTF-8"]),
+    ("misspelt key", None, ["model.d_modle=8"], ["model.d_modle", "d_model"]),
+    ("misspelt section", None, ["modle.d_model=8"], ["modle", "model"]),
+    ("wrong type", None, ["training.steps=many"], ["training.steps", "'many'", "integer"]),
+    ("negative number", None, ["training.steps=-5"], ["training.steps", "-5"]),
+    ("not a choice", None, ["model.norm=past"], ["model.norm", "post"]),
+    ("heads do not divide", None, ["model.d_model=15"], ["d_model 15", "n_heads 2"]),
+    ("no such config", None, ["--config", "bsae.yaml"], ["bsae.yaml", "base.yaml", "demo.yaml"]),
+    ("not an override", None, ["training.steps"], ["training.steps", "section.key=value"]),
+]
+
+
+@pytest.mark.parametrize(("change", "options", "expected"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_mistakes_are_told_in_one_line(change: Callable[[Path], None] | None, options: list[str], expected: list[str],
+                                       toy: Path, corpus: Path, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    if change is not None:
+        change(corpus)
+    told = refused(capsys, nmt_train(["--config", str(toy), *options]))
+    assert all(word in told for word in expected), told
+    assert not (tmp_path / "store").exists() and not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_vocabulary_larger_than_the_text_allows(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_train(["--config", str(toy), "vocab.size=9000"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]  # after a line that says learning has begun
+    assert "vocab.size" in told and "9000" in told and "at most" in told
+
+
+def test_duplicate_key(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.write_text(toy.read_text() + "seed: 4\n")
+    told = refused(capsys, nmt_train(["--config", str(toy)]))
+    assert "seed" in told and f"toy.yaml:{len(toy.read_text().splitlines())}" in told
+
+
+def test_a_folder_that_cannot_be_written(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, nmt_train(["--config", str(toy), f"out={toy}/run"]))
+    assert str(toy) in told and "cannot be written" in told
+
+
+def test_a_flipped_byte_in_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "checkpoints" / "step-0000010" / "model.safetensors"
+    spoil(file.parent, file.name, lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:])
+    capsys.readouterr()
+    assert str(file) in refused(capsys, nmt_eval([str(file.parent)]))
+
+
+def test_too_few_checkpoints_to_average(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert "has 2 checkpoints" in refused(capsys, nmt_average([str(run), "--last", "5"]))
+    assert not (run / "average").exists()
+
+
+def test_the_paper_without_network_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    told = refused(capsys, nmt_train(["--config", "base.yaml"]))
+    assert "wmt/wmt14" in told and "data.train=" in told
+
+
+def test_our_own_failure_is_not_the_users(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.config.load_config", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
+        nmt_train(["--config", str(toy)])
+
+
+def test_translate_asks_at_a_terminal(run: Path, monkeypatch: pytest.MonkeyPatch,
+                                      capsys: pytest.CaptureFixture[str]) -> None:
+    from nmt.commands.translate import main
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"red dog\n")))
+    assert main([str(run)]) == 0
+    captured = capsys.readouterr()
+    assert "en -> de" in captured.err and captured.out.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--output", "--json"])
+def test_an_output_that_cannot_be_written_is_told_before_the_work(option: str, run: Path, tmp_path: Path,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    for place in (tmp_path, tmp_path / "nowhere" / "x"):
+        assert str(place) in refused(capsys, nmt_eval([str(run), option, str(place)]))
+
+
+def test_a_source_that_is_too_long_is_cut_and_named(toy: Path, tmp_path: Path) -> None:
+    assert nmt_train(["--config", str(toy), "training.steps=2", "decoding.max_source=6"]) == 0
+    done = translate(tmp_path / "run", b"red\n" + b"dog " * 30_000 + b"\nblue\n")
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 3
+    assert b"warning: line 2 has 30,000 pieces and is cut to 6" in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "word"), [
+    (["--profile", "--plan"], "one at a time"), (["--trace", "t.json"], "--profile"),
+    (["--plan", "--trace", "t.json"], "--profile"), (["--price", "3"], "--plan"),
+    (["--profile", "--price", "3"], "--plan"), (["--plan", "--price", "-1"], "--price -1"),
+    (["--plan", "--price", "nan"], "--price nan"), (["--plan", "--price", "much"], "'much'")])
+def test_flags_that_do_not_go_together(flags: list[str], word: str, toy: Path, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        nmt_train(["--config", str(toy), *flags])
+    captured = capsys.readouterr()
+    told = [line for line in captured.err.splitlines() if line.startswith("nmt-train: error:")]
+    assert left.value.code == 2 and len(told) == 1 and word in told[0] and captured.out == ""
+    assert captured.err.strip().splitlines()[-1] == told[0] and not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("flag", ["--profile", "--plan"])
+def test_a_rehearsal_leaves_no_run(flag: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.05)
+    monkeypatch.setattr("nmt.profile.profile.PLANNED_S", 0.2)
+    monkeypatch.setattr("nmt.profile.profile.profile", partial(profile, seconds=0.2))
+    assert nmt_train(["--config", str(toy), flag, "training.micro_tokens=auto"]) == 0
+    assert "tokens" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} - {"corpus", "toy.yaml"} == {"store"}
+
+
+def test_micro_tokens_auto_is_settled_once(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--config", str(toy), "training.micro_tokens=auto"]
+    assert nmt_train([*options, "training.steps=2"]) == 0
+    assert "training.micro_tokens: auto is 300 here" in capsys.readouterr().err  # an update has no more
+    assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
+    monkeypatch.setattr("nmt.train.memory_probe.CPU_MICRO_TOKENS", 50)  # as another machine would have it
+    assert nmt_train([*options, "training.steps=3"]) == 0
+    assert "auto is" not in capsys.readouterr().err
+    assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
+    assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
+
+
+@pytest.mark.parametrize("value", ["foo", "0", "1.5", "Auto"])
+def test_micro_tokens_are_a_number_or_auto(value: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, nmt_train(["--config", str(toy), f"training.micro_tokens={value}"]))
+    assert "training.micro_tokens" in told and value in told

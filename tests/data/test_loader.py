@@ -1,0 +1,118 @@
+"""Batches against what the store holds, the deal over ranks, and continuation from a cursor."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.config import TrainingConfig
+from nmt.data.batch import Batch
+from nmt.data.loader import Loader, Update, make_batch
+from nmt.data.plan import Cursor, fixed_shape
+from nmt.data.store import Side, TokenStore
+from nmt.data.vocab import BOS, EOS
+from nmt.system.ranks import World
+
+CONFIG = TrainingConfig(src_tokens=200, tgt_tokens=200, micro_tokens=60)
+CPU = torch.device("cpu")
+
+
+def make_store(n: int = 200) -> TokenStore:
+    def side(seed: int) -> Side:
+        rng = np.random.default_rng(seed)
+        offsets = np.concatenate(([0], np.cumsum(rng.integers(1, 20, n))))
+        return Side(rng.integers(4, 90, int(offsets[-1])).astype(np.uint16), offsets)
+
+    return TokenStore(side(0), side(1))
+
+
+START = Cursor()
+
+
+def take(store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size: int = 1) -> list[Update]:
+    with Loader(lambda epoch: store, CONFIG, 7, cursor, World(rank, size, CPU)) as updates:
+        return [next(updates) for _ in range(n)]
+
+
+def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
+    sides = ((batch.src, batch.src.tokens), (batch.tgt, batch.tgt.tokens), (batch.tgt, batch.labels))
+    parts = ([part.tolist() for part in x[:side.n_live].split(side.lengths.tolist())] for side, x in sides)
+    return list(zip(*parts, strict=True))
+
+
+def test_a_batch_is_what_the_store_holds_with_marks() -> None:
+    store, ids = make_store(), np.array([5, 0, 199, 17])
+    batch = make_batch(store, ids)
+
+    def pieces(side: Side, i: int) -> list[int]:
+        return [int(t) for t in side.ids[side.offsets[i]:side.offsets[i + 1]]]
+
+    expected = [(pieces(store.src, i) + [EOS], [BOS] + pieces(store.tgt, i), pieces(store.tgt, i) + [EOS]) for i in ids]
+    assert rows(batch) == expected
+    assert batch.n_tokens == sum(len(labels) for _, _, labels in expected)
+    assert batch.src.longest == max(len(src) for src, _, _ in expected)
+
+
+def test_continues_exactly_from_any_cursor_across_epochs() -> None:
+    store = make_store()
+    whole = take(store, 30)
+    assert whole[-1].after.epoch >= 1
+    for k in (0, 3, 11, 28):
+        (again,) = take(store, 1, whole[k].after)
+        assert [rows(m.batch) for m in again.micros] == [rows(m.batch) for m in whole[k + 1].micros]
+        assert (again.n_src, again.n_tgt, again.after) == (whole[k + 1].n_src, whole[k + 1].n_tgt, whole[k + 1].after)
+
+
+def test_each_epoch_is_read_from_its_own_store() -> None:
+    stores = {epoch: make_store(100 + 50 * epoch) for epoch in range(2, 5)}
+    seen: list[Update] = []
+    with Loader(lambda epoch: stores[epoch], CONFIG, 7, Cursor(2, 3), World(0, 1, CPU)) as updates:
+        while not seen or seen[-1].after.epoch < 4:
+            seen.append(next(updates))
+    first = next(i for i, update in enumerate(seen) if update.after.epoch == 3) + 1
+    whole = sorted(row for update in seen[first:] for m in update.micros for row in rows(m.batch))
+    assert whole == sorted(rows(make_batch(stores[3], np.arange(250))))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
+    store = make_store()
+    alone = take(store, 12)
+    dealt = [take(store, 12, rank=rank, size=size) for rank in range(size)]
+    for k, update in enumerate(alone):
+        shares = [ranks[k] for ranks in dealt]
+        assert len({len(share.micros) for share in shares}) == 1  # all take part in every sum of gradients
+        counted = {m.number: rows(m.batch) for share in shares for m in share.micros if m.batch.n_tokens}
+        assert counted == {m.number: rows(m.batch) for m in update.micros}
+        blanks = [m for share in shares for m in share.micros if not m.batch.n_tokens]
+        assert all((m.batch.labels == -1).all() for m in blanks)
+        assert all((s.n_src, s.n_tgt, s.after) == (update.n_src, update.n_tgt, update.after) for s in shares)
+
+
+def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
+    store = make_store()
+    broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)  # ids that are not there
+    with Loader(lambda epoch: broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates, pytest.raises(IndexError):
+        for _ in islice(iter(lambda: next(updates), None), 5):
+            pass
+
+
+def test_constant_shapes_hold_the_same_sentences() -> None:
+    store = make_store()
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, CONFIG.sized)
+    with Loader(lambda epoch: store, CONFIG, 7, START, World(0, 1, CPU), shape) as updates:
+        taken = [next(updates) for _ in range(10)]
+    plain_config = replace(CONFIG, micro_tokens=shape.tokens)
+    with Loader(lambda epoch: store, plain_config, 7, START, World(0, 1, CPU)) as updates:
+        plainly = [next(updates) for _ in range(10)]
+    for update, plain in zip(taken, plainly, strict=True):
+        for micro, expected in zip(update.micros, plain.micros, strict=True):
+            batch, n = micro.batch, expected.batch.src.n_sentences
+            assert batch.has_shape(shape) and not expected.batch.has_shape(shape)
+            assert rows(batch)[:n] == rows(expected.batch) and batch.n_tokens == expected.batch.n_tokens
+            assert all(row == ([], [], []) for row in rows(batch)[n:])
+            assert (batch.labels[batch.tgt.n_live:] == -1).all() and (batch.labels >= 0).sum() == batch.n_tokens
+            assert batch.src.longest >= expected.batch.src.longest

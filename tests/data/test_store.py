@@ -1,0 +1,123 @@
+"""The token store against brute force: what was appended in chunks is what is read, and damage is named."""
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt.data.store import VOCAB, ArrayWriter, SideWriter, open_store
+from nmt.system.errors import UserError
+from nmt.system.files import digest, seal
+
+Sentences = list[list[int]]
+
+
+def sentences(n: int, seed: int) -> Sentences:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 65_535, random.integers(0, 12)).tolist() for _ in range(n)]
+
+
+def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> None:
+    for side, lines in sides.items():
+        with closing(SideWriter(folder, split, side)) as writer:
+            for i in range(0, len(lines), chunk):
+                some = lines[i:i + chunk]
+                writer.append(np.array(sum(some, []), np.uint16), np.array([len(ids) for ids in some], np.int64))
+            assert writer.n_tokens == sum(map(len, lines))
+
+
+@pytest.fixture
+def sides() -> dict[str, Sentences]:
+    return {"src": [[1, 2, 65_534], [], [7], *sentences(200, 0)], "tgt": [[3], [4, 5], [], *sentences(200, 1)]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sides: dict[str, Sentences]) -> Path:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / VOCAB).write_bytes(b"a model")
+    write(store, "train", sides, chunk=7)
+    seal(store)
+    return store
+
+
+def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences]) -> None:
+    store = open_store(folder, "train")
+    assert len(store) == 203
+    for side, lines in ((store.src, sides["src"]), (store.tgt, sides["tgt"])):
+        assert [side.ids[a:b].tolist() for a, b in zip(side.offsets, side.offsets[1:], strict=False)] == lines
+        assert side.lengths.tolist() == [len(line) for line in lines]
+        assert isinstance(side.ids, np.memmap)
+        assert (side.ids.dtype.name, side.offsets.dtype.name) == ("uint16", "int64")
+
+
+def test_chunks_leave_no_trace(tmp_path: Path, sides: dict[str, Sentences]) -> None:
+    for name, chunk in (("a", 1), ("b", 1000)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, "train", sides, chunk)
+    for file in (tmp_path / "a").iterdir():
+        assert digest(file) == digest(tmp_path / "b" / file.name)
+
+
+def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
+    values = np.arange(1_234_567, dtype=np.int64)
+    with closing(ArrayWriter(tmp_path / "ours.npy", "int64")) as writer:
+        for part in np.array_split(values, 13):
+            writer.append(part)
+    np.save(tmp_path / "numpy.npy", values)
+    assert digest(tmp_path / "ours.npy") == digest(tmp_path / "numpy.npy")
+
+
+def test_an_empty_split_opens(tmp_path: Path) -> None:
+    write(tmp_path, "train", {"src": [], "tgt": []}, chunk=1)
+    (tmp_path / VOCAB).write_bytes(b"")
+    seal(tmp_path)
+    assert len(open_store(tmp_path, "train")) == 0
+
+
+def test_refuses_another_bpe_model(folder: Path) -> None:
+    open_store(folder, "train", digest(folder / VOCAB))
+    with pytest.raises(UserError, match="made with another BPE model"):
+        open_store(folder, "train", "0" * 64)
+
+
+def test_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no prepared data here; make it with nmt-prepare"):
+        open_store(tmp_path / "nothing", "train")
+    with pytest.raises(UserError, match=r"holds no valid split; give data\.valid"):
+        open_store(folder, "valid")
+
+
+@pytest.mark.parametrize("name", ["train.src.ids.npy", "train.tgt.offsets.npy"])
+@pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
+def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if damage != "gone":
+        (folder / name).write_bytes(content[:-2] if damage == "cut" else content + b"\0\0")
+    with pytest.raises(UserError, match=f"{name}: damaged .*prepare again"):
+        open_store(folder, "train")
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (np.zeros(4, np.int32), "int32 of shape"), (np.array([0, 1, 2]), "does not fit its ids"),
+    (np.array([], np.int64), "does not fit its ids"), (np.array(["x"], object), "Python objects")])
+def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) -> None:
+    np.save(folder / "train.src.offsets.npy", wrong, allow_pickle=True)
+    seal(folder)
+    with pytest.raises(UserError, match=message):
+        open_store(folder, "train")
+
+
+def test_refuses_sides_of_unequal_length(folder: Path, sides: dict[str, Sentences]) -> None:
+    write(folder, "train", {"tgt": sides["tgt"][:-1]}, chunk=50)
+    seal(folder)
+    with pytest.raises(UserError, match="203 source and 202 target sentences"):
+        open_store(folder, "train")
+
+
+def test_travels(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "elsewhere")
+    assert np.array_equal(open_store(copy, "train").src.ids, open_store(folder, "train").src.ids)

@@ -1,0 +1,134 @@
+"""The card beside an average: what the hub's own parser reads from it, and whose it is once somebody has edited it."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import EvalResult, ModelCard
+from test_results import RESULT
+from untrained import make_checkpoint, make_vocab
+
+from nmt.average.mean import average, averaged_in, is_our_card
+from nmt.checkpoint import MODEL, STATE, VOCAB, load
+from nmt.commands.export import main as nmt_export
+from nmt.config import CorpusConfig, DataConfig, dump, load_config
+from nmt.data.vocab import Vocab
+from nmt.evaluate.average_card import write_card
+from nmt.evaluate.results import Result
+from nmt.system.errors import UserError
+from nmt.system.files import read_manifest, seal
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    return make_vocab(tmp_path_factory.mktemp("vocab"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    return make_checkpoint(tmp_path / "average", vocab)
+
+
+def result_of(folder: Path) -> Result:
+    manifest = read_manifest(folder)
+    digests = {f"{kind}_sha256": manifest[name]["sha256"] for kind, name in (("weights", MODEL), ("vocab", VOCAB))}
+    return replace(RESULT, pair="no-en", **digests)
+
+
+def with_config(folder: Path, **changes: object) -> None:
+    config = load_config(str(folder / "config.yaml"))
+    (folder / "config.yaml").write_text(dump(replace(config, **changes)))  # type: ignore[arg-type]
+    seal(folder)
+
+
+def test_the_hub_reads_it(folder: Path) -> None:
+    corpora = (CorpusConfig(dataset="wmt/wmt14", subset="de-en"), CorpusConfig(src="a.en", tgt="a.de"))
+    with_config(folder, data=DataConfig(src="no", tgt="en", train=corpora))  # no, unquoted, is false in YAML
+    result = result_of(folder)
+    other = replace(result, test_set=replace(result.test_set, name="my/own set"), scores=result.scores[1:])
+    back = replace(result, pair="en-no", test_set=replace(result.test_set, name="newstest2013"),
+                   scores=[replace(result.scores[0], name="BLEU tokenised, split, plain quotes")])
+    strange = replace(result, weights_sha256="0" * 64, test_set=replace(result.test_set, name="of other weights"))
+    filtered = replace(result, test_set=replace(result.test_set, name="wmt14"), scores=result.scores[:1])
+    write_card(folder, [result, other, strange, back, filtered])
+    card = ModelCard.load(folder / "README.md")
+    data = card.data.to_dict()
+    assert (data["language"], data["library_name"], data["pipeline_tag"]) == (["no", "en"], "nmt", "translation")
+    assert data["datasets"] == ["wmt/wmt14"] and "transformer" in data["tags"]
+    found = card.data.eval_results
+    assert isinstance(found, list) and all(isinstance(each, EvalResult) for each in found) and len(found) == 5
+    assert card.data.model_name == "toy"
+    assert [(each.metric_type, each.metric_value, each.metric_name, each.verified, each.task_type, each.dataset_name,
+             each.dataset_type, each.dataset_split, each.dataset_config) for each in found[:3]] == [
+        ("bleu", 27.3, "BLEU (nrefs:1|tok:13a)", False, "translation", "newstest2014", "wmt/wmt14", "test", "no-en"),
+        ("chrf", 55.0, "chrF2 (nrefs:1|nc:6)", False, "translation", "newstest2014", "wmt/wmt14", "test", "no-en"),
+        ("chrf", 55.0, "chrF2 (nrefs:1|nc:6)", False, "translation", "my/own set", "my-own-set", "test", None)]
+    assert [(each.metric_type, each.task_name, each.dataset_type, each.dataset_split) for each in found[3:]] == [
+        ("bleu", "Translation en-no", "wmt/wmt14", "validation"), ("bleu", "Translation no-en", "wmt14", "test")]
+    assert found[0].dataset_args == {"lines": 3003, "src_sha256": "c" * 64, "ref_sha256": "d" * 64}
+    assert "&id" not in card.content and "of other weights" not in card.content
+    for fact in ("trained with nmt", "step-0000010", "26.90 to 27.70", r"`nrefs:1\|tok:13a`", "beam 4",
+                 "newstest2014 no-en, 3,003 lines", "newstest2013 en-no, 3,003 lines", "label smoothing 0.1",
+                 "nmt-translate . < text.no > text.en"):
+        assert fact in card.text, fact
+
+
+def test_without_scores_it_says_so(folder: Path) -> None:
+    """And how it comes by them: nmt-eval remembers what it finds only inside a run."""
+    for is_in_run in (False, True):
+        if is_in_run:
+            (folder.parent / "checkpoints").mkdir()
+            (folder.parent / "config.yaml").touch()
+        write_card(folder, [])
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
+        assert "None was computed" in card.text and "{" not in card.text
+        assert ("`nmt-eval` adds what it finds." in card.text) == is_in_run
+        assert ("only while this folder lies in a run folder" in card.text) != is_in_run
+
+
+def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+    before = read_manifest(folder)
+    for results in ([], [result_of(folder)]):
+        write_card(folder, results)
+        assert read_manifest(folder) == before and load(folder).state["step"] == 20
+        assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(folder / "README.md")
+    average([make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB))], folder)
+    assert averaged_in(folder) == ["step"]
+
+
+def test_one_that_was_edited_is_left_alone(folder: Path) -> None:
+    write_card(folder, [])
+    card = folder / "README.md"
+    card.write_text(card.read_text().replace("No licence of the weights is known.", "Licence: CC BY 4.0."))
+    edited = card.read_bytes()
+    with pytest.raises(UserError, match="README.md: was edited since nmt wrote it") as caught:
+        write_card(folder, [result_of(folder)])
+    assert "\n" not in str(caught.value) and card.read_bytes() == edited
+    card.unlink()
+    write_card(folder, [result_of(folder)])
+    assert "27.30" in card.read_text()
+
+
+def test_other_folders_have_none(folder: Path, tmp_path: Path) -> None:
+    """An export has its own, of its manifest; a checkpoint of training comes and goes."""
+    assert nmt_export([str(folder), "--to", "safetensors", "-o", str(tmp_path / "export")]) == 0
+    before = (tmp_path / "export" / "README.md").read_bytes()
+    write_card(tmp_path / "export", [])
+    assert (tmp_path / "export" / "README.md").read_bytes() == before
+    from test_checkpoint import write
+
+    write(tmp_path / "step-0000007")
+    write_card(tmp_path / "step-0000007", [])
+    assert not (tmp_path / "step-0000007" / "README.md").exists()
+
+
+def test_many_checkpoints_with_their_ages_and_weights(folder: Path) -> None:
+    state = {"averaged": ["a", "b"], "step": 9, "elapsed_s": [600.0, 1200.0], "weights": [0.25, 0.75]}
+    (folder / STATE).write_text(json.dumps(state))
+    seal(folder)
+    write_card(folder, [])
+    assert "a at minute 10.0, weight 0.2500; b at minute 20.0, weight 0.7500" in (folder / "README.md").read_text()

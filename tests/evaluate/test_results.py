@@ -1,0 +1,165 @@
+"""results.json loses no record, keeps one for each thing scored, and says in one line where it is damaged."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.evaluate import results
+from nmt.evaluate.results import RESULTS, Result, Score, add, read, run_of
+from nmt.system.errors import UserError
+from nmt.system.files import lock
+
+RESULT = Result(
+    "2026-11-21T20:00:00Z", "average", 100, ["step-0000090", "step-0000100"], "a" * 64, "b" * 64,
+    results.TestSet("newstest2014", 3003, "c" * 64, "d" * 64), "en-de", "e" * 64,
+    {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False}, "nmt",
+    [Score("BLEU", 27.3, "nrefs:1|tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "nrefs:1|nc:6")],
+    {"nmt": "0.1.0", "python": "3.11"}, 12.5)
+
+
+def test_what_is_added_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path) == []
+    other = replace(RESULT, decoding=RESULT.decoding | {"beam": 1}, seconds=3.0)
+    add(tmp_path, RESULT)
+    add(tmp_path, other)
+    assert read(tmp_path) == [RESULT, other]
+    assert {path.name for path in tmp_path.iterdir()} == {RESULTS}
+
+
+@pytest.mark.parametrize(("change", "n"), [
+    ({"when": "2027-01-01T00:00:00Z", "seconds": 1.0, "scores": [], "checkpoint": "copy", "hypotheses_sha256": "0"}, 1),
+    ({"weights_sha256": "0" * 64}, 2), ({"engine": "ctranslate2 4.5 int8"}, 2),
+    ({"test_set": replace(RESULT.test_set, ref_sha256="0" * 64)}, 2), ({"decoding": {"beam": 4}}, 2),
+    ({"vocab_sha256": "0" * 64}, 2), ({"pair": "de-en"}, 2)])
+def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_path: Path) -> None:
+    add(tmp_path, RESULT)
+    again = replace(RESULT, **change)
+    add(tmp_path, again)
+    assert read(tmp_path) == [RESULT, again][-n:]
+
+
+def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
+    """A whole ladder is not lost to a plain rescoring, as long as the text is the same."""
+    rungs = [Score("BLEU", 27.3, "tok:13a"), Score("BLEU intl", 28.0, "tok:intl", 27.0, 29.0), Score("TER", 50., "ter")]
+    again = [Score("BLEU", 27.3, "tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "chrf")]
+    for engine in ("other", "nmt"):
+        add(tmp_path, replace(RESULT, engine=engine, scores=rungs))
+    add(tmp_path, replace(RESULT, when="later", scores=again))
+    assert [(record.when, record.engine, record.scores) for record in read(tmp_path)] == [
+        (RESULT.when, "other", rungs), ("later", "nmt", [*again, *rungs[1:]])]
+    add(tmp_path, replace(RESULT, hypotheses_sha256="0" * 64, scores=again))
+    assert read(tmp_path)[-1].scores == again  # of other text they would be wrong
+
+
+ADDING = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_results import RESULT, add
+for n in range(8):
+    add(Path(sys.argv[1]), replace(RESULT, engine=f"{sys.argv[2]} {n}"))
+"""
+
+
+def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
+    """And a run in training, which holds its folder, hinders nobody."""
+    with lock(tmp_path, "training"):
+        processes = [subprocess.Popen([sys.executable, "-c", ADDING, str(tmp_path), str(n), str(Path(__file__).parent)])
+                     for n in range(3)]
+        assert [process.wait(100) for process in processes] == [0, 0, 0]
+    assert sorted(record.engine for record in read(tmp_path)) == [f"{n} {i}" for n in range(3) for i in range(8)]
+
+
+def test_one_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "PATIENCE_S", 0.1)
+    with lock(tmp_path / RESULTS, "nmt-eval", ".results.lock"), pytest.raises(UserError, match="in use by nmt-eval"):
+        add(tmp_path, RESULT)
+
+
+def changed(**change: Any) -> bytes:
+    record = json.loads(json.dumps(RESULT, default=vars))
+    return json.dumps([record, record | change]).encode()
+
+
+DAMAGE: dict[str, tuple[bytes, str]] = {
+    "cut off": (changed()[:-9], "not JSON"), "a mapping": (b"{}", "no list"), "numbers": (b"[1]", "record 1"),
+    "nested": (b"[" * 100_000, "not JSON"),
+    "a key too many": (changed(note="x"), "record 2 lacks or has too much: 'note'"),
+    "a key too few": (b'[{"when": "x"}]', "record 1 lacks or has too much: 'averaged'"),
+    "a number in words": (changed(step="ten"), "record 2: step has 'ten'"),
+    "true for a number": (changed(step=True), "record 2: step has True"),
+    "NaN": (changed(seconds=float("nan")), "record 2: seconds has nan"),
+    "a score of nothing": (changed(scores=[{"name": "BLEU"}]), "record 2: scores lacks"),
+    "a list for a setting": (changed(decoding={"beam": [4]}), "record 2: decoding.beam has"),
+    "a terminal's codes": (changed(engine=["\x1b[2J\n"]), "record 2: engine has")}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_told_in_one_line_and_kept(case: str, tmp_path: Path) -> None:
+    data, told = DAMAGE[case]
+    (tmp_path / RESULTS).write_bytes(data)
+    for attempt in (lambda: read(tmp_path), lambda: add(tmp_path, RESULT)):
+        with pytest.raises(UserError) as caught:
+            attempt()
+        assert told in str(caught.value) and str(tmp_path / RESULTS) in str(caught.value)
+        assert str(caught.value).isprintable()
+    assert (tmp_path / RESULTS).read_bytes() == data
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dead link"])
+def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
+    """A pipe would never end."""
+    path = tmp_path / RESULTS
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("elsewhere")
+        if kind == "link":
+            (tmp_path / "elsewhere").write_text("[]")
+    for attempt in (lambda: read(tmp_path), lambda: add(tmp_path, RESULT)):
+        with pytest.raises(UserError, match="results.json: is not a plain file"):
+            attempt()
+    assert os.path.lexists(path) and not path.is_file() or kind == "link"
+
+
+@pytest.mark.parametrize("fault", ["a folder for a lock", "nowhere"])
+def test_a_place_that_takes_no_file_is_the_callers_to_tell(fault: str, tmp_path: Path) -> None:
+    if fault == "nowhere":
+        tmp_path = tmp_path / "gone"
+    else:
+        (tmp_path / ".results.lock").mkdir()
+    with pytest.raises(OSError):
+        add(tmp_path, RESULT)
+    assert not (tmp_path / RESULTS).exists()
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="seconds has nan"):
+        add(tmp_path, replace(RESULT, seconds=float("nan")))
+    assert not (tmp_path / RESULTS).exists()
+
+
+def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    for place in ("average", "checkpoints/step-0000010"):
+        (run / place).mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / "checkpoints" / "best").symlink_to("step-0000010")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "linked").symlink_to(run / "average")
+    for inside in (run, run / "average", run / "checkpoints" / "step-0000010", run / "checkpoints" / "best",
+                   tmp_path / "linked"):
+        assert run_of(inside) == run
+    monkeypatch.chdir(run)
+    assert run_of(Path("average")) == run and run_of(Path(".")) == run
+    for outside in (tmp_path / "alone", tmp_path, tmp_path / "nowhere", run / "checkpoints" / "step-0000010" / "x"):
+        assert run_of(outside) is None

@@ -1,0 +1,341 @@
+"""Exports say what their origin says, in the engines that they are for; and what does not never appears.
+
+The models are random, with noise on every LayerNorm and bias, so that a forgotten or exchanged tensor shows.
+"""
+
+import importlib.util
+import json
+import os
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import sentences
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB, Checkpoint, load
+from nmt.commands.export import FORMATS
+from nmt.commands.export import main as nmt_export
+from nmt.config import (
+    CorpusConfig,
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    VocabConfig,
+    dump,
+)
+from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
+from nmt.export import ctranslate2, huggingface, tensors
+from nmt.export.export import QUANTIZATIONS, export, load_ctranslate2, made_lines
+from nmt.export.parity import Agreement, Ids, Ours, compare
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.files import digest, seal, write_json, write_text
+from nmt.system.strict_yaml import parse_yaml
+from nmt.translate.search import Hypothesis
+
+PACKAGES = {"ctranslate2": "ctranslate2", "huggingface": "transformers", "safetensors": "safetensors"}
+NEEDS_CT2, NEEDS_HF, _ = NEEDS = [pytest.mark.skipif(
+    importlib.util.find_spec(package) is None, reason=f"{package} is not installed; pip install 'nmt[export]'")
+    for package in PACKAGES.values()]
+ENGINES = [pytest.param(to, marks=needs) for to, needs in zip(PACKAGES, NEEDS, strict=True)]
+LINES = [src for src, _ in sentences(8, seed=5)]
+PLAIN = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, max_positions=256)
+SHAPES = {f"{norm}-{'tied' if tied else 'untied'}-{positions}":
+          replace(PLAIN, norm=norm, tied=tied, positions=positions)
+          for norm in ("post", "pre") for tied in (True, False) for positions in ("sinusoidal", "learned")}
+SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
+SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
+
+
+@pytest.fixture(scope="session")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    words = tmp_path_factory.mktemp("words") / "words"
+    write_words(words, word_counts([side.encode() for pair in sentences(200, seed=1) for side in pair]))
+    return Vocab(learn(words, VocabConfig(size=80)))
+
+
+def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
+    """A checkpoint of random weights, as an average is one."""
+    torch.manual_seed(2)
+    model = Transformer(shape, vocab.size)
+    weights = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
+    if not shape.tied and shape.norm == "post":  # its outputs end, and pad and bos are as unlikely as in trained ones
+        bias = weights["decoder.1.feed_forward_residual.norm.bias"]
+        weights["projection.weight"][EOS], weights["projection.weight"][[PAD, BOS]] = 3 * bias, -5 * bias
+    config = RunConfig(name="toy", model=shape, data=DataConfig(
+        root="/secret/place", train=(CorpusConfig(src="a.en", tgt="a.de"),)))
+    folder.mkdir()
+    save_file(weights, folder / MODEL)
+    write_json(folder / STATE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
+    write_text(folder / CONFIG, dump(config))
+    (folder / VOCAB).write_bytes(vocab.model)
+    seal(folder)
+    return load(folder)
+
+
+@pytest.fixture
+def checkpoint(vocab: Vocab, tmp_path: Path) -> Checkpoint:
+    return made(PLAIN, vocab, tmp_path / "average")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("to", ENGINES)
+def test_each_model_says_the_same_in_each_engine(to: str, shape: ModelConfig, vocab: Vocab, tmp_path: Path) -> None:
+    found = export(made(shape, vocab, tmp_path / "average"), to, tmp_path / "out", "float32", LINES)
+    assert found.lines == len(LINES) and found.differing == 0
+    assert found.largest < 2e-5
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["check"]["largest"] == found.largest
+
+
+@NEEDS_HF
+def test_hugging_face_has_our_logits_whoever_loads_it(checkpoint: Checkpoint, tmp_path: Path, vocab: Vocab) -> None:
+    """Without any code of ours beyond the model: text in, the distribution of the first piece out."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    from nmt.checkpoint import load_weights
+    from nmt.data.batch import pack
+    export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", use_safetensors=True)
+    given = AutoTokenizer.from_pretrained(tmp_path / "out")(LINES[0], return_tensors="pt")
+    logits = theirs(**given, decoder_input_ids=torch.tensor([[2]])).logits[0]
+    model = Transformer(PLAIN, vocab.size).eval()
+    load_weights(checkpoint, model)
+    expected = model.projection(model(pack([[*vocab.encode(LINES[:1])[0], 3]]), pack([[2]])))
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
+    assert not {path.suffix for path in (tmp_path / "out").iterdir()} & {".bin", ".pt", ".pth", ".pkl"}
+
+
+@pytest.mark.parametrize("to, quantization", [(to, kind) for to, kinds in QUANTIZATIONS.items() for kind in kinds[1:]])
+def test_fewer_bits_come_near(to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    if importlib.util.find_spec(PACKAGES[to]) is None:
+        pytest.skip(f"{PACKAGES[to]} is not installed; pip install 'nmt[export]'")
+    found = export(checkpoint, to, tmp_path / "out", quantization, LINES)
+    assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
+    assert contents(checkpoint.path) == {**contents(checkpoint.path), MODEL: digest(checkpoint.path / MODEL)}
+
+
+@NEEDS_CT2
+def test_quantizing_does_not_touch_our_weights(checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path) -> None:
+    model = Transformer(PLAIN, vocab.size)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    ctranslate2.write(tmp_path, model, vocab, checkpoint.config, "int8")
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]), name
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
+@pytest.mark.parametrize("shape, setting", [
+    (replace(PLAIN, window=3), "model.window is 3"), (replace(PLAIN, d_k=9), "model.d_k is 9"),
+    (replace(PLAIN, d_v=16), "model.d_v is 16"), (replace(PLAIN, n_heads=5, d_k=4, d_v=4), "model.n_heads 5")])
+def test_what_a_format_cannot_say_is_refused_by_its_name(
+        to: str, shape: ModelConfig, setting: str, vocab: Vocab, tmp_path: Path) -> None:
+    checkpoint = made(shape, vocab, tmp_path / "average")
+    with pytest.raises(UserError, match=setting) as error:
+        export(checkpoint, to, tmp_path / "out", "float32", LINES)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["average"]
+    assert export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES).largest == 0
+
+
+@pytest.mark.parametrize("to", ENGINES[:2])
+def test_an_export_that_says_something_else_never_appears(
+        to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(checkpoint.path), "--to", to, "-o", str(tmp_path / "out")]
+    assert nmt_export(arguments) == 0
+    before = contents(tmp_path / "out")
+    room = ctranslate2 if to == "ctranslate2" else huggingface
+    monkeypatch.setattr(room, "position_table", lambda *given: 1.001 * tensors.position_table(*given))
+    capsys.readouterr()
+    for out, expected in ((tmp_path / "out", before), (tmp_path / "other", None)):
+        assert nmt_export([*arguments[:-1], str(out)]) == 1
+        assert "does not say the same" in capsys.readouterr().err
+        assert (contents(out) if out.exists() else None) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["average", "out"]
+
+
+def test_only_an_earlier_export_is_replaced(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(checkpoint, "safetensors", out, "float32", LINES)
+    export(checkpoint, "safetensors", out, "float16", LINES)
+    with safe_open(out / MODEL, "pt") as file:
+        assert {str(file.get_slice(name).get_dtype()) for name in file.keys()} == {"F16"}
+    (out / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("x")
+    for taken in (out, tmp_path / "file", checkpoint.path):
+        before = digest(taken) if taken.is_file() else contents(taken)
+        with pytest.raises(UserError, match="not just an export"):
+            export(checkpoint, "safetensors", taken, "float32", LINES)
+        assert (digest(taken) if taken.is_file() else contents(taken)) == before
+
+
+def test_safetensors_hold_the_very_weights_and_the_config(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    assert export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES).largest == 0
+    with safe_open(tmp_path / "out" / MODEL, "pt") as ours, safe_open(checkpoint.path / MODEL, "pt") as origin:
+        assert set(ours.keys()) == set(origin.keys())
+        assert all(torch.equal(ours.get_tensor(name), origin.get_tensor(name)) for name in origin.keys())
+        assert ours.metadata()["config"] == (checkpoint.path / CONFIG).read_text()
+        assert ours.metadata()["vocab_sha256"] == digest(checkpoint.path / VOCAB)
+
+
+ODD = ["</s> a <unk> <pad>", "  two  spaces ", "don 't , i 'm ok ?", "\u65e5\u672c", "x\0y", "\u2028x\u0085",
+       "a \u2581 b", "red dog " * 200, "\ufb01 \u00bd\u00a0!", "\u05e9\u05dc\u05d5\u05dd"]
+
+
+@NEEDS_HF
+def test_the_tokenizer_gives_our_ids_and_text(checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path) -> None:
+    export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
+    tokenizer = huggingface.HuggingFace(tmp_path / "out").tokenizer
+    for line, ids in zip(LINES + ODD, vocab.encode(LINES + ODD), strict=True):
+        assert tokenizer(line)["input_ids"] == [*ids, 3], line
+    for line, ids in zip(LINES, vocab.encode(LINES), strict=True):
+        assert tokenizer.decode([2, *ids, 3, 0], skip_special_tokens=True) == line
+
+
+@NEEDS_HF
+def test_weights_are_never_unpickled(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    (tmp_path / "out" / MODEL).unlink()
+    (tmp_path / "out" / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(OSError, match="safetensors"):
+        huggingface.HuggingFace(tmp_path / "out")
+    assert not (tmp_path / "executed").exists()
+
+
+@NEEDS_CT2
+def test_it_translates_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
+    """Of what it finishes, all of which a wide beam shows, the best by the formula of the config."""
+    config = DecodingConfig(beam=6, max_extra=8, length_penalty=2.0)
+    checkpoint = made(replace(PLAIN, tied=False), vocab, tmp_path / "average")
+    export(checkpoint, "ctranslate2", tmp_path / "out", "float32", LINES)
+    engine, src = ctranslate2.CTranslate2(tmp_path / "out", 1), vocab.encode(LINES)
+    found = engine.translate(src, config)
+    judged = [sum(scores) for scores in engine.score(src, [one.ids for one in found])]
+    ended = [i for i, one in enumerate(found) if len(one.ids) < max(map(len, src)) + config.max_extra]
+    assert ended and [found[i].score for i in ended] == pytest.approx(
+        [judged[i] / ((5 + len(found[i].ids) + 1) / 6) ** 2 for i in ended], abs=1e-4)
+    by_sum = engine.translate(src, replace(config, penalty="none"))
+    assert all(len(a.ids) >= len(b.ids) for a, b in zip(found, by_sum, strict=True))
+    assert any(len(a.ids) > len(b.ids) for a, b in zip(found, by_sum, strict=True))
+
+
+@NEEDS_CT2
+def test_an_export_opens_again_when_it_is_whole(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(checkpoint, "ctranslate2", out, "int8", LINES)
+    engine, quantization = load_ctranslate2(out, 1)
+    assert quantization == "int8"
+    data = bytearray((out / "model.bin").read_bytes())
+    data[-1] ^= 1
+    (out / "model.bin").write_bytes(data)
+    with pytest.raises(UserError, match="model.bin"):
+        load_ctranslate2(out, 1)
+    export(checkpoint, "safetensors", tmp_path / "other", "float32", LINES)
+    with pytest.raises(UserError, match="export to safetensors"):
+        load_ctranslate2(tmp_path / "other", 1)
+
+
+@NEEDS_HF
+def test_the_card_warns_where_marian_forgets(vocab: Vocab, tmp_path: Path) -> None:
+    learned = made(replace(PLAIN, positions="learned"), vocab, tmp_path / "average")
+    export(learned, "huggingface", tmp_path / "out", "float32", LINES)
+    assert "do not save this model again" in (tmp_path / "out" / "README.md").read_text()
+    side = huggingface.HuggingFace(tmp_path / "out")
+    side.model.save_pretrained(tmp_path / "again")
+    with safe_open(tmp_path / "again" / MODEL, "pt") as file:  # the day this fails, the warning can go
+        assert "model.encoder.embed_positions.weight" not in file.keys()
+
+
+def test_the_card_tells_what_the_checkpoint_knows(checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path) -> None:
+    export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES)
+    card = (tmp_path / "out" / "README.md").read_text()
+    head = parse_yaml(card.split("---\n")[1], "card").values
+    assert head == {"language": ["en", "de"], "library_name": "safetensors", "pipeline_tag": "translation"}
+    for fact in (digest(checkpoint.path / MODEL), vocab.digest, "a.en + a.de", "mean of 2 checkpoints", "post-norm"):
+        assert fact in card
+    assert "/secret" not in card and "{" not in card.split("## Use")[0]
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
+def test_a_missing_library_is_told_with_its_remedy(
+        to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[to], None)
+    with pytest.raises(UserError, match=r"pip install 'nmt\[export\]'"):
+        export(checkpoint, to, tmp_path / "out", "float32", LINES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_take_one_line(checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("\n \n\n")
+    (tmp_path / "latin").write_bytes(b"fine\nna\xefve\n")
+    command = [str(checkpoint.path), "--to", "safetensors", "-o", str(tmp_path / "out")]
+    for arguments, words in ((["--check-lines", str(tmp_path / "empty")], "nothing to compare"),
+                             (["--check-lines", str(tmp_path / "latin")], "latin:2:3"),
+                             (["--check-lines", str(tmp_path / "none")], "No such file"),
+                             (["--quantization", "int8"], "--to safetensors has float32, float16, bfloat16")):
+        assert nmt_export(command + arguments) == 2
+        error = capsys.readouterr().err.splitlines()
+        assert len(error) == 1 and words in error[0]
+    assert not (tmp_path / "out").exists()
+    assert set(QUANTIZATIONS) == set(FORMATS)
+
+
+def test_the_command_takes_lines_of_a_file(checkpoint: Checkpoint, tmp_path: Path,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lines").write_text("\n".join([*LINES, "", ""]))
+    assert nmt_export([str(checkpoint.path), "--to", "safetensors", "-o", str(tmp_path / "new" / "out"),
+                       "--check-lines", str(tmp_path / "lines")]) == 0
+    out, error = capsys.readouterr()
+    assert out == "" and f"8 of {len(LINES)} lines greedily the same" in error.splitlines()[-1]
+
+
+class Wrong(Ours):
+    """Ours with one flaw."""
+
+    def __init__(self, model: Transformer, score: float = 0.0, piece: int | None = None) -> None:
+        super().__init__(model)
+        self.change, self.piece = score, piece
+
+    def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
+        first, *rest = super().score(src, tgt)
+        return [[first[0] + self.change, *first[1:]], *rest]
+
+    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
+        found = super().search(src, beam, alpha, limit)
+        return found if self.piece is None else [replace(found[0], ids=[*found[0].ids[:-1], self.piece]), *found[1:]]
+
+
+def test_the_comparison_sees_one_wrong_piece_and_one_wrong_score(vocab: Vocab) -> None:
+    torch.manual_seed(0)
+    model = Transformer(PLAIN, vocab.size)
+    src = vocab.encode(LINES)
+    same = compare(Ours(model), Ours(model), src, 20)
+    assert same == Agreement(len(LINES), 0, 0.0, 0.0) and same.is_within("float32")
+    scored = compare(Ours(model), Wrong(model, score=2e-4), src, 20)
+    assert scored.largest == pytest.approx(2e-4, rel=1e-2) and not scored.is_within("float32")
+    assert scored.is_within("int8")
+    lost = compare(Ours(model), Wrong(model, score=float("nan")), src, 20)
+    assert not lost.is_within("int8") and not lost.is_within("float32")
+    told = compare(Ours(model), Wrong(model, piece=79), src, 20)
+    assert told.differing == 1 and not told.is_within("float32")
+
+
+def test_made_lines_are_the_same_each_time_and_are_text(vocab: Vocab) -> None:
+    lines = made_lines(vocab)
+    assert lines == made_lines(vocab) and len(set(lines)) == 32
+    assert all(vocab.encode([line])[0] for line in lines)

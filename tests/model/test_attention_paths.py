@@ -1,0 +1,244 @@
+"""The ways a GPU may take through attention: torch's kernel behind its masks, and the choice.
+
+The kernel itself needs a GPU. Here something stands in for it that computes by the definition and
+leaves NaN wherever FlashAttention writes nothing, forward and backward.
+"""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from nmt.data.batch import Packed, pack
+from nmt.model import attention, attention_choice, attention_varlen
+from nmt.model.attention import TRITON, VARLEN, Field, attend
+from nmt.model.attention_choice import chosen, measure, remember, take_turns
+from nmt.model.attention_varlen import supports_varlen, varlen_attention
+
+NAN = float("nan")
+
+
+def sentences(q: Tensor, k: Tensor, q_ends: Tensor, k_ends: Tensor,
+              window: list[int]) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The rows of each sentence and its weights. As FlashAttention counts: the last query stands beside the last key,
+    and -1 is without a bound."""
+    ends = q_ends.tolist(), k_ends.tolist()
+    for a, b, c, d in zip(ends[0][:-1], ends[0][1:], ends[1][:-1], ends[1][1:], strict=True):
+        if a == b or c == d:
+            continue
+        gap = torch.arange(d - c) - torch.arange(b - a)[:, None] - (d - c - b + a)
+        may = torch.ones_like(gap, dtype=torch.bool)
+        if window[0] >= 0:
+            may &= -gap <= window[0]
+        if window[1] >= 0:
+            may &= gap <= window[1]
+        scores = torch.einsum("ihd,jhd->hij", q[a:b], k[c:d]) / q.shape[-1] ** 0.5
+        yield slice(a, b), slice(c, d), scores.masked_fill(~may, -torch.inf).softmax(-1)
+
+
+@torch.library.custom_op("nmt_tests::varlen", mutates_args=())
+def stand_in(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]) -> Tensor:
+    assert q_ends.dtype == k_ends.dtype == torch.int32
+    out = q.new_full((*q.shape[:2], v.shape[2]), NAN)
+    for i, j, weights in sentences(q, k, q_ends, k_ends, window):
+        out[i] = torch.einsum("hij,jhd->ihd", weights, v[j])
+    return out
+
+
+@stand_in.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]) -> Tensor:
+    return q.new_empty(*q.shape[:2], v.shape[2])
+
+
+@torch.library.custom_op("nmt_tests::varlen_backward", mutates_args=())
+def stand_in_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor,
+                      window: list[int]) -> list[Tensor]:
+    grads = [torch.full_like(x, NAN) for x in (q, k, v)]
+    for i, j, weights in sentences(q, k, q_ends, k_ends, window):
+        of_weights = torch.einsum("ihd,jhd->hij", grad[i], v[j])
+        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        grads[0][i] = torch.einsum("hij,jhd->ihd", of_scores, k[j])
+        grads[1][j] = torch.einsum("hij,ihd->jhd", of_scores, q[i])
+        grads[2][j] = torch.einsum("hij,ihd->jhd", weights, grad[i])
+    return grads
+
+
+@stand_in_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (q, k, v)]
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.window = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *stand_in_backward(grad, *ctx.saved_tensors, ctx.window), None, None, None
+
+
+stand_in.register_autograd(differentiate, setup_context=keep)
+
+
+def as_torch_is_called(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, longest_q: int,
+                       longest_k: int, *, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+    assert isinstance(window_size, tuple)  # torch compares it with (-1, 0)
+    assert longest_q >= (q_ends[1:] - q_ends[:-1]).max() if not torch.compiler.is_compiling() else True
+    return stand_in(q, k, v, q_ends, k_ends, list(window_size))
+
+
+@pytest.fixture
+def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_varlen, "varlen_attn", as_torch_is_called)
+    monkeypatch.setattr(attention, "supports_varlen", lambda q, v: True)
+
+
+def side(lengths: list[int], tail: int) -> Packed:
+    live = pack([[5] * n for n in lengths])
+    tokens = torch.cat((live.tokens, live.tokens.new_zeros(tail)))
+    # Constant shapes: the last offset repeats.
+    offsets = torch.cat((live.offsets, live.offsets[-1:].repeat(2)))
+    return Packed(tokens, offsets, live.longest + 3, live.n_live)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize(("q_lengths", "k_lengths", "causal", "window"), [
+    ([4, 1, 7], None, False, None), ([4, 0, 7], None, True, None), ([4, 1, 7], None, False, 2),
+    ([5, 1, 7], None, True, 2), ([5, 3, 0, 2], [2, 0, 6, 4], False, None)])
+def test_masks_keep_what_was_never_written_out(q_lengths: list[int], k_lengths: list[int] | None, causal: bool,
+                                               window: int | None, is_compiled: bool, varlen: None) -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    queries = side(q_lengths, 4)
+    keys = queries if k_lengths is None else side(k_lengths, 3)
+    truth = Field(queries, keys, causal, window)
+    is_live = [truth.seen[0] < truth.seen[1], truth.seeing[0] < truth.seeing[1]]
+    heads = [torch.randn(len(packed.tokens), 3, 2, 8, dtype=torch.float64)[:, n]
+             for n, packed in enumerate((queries, keys, keys))]
+    exact = [x.clone().requires_grad_() for x in heads]
+    expected = attend(exact[0], exact[1], exact[2], truth)
+    grad = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, exact, grad.where(is_live[0][:, None, None], 0.0))
+    for place, x in enumerate(heads):
+        x[~is_live[min(place, 1)]] = NAN
+    grad[~is_live[0]] = NAN
+    ours = [x.detach().requires_grad_() for x in heads]
+    path: Callable[..., Tensor] = varlen_attention
+    if is_compiled:
+        path = torch.compile(varlen_attention, backend="aot_eager", fullgraph=True, dynamic=False)
+    out = path(*ours, queries.offsets, keys.offsets, queries.longest, keys.longest, causal, window)
+    grads = torch.autograd.grad(out, ours, grad)
+    for a, b, live in zip((out, *grads), (expected, *expected_grads), (is_live[0], *is_live, is_live[1]), strict=True):
+        assert (a - b).abs().max() < 1e-12
+        assert (a[~live] == 0).all()
+
+
+def test_attend_takes_the_path_it_is_told(varlen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def told(name: str) -> Callable[..., Tensor]:
+        def path(q: Tensor, *_: Any) -> Tensor:
+            taken.append(name)
+            return q
+
+        return path
+
+    monkeypatch.setattr(attention, "varlen_attention", told(VARLEN))
+    monkeypatch.setattr(attention, "packed_attention", told(TRITON))
+    monkeypatch.setattr(attention, "supports", lambda q, v: True)
+    x, one, other = torch.randn(8, 1, 8), side([3, 1], 4), side([2, 2], 4)
+    for field in (Field(one, one), Field(one, one, path=VARLEN), Field(one, one, True, 2, path=VARLEN),
+                  Field(one, other, path=VARLEN), Field(one, other, window=2, path=VARLEN)):
+        field.is_on_cpu = False
+        attend(x, x, x, field)
+    # FlashAttention counts a window from the ends of sentences, so lengths must agree.
+    assert taken == [TRITON, VARLEN, VARLEN, VARLEN, TRITON]
+
+
+def test_which_heads_torch_takes() -> None:
+    assert "window_size" in inspect.signature(varlen_attn).parameters and attention_varlen.HAS_WINDOW
+    assert not supports_varlen(torch.zeros(1, 1, 64).bfloat16(), torch.zeros(1, 1, 64).bfloat16())  # not on a GPU
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "nmt" / "attention.json"
+
+
+def test_the_faster_path_is_remembered(cache: Path) -> None:
+    assert chosen("A100", 64, 64) == TRITON
+    assert remember("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN
+    assert remember("A100", 128, 128, {TRITON: 1.0, VARLEN: 2.0}) == TRITON
+    assert chosen("A100", 64, 64) == VARLEN and chosen("A100", 128, 128) == TRITON
+    assert chosen("H100", 64, 64) == chosen("A100", 64, 32) == TRITON
+    (key, answer), _ = json.loads(cache.read_text()).items()
+    assert key.startswith(f"A100, torch {torch.__version__}, triton ") and key.endswith("64/64")
+    assert answer == {"path": VARLEN, "ms": {TRITON: 2.0, VARLEN: 1.0}}
+    assert remember("A100", 64, 64, {TRITON: 1.0}) == TRITON == chosen("A100", 64, 64)
+    assert remember("A100", 64, 64, {}) == TRITON
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", "3", "\0", '{"A": 3}', "[" * 100_000, "{}"])
+def test_a_damaged_answer_is_no_answer(cache: Path, content: str) -> None:
+    cache.parent.mkdir()
+    cache.write_text(content)
+    assert chosen("A100", 64, 64) == TRITON
+    assert remember("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN == chosen("A100", 64, 64)
+    answers = json.loads(cache.read_text())
+    answers = dict.fromkeys(answers, 7)
+    cache.write_text(json.dumps(answers))
+    assert chosen("A100", 64, 64) == TRITON
+
+
+def test_without_a_folder_nothing_is_remembered(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "nmt").write_text("a file")
+    assert remember("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN
+    assert chosen("A100", 64, 64) == TRITON
+
+
+def test_turns_are_taken_and_the_median_counts() -> None:
+    spans = iter([9.0, 1.0] + [2.0, 3.0] * 9)
+    seen = []
+
+    def timer(work: Callable[[], object]) -> float:
+        seen.append(work())
+        return next(spans)
+
+    assert take_turns({"a": lambda: 1, "b": lambda: 2}, timer) == {"a": 2.0, "b": 3.0}
+    assert seen == [1, 2] * 10
+
+
+@pytest.mark.parametrize(("triton_ms", "varlen_ms", "expected"), [(1.0, 2.0, TRITON), (2.0, 1.0, VARLEN),
+                                                                  (2.0, None, TRITON)])
+def test_measuring_remembers_the_faster(triton_ms: float, varlen_ms: float | None, expected: str, cache: Path,
+                                        varlen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None: torch's kernel raises, as where it was not built for this GPU."""
+    monkeypatch.setattr(attention_choice, "supports", lambda q, v: True)
+    monkeypatch.setattr(attention_choice, "supports_varlen", lambda q, v: True)
+    ran = []
+
+    def capture(work: functools.partial[None], device: torch.device) -> Callable[[], str]:
+        path = work.args[1][0].path
+        if path == VARLEN and varlen_ms is None:
+            raise RuntimeError("no kernel image")
+        work()  # on the CPU both paths come out at the plain one
+        return lambda: path
+
+    def timer(work: Callable[[], object]) -> float:
+        ran.append(str(work()))
+        times = {TRITON: triton_ms, VARLEN: varlen_ms}
+        return times[ran[-1]] or 0.0
+
+    monkeypatch.setattr(attention_choice, "capture", capture)
+    device = torch.device("cpu")
+    assert measure(device, 500, 2, 16, 16, timer) == expected == chosen("cpu", 16, 16)
+    assert ran.count(TRITON) == attention_choice.ROUNDS
+    assert ran.count(VARLEN) == (0 if varlen_ms is None else attention_choice.ROUNDS)

@@ -1,0 +1,119 @@
+"""A model made ready for decoding says what the model says, and leaves the model as it was: whole and trainable."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import pack
+from nmt.model.cpu_linear import Packed, packed
+from nmt.model.transformer import Transformer
+from nmt.translate.search import search
+
+V = 50
+SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
+SHAPES = {"post": SHAPE, "pre-untied": replace(SHAPE, norm="pre", tied=False),
+          "learned": replace(SHAPE, positions="learned", max_positions=40),
+          "small-heads": replace(SHAPE, d_k=3, d_v=5), "window": replace(SHAPE, window=2)}
+SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
+SRC = pack(SENTENCES)
+NEEDS_PACKING = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+FP32, BF16 = 1e-5, 0.05  # of outputs, which are norms' and of size 1: bf16 has 8 bits, some products follow another
+
+
+def model(shape: ModelConfig) -> Transformer:
+    torch.manual_seed(1)
+    made = Transformer(shape, V)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn_like(p), alpha=0.1)
+    return made
+
+
+def steps(ours: Transformer, n: int = 6) -> list[Tensor]:
+    """Logits of some steps, with hypotheses that change places and a sentence that leaves."""
+    torch.manual_seed(2)
+    cache, results = ours.start(SRC, 2), []
+    for step in range(n):
+        n_sentences = 3 if step < 3 else 2
+        hidden = ours.step(torch.randint(4, V, (n_sentences * 2,)), cache)
+        results.append(torch.cat((hidden, ours.projection(hidden)), 1).float())
+        cache.reorder(torch.randint(0, 2, (n_sentences, 2)))
+        if step == 2:
+            cache.keep(2, torch.tensor([0]), torch.tensor([2]))
+    return results
+
+
+def state(ours: Transformer) -> dict[str, tuple[Tensor, torch.dtype, bool, int]]:
+    return {name: (p.detach().clone(), p.dtype, p.requires_grad, p.data_ptr())
+            for name, p in ours.named_parameters(remove_duplicate=False)}
+
+
+@NEEDS_PACKING
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.inference_mode()
+def test_it_computes_what_the_model_computes(shape: ModelConfig) -> None:
+    ours = model(shape).eval()
+    ready = packed(ours, False)
+    assert sum(isinstance(one, Packed) for one in ready.modules()) == 1 + 2 * 4 + 2 * 7
+    torch.testing.assert_close(ready.encode(SRC), ours.encode(SRC), atol=FP32, rtol=0)
+    for mine, expected in zip(steps(ready), steps(ours), strict=True):
+        torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
+
+
+@NEEDS_PACKING
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 300])
+@pytest.mark.parametrize("has_bias", [False, True])
+@torch.inference_mode()
+def test_a_layer_serves_any_number_of_rows(rows: int, has_bias: bool) -> None:
+    torch.manual_seed(rows)
+    layer, x = torch.nn.Linear(24, 37, has_bias), torch.randn(rows, 24)
+    torch.testing.assert_close(Packed(layer)(x), layer(x), atol=FP32, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.inference_mode()
+def test_bf16_comes_near(shape: ModelConfig) -> None:
+    ours = model(shape).eval()
+    ready = packed(ours, True)
+    assert ready.tgt_embedding.weight.dtype == ready.encode(SRC).dtype == torch.bfloat16
+    largest = 0.0
+    for mine, expected in zip(steps(ready), steps(ours), strict=True):
+        error = (mine - expected).norm(dim=1) / expected.norm(dim=1)
+        largest = max(largest, float(error.max()))
+    assert 1e-5 < largest < BF16
+
+
+@pytest.mark.parametrize("is_bf16", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_model_stays_as_it_was_and_trains_on(shape: ModelConfig, is_bf16: bool) -> None:
+    ours, twin = model(shape).train(), model(shape).train()
+    optimizer, other = (torch.optim.Adam(one.parameters(), lr=0.01) for one in (ours, twin))
+    tgt = pack([[2, 5, 6], [2, 7], [2, 8, 9, 10]])
+    for _ in range(2):
+        before, buffers = state(ours), {name: b.clone() for name, b in ours.named_buffers()}
+        ready = packed(ours, is_bf16)
+        assert not ready.training and ours.training
+        search(ready, pack(SENTENCES), DecodingConfig(max_extra=3))
+        for name, (value, *facts) in state(ours).items():
+            assert torch.equal(value, before[name][0]) and tuple(facts) == before[name][1:], name
+        assert all(torch.equal(b, buffers[name]) for name, b in ours.named_buffers())
+        assert (ours.projection.weight is ours.tgt_embedding.weight) is shape.tied
+        for one, its in ((ours, optimizer), (twin, other)):  # the twin was never made ready
+            torch.manual_seed(3)
+            its.zero_grad()
+            one.projection(one(pack(SENTENCES), tgt)).logsumexp(1).sum().backward()
+            assert all(p.grad is not None and p.grad.isfinite().all() for p in one.parameters())
+            its.step()
+    for mine, expected in zip(ours.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, expected)
+
+
+@torch.inference_mode()
+def test_sinusoids_grow_here_and_there() -> None:
+    """A sentence longer than the table: each makes its own larger one."""
+    ours = model(replace(SHAPE, max_positions=8)).eval()
+    ready, long = packed(ours, False), pack([[*range(4, 34), 3]])
+    torch.testing.assert_close(ready.encode(long), ours.encode(long), atol=FP32, rtol=0)

@@ -1,0 +1,114 @@
+"""The cheap CPU dropout: rate, scale, independence, and that the seed governs it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.data.batch import Batch, pack
+from nmt.data.loader import Micro, Update
+from nmt.data.plan import Cursor
+from nmt.model.dropout import BITS, Dropout
+from nmt.model.transformer import Transformer
+from nmt.system.ranks import World
+from nmt.train.loss import Objective
+from nmt.train.optimizer import make_optimizer
+from nmt.train.parallel import Replica
+from nmt.train.update import micro_seed, run_update
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+def test_rate_and_scale(rate: float) -> None:
+    torch.manual_seed(1)
+    x = torch.ones(1000, 1000)
+    y = Dropout(rate)(x)
+    kept = y != 0
+    sigma = (rate * (1 - rate) / x.numel()) ** 0.5
+    assert abs(1 - kept.float().mean().item() - rate) < 4 * sigma + 2**-17  # the rate is rounded to 16 bits
+    assert y[kept].unique().numel() == 1 and y[kept][0].item() == pytest.approx(1 / (1 - rate), rel=1e-4)
+
+
+def test_neighbours_rows_and_calls_are_independent() -> None:
+    torch.manual_seed(2)
+    layer, x = Dropout(0.5), torch.ones(1024, 1024)
+    a, b = (layer(x) != 0).float() - 0.5, (layer(x) != 0).float() - 0.5
+    limit = 4 * 0.25 / 1024  # four standard errors of the mean of a million products of +-1/2
+    pairs = [(a, b), (a[1:], a[:-1])] + [(a[:, lag:], a[:, :-lag]) for lag in (1, 2, 3, 4, 8)]
+    assert all((p * q).mean().abs() < limit for p, q in pairs)
+
+
+def test_the_seed_decides_and_the_gradient_passes_the_same_mask() -> None:
+    layer, x = Dropout(0.3), torch.randn(37, 5, requires_grad=True)
+    torch.manual_seed(5)
+    y = layer(x)
+    torch.manual_seed(5)
+    assert torch.equal(y, layer(x))
+    assert not torch.equal(y, layer(x))
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad * x, y)
+
+
+def test_silent_in_evaluation_and_at_rate_zero() -> None:
+    x = torch.randn(4, 4)
+    assert Dropout(0.5).eval()(x) is x and Dropout(0.0)(x) is x
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.1, 1 / 3, 0.9])
+@pytest.mark.parametrize("shape", [(1_000_003,), (1001, 333)])  # the last draw serves fewer than four
+def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(rate: float, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    y = Dropout(rate)(torch.ones(shape))
+    share = 1 - round(rate * 2**BITS) / 2**BITS
+    assert y[y != 0].unique().tolist() == [torch.tensor(1 / share).item()]
+    assert abs((y != 0).double().mean().item() - share) < 4 * (share * (1 - share) / y.numel()) ** 0.5
+
+
+def uncorrelated(masks: list[Tensor]) -> bool:
+    """No two of these random masks agree more often than chance lets them, five standard errors wide."""
+    rows = torch.stack([mask.flatten().double() for mask in masks])
+    rows = (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)
+    among = rows @ rows.T / rows.shape[1] - torch.eye(len(rows))
+    return bool(among.abs().max() < 5 / rows.shape[1] ** 0.5)
+
+
+def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
+    masks = []
+    for seed, step, number in [(1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1), (2, 1, 0), (1, 11, 0), (11, 1, 0)]:
+        torch.manual_seed(micro_seed(seed, step, number))
+        masks.append(Dropout(0.1)(torch.ones(300, 512)) != 0)
+    assert uncorrelated(masks)
+
+
+def test_masks_of_layers_are_independent() -> None:
+    config, masks = ModelConfig(d_model=64, d_ff=8, n_heads=2, n_layers=2, dropout=0.2), []
+    model = Transformer(config, 50)
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.register_forward_hook(lambda _, x, y: masks.append((y != 0) | (x[0] == 0)))
+    side = pack([[5] * 60] * 10)
+    model(side, side)
+    assert len(masks) == 2 + 2 * 2 + 2 * 3 and uncorrelated(masks)
+
+
+def test_the_same_update_twice_gives_the_same_bits() -> None:
+    config = RunConfig(seed=5, model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, dropout=0.3),
+                       training=TrainingConfig(precision="fp32"))
+    sides = [pack([[5, 6, 7], [8, 9]]), pack([[2, 10], [2, 11, 12, 13]])]
+    batch = Batch(sides[0], sides[1], torch.tensor([10, 3, 11, 12, 13, 3]), 6)
+
+    def weights(seed: int, step: int, numbers: tuple[int, int]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Transformer(config.model, 20)
+        update = Update([Micro(number, batch) for number in numbers], 10, 12, Cursor())
+        torch.rand(step)  # whatever was drawn before
+        replica = Replica(Objective(model, 0.1), World(0, 1, torch.device("cpu")), is_bf16=False)
+        run_update(replica, make_optimizer(model, config.optimizer), update, step,
+                   replace(config, seed=seed), World(0, 1, torch.device("cpu")))
+        return [p.detach().clone() for p in model.parameters()]
+
+    first = weights(5, 3, (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(first, weights(5, 3, (0, 1)), strict=True))
+    for other in (weights(6, 3, (0, 1)), weights(5, 3, (0, 2))):
+        assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

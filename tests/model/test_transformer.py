@@ -1,0 +1,192 @@
+"""The model against torch's own modules in float64, packed against alone, and the cached step against the full pass."""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig, load_config
+from nmt.data.batch import Packed, pack
+from nmt.model.transformer import Transformer, sinusoids
+from nmt.system.errors import UserError
+
+SMALL = ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2, dropout=0.0)
+V = 23
+SRC = [[5, 6, 7, 3], [8, 3], [9, 10, 11, 12, 13, 3]]
+TGT = [[2, 14, 15], [2, 16, 17, 18, 19], [2]]
+
+
+def make(config: ModelConfig, seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    model = Transformer(config, V).double()
+    for p in model.parameters():  # biases and norms too must matter
+        p.data += 0.05 * torch.randn_like(p)
+    return model.eval()
+
+
+def with_tail(packed: Packed, n: int) -> Packed:
+    """The same sentences, then n dead tokens and two empty sentences."""
+    tokens = torch.cat((packed.tokens, torch.full((n,), 4)))
+    return Packed(tokens, torch.cat((packed.offsets, packed.offsets[-1:].repeat(2))), packed.longest, packed.n_live)
+
+
+def torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
+    """torch.nn's encoder and decoder with the model's weights."""
+    c, is_pre = model.config, model.config.norm == "pre"
+    encoder_layer = nn.TransformerEncoderLayer(c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre)
+    decoder_layer = nn.TransformerDecoderLayer(c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre)
+    encoder_norm, decoder_norm = (nn.LayerNorm(c.d_model) if is_pre else None for _ in range(2))
+    encoder = nn.TransformerEncoder(encoder_layer, c.n_layers, encoder_norm, enable_nested_tensor=False).double()
+    decoder = nn.TransformerDecoder(decoder_layer, c.n_layers, decoder_norm).double()
+
+    def copy_attention(theirs: nn.MultiheadAttention, weight: Tensor, output: Tensor) -> None:
+        theirs.in_proj_weight.data.copy_(weight)
+        theirs.in_proj_bias.data.zero_()
+        theirs.out_proj.weight.data.copy_(output)
+        theirs.out_proj.bias.data.zero_()
+
+    layers: list[Any] = [*encoder.layers, *decoder.layers]
+    for ours, theirs in zip([*model.encoder, *model.decoder], layers, strict=True):
+        copy_attention(theirs.self_attn, ours.attention.qkv.weight, ours.attention.output.weight)
+        theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
+        theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
+        norms = [ours.attention_residual.norm, ours.feed_forward_residual.norm]
+        if hasattr(theirs, "multihead_attn"):
+            memory = ours.memory_attention
+            copy_attention(theirs.multihead_attn, torch.cat((memory.q.weight, memory.kv.weight)), memory.output.weight)
+            norms.insert(1, ours.memory_residual.norm)
+        for i, norm in enumerate(norms, 1):
+            getattr(theirs, f"norm{i}").load_state_dict(norm.state_dict())
+    for theirs, ours in ((encoder_norm, model.encoder_norm), (decoder_norm, model.decoder_norm)):
+        if theirs is not None:
+            theirs.load_state_dict(ours.state_dict())
+    return encoder.eval(), decoder.eval()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
+    model = make(replace(SMALL, norm=norm))
+    encoder, decoder = torch_twin(model)
+    packed = model(pack(SRC), pack(TGT))
+    for src, tgt, ours in zip(SRC, TGT, packed.split([len(t) for t in TGT]), strict=True):
+        def embed(ids: list[int]) -> Tensor:
+            x = F.embedding(torch.tensor(ids), model.tgt_embedding.weight) * math.sqrt(16)
+            return (x + sinusoids(len(ids), 16).double())[None]
+
+        causal = nn.Transformer.generate_square_subsequent_mask(len(tgt), dtype=torch.float64)
+        theirs = decoder(embed(tgt), encoder(embed(src)), tgt_mask=causal)[0]
+        assert (ours - theirs).abs().max() < 1e-10
+
+
+OPTIONS = [SMALL, replace(SMALL, norm="pre"), replace(SMALL, window=1), replace(SMALL, positions="learned"),
+           replace(SMALL, d_k=3, d_v=5), replace(SMALL, tied=False)]
+NAMES = ["post", "pre", "window", "learned", "d_k", "untied"]
+
+
+@pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
+def test_packed_equals_each_sentence_alone(config: ModelConfig) -> None:
+    model = make(config)
+    together = model(with_tail(pack(SRC), 5), with_tail(pack(TGT), 7))
+    assert together.shape == (sum(map(len, TGT)) + 7, 16) and together.isfinite().all()
+    alone = torch.cat([model(pack([s]), pack([t])) for s, t in zip(SRC, TGT, strict=True)])
+    assert (together[:-7] - alone).abs().max() < 1e-12
+
+
+def test_gradients_of_packed_are_the_sum_of_each_alone_and_the_tail_gives_none() -> None:
+    model = make(replace(SMALL, window=2))
+    weights = torch.randn(sum(map(len, TGT)), 16, dtype=torch.float64)
+
+    def gradients() -> list[Tensor]:
+        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return found
+
+    together = model(with_tail(pack(SRC), 5), with_tail(pack(TGT), 7))
+    (together[:-7] * weights).sum().backward()
+    ours = gradients()
+    first = 0
+    for s, t in zip(SRC, TGT, strict=True):
+        (model(pack([s]), pack([t])) * weights[first:first + len(t)]).sum().backward()
+        first += len(t)
+    for a, b in zip(ours, gradients(), strict=True):
+        assert (a - b).abs().max() < 1e-10 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
+def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
+    model = make(config)
+    rows = [[2, 14, 15, 5, 6, 7], [2, 16, 17, 18, 19, 8], [2, 9, 9, 9, 9, 9]]
+    with torch.no_grad():
+        full = model.projection(model(pack(SRC), pack(rows))).view(3, 6, V)
+        cache = model.start(pack(SRC), beam=2)
+        for t in range(6):
+            tokens = torch.tensor([row[t] for row in rows]).repeat_interleave(2)
+            logits = model.projection(model.step(tokens, cache)).view(len(rows), 2, V)
+            assert (logits - full[:, None, t]).abs().max() < 1e-12
+            if t == 2:  # the hypotheses of each sentence change places, and the second sentence leaves
+                cache.reorder(torch.tensor([[1, 0], [0, 1], [1, 0]]))
+                cache.keep(2, torch.tensor([1]), torch.tensor([2]))
+                rows, full = [rows[0], rows[2]], full[[0, 2]]
+
+
+def test_cache_grows_beyond_its_first_room() -> None:
+    model = make(SMALL)
+    with torch.no_grad():
+        cache = model.start(pack([SRC[0]]), beam=1)
+        row = [2] + [5] * 39
+        full = model.projection(model(pack([SRC[0]]), pack([row])))
+        last = [model.projection(model.step(torch.tensor([token]), cache)) for token in row][-1]
+    assert (last[0] - full[-1]).abs().max() < 1e-12
+
+
+def test_attention_weights_sum_to_one_and_see_only_what_they_may() -> None:
+    model = make(replace(SMALL, window=1))
+    seen: list[Tensor] = []
+    src = pack(SRC)
+    memory = model.encode(src, seen)
+    assert len(seen) == SMALL.n_layers and seen[0].shape == (3, 4, 6, 6)
+    for sentence, ids in enumerate(SRC):
+        n = len(ids)
+        live = seen[0][sentence, :, :n]
+        assert (live.sum(-1) - 1).abs().max() < 1e-12
+        places = torch.arange(6)
+        forbidden = ((places[None] - places[:n, None]).abs() > 1) | (places[None] >= n)
+        assert live[:, forbidden].max() == 0.0
+    crossed: list[Tensor] = []
+    model.decode(pack(TGT), memory, src, crossed)
+    assert (crossed[1][1, :, :5].sum(-1) - 1).abs().max() < 1e-12
+    assert crossed[1][1, :, :5, len(SRC[1]):].max() == 0.0
+
+
+def test_the_future_does_not_leak() -> None:
+    model = make(SMALL)
+    a = model(pack([SRC[0]]), pack([[2, 5, 6, 7, 8]]))
+    b = model(pack([SRC[0]]), pack([[2, 5, 6, 20, 21]]))
+    assert torch.equal(a[:3], b[:3]) and not torch.allclose(a[3:], b[3:])
+
+
+def test_parameter_counts_of_the_paper() -> None:
+    """Table 3 says 65M and 213M; with 37,000 pieces counted once they are these."""
+    with torch.device("meta"):
+        counts = {name: sum(p.numel() for p in Transformer(load_config(name).model, 37_000).parameters())
+                  for name in ("base.yaml", "big.yaml")}
+    assert counts == {"base.yaml": 63_045_632, "big.yaml": 214_171_648}
+
+
+def test_sinusoids_follow_the_formula_in_halves() -> None:
+    table = sinusoids(50, 8)
+    for pos, i in ((0, 0), (7, 1), (49, 3)):
+        angle = pos / 10_000 ** (2 * i / 8)
+        assert table[pos, i] == pytest.approx(math.sin(angle), abs=1e-6)
+        assert table[pos, 4 + i] == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_sinusoids_have_no_end_but_a_learned_table_has() -> None:
+    long = [[5] * 40]
+    assert make(replace(SMALL, max_positions=8)).encode(pack(long)).shape == (40, 16)
+    with pytest.raises(UserError, match="model.max_positions 8"):
+        make(replace(SMALL, max_positions=8, positions="learned")).encode(pack(long))

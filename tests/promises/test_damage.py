@@ -1,0 +1,217 @@
+"""Damage to the checkpoints of a real run: each file cut, flipped, zeroed, emptied, removed, exchanged for another's.
+
+Whatever was done to the newest checkpoint, it is named with the file, and the one before is taken; a run that goes on
+so ends in the bits of the undisturbed one. NMT_SOAK=1 tries ten times as many places; all are drawn from fixed seeds.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nmt.checkpoint import newest, steps
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.train import main as nmt_train
+from nmt.config import changed, load_config
+from nmt.system.errors import Failure
+from nmt.system.files import RunFolder, digest, seal
+
+MANIFEST = "manifest.json"
+FILES = ("config.yaml", MANIFEST, "model.safetensors", "optimizer.safetensors", "state.json", "vocab.model")
+SCALE = 10 if os.environ.get("NMT_SOAK") else 1
+BLOCK = 4096
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+@pytest.fixture
+def run(toy: Path, tmp_path: Path) -> RunFolder:
+    """A run of 20 updates with checkpoints at 5, 10, 15 and 20."""
+    assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 0
+    found = RunFolder(tmp_path / "run")
+    assert steps(found) == [5, 10, 15, 20]
+    assert {path.name for path in found.checkpoint(20).iterdir()} == set(FILES)
+    return found
+
+
+def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Which checkpoint is taken and what is said about the others."""
+    capsys.readouterr()
+    found = newest(run)
+    assert found is not None and found.path == run.checkpoint(found.state["step"])
+    return found.state["step"], capsys.readouterr().err.splitlines()
+
+
+def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """That `name` of step 20 is said to be damaged and step 15 is taken."""
+    step, lines = told(run, capsys)
+    assert step == 15 and len(lines) == 1, lines
+    place = run.checkpoint(20) if name == MANIFEST else run.checkpoint(20) / f"{name}:"  # it speaks of another file
+    assert lines[0].startswith(f"warning: {place}") and name in lines[0], lines
+
+
+def truncated(data: bytes, rng: random.Random) -> bytes:
+    return data[:rng.randrange(len(data))]
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    place = rng.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1:]
+
+
+def zeroed(data: bytes, rng: random.Random) -> bytes:
+    """As a lost block of the disk reads; of a file of less than two blocks, a quarter."""
+    size = BLOCK if len(data) >= 2 * BLOCK else len(data) // 4
+    start = rng.randrange(len(data) // size) * size
+    return data[:start] + bytes(size) + data[start + size:]
+
+
+@pytest.mark.timeout(900)
+def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: dict[Damage, int] = {truncated: 20 * SCALE, flipped: 50 * SCALE, zeroed: 10 * SCALE}
+    rng = random.Random(1)
+    for damage, n in kinds.items():
+        for name in (FILES * n)[:n]:  # each in turn
+            file = run.checkpoint(20) / name
+            data = worse = file.read_bytes()
+            while worse == data:  # zeros that were zeros are no damage
+                worse = damage(data, rng)
+            file.write_bytes(worse)
+            check_named(run, name, capsys)
+            file.write_bytes(data)
+    assert told(run, capsys) == (20, [])  # nothing is wrong any more
+
+
+def test_files_that_are_gone_empty_or_of_another_checkpoint(run: RunFolder, toy: Path, tmp_path: Path,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_train(["--config", str(toy), f"out={tmp_path}/other", "seed=4", "model.d_ff=16", "name=other"]) == 0
+    others = {"15 of this run": run.checkpoint(15), "20 of another": RunFolder(tmp_path / "other").checkpoint(20)}
+    n_exchanged = 0
+    for name in FILES:
+        file = run.checkpoint(20) / name
+        data = file.read_bytes()
+        file.unlink()
+        check_named(run, name, capsys)
+        file.write_bytes(b"")
+        check_named(run, name, capsys)
+        for place in others.values():
+            if (strange := (place / name).read_bytes()) == data:
+                continue  # config and vocabulary of one run are the same in all its checkpoints
+            n_exchanged += 1
+            file.write_bytes(strange)
+            if name == MANIFEST:
+                assert told(run, capsys)[0] == 15
+            else:
+                check_named(run, name, capsys)
+        file.write_bytes(data)
+    assert n_exchanged >= 9 and told(run, capsys) == (20, [])
+
+
+def test_exchanged_folders_are_not_taken_for_what_their_names_say(
+        run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    aside = run.checkpoints / "aside"
+    for a, b in ((15, aside), (20, 15), (aside, 20)):
+        places = [run.checkpoint(x) if isinstance(x, int) else x for x in (a, b)]
+        os.rename(*places)
+    step, lines = told(run, capsys)
+    assert step == 10 and len(lines) == 2
+    assert str(run.checkpoint(20) / "state.json") in lines[0] and "step 15" in lines[0]
+    assert str(run.checkpoint(15) / "state.json") in lines[1] and "step 20" in lines[1]
+
+
+def test_an_old_state_that_agrees_with_its_manifest(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (("state.json", MANIFEST), ("state.json",), ("state.json", "optimizer.safetensors")):
+        for name in names:
+            shutil.copyfile(run.checkpoint(15) / name, run.checkpoint(20) / name)
+        if MANIFEST not in names:
+            seal(run.checkpoint(20))  # as one who repairs by hand might
+        check_named(run, "state.json", capsys)
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(run: RunFolder, toy: Path, tmp_path: Path,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_train(["--config", str(toy), f"out={tmp_path}/other", "model.d_ff=16"]) == 0
+    shutil.rmtree(run.checkpoint(20))
+    shutil.copytree(RunFolder(tmp_path / "other").checkpoint(20), run.checkpoint(20))
+    config = changed(load_config(str(toy)), ["training.steps=30"])  # which does not make it another run
+    capsys.readouterr()
+    found = newest(run, config)
+    assert found is not None and found.state["step"] == 15
+    assert "model.d_ff: 32 -> 16" in capsys.readouterr().err
+
+
+# ---- through the command ----------------------------------------------------------------------------------------
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def lines_of(run: RunFolder) -> list[dict[str, object]]:
+    """The journal, without what a clock says."""
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.endswith("_s")} for line in lines]
+
+
+@pytest.mark.parametrize(("name", "damage"), [
+    ("model.safetensors", lambda file: file.write_bytes(flipped(file.read_bytes(), random.Random(1)))),
+    ("optimizer.safetensors", lambda file: os.truncate(file, 1000)),
+    ("state.json", lambda file: file.write_bytes(b"")),
+    (MANIFEST, lambda file: file.unlink()),
+], ids=["flipped", "truncated", "emptied", "deleted"])
+def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
+        name: str, damage: Callable[[Path], object], run: RunFolder, toy: Path,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    expected, expected_lines = tensors(run.checkpoint(20)), lines_of(run)
+    expected = {key: value.clone() for key, value in expected.items()}  # the file is mapped, and is damaged next
+    damage(run.checkpoint(20) / name)
+    capsys.readouterr()
+    assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 0
+    said = capsys.readouterr().err
+    assert name in said and "continuing after update 15" in said and "Traceback" not in said
+    found = tensors(run.checkpoint(20))
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+    assert lines_of(run) == expected_lines
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file and link of a run, but for what says who came by."""
+    return {str(path): os.readlink(path) if path.is_symlink() else digest(path) for path in sorted(folder.rglob("*"))
+            if path.name not in (".lock", "status.json") and (path.is_symlink() or path.is_file())}
+
+
+def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, name in zip((5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST, "state.json"), strict=True):
+        os.truncate(run.checkpoint(step) / name, 10)
+    before = content(run.path)
+    with pytest.raises(Failure, match="all 4 checkpoints are damaged"):
+        newest(run)
+    capsys.readouterr()
+    assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) >= 5 and "all 4 checkpoints are damaged" in said[-1] and not any("Traceback" in s for s in said)
+    assert content(run.path) == before
+    assert nmt_eval([str(run.path)]) == 2  # here the folder is what the user gave
+
+
+@pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
+def test_a_journal_that_has_lost_lines(size: int | None, toy: Path, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    run, command = RunFolder(tmp_path / "run"), ["--config", str(toy), "training.checkpoint_every=5"]
+    assert nmt_train([*command, "training.steps=10"]) == 0
+    if size is None:
+        run.metrics.unlink()
+    else:
+        os.truncate(run.metrics, size)
+        assert size == 0 or run.metrics.read_bytes()[-1:] != b"\n"
+    kept = run.metrics.read_text().count("\n") if size else 0
+    capsys.readouterr()
+    assert nmt_train(command) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(warnings) == 1 and str(run.metrics) in warnings[0]
+    found = [line["step"] for line in lines_of(run) if line["kind"] == "train"]  # each line is whole
+    assert found == [*range(1, kept + 1), *range(11, 21)]

@@ -1,0 +1,235 @@
+"""One run on two hosts, through launch.sh: two network namespaces with an address each, joined by a cable of their own.
+
+They share this machine's files and clock and nothing of its network, so all that the ranks say to each other goes over
+the cable, and pulling it out is a real loss of a host. Needs root and `ip`; the long tests run where NMT_SOAK is set.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nmt.commands.train import main
+
+ROOT = Path(__file__).parents[2]
+IP = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+NUMBERS = itertools.count(os.getpid() % 50 * 5)  # so that two test runs at once seldom choose the same
+
+
+def ip(*words: str) -> str:
+    assert IP is not None
+    return subprocess.run([IP, *words], check=True, capture_output=True, text=True).stdout
+
+
+def why_not() -> str:
+    """Why namespaces cannot be made here, or nothing."""
+    if sys.platform != "linux" or IP is None or os.geteuid() != 0:
+        return "needs Linux, root and the command ip"
+    name = f"nmt-probe-{os.getpid()}"
+    try:
+        ip("netns", "add", name)
+        ip("netns", "exec", name, "true")
+        ip("netns", "del", name)
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces here: {error.stderr.strip()}"
+    return ""
+
+
+WHY_NOT = why_not()
+pytestmark = [pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT or "can"), pytest.mark.timeout(120)]
+is_soak = pytest.mark.skipif(not os.environ.get("NMT_SOAK"), reason="minutes of waiting for TCP: set NMT_SOAK=1")
+
+
+@dataclass
+class Pair:
+    """Two hosts, 10.77.N.1 and 10.77.N.2, and what is started on them."""
+
+    number: int
+    folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def name(self, host: int) -> str:
+        return f"nmt{os.getpid()}-{self.number}-{host}"
+
+    def address(self, host: int) -> str:
+        return f"10.77.{self.number}.{host + 1}"
+
+    def connect(self) -> None:
+        end, other = (("name", "cable", "netns", self.name(host)) for host in (0, 1))
+        ip("link", "add", *end, "type", "veth", "peer", *other)
+        for host in (0, 1):
+            ip("-n", self.name(host), "address", "add", f"{self.address(host)}/24", "dev", "cable")
+            for interface in ("lo", "cable"):
+                ip("-n", self.name(host), "link", "set", interface, "up")
+
+    def pull(self) -> None:
+        ip("-n", self.name(1), "link", "set", "cable", "down")
+
+    def plug(self) -> None:
+        ip("-n", self.name(1), "link", "set", "cable", "up")
+
+    def start(self, host: int, *arguments: str) -> subprocess.Popen[bytes]:
+        assert IP is not None
+        launch = str(ROOT / "scripts" / "launch.sh")
+        command = [IP, "netns", "exec", self.name(host), launch, "--gpus", "1", "--hosts", "2",
+                   "--host-rank", str(host), "--main-host", self.address(0), "--", *arguments]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        with open(self.folder / f"host{host}.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log,
+                                       env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path})
+        self.started.append(process)
+        return process
+
+    def kill(self, host: int) -> None:
+        """All that runs on a host, at once."""
+        for pid in ip("netns", "pids", self.name(host)).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def told(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("host*.log")))
+
+    def end(self) -> None:
+        names = ip("netns", "list")
+        for host in (0, 1):
+            if self.name(host) in names:
+                self.kill(host)
+        for process in self.started:
+            process.kill()
+            process.wait()
+        for host in (0, 1):
+            if self.name(host) in names:
+                ip("netns", "del", self.name(host))  # and the cable with it
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(next(NUMBERS) % 250, tmp_path)
+    try:
+        for host in (0, 1):
+            ip("netns", "add", pair.name(host))
+        pair.connect()
+        yield pair
+    finally:
+        pair.end()
+
+
+def until(holds: Callable[[], bool], seconds: float, pair: Pair) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"waited in vain for {seconds} s\n{pair.told()}"
+        time.sleep(0.1)
+
+
+def train(pair: Pair, *arguments: str) -> None:
+    """On both, to the end."""
+    processes = [pair.start(host, *arguments) for host in (0, 1)]
+    codes = [process.wait(timeout=100) for process in processes]
+    assert codes == [0, 0], pair.told()
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    folder = run / "checkpoints" / "last"
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def losses(run: Path) -> list[tuple[int, float, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"], line["nll"]) for line in lines if line["kind"] == "train"]
+
+
+def last_step(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def test_two_hosts_train_what_one_does(hosts: Pair, toy: Path, tmp_path: Path) -> None:
+    assert main(["--config", str(toy), f"out={tmp_path}/one"]) == 0
+    train(hosts, "--config", str(toy), f"out={tmp_path}/two")
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert one.keys() == two.keys()
+    far = {name: float((one[name] - two[name]).abs().max() / one[name].abs().max()) for name in one}
+    assert max(far.values()) <= 1e-5, far
+    for (step, loss, nll), (step_of_two, loss_of_two, nll_of_two) in zip(
+            losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert step == step_of_two
+        assert (loss, nll) == pytest.approx((loss_of_two, nll_of_two), abs=1e-5 + 1e-9), "the log rounds to 1e-5"
+
+
+LONG = ("training.steps=400", "training.checkpoint_every=20", "training.log_every=5")
+
+
+def undisturbed(pair: Pair, toy: Path, run: Path) -> tuple[str, ...]:
+    """The arguments of a run of a minute, which went to its end in `run`."""
+    arguments = ("--config", str(toy), *LONG)
+    train(pair, *arguments, f"out={run}")
+    return arguments
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """To the last bit."""
+    of_a, of_b = weights(a), weights(b)
+    assert of_a.keys() == of_b.keys()
+    assert [name for name in of_a if not torch.equal(of_a[name], of_b[name])] == []
+    assert losses(a) == losses(b) and len(losses(a)) == 81
+
+
+@is_soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seconds", "retries"), [(20, 15), (100, 15), (60, 5)])
+def test_a_cable_that_is_pulled_and_plugged_in_again(hosts: Pair, toy: Path, tmp_path: Path, seconds: int,
+                                                     retries: int) -> None:
+    """Nobody does anything but plug it in. With 15 retries, as usual, TCP waits for the cable; with 5 it gives up after
+    some 15 seconds, all ranks die, and the hosts join anew."""
+    for host in (0, 1):
+        ip("netns", "exec", hosts.name(host), "sysctl", "-q", "-w", f"net.ipv4.tcp_retries2={retries}")
+    arguments = undisturbed(hosts, toy, tmp_path / "calm")
+    run = tmp_path / "cut"
+    processes = [hosts.start(host, *arguments, f"out={run}") for host in (0, 1)]
+    until(lambda: last_step(run) >= 150, 100, hosts)
+    hosts.pull()
+    time.sleep(seconds)
+    stood = last_step(run)
+    assert 150 <= stood < 400, "it waits for the other"
+    hosts.plug()
+    until(lambda: all(process.poll() is not None for process in processes), 300, hosts)
+    assert [process.returncode for process in processes] == [0, 0], hosts.told()
+    is_continued = "continuing after update" in (tmp_path / "host0.log").read_text()
+    assert is_continued == (retries == 5), "TCP bridged the gap, or the checkpoint did"
+    assert_same(tmp_path / "calm", run)
+
+
+@is_soak
+@pytest.mark.timeout(600)
+def test_a_host_that_lost_its_power_is_started_again(hosts: Pair, toy: Path, tmp_path: Path) -> None:
+    """The other hears nothing of its end; a person starts the same command on a machine in its place."""
+    arguments = undisturbed(hosts, toy, tmp_path / "calm")
+    run = tmp_path / "cut"
+    first, second = (hosts.start(host, *arguments, f"out={run}") for host in (0, 1))
+    until(lambda: last_step(run) >= 150, 100, hosts)
+    hosts.pull()
+    hosts.kill(1)
+    second.wait(timeout=20)
+    time.sleep(20)
+    assert first.poll() is None and last_step(run) < 400
+    ip("netns", "del", hosts.name(1))  # its connections stay open in limbo, and never say so
+    ip("-n", hosts.name(0), "link", "del", "cable")
+    ip("netns", "add", hosts.name(1))
+    hosts.connect()
+    third = hosts.start(1, *arguments, f"out={run}")
+    until(lambda: first.poll() is not None and third.poll() is not None, 300, hosts)
+    assert (first.returncode, third.returncode) == (0, 0), hosts.told()
+    assert_same(tmp_path / "calm", run)

@@ -1,0 +1,136 @@
+"""One shape for every micro-batch of a run: whatever the lengths, the epoch and the number of ranks, and nearly full.
+
+Code for a GPU is compiled and recorded for that shape, so a second one would cost minutes or end the run.
+"""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import TrainingConfig
+from nmt.data.batch import BatchShape
+from nmt.data.loader import dealt
+from nmt.data.plan import deal, equal_share, exchange, fixed_shape, plan_epoch
+from nmt.data.store import Side, TokenStore
+from nmt.system.ranks import World
+
+UPDATE = 25_000
+RANKS = (1, 2, 3, 4, 8, 16)
+CPU = torch.device("cpu")
+
+
+def news(random: np.random.Generator, n: int) -> list[np.ndarray]:
+    """Lengths in pieces like those of WMT14: targets a sixth longer than sources."""
+    src = np.exp(random.normal(3.1, 0.6, n))
+    return [src, src * random.normal(1.15, 0.12, n)]
+
+
+def even(random: np.random.Generator, n: int) -> list[np.ndarray]:
+    """Both sides equally long on average, so both sides of each micro-batch are full."""
+    middle = np.exp(random.normal(3.2, 0.7, n))
+    return [middle * np.exp(random.normal(0, 0.2, n)) for _ in range(2)]
+
+
+def unrelated(random: np.random.Generator, n: int) -> list[np.ndarray]:
+    """Many short sentences, and the length of a source says nothing about its target."""
+    return [random.geometric(0.12, n).astype(float) for _ in range(2)]
+
+
+LENGTHS = {"news": news, "even": even, "unrelated": unrelated}
+
+
+@cache
+def store_of(name: str, n: int = 2_700) -> TokenStore:
+    random = np.random.default_rng(1)
+    sides = []
+    for lengths in LENGTHS[name](random, n):
+        offsets = np.concatenate(([0], np.cumsum(np.clip(lengths.round(), 1, 255).astype(np.int64))))
+        sides.append(Side(random.integers(4, 90, int(offsets[-1])).astype(np.uint16), offsets))
+    return TokenStore(sides[0], sides[1])
+
+
+def config_for(n_ranks: int) -> TrainingConfig:
+    return TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE, micro_tokens=equal_share(UPDATE, n_ranks))
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("n_ranks", RANKS)
+def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) -> None:
+    store, config = store_of(name), config_for(n_ranks)
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, config.sized)
+    useful = []
+    for epoch in range(50):
+        plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, epoch, config, shape)
+        for number in range(len(plan)):
+            micros = plan.micros(number)
+            for pairs in micros:
+                assert len(pairs) <= shape.sentences
+                assert max(plan.src_lengths[pairs].sum(), plan.tgt_lengths[pairs].sum()) <= shape.tokens
+            n_rounds = -(-len(micros) // n_ranks)
+            if number + 1 < len(plan):  # the last one of an epoch is what is left over
+                useful.append(max(plan.n_tokens(number)) / (n_rounds * n_ranks * shape.tokens))
+    assert np.mean(useful) >= 0.97
+    assert min(useful) > 0.9  # no update takes a second round
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("n_ranks", [1, 3, 8])
+def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
+    store, config = store_of(name), config_for(n_ranks)
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, config.sized)
+    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, config, shape)
+    n_blank = 0
+    for number in (0, len(plan) - 1):
+        micros = plan.micros(number)
+        for rank in range(n_ranks):
+            for micro in dealt(store, micros, World(rank, n_ranks, CPU), shape):
+                assert micro.batch.has_shape(shape)
+                assert [tensor.shape for tensor in micro.batch.tensors] == [
+                    (shape.tokens,), (shape.sentences + 1,), (shape.tokens,), (shape.sentences + 1,), (shape.tokens,)]
+                n_blank += micro.batch.n_tokens == 0
+    assert n_blank > 0 or n_ranks == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 9, 60, 400]), st.sampled_from([1, 40, 200, 1_000]))
+def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens: int) -> None:
+    random = np.random.default_rng(seed)
+    src, tgt = random.integers(1, longest + 1, (2, 200))
+    tgt[random.random(200) < 0.5] = 1
+    shape = fixed_shape(src, tgt, micro_tokens)
+    config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200, micro_tokens=micro_tokens)
+    plan = plan_epoch(src, tgt, seed, 0, config, shape)
+    seen = []
+    for number in range(len(plan)):
+        for pairs in plan.micros(number):
+            assert len(pairs) <= shape.sentences
+            assert max((src[pairs] + 1).sum(), (tgt[pairs] + 1).sum()) <= shape.tokens
+            assert max(src[pairs].max(), tgt[pairs].max()) < shape.longest
+            seen.extend(pairs.tolist())
+    assert sorted(seen) == list(range(200))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(0, 40))
+def test_swapping_keeps_every_pair_and_only_reports_what_holds(seed: int, n: int, spare: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = np.sort(random.integers(1, 40, (2, 60)), axis=1)[:, ::-1].copy()
+    random.shuffle(lengths[0])
+    capacity = -(-int(lengths.sum(1).max()) // n) + spare
+    micro = deal(lengths[0], lengths[1], n)
+    sizes = np.bincount(micro, minlength=n)
+    fits = exchange(lengths, micro, n, capacity)
+    held = np.stack([np.bincount(micro, side, n) for side in lengths])
+    assert fits == bool((held <= capacity).all())
+    assert np.array_equal(np.bincount(micro, minlength=n), sizes)  # a swap changes no number of sentences
+
+
+def test_the_shape_is_decided_by_lengths_and_share_alone() -> None:
+    src, tgt = np.array([3, 9, 30]), np.array([4, 4, 4])
+    assert fixed_shape(src, tgt, 100) == BatchShape(128, 76, 31)
+    assert fixed_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
+    assert fixed_shape(src, tgt, 20, longest=99) == BatchShape(128, 76, 100)  # as segmentation may yet draw it

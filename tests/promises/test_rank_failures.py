@@ -1,0 +1,126 @@
+"""A rank that fails leaves at once with its own exit code, although the others wait for it in an all-reduce.
+
+torchrun ends a run when it sees a rank exit, so the exit must not wait for anybody. NCCL waits in
+destroy_process_group; gloo does not, so here that function is exchanged for one that never returns. The ranks are real,
+under a real torchrun, which turns every exit code into 1 and tells of the first one as root cause.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from soaking import IS_SOAK, RANK, SEPARATE
+from waiting import is_alive, until
+
+from nmt.commands.cli import guarded
+from nmt.system.errors import Failure, UserError
+
+EXIT_S = 5.0
+PROGRAM = """
+import os, sys, time
+import torch.distributed
+import nmt.train.trainer as trainer
+from nmt.commands.train import main
+from nmt.system.errors import Failure, UserError
+
+run_update, failing, notes = trainer.run_update, sys.argv[1], sys.argv[2]
+
+def update_or_fail(objective, optimizer, update, step, *rest):
+    if step == 3 and os.environ["RANK"] == "1":
+        time.sleep(0.5)  # rank 0 is in the all-reduce by then
+        with open(f"{notes}/new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(f"{notes}/new", f"{notes}/failing")
+        raise eval(failing)
+    return run_update(objective, optimizer, update, step, *rest)
+
+def never_return(*_):
+    open(f"{notes}/hangs", "w").close()
+    time.sleep(600)
+
+trainer.run_update = update_or_fail
+torch.distributed.destroy_process_group = never_return
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+ERRORS = [("UserError('lower the beam')", 2, "nmt-train: error: lower the beam"),
+          ("ValueError('a bug')", 1, "ValueError: a bug"),
+          ("Failure('no more room')", 1, "nmt-train: failed: no more room"),
+          ("SystemExit(75)", 75, ""),
+          ("KeyboardInterrupt()", 130, "nmt-train: interrupted")]
+
+
+@pytest.mark.parametrize(("error", "code", "told"), ERRORS if IS_SOAK else ERRORS[:2],
+                         ids=lambda value: str(value).partition("(")[0])
+def test_a_rank_that_fails_leaves_at_once(toy: Path, tmp_path: Path, error: str, code: int, told: str) -> None:
+    program, errors = tmp_path / "rank.py", tmp_path / "torchrun.err"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program),
+               error, str(tmp_path), "--config", str(toy)]
+    environment = {name: value for name, value in os.environ.items() if name not in RANK}
+    with open(errors, "wb") as file:
+        process = subprocess.Popen(command, stderr=file, start_new_session=True,
+                                   env=environment | SEPARATE | {"OMP_NUM_THREADS": "1"})
+    try:
+        failing = tmp_path / "failing"
+        until(lambda: failing.exists() or process.poll() is not None, 60)
+        assert failing.exists(), errors.read_text()
+        pid, began = int(failing.read_text()), time.monotonic()
+        until(lambda: not is_alive(pid), EXIT_S)
+        left_s = time.monotonic() - began
+        assert process.wait(timeout=20) == 1
+        print(f"\n{error}: the rank left after {left_s:.2f} s, torchrun after {time.monotonic() - began:.2f} s")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    text = errors.read_text()
+    first = text.partition("Root Cause")[2]
+    assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", first), text
+    assert not (tmp_path / "hangs").exists()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    if not error.startswith("SystemExit"):  # which is how a rank leaves whose main rank has told why
+        assert (status["state"], status["exit_code"]) == ("failed", 1 if code == 130 else code)
+
+
+def test_one_process_alone_returns_and_one_of_many_leaves(monkeypatch: pytest.MonkeyPatch,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> int:
+        raise UserError("not so")
+
+    def stumble() -> int:
+        raise Failure("no room")
+
+    def crash() -> int:
+        raise ValueError("a bug")
+
+    def follow_main() -> int:
+        raise SystemExit(2)
+
+    left: list[int] = []
+
+    def leave(code: int) -> None:
+        left.append(code)
+        raise InterruptedError  # as if nothing came after it
+
+    monkeypatch.setattr("os._exit", leave)
+    assert (guarded(refuse, "nmt"), guarded(stumble, "nmt")) == (2, 1)
+    for work, kind in ((crash, ValueError), (follow_main, SystemExit)):
+        with pytest.raises(kind):
+            guarded(work, "nmt")
+    assert left == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for work in (refuse, stumble, crash, follow_main):
+        with pytest.raises(InterruptedError):
+            guarded(work, "nmt")
+    assert left == [2, 1, 1, 2]
+    assert guarded(lambda: 75, "nmt") == 75  # all ranks agreed on this end: it is an ordinary one
+    assert capsys.readouterr().err.count("ValueError: a bug") == 1

@@ -1,0 +1,190 @@
+"""The ladder against outside truths: sacreBLEU called directly, and BLEU written out by hand as multi-bleu.perl counts.
+
+Tokenised lines were worked out by hand from the Moses scripts of 2017 (tests/score/test_moses.py has 16,000 from the scripts
+themselves). Each refusal guards against a number that would look like a score and be none.
+"""
+
+import logging
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import sacrebleu
+
+from nmt.score import moses
+from nmt.score.metrics import CHRF2, EDITS, HEADLINE, Rung, ladder, measure, papers_rung
+from nmt.score.score import bleu
+from nmt.system.errors import UserError
+
+REFERENCES = [
+    "Das Nord-Süd-Gefälle wächst seit 1990, sagte er.",
+    "Die Katze sitzt auf der Matte, und der Hund schläft.",
+    '"Wir kommen um 15.30 Uhr", schrieb Frau O\'Neill an die Müller-Lüdenscheidt GmbH & Co.',
+    "Es kostet 1.000,50 Euro!",
+]
+HYPOTHESES = [
+    "Das Nord-Süd-Gefälle wuchs seit 1990, sagt er.",
+    "Die Katze saß auf der Matte und der Hund schläft.",
+    '"Wir kommen um 15.30 Uhr", schrieb sie an die Müller-Lüdenscheidt GmbH & Co.',
+    "Das kostet 1.000,50 Euro!",
+]
+
+
+def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """BLEU of tokenised lines: clipped n-gram counts summed over the corpus, no smoothing, brevity over the corpus."""
+    correct, total = [0] * 4, [0] * 4
+    n_hypothesis = n_reference = 0
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        words, gold = hypothesis.split(), reference.split()
+        n_hypothesis, n_reference = n_hypothesis + len(words), n_reference + len(gold)
+        for n in range(1, 5):
+            found = Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
+            known = Counter(tuple(gold[i:i + n]) for i in range(len(gold) - n + 1))
+            correct[n - 1] += sum(min(count, known[gram]) for gram, count in found.items())
+            total[n - 1] += sum(found.values())
+    if 0 in correct:
+        return 0.0
+    mean = sum(math.log(c / t) for c, t in zip(correct, total, strict=True)) / 4
+    return 100 * math.exp(min(0.0, 1 - n_reference / n_hypothesis) + mean)
+
+
+def damaged(lines: Sequence[str], seed: int) -> list[str]:
+    """Lines with words dropped and doubled: hypotheses shorter and longer than their references."""
+    rng = random.Random(seed)
+    return [" ".join(w for word in line.split() for w in [word] * rng.choice([0, 1, 1, 1, 1, 2])) for line in lines]
+
+
+RUNGS = {rung.name: rung for rung in ladder("de")}
+SPLIT = RUNGS["BLEU tokenised, split"]
+
+
+def value_of(rung: Rung, hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    return measure(rung, hypotheses, references, "demo", "en-de").score.value
+
+
+@pytest.mark.parametrize("name, tokenize, lowercase", [
+    ("BLEU", "13a", False), ("BLEU, lower-cased", "13a", True), ("BLEU intl", "intl", False),
+    ("BLEU intl, lower-cased", "intl", True)])
+def test_the_first_rungs_are_sacrebleus(name: str, tokenize: str, lowercase: bool) -> None:
+    truth = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], tokenize=tokenize, lowercase=lowercase)
+    assert value_of(RUNGS[name], HYPOTHESES, REFERENCES) == truth.score
+    assert bleu(HYPOTHESES, REFERENCES).value == value_of(HEADLINE, HYPOTHESES, REFERENCES)
+
+
+def test_what_is_not_bleu_is_sacrebleus_too() -> None:
+    assert value_of(CHRF2, HYPOTHESES, REFERENCES) == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
+    assert value_of(EDITS, HYPOTHESES, REFERENCES) == sacrebleu.corpus_ter(HYPOTHESES, [REFERENCES]).score
+
+
+def test_case_counts_unless_asked_otherwise() -> None:
+    shouted = [line.upper() for line in REFERENCES]
+    assert value_of(RUNGS["BLEU"], shouted, REFERENCES) < 50
+    assert value_of(RUNGS["BLEU, lower-cased"], shouted, REFERENCES) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_split_rung_is_multi_bleu_of_split_tokens(seed: int) -> None:
+    hypotheses, references = damaged(HYPOTHESES * 3, seed), REFERENCES * 3
+    tokens = moses.tokenizer("de")
+    truth = multi_bleu(*([moses.split_compounds(tokens(line)) for line in side] for side in (hypotheses, references)))
+    assert 10 < truth < 90
+    assert value_of(SPLIT, hypotheses, references) == pytest.approx(truth, abs=1e-9)
+
+
+def test_it_is_not_smoothed() -> None:
+    assert value_of(SPLIT, ["der Hund"], ["der Hund bellt laut"]) == pytest.approx(0, abs=1e-9)
+
+
+def test_only_the_references_quotes_become_plain() -> None:
+    """As in the authors' copy: a model that writes plain quotes gains, one that writes typographic ones loses."""
+    plain, typographic = ['Er sagte: "Das ist ein Test."'], ["Er sagte: „Das ist ein Test.“"]
+    rung = papers_rung("de")
+    assert value_of(rung, plain, typographic) > 99.9 > value_of(SPLIT, plain, typographic)
+    assert value_of(rung, typographic, typographic) < 99.9 < value_of(SPLIT, typographic, typographic)
+
+
+@pytest.mark.parametrize("language, papers", [
+    ("de", ["BLEU tokenised, split, plain quotes"]), ("de_AT", ["BLEU tokenised, split, plain quotes"]),
+    ("fr", ["BLEU tokenised"]), ("FR-ca", ["BLEU tokenised"]), ("ja", []), ("xx", [])])
+def test_table_2_knows_german_and_french_and_splits_german_alone(language: str, papers: list[str]) -> None:
+    rungs = list(ladder(language))
+    assert [rung.name for rung in rungs if rung.is_papers] == papers
+    assert papers_rung(language).name == (papers or ["BLEU tokenised"])[0]
+    assert any("split" in rung.name for rung in rungs) == language.startswith("de")
+
+
+@pytest.mark.parametrize("line, tokens", [
+    ('Er sagte: "Das ist gut."', "Er sagte : &quot; Das ist gut . &quot;"),
+    ("“Ja”, sagte er …", "&quot; Ja &quot; , sagte er ..."),  # replace-unicode-punctuation
+    ("„Ja“", "„ Ja &quot;"),  # it leaves the low quote alone: the reason why newstest2014's quotes were normalised
+    ("Wie geht’s?", "Wie geht &apos; s ?"),
+    ("Das Nord-Süd-Gefälle.", "Das Nord ##AT##-##AT## Süd ##AT##-##AT## Gefälle ."),
+    ("A-B-C", "A ##AT##-##AT## B-C"),  # the B is used up by the first match, in Perl as here
+    ("Vor- und Nachteile - oder", "Vor- und Nachteile - oder"),
+    ("Es kostet 1.000,50 Euro.", "Es kostet 1.000,50 Euro ."),
+    ("Rot, grün,blau", "Rot , grün , blau"),
+    ("Dr. Meier kam am 3. Mai z.B. nicht.", "Dr. Meier kam am 3. Mai z.B. nicht ."),
+    ("Ende ...", "Ende ..."),
+    ("50% von [a|b] & <c>", "50 % von &#91; a &#124; b &#93; &amp; &lt; c &gt;"),
+    (" a\u00a0 b\t", "a b"),
+    ("", ""),
+])
+def test_the_papers_tokens(line: str, tokens: str) -> None:
+    assert moses.split_compounds(moses.tokenizer("de")(line)) == tokens
+
+
+def test_french_elision_stays_with_its_word() -> None:
+    assert moses.tokenizer("fr")("C'est l'été.") == "C&apos; est l&apos; été ."
+
+
+def test_identical_text_is_perfect() -> None:
+    for rung in ladder("de"):
+        assert value_of(rung, REFERENCES, REFERENCES) == pytest.approx(0 if rung is EDITS else 100, abs=1e-9), rung.name
+
+
+def test_signatures_say_how_it_was_counted() -> None:
+    release, lists = re.escape(sacrebleu.__version__), moses.LISTS
+    end, seen = rf"version:{release}\|nmt:[\d.]+", "nrefs:1|test:demo|lang:en-de|"
+    expected = {
+        "BLEU": "case:mixed|eff:no|tok:13a|smooth:exp|lines:1|",
+        "BLEU intl, lower-cased": "case:lc|eff:no|tok:intl|smooth:exp|lines:1|",
+        "BLEU tokenised": f"case:mixed|eff:no|tok:moses-2017.de|smooth:none|lines:1|lists:{lists}|",
+        "BLEU tokenised, split": f"case:mixed|eff:no|tok:moses-2017.de+atat|smooth:none|lines:1|lists:{lists}|",
+        "BLEU tokenised, split, plain quotes":
+            f"case:mixed|eff:no|tok:moses-2017.de+atat+refquotes|smooth:none|lines:1|lists:{lists}|",
+        "chrF2": "case:mixed|eff:yes|nc:6|nw:0|space:no|lines:1|",
+        "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|"}
+    for name, middle in expected.items():
+        found = measure(RUNGS[name], ["ein Satz"], ["ein Satz"], "demo", "en-de").score.signature
+        assert re.fullmatch(re.escape(seen + middle) + end, found), found
+    assert len({measure(rung, ["a"], ["a"], "demo", "en-de").score.signature for rung in RUNGS.values()}) == len(RUNGS)
+
+
+def test_an_interval_holds_its_score_and_is_there_when_asked_for() -> None:
+    hypotheses, references = damaged(HYPOTHESES * 30, 1), REFERENCES * 30
+    for rung in RUNGS.values():
+        found = measure(rung, hypotheses, references, "demo", "en-de", 100)
+        assert found.interval and found.interval.n == 100
+        assert "|bs:100|seed:12345|" in found.score.signature
+        assert found.interval.low < found.score.value < found.interval.high
+    assert measure(HEADLINE, HYPOTHESES, REFERENCES, "demo", "en-de").interval is None
+
+
+@pytest.mark.parametrize("n_hypotheses, n_references", [(2, 3), (3, 2), (0, 1), (1, 0), (0, 0)])
+def test_unequal_and_empty_lists_are_refused(n_hypotheses: int, n_references: int) -> None:
+    lists = REFERENCES[:n_hypotheses], REFERENCES[:n_references]
+    for score in (lambda: bleu(*lists), lambda: measure(HEADLINE, *lists, "demo", "en-de")):
+        with pytest.raises(UserError, match=rf"\b{n_hypotheses}\b.*\b{n_references}\b"):
+            score()
+
+
+def test_warning_about_tokenised_text_is_quiet_only_where_tokens_are_meant(caplog: pytest.LogCaptureFixture) -> None:
+    tokenised = ["Das ist gut ."] * 100
+    with caplog.at_level(logging.WARNING, "sacrebleu"):
+        value_of(SPLIT, tokenised, tokenised)
+        assert not caplog.records
+        bleu(tokenised, tokenised)
+    assert "forgot to detokenize" in caplog.text

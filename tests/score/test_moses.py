@@ -1,0 +1,131 @@
+"""Our Moses tokens against the Perl scripts of 2017: 16,000 lines, half of them made to be awkward, and 20 BLEU scores.
+
+tests/golden holds what Perl printed (scripts/make_golden.py). Inputs are made again here and held against their digest
+first, so that a generator that drifted is not taken for a tokeniser that did. No Perl is needed.
+"""
+
+import json
+import lzma
+import os
+import re
+import sys
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from awkward import awkward_lines, real_lines
+from sacrebleu.metrics.bleu import BLEU
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs  # noqa: E402
+
+from nmt.score.moses import LISTS, plain_quotes, split_compounds, tokenizer  # noqa: E402
+
+DATA = Path(os.environ.get("NMT_TEST_DATA", ROOT.parent / "shared" / "data"))
+FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
+
+
+def unpacked(name: str) -> list[str]:
+    return lzma.decompress((GOLDEN / name).read_bytes()).decode().split("\n")[:-1]
+
+
+@cache
+def golden(language: str) -> tuple[list[str], list[str]]:
+    """Perl's tokens, and its tokens with compounds split."""
+    lines = unpacked(f"moses.{language}.xz")
+    assert digest(lines) == FACTS["made"][language]["outputs"], f"moses.{language}.xz is not the file of moses.json"
+    return lines[:N], lines[N:]
+
+
+@cache
+def made(language: str) -> list[str]:
+    lines = awkward_lines(language, N, SEEDS[language])
+    assert digest(lines) == FACTS["made"][language]["inputs"], (
+        "tests/awkward.py makes other lines than the golden files were made of; the tokeniser is not to blame")
+    return lines
+
+
+@cache
+def tokenised(language: str) -> list[str]:
+    tokenize = tokenizer(language)
+    return [tokenize(line) for line in made(language)]
+
+
+def differing(inputs: list[str], ours: list[str], expected: list[str]) -> list[tuple[str, str, str]]:
+    return [triple for triple in zip(inputs, ours, expected, strict=True) if triple[1] != triple[2]]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tokens_of_awkward_lines_are_perls(language: str) -> None:
+    assert differing(made(language), tokenised(language), golden(language)[0]) == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_split_tokens_of_awkward_lines_are_perls(language: str) -> None:
+    ours = [split_compounds(tokens) for tokens in tokenised(language)]
+    assert differing(made(language), ours, golden(language)[1]) == []
+    assert sum(tokens != split for tokens, split in zip(*golden(language), strict=True)) > N / 4
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tokens_of_real_lines_are_perls(language: str) -> None:
+    try:
+        lines = real_lines(DATA, language, N)
+    except FileNotFoundError as error:
+        pytest.skip(f"no {error.filename} (NMT_TEST_DATA names the folder of real text)")
+    assert digest(lines) == FACTS["real"]["inputs"][language], f"{DATA} holds other text than the digests were made of"
+    digests = unpacked("moses.real.xz")
+    assert digest(digests) == FACTS["real"]["outputs"]
+    tokenize, first = tokenizer(language), LANGUAGES.index(language) * N
+    tokens = [tokenize(line) for line in lines]
+    ours = [line_digest(line, split_compounds(line)) for line in tokens]
+    assert differing(tokens, ours, digests[first:first + N]) == []
+
+
+def test_bleu_is_multi_bleus() -> None:
+    metric = BLEU(tokenize="none", force=True, smooth_method="none")
+    systems = pairs({language: golden(language)[1] for language in LANGUAGES})
+    scores = [metric.corpus_score(hypotheses, [references]) for hypotheses, references in systems]
+    assert [score.score for score in scores] == [
+        pytest.approx(expected, abs=0.0051) for expected in FACTS["multi_bleu"]]  # Perl prints two decimals
+    ratios = [score.sys_len / score.ref_len for score in scores]
+    assert len(scores) == 20 and min(ratios) < 0.9 and max(ratios) > 1.05 and FACTS["multi_bleu"].count(0.0) > 1
+    assert min(len(references) for _, references in systems) < 10 and max(FACTS["multi_bleu"]) > 50
+
+
+@pytest.mark.parametrize("line, tokens", [
+    ("１２", '&quot; 2'),  # as it was until 2019: the full-width 1 was taken for a quote
+    ("Was\x1cser\x0b und\x85Öl", "Wasser und Öl"),
+    ("漢字 \U00020000\U00020001 हिन्दी", "漢字 \U00020000\U00020001 हिन ् दी"),
+    ("\xa0", "\xa0"),  # Perl prints a blank line as it is
+    ("\x1c \x1c", ""),
+    ("a.b. c", "a.b. c"),
+    ("a,,5 5,,6", "a , ,5 5 , , 6"),
+])
+def test_where_perl_surprises(line: str, tokens: str) -> None:
+    assert tokenizer("de")(line) == tokens
+
+
+def test_english_knows_abbreviations_of_numbers() -> None:
+    assert tokenizer("en")("No. 5, No. a, No. B, No. ٣. don't") == "No. 5 , No. a , No . B , No . ٣. don &apos;t"
+
+
+def test_compounds_are_split_byte_by_byte() -> None:
+    assert split_compounds("A-B-C") == "A ##AT##-##AT## B-C"
+    assert split_compounds("A-Ü-C") == "A ##AT##-##AT## Ü ##AT##-##AT## C"
+    assert split_compounds("Vor- und -nach - a--b") == "Vor- und -nach - a ##AT##-##AT## -b"
+    assert split_compounds("\udc80-x") == "\udc80 ##AT##-##AT## x"  # what is no text passes through
+
+
+def test_double_quotes_become_plain_and_single_ones_stay() -> None:
+    assert plain_quotes("„a“ “b” «c» »d« ‟e”") == '"a" "b" "c" "d" "e"'
+    assert plain_quotes("‚a‘ d’été ‹x› 'y' \"z\"") == "‚a‘ d’été ‹x› 'y' \"z\""
+    assert tokenizer("de")(plain_quotes("„Ja“")) == "&quot; Ja &quot;"
+
+
+def test_the_lists_of_abbreviations_are_named_with_their_version() -> None:
+    assert re.fullmatch(r"sacremoses-[\d.]+", LISTS) and LISTS.endswith(version("sacremoses"))

@@ -1,0 +1,185 @@
+"""Intervals and tests of significance against the sacrebleu command line, run beside them with the same seed.
+
+Published figures of real systems (WMT17, from sacreBLEU's own tests) are checked where NMT_WMT17 names a folder with
+one plain-text file for each system and one called reference. Student's t is held against a printed table.
+"""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+
+from nmt.corpus.demo import pairs
+from nmt.score.significance import Interval, compare, interval, seed_asked_for, spread, student_t
+from nmt.system.errors import UserError
+
+METRICS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+REFERENCES = [german for _, german in islice(pairs("train"), 200)]
+WMT17 = os.environ.get("NMT_WMT17", "")
+
+
+def damaged(rate: float, seed: int) -> list[str]:
+    """The references with words dropped."""
+    rng = random.Random(seed)
+    return [" ".join(word for word in line.split() if rng.random() > rate) or line for line in REFERENCES]
+
+
+def sacrebleu_prints(folder: Path, systems: Sequence[Sequence[str]], seed: int, *options: str) -> Any:
+    names = [f"system{i}" for i in range(len(systems))]
+    for name, lines in (("ref", REFERENCES), *zip(names, systems, strict=True)):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "sacrebleu", "ref", "-i", *names, "-w", "8", "--format", "json", *options],
+        cwd=folder, env={**os.environ, "SACREBLEU_SEED": str(seed)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def half(found: Interval) -> float:
+    assert found.high - found.mean == pytest.approx(found.mean - found.low)
+    return (found.high - found.low) / 2
+
+
+def test_interval_is_the_command_lines(tmp_path: Path) -> None:
+    lines = damaged(0.2, 1)
+    truths = sacrebleu_prints(tmp_path, [lines], 7, "-m", *METRICS, "--confidence", "--confidence-n", "60")
+    for (name, metric), truth in zip(METRICS.items(), truths, strict=True):
+        found = interval(metric(), lines, REFERENCES, 60, 7)
+        assert truth["name"].lower().startswith(name) and truth["seed"] == "7"
+        assert (found.mean, half(found)) == pytest.approx((truth["confidence_mean"], truth["confidence_var"]), abs=1e-5)
+        assert (found.n, found.seed) == (60, 7)
+        assert 0 < found.low < truth["score"] < found.high
+
+
+def test_comparison_is_the_command_lines(tmp_path: Path) -> None:
+    """BLEU alone: its JSON of other metrics is broken there (a float32 of numpy)."""
+    a, b = systems = damaged(0.20, 1), damaged(0.21, 2)
+    first, second = sacrebleu_prints(tmp_path, systems, 7, "--paired-bs", "--paired-bs-n", "60")
+    _, shuffled = sacrebleu_prints(tmp_path, systems, 7, "--paired-ar", "--paired-ar-n", "80")
+    first, second, shuffled = first["BLEU"], second["BLEU"], shuffled["BLEU"]
+    found = compare(BLEU(), a, b, REFERENCES, 60, 80, 7)
+    assert (found.a, found.b) == pytest.approx((first["score"], second["score"]), abs=1e-9)
+    assert found.difference == found.b - found.a
+    assert found.p_bootstrap == pytest.approx(second["p_value"], abs=1e-12)
+    assert found.p_randomisation == pytest.approx(shuffled["p_value"], abs=1e-12)
+    for ours, theirs in ((found.interval_a, first), (found.interval_b, second)):
+        assert (ours.mean, half(ours)) == pytest.approx((theirs["mean"], theirs["ci"]), abs=1e-9)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_system_against_itself_has_p_of_1(metric: str) -> None:
+    lines = damaged(0.2, 1)[:100]
+    found = compare(METRICS[metric](), lines, list(lines), REFERENCES[:100], 30, 30)
+    assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
+    assert found.interval_a == found.interval_b
+
+
+def test_sacrebleu_itself_gives_its_smallest_p_there(tmp_path: Path) -> None:
+    """Why ours is set apart; when this fails, sacreBLEU has mended it."""
+    lines = damaged(0.2, 1)
+    answers = sacrebleu_prints(tmp_path, [lines, lines], 1, "--paired-bs", "--paired-bs-n", "30")
+    assert answers[1]["BLEU"]["p_value"] == pytest.approx(1 / 31)
+
+
+def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
+    lines = damaged(0.2, 1)
+    found = compare(BLEU(force=True), lines, [line.replace(".", " .") for line in lines], REFERENCES, 30, 30)
+    assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
+    """With k lines that differ, all for the better, 2 of 2^k exchanges show as much: the exact p of randomisation."""
+    worse = [line if i >= k else line.rpartition(" ")[0] for i, line in enumerate(REFERENCES)]
+    found = compare(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
+    assert found.difference > 0
+    assert found.p_randomisation == pytest.approx(2.0 ** (1 - k)) and found.p_bootstrap >= 2.0 ** (1 - k)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_a_damaged_copy_is_found_out(metric: str) -> None:
+    lines = damaged(0.2, 1)
+    rng = random.Random(3)
+    worse = [" ".join(line.split()[:-2]) if rng.random() < 0.2 else line for line in lines]
+    found = compare(METRICS[metric](), lines, worse, REFERENCES, 300, 300)
+    assert found.difference < 0
+    assert found.p_bootstrap < 0.01 and found.p_randomisation < 0.01
+
+
+@pytest.mark.parametrize("before", [None, "99"])
+def test_the_environment_is_left_as_found_and_does_not_decide(
+        before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = damaged(0.2, 1)
+    truth = interval(BLEU(), lines, REFERENCES, 20, 5)
+    if before:
+        monkeypatch.setenv("SACREBLEU_SEED", before)
+    else:
+        monkeypatch.delenv("SACREBLEU_SEED", raising=False)
+    environment = dict(os.environ)
+    assert interval(BLEU(), lines, REFERENCES, 20, 5) == truth
+    assert interval(BLEU(), lines, REFERENCES, 20, 6) != truth
+    with pytest.raises(AttributeError):  # of sacreBLEU, halfway
+        interval(BLEU(), [None] * 200, REFERENCES, 20, 5)  # type: ignore[list-item]
+    assert dict(os.environ) == environment
+    assert seed_asked_for() == int(before or 12345)
+
+
+@pytest.mark.parametrize("text", ["none", "0", "-1", "1.5", ""])
+def test_a_seed_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", text)
+    with pytest.raises(UserError, match="SACREBLEU_SEED"):
+        seed_asked_for()
+
+
+def test_what_cannot_be_resampled_is_refused() -> None:
+    with pytest.raises(UserError, match="2 translations.*3 references"):
+        interval(BLEU(), REFERENCES[:2], REFERENCES[:3])
+    with pytest.raises(UserError, match="2 translations.*3 references"):
+        compare(BLEU(), REFERENCES[:3], REFERENCES[:2], REFERENCES[:3])
+    with pytest.raises(UserError, match="0 translations"):
+        interval(BLEU(), [], [])
+    with pytest.raises(UserError, match="seed 0"):  # sacreBLEU would draw other figures each time
+        compare(BLEU(), REFERENCES, REFERENCES, REFERENCES, seed=0)
+    with pytest.raises(UserError, match="0 resamples"):
+        interval(BLEU(), REFERENCES, REFERENCES, n=0)
+
+
+@pytest.mark.parametrize("freedom, t", [
+    (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (9, 2.262), (10, 2.228),
+    (20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980), (1000, 1.962)])
+def test_student_t_is_the_printed_tables(freedom: int, t: float) -> None:
+    assert student_t(freedom) == pytest.approx(t, abs=6e-4)
+
+
+def test_spread_over_runs() -> None:
+    found = spread([27.0, 27.3, 27.6])
+    half_width = 4.303 * 0.3 / math.sqrt(3)
+    assert (found.n, found.mean, found.std) == pytest.approx((3, 27.3, 0.3))
+    assert (found.low, found.high) == pytest.approx((27.3 - half_width, 27.3 + half_width), abs=1e-3)
+    assert spread([5.0, 5.0]).low == 5.0
+    with pytest.raises(UserError, match="1 score"):
+        spread([27.0])
+
+
+# Moses' bootstrap and multeval's randomisation against LIUM-NMT, in sacreBLEU's test/test_significance.py.
+@pytest.mark.skipif(not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text")
+@pytest.mark.parametrize("name, p_bootstrap, p_randomisation", [
+    ("C-3MA.4959", 0.00000, 0.0001), ("KIT.4950", 0.02233, 0.0410), ("LMU-nmt-reranked.4934", 0.04383, 0.09029),
+    ("SYSTRAN.4847", 0.20983, 0.59914), ("online-B.0", 0.38100, 0.94111)])
+def test_published_p_values(name: str, p_bootstrap: float, p_randomisation: float) -> None:
+    a, b, references = ((Path(WMT17) / file).read_text("utf-8").removesuffix("\n").split("\n") for file in (
+        "newstest2017.LIUM-NMT.4900.en-de", f"newstest2017.{name}.en-de", "reference"))
+    found = compare(BLEU(tokenize="none"), a, b, references, n_bootstrap=2000)
+    assert found.p_bootstrap == pytest.approx(p_bootstrap, abs=1e-2)
+    assert found.p_randomisation == pytest.approx(p_randomisation, abs=1e-2)

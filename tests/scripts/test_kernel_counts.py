@@ -1,0 +1,88 @@
+"""How many kernels a micro-batch launches on a GPU and how many bytes they move, by the compiler's own scheduler.
+
+A change that undoes a fusion or widens the residual stream to fp32 makes no result wrong, only slow: these are budgets.
+One layer is counted in every test run, the paper's models with NMT_GPU_DRY=1 (`make gpu-dry`).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+
+from count_kernels import Counts, Kernel, load  # noqa: E402
+from roofline import GPUS, predict, product_s, target_tokens_per_s, update_ms  # noqa: E402
+
+IS_DRY_RUN = os.environ.get("NMT_GPU_DRY") == "1"
+STORED = {(counts.size, counts.n_ranks): counts for counts in load(ROOT / "scripts" / "bench" / "kernels.json")}
+# launches and gigabytes of fused kernels, with 3 % of room: kernels.json has what they are
+BUDGETS = {("base", 1): (691, 23.1), ("base", 8): (651, 3.7), ("big", 1): (691, 47.2), ("big", 8): (651, 8.6)}
+
+
+def counted(tmp_path: Path, config: str, n_ranks: int, *settings: str) -> Counts:
+    file = tmp_path / "counts.json"
+    command = [sys.executable, str(ROOT / "scripts" / "bench" / "count_kernels.py"), "--config", config, "--ranks",
+               str(n_ranks), "--json", str(file), *(("--set", *settings) if settings else ())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500,
+                          env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return load(file)[0]
+
+
+def test_one_layer_stays_within_its_budget(tmp_path: Path) -> None:
+    counts = counted(tmp_path, "base.yaml", 8, "model.n_layers=1")
+    kinds = {kernel.kind: 0 for kernel in counts.kernels}
+    for kernel in counts.kernels:
+        kinds[kernel.kind] += kernel.count
+    attention = [n for kind, n in kinds.items() if "packed_attention" in kind]
+    assert attention == [3, 3]  # the encoder's, the decoder's, and that over the memory: forward, backward
+    assert [n for kind, n in kinds.items() if "loss_rows" in kind] == [1]
+    # embeddings, the loss and what is made once for a batch are in it
+    assert counts.launches() <= 129
+    assert counts.fused_bytes() <= 1.23e9
+
+
+@pytest.mark.skipif(not IS_DRY_RUN, reason="minutes: NMT_GPU_DRY=1 (make gpu-dry)")
+@pytest.mark.parametrize(("size", "n_ranks"), BUDGETS)
+def test_the_papers_models_stay_within_their_budgets(size: str, n_ranks: int, tmp_path: Path) -> None:
+    counts = counted(tmp_path, f"{size}.yaml", n_ranks)
+    print(size, n_ranks, counts.launches(), counts.fused_bytes() / 1e9)
+    launches, gigabytes = BUDGETS[size, n_ranks]
+    assert counts.launches() <= launches and counts.fused_bytes() <= 1e9 * gigabytes
+    assert counts == STORED[size, n_ranks], "write kernels.json anew: the roofline is made of it"
+
+
+def test_stored_counts_are_within_the_budgets_and_of_the_papers_sizes() -> None:
+    assert STORED.keys() == BUDGETS.keys()
+    for key, (launches, gigabytes) in BUDGETS.items():
+        assert 0.9 * launches < STORED[key].launches() <= launches
+        assert 0.9e9 * gigabytes < STORED[key].fused_bytes() <= 1e9 * gigabytes
+    assert [round(STORED[size, 1].n_parameters / 1e6) for size in ("base", "big")] == [63, 214]
+
+
+def test_products_add_up_to_the_models_operations() -> None:
+    """Six operations for each weight of a matrix and token; attention's own are in its kernels."""
+    for (size, _), counts in STORED.items():
+        d, d_ff = {"base": (512, 2048), "big": (1024, 4096)}[size]
+        matrices = 6 * (4 * d * d + 2 * d * d_ff) + 6 * (8 * d * d + 2 * d * d_ff)
+        flop = sum(2 * kernel.count * m * n * k for kernel in counts.kernels if kernel.product
+                   for m, n, k in [kernel.product])
+        expected = 6 * counts.tokens * (matrices + d * 37_056)
+        assert flop == pytest.approx(expected, rel=0.01)
+
+
+def test_the_roofline_follows_its_own_rules() -> None:
+    h100, h200 = GPUS["H100"], GPUS["H200"]
+    assert product_s(4096, 4096, 4096, h100) > 2 * 4096**3 / h100.flop_per_s
+    for counts in STORED.values():
+        slower, faster = target_tokens_per_s(counts, h100), target_tokens_per_s(counts, h200)
+        assert slower < faster
+        more = Counts(**{**vars(counts), "kernels": [*counts.kernels, Kernel("fused", 1, 10**9)]})
+        gap = sum(update_ms(more, h100).values()) - sum(update_ms(counts, h100).values())
+        assert gap == pytest.approx(1000 * (1e9 / h100.bytes_per_s + 1e-6))
+    assert predict("base", "NVIDIA H200", 1) == target_tokens_per_s(STORED["base", 1], h200)
+    assert predict("base", "NVIDIA GeForce RTX 4090", 1) is None and predict("base", "NVIDIA H200", 5) is None

@@ -1,0 +1,137 @@
+"""Where commands compute: a GPU that torch cannot use is refused, never passed over, and the CPU can be asked for.
+
+No GPU is needed: what the kernel would show of one is made up in a folder.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nmt.commands.average import main as nmt_average
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.train import main as nmt_train
+from nmt.commands.translate import main as nmt_translate
+from nmt.config import asked_device, load_config
+from nmt.system import device
+from nmt.system.device import choose_device
+from nmt.system.errors import UserError
+
+PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC: 12\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build  (dvs-builder@U16)\n"
+
+
+class Machine:
+    """What /dev and /proc show."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.devices, self.driver = folder / "dev", folder / "version"
+        self.devices.mkdir()
+        monkeypatch.setattr(device, "DEVICES", self.devices)
+        monkeypatch.setattr(device, "DRIVER", self.driver)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def add_gpu(self, version: str = PROPRIETARY) -> None:
+        (self.devices / "nvidia0").touch()
+        self.driver.write_text(version)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_without_a_gpu_it_is_the_cpu(machine: Machine) -> None:
+    for name in ("nvidiactl", "nvme0", "null"):  # of which none is a GPU
+        (machine.devices / name).touch()
+    assert choose_device().type == choose_device("cpu").type == "cpu"
+
+
+def test_with_a_gpu_it_is_the_ranks_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.add_gpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto", 3) == torch.device("cuda", 3)
+    assert choose_device("cpu", 3) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("text", "version"), [(PROPRIETARY, "driver 550.54.15"), (OPEN, "driver 570.86"),
+                                               ("", "driver of unknown version")])
+@pytest.mark.parametrize(("cuda", "build"), [(None, "built for the CPU alone"), ("13.0", "built for CUDA 13.0")])
+def test_a_gpu_that_torch_cannot_use_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch, text: str,
+                                                version: str, cuda: str | None, build: str) -> None:
+    machine.add_gpu(text)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(UserError) as refusal:
+        choose_device()
+    told = str(refusal.value)
+    assert "\n" not in told and "device=cpu" in told and "newer driver" in told
+    assert version in told and torch.__version__ in told and build in told
+
+
+@pytest.mark.parametrize("sign", ["devices", "driver"])
+def test_either_sign_of_a_gpu_suffices(machine: Machine, sign: str) -> None:
+    machine.add_gpu()
+    if sign == "devices":
+        machine.driver.unlink()
+    else:
+        (machine.devices / "nvidia0").unlink()
+    with pytest.raises(UserError):
+        choose_device()
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_hidden_gpus_are_a_wish_for_the_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    machine.add_gpu()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert choose_device() == torch.device("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UserError):
+        choose_device()
+
+
+def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
+        machine: Machine, toy: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that was trained with device=cpu does not have the others compute there unasked."""
+    machine.add_gpu()
+    run, translation = tmp_path / "run", tmp_path / "translation"
+    training = ["--config", str(toy), "training.steps=4", "training.checkpoint_every=2"]
+    translating = [str(run), "-i", str(corpus / "test.en"), "-o", str(translation)]
+    commands = [(nmt_train, training), (nmt_eval, [str(run)]), (nmt_translate, translating),
+                (nmt_average, [str(run), "--curve", "1,2"])]
+    for main, arguments in commands:
+        assert main(arguments) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and "550.54.15" in told and "device=cpu" in told
+        assert main([*arguments, "device=cpu"]) == 0, capsys.readouterr().err
+        capsys.readouterr()
+    assert load_config(str(run / "config.yaml")).device == "cpu"
+    assert len(translation.read_text().splitlines()) == 20
+    assert len(json.loads((run / "averaging.json").read_text())["points"]) == 2
+    assert nmt_train([*training, "training.steps=6", "device=cpu"]) == 0
+    machine.driver.unlink()
+    (machine.devices / "nvidia0").unlink()
+    assert nmt_train([*training, "training.steps=8"]) == 0  # the same run, wherever it is continued
+
+
+def test_only_the_command_line_asks(capsys: pytest.CaptureFixture[str], toy: Path, tmp_path: Path) -> None:
+    assert asked_device(()) == asked_device(("decoding.beam=2",)) == "auto"
+    assert asked_device(("decoding.beam=2", "device=cpu")) == "cpu"
+    with pytest.raises(UserError, match="'gpu' is not one of auto, cpu"):
+        asked_device(("device=gpu",))
+    (tmp_path / "one").mkdir()
+    assert nmt_average([str(tmp_path / "one"), "-o", str(tmp_path / "out"), "device=cpu"]) == 2
+    assert "goes with --curve" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        nmt_average(["device=cpu"])
+
+
+def test_settings_are_read_without_torch(toy: Path) -> None:
+    program = ("import sys; from nmt.commands.train import main; "
+               f"code = main(['--config', {str(toy)!r}, 'device=cpu', '--print-config']); "
+               "sys.exit(code or 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "\ndevice: cpu\n" in done.stdout, done.stderr

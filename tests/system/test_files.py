@@ -1,0 +1,270 @@
+"""What nmt.system.files promises: a file or folder is complete or absent, damage is seen, a lock dies with its holder.
+
+Failures are injected in the middle of writing, and a process is killed with SIGKILL there, which no `finally` survives;
+what a reader then finds is held against the old content.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from nmt.system.errors import UserError
+from nmt.system.files import (
+    MANIFEST,
+    RunFolder,
+    digest,
+    lock,
+    make_folder,
+    point,
+    read_json,
+    verify,
+    write_folder,
+    write_json,
+    write_text,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+class Injected(Exception):
+    pass
+
+
+def fail(*_: object) -> NoReturn:
+    raise Injected
+
+
+def start(program: str, *arguments: Path) -> "subprocess.Popen[str]":
+    """Run a program that says a line when it has come as far as the test wants."""
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)], cwd=ROOT,
+                             stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "here\n"
+    return child
+
+
+def kill(child: "subprocess.Popen[str]") -> None:
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate(timeout=10)
+
+
+# ---- files ------------------------------------------------------------------------------------------------------
+
+def test_text_is_written_as_it_is(tmp_path: Path) -> None:
+    text = "Größe\r\n\u2028zwei\n"
+    write_text(tmp_path / "a", text)
+    assert (tmp_path / "a").read_bytes() == text.encode()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_in_the_middle_leaves_the_old_file(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "a"
+    write_text(path, "old")
+    with monkeypatch.context() as patch, pytest.raises(Injected):
+        patch.setattr(os, step, fail)
+        write_text(path, "new, and longer")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_text(path, "old")
+    kill(start("""
+        import os, sys, time
+        from pathlib import Path
+        from nmt.system.files import write_text
+        os.replace = lambda *_: (print("here", flush=True), time.sleep(60))
+        write_text(Path(sys.argv[1]), "new")
+        """, path))
+    assert path.read_text() == "old"
+
+
+def test_json_round_trip_and_damage(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_json(path, {"step": 3, "names": ["ä"], "best": None})
+    assert read_json(path) == {"step": 3, "names": ["ä"], "best": None}
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match=r"state\.json: damaged"):
+        read_json(path)
+    with pytest.raises(UserError, match=r"none\.json: cannot be read"):
+        read_json(tmp_path / "none.json")
+
+
+def test_digest_is_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")  # the test vector of FIPS 180
+    assert digest(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_point_replaces_a_link(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+        point(tmp_path / "last", name)
+        assert os.readlink(tmp_path / "last") == name
+    assert sorted(os.listdir(tmp_path)) == ["last", "step-1", "step-2"]
+
+
+def test_make_folder_can_be_called_by_many_threads_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: make_folder(tmp_path / "a"), range(2_000))) == {tmp_path / "a"}
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_make_folder_complains_at_once(tmp_path: Path) -> None:
+    assert make_folder(tmp_path / "a/b").is_dir()
+    assert make_folder(tmp_path / "a/b") == tmp_path / "a/b"
+    assert os.listdir(tmp_path / "a/b") == []
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/inside", Path("/proc/nothing")):
+        with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: cannot be written .*; choose another folder$"):
+            make_folder(path)
+
+
+# ---- folders ----------------------------------------------------------------------------------------------------
+
+def filler(content: str) -> Callable[[Path], None]:
+    def fill(folder: Path) -> None:
+        (folder / "weights").write_text(content)
+        (folder / "state").write_text("{}")
+    return fill
+
+
+def test_a_folder_appears_whole_and_verifies(tmp_path: Path) -> None:
+    path = tmp_path / "deep/step-1"
+    write_folder(path, filler("one"))
+    verify(path)
+    assert sorted(os.listdir(path)) == [MANIFEST, "state", "weights"]
+    assert read_json(path / MANIFEST)["weights"] == {"sha256": digest(path / "weights"), "size": 3}
+    write_folder(path, filler("three"))
+    verify(path)
+    assert (path / "weights").read_text() == "three"
+    assert os.listdir(path.parent) == ["step-1"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_failure_in_the_middle_leaves_no_half_folder(tmp_path: Path, is_there: bool) -> None:
+    def fill(folder: Path) -> None:
+        filler("new")(folder)
+        fail()
+
+    path = tmp_path / "step-1"
+    if is_there:
+        write_folder(path, filler("old"))
+    with pytest.raises(Injected):
+        write_folder(path, fill)
+    assert os.listdir(tmp_path) == ["step-1"] * is_there
+    if is_there:
+        verify(path)
+        assert (path / "weights").read_text() == "old"
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_killed_writer_leaves_no_half_folder(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "step-1"
+    if is_there:
+        write_folder(path, filler("old"))
+    kill(start("""
+        import sys, time
+        from pathlib import Path
+        from nmt.system.files import write_folder
+        def fill(folder):
+            (folder / "weights").write_text("half")
+            print("here", flush=True)
+            time.sleep(60)
+        write_folder(Path(sys.argv[1]), fill)
+        """, path))
+    assert path.exists() == is_there
+    write_folder(path, filler("new"))  # what the dead one left behind is in nobody's way
+    verify(path)
+    assert (path / "weights").read_text() == "new"
+    assert os.listdir(tmp_path) == ["step-1"]
+
+
+def damage_nothing(path: Path) -> None:
+    path.with_name("notes").write_text("files of others do not matter")
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage, complaint", [
+    (damage_nothing, None), (flip_last_byte, "sha256"), (truncate, "2 bytes, not 3"),
+    (lengthen, "4 bytes, not 3"), (remove, "missing")])
+def test_verify_names_the_damaged_file(tmp_path: Path, damage: Callable[[Path], None], complaint: str | None) -> None:
+    path = tmp_path / "step-1"
+    write_folder(path, filler("one"))
+    damage(path / "weights")
+    if complaint is None:
+        verify(path)
+    else:
+        with pytest.raises(UserError, match=rf"step-1/weights: .*{complaint}"):
+            verify(path)
+
+
+def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    write_folder(path, filler("one"))
+    (tmp_path / "outside").write_text("x")
+    write_json(path / MANIFEST, {"../outside": {"sha256": digest(tmp_path / "outside"), "size": 1}})
+    with pytest.raises(UserError, match="outside"):
+        verify(path)
+    (path / MANIFEST).unlink()
+    with pytest.raises(UserError, match=rf"no {MANIFEST}; not a complete"):
+        verify(path)
+
+
+# ---- lock and layout --------------------------------------------------------------------------------------------
+
+def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Path) -> None:
+    holder = start("""
+        import sys, time
+        from pathlib import Path
+        from nmt.system.files import lock
+        with lock(Path(sys.argv[1]), "training"):
+            print("here", flush=True)
+            time.sleep(60)
+        """, tmp_path)
+    try:
+        with pytest.raises(UserError, match=rf"in use by training on .*pid {holder.pid}\b.*choose another folder"), \
+                lock(tmp_path, "averaging"):
+            pass
+    finally:
+        kill(holder)
+    with lock(tmp_path, "averaging"):
+        assert f"averaging on {os.uname().nodename}, pid {os.getpid()}" in (tmp_path / ".lock").read_text()
+    with lock(tmp_path, "again"):
+        assert (tmp_path / ".lock").read_text().startswith("again on ")
+
+
+def test_layout_of_a_run_folder() -> None:
+    """Other people's scripts rely on these names."""
+    run = RunFolder(Path("runs/base"))
+    assert run.checkpoint(24) == Path("runs/base/checkpoints/step-0000024")
+    assert [run.config, run.metrics, run.average] == [
+        Path("runs/base/config.yaml"), Path("runs/base/metrics.jsonl"), Path("runs/base/average")]

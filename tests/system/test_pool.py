@@ -1,0 +1,131 @@
+"""Processes for many tasks: the results of a plain map, in order, few tasks ahead, and no process left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nmt.system.errors import UserError
+from nmt.system.pool import AHEAD, apart, ordered
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.system.pool.QUICK_S", -1.0)
+
+
+def square_late(n: int) -> tuple[int, int]:
+    time.sleep(0.02 * (n % 3))
+    return n * n, os.getpid()
+
+
+def refuse(n: int) -> int:
+    if n == 3:
+        raise UserError("three is too many")
+    return n
+
+
+def die(n: int) -> int:
+    if n:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 2, 12])
+def test_is_map_in_order(workers: int, n: int) -> None:
+    results = list(ordered(square_late, range(n), workers))
+    assert [result for result, _ in results] == [i * i for i in range(n)]
+    assert len({pid for _, pid in results} - {os.getpid()}) <= (workers if workers > 1 else 0)
+
+
+def test_draws_no_more_tasks_than_it_can_work_on() -> None:
+    drawn = []
+
+    def tasks() -> Iterator[int]:
+        for i in range(50):
+            drawn.append(i)
+            yield i
+    for taken, _ in enumerate(ordered(square_late, tasks(), 2), 1):
+        assert len(drawn) <= taken + 2 + AHEAD
+    assert len(drawn) == 50
+
+
+def test_quick_tasks_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.system.pool.QUICK_S", 60.0)
+    assert {pid for _, pid in ordered(square_late, range(6), 2)} == {os.getpid()}
+
+
+def test_a_mistake_in_a_task_is_told_as_one() -> None:
+    results = ordered(refuse, range(9), 2)
+    with pytest.raises(UserError, match="three is too many"):
+        list(results)
+
+
+def test_a_killed_worker_is_a_message() -> None:
+    with pytest.raises(UserError, match=r"worker process was killed.*data\.workers=1"):
+        list(ordered(die, range(9), 2))
+
+
+PARENT = """
+import sys
+sys.path[:0] = [{tests!r}, {root!r}]
+import nmt.system.pool
+from test_workers import square_late
+nmt.system.pool.QUICK_S = -1.0
+for n, pid in nmt.system.pool.ordered(square_late, iter(int, 1), 2):
+    print(pid, flush=True)
+"""
+
+
+def test_no_worker_outlives_a_killed_caller() -> None:
+    tests = Path(__file__).parents[1]
+    program = PARENT.format(tests=str(tests), root=str(tests.parent))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        pids = {int(caller.stdout.readline()) for _ in range(9)} - {caller.pid}
+        caller.kill()
+    assert pids
+    deadline = time.monotonic() + 20
+    while alive := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_whoever_leaves_waits_for_nobody(is_apart: bool) -> None:
+    began = time.monotonic()
+    with pytest.raises(Leave):
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, 3.0)
+        if is_apart:
+            apart(sleep_long, 0)
+        else:
+            list(ordered(sleep_long, range(5), 2))
+    assert time.monotonic() - began < 30
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+class Leave(Exception):
+    pass
+
+
+def leave(*_: object) -> None:
+    raise Leave
+
+
+def sleep_long(n: int) -> None:
+    time.sleep(60 if multiprocessing.parent_process() else 0)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,68 @@
+"""How long ranks wait for each other: hours while rank 0 works for all, minutes within an update, and never in silence.
+
+Two real processes with gloo, the two timeouts shortened.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from soaking import RANK, free_port
+
+PROGRAM = """
+import os, socket, stat, sys, time
+from datetime import timedelta
+import torch
+import nmt.system.ranks as dist
+
+def tcp_connections():
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                with socket.socket(fileno=os.dup(int(number))) as link:
+                    if link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM:
+                        link.getpeername()
+                        yield link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        except OSError:  # it listens, or is gone
+            continue
+
+dist.UPDATE_TIMEOUT, dist.MAIN_TIMEOUT = timedelta(seconds=2), timedelta(seconds=60)
+work = lambda: time.sleep(4)
+with dist.join() as world:
+    limits = list(tcp_connections())
+    assert len(limits) >= 3 and set(limits) == {120_000}, limits  # the store and two groups
+    world.on_main(work)
+    if world.is_main:
+        work()
+    assert world.from_main(7.0 if world.is_main else 0.0) == 7.0
+    items = (work() for _ in range(1)) if world.is_main else ()
+    assert world.go_through(items, lambda: (float(world.rank), 0.5)) == [1.0, 1.0]
+    assert world.sum(torch.tensor([1.0, world.rank])).tolist() == [2.0, 1.0]
+    print("patient", flush=True)
+    if world.is_main:
+        work()
+    began = time.monotonic()
+    try:
+        world.sum(torch.ones(1))
+    except RuntimeError as error:
+        assert dist.is_lost(error, world), error
+        print(f"gave up after {time.monotonic() - began:.1f} s", flush=True)
+        os._exit(3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_wait_long_for_rank_0_and_shortly_in_an_update(tmp_path: Path) -> None:
+    program, port = tmp_path / "rank.py", free_port()
+    program.write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if name not in RANK} | {"OMP_NUM_THREADS": "1"}
+    ranks = []
+    for rank in range(2):
+        place = dict(zip(RANK, map(str, (rank, rank, 0, 2, 2, "127.0.0.1", port)), strict=True))
+        ranks.append(subprocess.Popen([sys.executable, program], env=environment | place, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    outputs = [process.communicate(timeout=60) for process in ranks]
+    assert all(out.startswith("patient\n") for out, _ in outputs), outputs
+    assert ranks[1].returncode == 3 and "gave up after 2." in outputs[1][0], outputs

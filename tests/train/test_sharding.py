@@ -1,0 +1,117 @@
+"""Weights, gradients and moments in shares over the ranks (FSDP2) against whole ones: the same run, the same folder."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from soaking import Ground, lines, make_ground
+
+from nmt.system.files import RunFolder
+
+SHARD = "training.shard=true"
+CALM = ("training.log_every=1", "optimizer.scale=0.05")  # at a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return make_ground(tmp_path_factory.mktemp("shares"))
+
+
+@pytest.fixture(scope="module")
+def whole(ground: Ground) -> RunFolder:
+    return ground.finish("whole", *CALM)
+
+
+def tensors(run: RunFolder) -> dict[str, torch.Tensor]:
+    return load_file(run.checkpoints / "last/model.safetensors") | load_file(
+        run.checkpoints / "last/optimizer.safetensors")
+
+
+def check_close(run: RunFolder, whole: RunFolder) -> None:
+    ours, theirs = tensors(run), tensors(whole)
+    assert {name: value.shape for name, value in ours.items()} == {name: v.shape for name, v in theirs.items()}
+    for name, value in ours.items():
+        assert torch.linalg.vector_norm(value - theirs[name]) <= 1e-4 * torch.linalg.vector_norm(theirs[name]), name
+    for line, other in zip(lines(run), lines(whole), strict=True):
+        assert line["step"] == other["step"] and line["nll"] == pytest.approx(other["nll"], abs=3e-5)
+        assert line.get("bleu") == other.get("bleu")  # the ranks decode with whole weights
+
+
+def test_shares_train_like_one_process(ground: Ground, whole: RunFolder) -> None:
+    check_close(ground.finish("shared", *CALM, SHARD, size=2), whole)
+
+
+def test_a_run_continues_in_shares_and_without(ground: Ground, whole: RunFolder) -> None:
+    ground.finish("mixed", *CALM, "training.steps=8")
+    ground.finish("mixed", *CALM, SHARD, "training.steps=16", size=3)
+    run = ground.finish("mixed", *CALM)
+    ends = {8, 16} - {line["step"] for line in lines(whole) if line["kind"] == "valid"}
+    assert not ends  # so that no extra validation is in the way of comparing all lines
+    check_close(run, whole)
+
+
+def test_shares_are_exact_when_continued(ground: Ground) -> None:
+    straight = ground.finish("straight", *CALM, SHARD, "training.steps=12", size=2)
+    ground.finish("stopped", *CALM, SHARD, "training.steps=4", size=2)
+    stopped = ground.finish("stopped", *CALM, SHARD, "training.steps=12", size=2)
+    a, b = tensors(straight), tensors(stopped)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_shares_are_not_compiled(ground: Ground) -> None:
+    start = ground.start("both", SHARD, "training.compile=on")
+    assert start.wait() == [2] and "training" in start.told() and "compile" in start.told()
+
+
+def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> None:
+    """One micro-batch for each update and three ranks: two of them run blank ones, for all must take part."""
+    run = ground.finish("blank", *CALM, SHARD, "training.micro_tokens=300", "training.steps=4", size=3)
+    one = ground.finish("single", *CALM, "training.micro_tokens=300", "training.steps=4")
+    check_close(run, one)
+
+
+BETWEEN_MICRO_BATCHES = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+
+    import torch
+    from test_fast_paths import POST, batch_of, draw, make
+
+    from nmt.system.ranks import join
+    from nmt.train.loss import Objective
+    from nmt.train.parallel import Replica
+
+    with join("cpu") as world:
+        replica = Replica(Objective(make(POST), 0.1), world, False, None, is_shared=True)
+        replica.run(batch_of(draw(world.rank)), 0.01, 0)
+        whole = shares = 0
+        for module in replica.objective.modules():
+            state = getattr(module, "_get_fsdp_state", lambda: None)()
+            groups = state._fsdp_param_groups if state else []
+            for one in (p for group in groups for p in group.fsdp_params):
+                shares += one.sharded_param.grad.to_local().numel()
+                kept = [one.unsharded_accumulated_grad, getattr(getattr(one, "_unsharded_param", None), "grad", None)]
+                whole += sum(grad.numel() for grad in kept if grad is not None)
+        print(f"whole {whole}, shares {shares}, model {sum(p.numel() for p in make(POST).parameters())}")
+"""
+
+
+def test_no_rank_holds_whole_gradients_between_micro_batches(tmp_path: Path) -> None:
+    script = tmp_path / "shares.py"
+    script.write_text(textwrap.dedent(BETWEEN_MICRO_BATCHES))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script),
+               str(Path(__file__).parent)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [line for line in done.stdout.splitlines() if line.startswith("whole")]
+    assert len(found) == 2
+    for line in found:
+        whole, shares, model = (int(part.split()[1]) for part in line.split(", "))
+        assert whole == 0
+        assert 0.4 * model < shares < 0.6 * model

@@ -1,0 +1,238 @@
+"""Updates on a pretend GPU: nothing of an update waits for the device, mixes devices, or is lost in the flat gradients.
+
+Forward and backward of a micro-batch would run as one CUDA graph, which is not what is looked at here: a forward pass
+and made gradients stand in for them. All around is real: the batch's way to the device, the gradients, the optimizer,
+what is told of an update, and when.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from torch import Tensor
+
+from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.data.batch import Batch
+from nmt.data.loader import Update, dealt
+from nmt.data.plan import Cursor, fixed_shape, plan_epoch
+from nmt.data.store import Side, TokenStore
+from nmt.model.embedding import _LookUp, look_up
+from nmt.model.transformer import Transformer
+from nmt.system.device import is_out_of_memory
+from nmt.system.ranks import World
+from nmt.train.loss import Objective
+from nmt.train.optimizer import make_optimizer
+from nmt.train.parallel import FlatGradients, Replica
+from nmt.train.update import Outcomes, run_update
+
+N_VOCAB = 97
+CONFIG = RunConfig(model=ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=2, dropout=0.0),
+                   training=TrainingConfig(src_tokens=300, tgt_tokens=300, micro_tokens=150, precision="fp32"))
+ALONE = World(0, 1, GPU)
+
+
+@pytest.fixture(autouse=True)
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.train.loss.supports", lambda hidden: False)  # Triton's kernels need a driver
+
+
+def make_store() -> TokenStore:
+    random = np.random.default_rng(0)
+    sides = []
+    for _ in range(2):
+        offsets = np.concatenate(([0], np.cumsum(random.integers(1, 20, 200))))
+        sides.append(Side(random.integers(4, N_VOCAB, int(offsets[-1])).astype(np.uint16), offsets))
+    return TokenStore(sides[0], sides[1])
+
+
+def make_model() -> Transformer:
+    torch.manual_seed(1)
+    return Transformer(CONFIG.model, N_VOCAB)
+
+
+def updates(store: TokenStore, world: World) -> list[Update]:
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG.training, shape)
+    return [Update(dealt(store, plan.micros(n), world, shape), *plan.n_tokens(n), Cursor()) for n in range(len(plan))]
+
+
+class Made(Replica):
+    """Its micro-batches give made gradients, which are those of all ranks and micro-batches alike."""
+
+    def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
+        with torch.no_grad():
+            loss, nll = self.objective(batch)
+            for p in self.objective.parameters():
+                made = torch.full_like(p, 1e-3 * (seed % 7 + 1))
+                if p.grad is None:
+                    p.grad = made
+                else:
+                    p.grad.add_(made)
+        return torch.stack((loss, nll))
+
+
+def trained(device: PretendDevice | None, n: int) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    """Weights and outcomes after `n` updates."""
+    store = make_store()
+    model = make_model()
+    world = ALONE if device else World(0, 1, torch.device("cpu"))
+    if device:
+        device.to_device(model)
+    replica = Made(Objective(model, 0.1), world, is_bf16=False)
+    optimizer = make_optimizer(model, CONFIG.optimizer)
+    outcomes, seen = Outcomes(world.device), []
+    given = updates(store, world)
+    if device:
+        device.forget()
+    for step in range(1, n + 1):
+        outcomes.send(run_update(replica, optimizer, given[step - 1], step, CONFIG, world))
+        for outcome in outcomes.arrived(False):
+            seen.append((outcome.sent.step, outcome.loss, outcome.nll, outcome.norm, outcome.is_applied))
+    seen += [(o.sent.step, o.loss, o.nll, o.norm, o.is_applied) for o in outcomes.arrived(True)]
+    weights = [p.on_host if isinstance(p, DeviceTensor) else p.detach() for p in model.parameters()]
+    return weights, seen
+
+
+def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
+    weights, seen = trained(None, 4)
+    with pretend_device() as device:
+        there, seen_there = trained(device, 4)
+        assert device.waits == {}, device.waits
+    assert [one[0] for one in seen_there] == [1, 2, 3, 4]
+    for a, b in zip(seen_there, seen, strict=True):
+        assert a[1:4] == pytest.approx(b[1:4], rel=1e-5) and a[4]
+    for there_one, one in zip(there, weights, strict=True):
+        assert (there_one - one).norm() <= 1e-5 * one.norm()
+
+
+def test_the_newest_outcome_is_left_alone() -> None:
+    with pretend_device(event_lag=1) as device:  # the event of an update completes with the next update's
+        _, seen = trained(device, 4)
+        assert len(seen) == 4
+        assert [place for what, place in device.waits] == ["train/update.py:" + str(line_of("event.synchronize()"))]
+        assert device.n_waits == 1  # only that of the last one, which was asked for
+
+
+def line_of(text: str) -> int:
+    import nmt.train.update
+
+    lines = open(nmt.train.update.__file__, encoding="utf-8").read().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward recorded once and replayed over batches of other lengths, with nothing that waits."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # only the recording is looked at here
+    store, cpu = make_store(), World(0, 1, torch.device("cpu"))
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    alone, model = make_model(), make_model()
+    plain = Replica(Objective(alone, 0.1), cpu, False)
+    plain.flat = FlatGradients(list(alone.parameters()))
+    given = [micro.batch for update in updates(store, cpu)[:4] for micro in update.micros]
+    with pretend_device() as device:
+        device.to_device(model)
+        replica = Replica(Objective(model, 0.1), ALONE, False, shape)
+        batches = [batch.to(GPU) for batch in given]
+        for number, (batch, there) in enumerate(zip(given, batches, strict=True)):
+            device.forget()
+            expected, found = plain.run(batch, 0.01, number), replica.run(there, 0.01, number).clone()
+            if number > 0:  # the first one is recorded, and the gradients are as if it had not been
+                assert (device.replays, device.n_waits) == (1, 0)
+                assert device.n_launches < 20
+            assert isinstance(found, DeviceTensor)
+            assert torch.allclose(found.on_host, expected, rtol=1e-5)
+        assert replica.flat is not None and isinstance(replica.flat.buffer, DeviceTensor)
+        gap = (replica.flat.buffer.on_host - plain.flat.buffer).norm()
+        assert gap <= 1e-5 * plain.flat.buffer.norm()
+        assert float(plain.gradient_norm()) > 0
+        replica.clear_gradients()
+        assert not replica.flat.buffer.on_host.any()
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None), "not compiled"),
+    (RuntimeError("operation not permitted when stream is capturing\nmore"), "no CUDA graph"),
+    (torch.OutOfMemoryError("CUDA out of memory"), None), (RuntimeError("Triton Error [CUDA]: out of memory"), None)])
+def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(error: Exception, told: str | None,
+                                                               monkeypatch: pytest.MonkeyPatch,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+    def fail(work: Any, device: torch.device) -> None:
+        raise error
+
+    monkeypatch.setattr("nmt.train.parallel.capture", fail)
+    store, world = make_store(), World(0, 1, torch.device("cpu"))
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    batch = updates(store, world)[0].micros[0].batch
+    plain, fixed = (Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape))
+    if told is None:  # it is for the caller to try a smaller one
+        with pytest.raises(type(error)):
+            fixed.run(batch, 1.0, 3)
+        return
+    for _ in range(2):
+        assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
+
+
+@pytest.mark.parametrize(("error", "is_memory"), [
+    (torch.OutOfMemoryError("x"), True), (MemoryError(), True), (RuntimeError("CUDA error: out of memory"), True),
+    (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublas"), True), (RuntimeError("shapes differ"), False),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True)])
+def test_want_of_memory_is_told_from_other_errors(error: Exception, is_memory: bool) -> None:
+    assert is_out_of_memory(error) == is_memory
+    wrapped = RuntimeError("capture_end failed")
+    wrapped.__context__ = error
+    assert is_out_of_memory(wrapped) == is_memory
+
+
+@pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
+def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
+    ids, table = torch.tensor(numbers), torch.randn(10, 3)
+    factor = torch.randn(len(numbers), 3)
+    ours, theirs = (table.clone().requires_grad_() for _ in range(2))
+    (_LookUp.apply(ours, ids) * factor).sum().backward()
+    (look_up(theirs, ids) * factor).sum().backward()
+    assert ours.grad is not None and theirs.grad is not None
+    assert torch.equal(ours.grad, theirs.grad) and not ours.grad[1].any()
+    torch.library.opcheck(torch.ops.nmt.embedding_gradient.default, (factor, ids, 10))
+
+
+def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
+    parameters = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((3, 5), (7,), (64,), (2, 65))]
+    flat = FlatGradients(parameters)
+    addresses = [p.grad.data_ptr() for p in parameters if p.grad is not None]
+    for _ in range(2):
+        sum((p * p).sum() for p in parameters).backward()  # type: ignore[union-attr]
+    assert [p.grad.data_ptr() for p in parameters if p.grad is not None] == addresses
+    assert all(address % 256 == addresses[0] % 256 for address in addresses)
+    for p in parameters:
+        assert p.grad is not None and torch.equal(p.grad, 4 * p.detach())
+    expected = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm()
+    assert flat.buffer.norm() == pytest.approx(float(expected), rel=1e-6)  # what lies between them is zero
+    flat.buffer.zero_()
+    assert not any(p.grad.any() for p in parameters if p.grad is not None)
+
+
+def test_a_batch_of_another_shape_runs_as_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, world = make_store(), World(0, 1, torch.device("cpu"))
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    usual = updates(store, world)[0].micros[0].batch
+    odd = replace(usual, src=replace(usual.src, longest=shape.longest + 1))
+    model, recorded = make_model(), []
+
+    def record(replica: Replica, batch: Batch) -> None:
+        recorded.append(batch)
+        replica.inputs, replica.scale = batch, torch.zeros(())
+        replica.replay = lambda: torch.zeros(2)
+
+    monkeypatch.setattr(Replica, "record", record)
+    plain, fixed = (Replica(Objective(model, 0.1), world, False, given) for given in (None, shape))
+    assert torch.equal(fixed.run(odd, 1.0, 3), plain.run(odd, 1.0, 3)) and not recorded
+    fixed.run(usual, 1.0, 3)
+    fixed.run(usual, 1.0, 3)
+    assert recorded == [usual]  # once for all

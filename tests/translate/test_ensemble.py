@@ -1,0 +1,104 @@
+"""Ensembles against the mean of probabilities, computed directly and in fp64 from each model's full forward pass."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
+
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import pack
+from nmt.model.cpu_linear import packed
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.translate.ensemble import Ensemble
+from nmt.translate.search import search
+
+V = 14
+SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
+SHAPES = [SHAPE, replace(SHAPE, d_model=12, n_heads=3, d_k=5, d_v=2, n_layers=2, norm="pre", tied=False),
+          replace(SHAPE, positions="learned", max_positions=20), replace(SHAPE, window=1)]
+
+
+def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
+    torch.manual_seed(seed)
+    made = Transformer(shape, V).eval().requires_grad_(False)
+    for p in made.parameters():
+        p.add_(torch.randn_like(p), alpha=0.3)
+    return made
+
+
+def sources(n: int) -> list[Ids]:
+    rng = random.Random(n)
+    return [(*(rng.randrange(4, V) for _ in range(rng.randint(1, 8))), EOS) for _ in range(n)]
+
+
+class Mean:
+    """Of probabilities, each model by itself."""
+
+    def __init__(self, models: list[Transformer], config: ModelConfig = SHAPE) -> None:
+        self.each, self.config = [Full(one) for one in models], config
+
+    def after(self, src: Ids, prefix: Ids) -> list[float]:
+        rows = np.array([one.after(src, prefix) for one in self.each], np.float64)
+        return [float(x) for x in np.log(np.exp(rows).mean(0))]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("preset", ["vaswani2017", "fairseq", "marian"])
+def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
+    values = {**DecodingConfig.PRESETS[preset], "beam": beam, "max_ratio": 0.5, "max_extra": 4}
+    for seed, shapes in enumerate((SHAPES, SHAPES[:2], SHAPES[2:], [SHAPE] * 3)):
+        models = [model(seed * 10 + n, shape) for n, shape in enumerate(shapes)]
+        oracle, config, given = Mean(models), DecodingConfig(**values), sources(4)
+        for src, some in zip(given, search(Ensemble(models), pack(given), config, beam), strict=True):
+            assert_same(some, recursion(oracle, src, config, beam), f"{preset} {seed}")
+
+
+def test_the_projection_gives_log_probabilities_of_the_mean() -> None:
+    models = [model(n, shape) for n, shape in enumerate(SHAPES)]
+    voice, src = Ensemble(models), pack([(4, 5, EOS)])
+    cache = voice.start(src, 1)
+    rows = voice.projection(voice.step(torch.tensor([2]), cache)).double()
+    expected = Mean(models).after((4, 5, EOS), ())
+    assert rows[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert float(rows.exp().sum()) == pytest.approx(1, abs=1e-6)
+    assert log_softmax(rows[0].tolist()) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> None:
+    ours, given = model(3, shape), sources(12)
+    config = DecodingConfig(max_extra=5, sample=sample)
+    alone, twice = search(ours, pack(given), config, 2), search(Ensemble([ours, ours]), pack(given), config, 2)
+    for some, others in zip(alone, twice, strict=True):
+        assert_same(others, [(one.score, tuple(one.ids)) for one in some])
+
+
+def test_the_order_of_models_does_not_matter() -> None:
+    models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
+    ways = [search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2) for some in (models, models[::-1])]
+    for some, others in zip(*ways, strict=True):
+        assert_same(others, [(one.score, tuple(one.ids)) for one in some])
+
+
+@pytest.mark.parametrize("limits", [(7, 20), (20, 7)])
+def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> None:
+    models = [model(0), *(model(n, replace(SHAPES[2], max_positions=n)) for n in limits)]
+    config = DecodingConfig(max_extra=50, min_length=50, beam=2)
+    for order in (models, models[::-1]):
+        found = search(Ensemble(order), pack([(4, 5, EOS)]), config)
+        assert len(found[0][0].ids) == 6
+        with pytest.raises(UserError, match="max_positions 7"):
+            search(Ensemble(order), pack([(4,) * 7 + (EOS,)]), config)
+
+
+def test_made_ready_for_decoding_they_say_the_same() -> None:
+    models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
+    ready = [packed(one, False) for one in models]
+    ways = [search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2) for some in (models, ready)]
+    for some, others in zip(*ways, strict=True):
+        assert_same(others, [(one.score, tuple(one.ids)) for one in some])

@@ -1,0 +1,385 @@
+"""Decoding on a GPU, without one: the recorded search is the search, and a pretend device tells what a step costs.
+
+First its steps run on the CPU as they are, for all rules and kinds of models. Then they are recorded and replayed on
+the pretend device, where news of what is done comes late, mixing host and device raises, and each wait and each
+operation is counted. Last, what is said of memory is held against what is really taken.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from plain_search import Ids
+from pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from soaking import IS_SOAK
+from torch import Tensor
+
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import Packed, pack
+from nmt.model.cache import size_class, source_width, static_bytes
+from nmt.model.transformer import Transformer
+from nmt.translate import graph_search
+from nmt.translate.batching import GpuSearch, searching
+from nmt.translate.ensemble import Ensemble
+from nmt.translate.graph_search import GraphSearch
+from nmt.translate.search import EOS, Hypothesis, Speaker, search
+
+V = 40
+CPU = torch.device("cpu")
+NEAR = 1e-5
+SHAPE = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
+SHAPES = {"post": SHAPE, "pre": replace(SHAPE, norm="pre", tied=False),
+          "learned": replace(SHAPE, positions="learned", max_positions=21), "window": replace(SHAPE, window=3),
+          "small-heads": replace(SHAPE, d_k=3, d_v=5)}
+RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
+PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
+
+
+def model(shape: ModelConfig, seed: int = 1) -> Transformer:
+    torch.manual_seed(seed)
+    made = Transformer(shape, V).eval().requires_grad_(False)
+    for p in made.parameters():
+        p.add_(torch.randn_like(p), alpha=0.2)
+    made.projection.weight[EOS] += 0.5 * made.projection.weight.std()
+    return made
+
+
+def sources(n: int, seed: int, longest: int = 20) -> list[Ids]:
+    rng = random.Random(seed)
+    return [(*(rng.randrange(4, V) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)]
+
+
+def prefixes_of(given: Sequence[Ids], seed: int = 0) -> list[Ids]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(4, V) for _ in range(rng.choice((0, 0, 0, 1, 4, 9)))) for _ in given]
+
+
+def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    """Other products round otherwise, so two hypotheses whose scores are that near may change places."""
+    for some, others in zip(found, expected, strict=True):
+        assert [a.score for a in some] == pytest.approx([b.score for b in others], abs=NEAR)
+        for a, b in zip(some, others, strict=True):
+            assert a.ids == b.ids or any(a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others), (a, b)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that change often."""
+    monkeypatch.setattr(graph_search, "ROOM", 2)
+    monkeypatch.setattr(graph_search, "FEWEST", 0)
+    monkeypatch.setattr(graph_search, "UNRECORDED", 1)
+
+
+# ---- the same search ----------------------------------------------------------------------------------------------
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize(("finishing", "stopping"), RULES)
+@pytest.mark.parametrize("name", SHAPES if IS_SOAK else ["post"])
+def test_it_is_the_search_by_all_rules(name: str, finishing: Any, stopping: Any) -> None:
+    ours, given = model(SHAPES[name]), sources(23, 2)
+    for penalty, beam, n_best, at_least in (("gnmt", 4, 2, 0), ("length", 3, 1, 4), ("none", 1, 1, 0)):
+        config = replace(PLAIN, finishing=finishing, stopping=stopping, beam=beam, min_length=at_least,
+                         penalty=penalty)  # type: ignore[arg-type]
+        recorded = GraphSearch(ours, config, CPU)
+        for forced in (None, prefixes_of(given)):
+            assert_same(recorded.search(pack(given), n_best, forced), search(ours, pack(given), config, n_best, forced))
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_draws_the_same(shape: ModelConfig) -> None:
+    ours, given = model(shape), sources(23, 3)
+    for settings in ({}, {"top_k": 5, "temperature": 1.5}, {"top_p": 0.8, "min_length": 4}):
+        config = replace(PLAIN, sample=True, seed=4, **settings)  # type: ignore[arg-type]
+        recorded = GraphSearch(ours, config, CPU)
+        for n, forced in ((3, None), (3, prefixes_of(given)), (1, None)):
+            assert_same(recorded.search(pack(given), n, forced), search(ours, pack(given), config, n, forced))
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_so_do_ensembles() -> None:
+    some, given = Ensemble([model(shape, seed) for seed, shape in enumerate(SHAPES.values())]), sources(23, 4)
+    for config in (PLAIN, replace(PLAIN, sample=True), replace(PLAIN, stopping="full", finishing="shrink")):
+        recorded = GraphSearch(some, config, CPU)
+        for forced in (None, prefixes_of(given)):
+            assert_same(recorded.search(pack(given), 2, forced), search(some, pack(given), config, 2, forced))
+
+
+def test_batches_of_all_sizes_one_after_another() -> None:
+    """In buffers that hold what earlier and larger batches left there."""
+    ours = model(SHAPE)
+    recorded = GraphSearch(ours, PLAIN, CPU)
+    for n, longest in ((20, 30), (3, 5), (9, 70), (1, 1), (48, 6), (20, 30)):
+        given = sources(n, n, longest)
+        assert_same(recorded.search(pack(given), 2), search(ours, pack(given), PLAIN, 2))
+
+
+def test_the_table_of_positions_grows_between_batches() -> None:
+    shape = replace(SHAPE, max_positions=8)
+    recorded = GraphSearch(model(shape), PLAIN, CPU)
+    for longest in (3, 90, 3, 200):
+        given = sources(5, 1, longest)
+        assert_same(recorded.search(pack(given), 2), search(model(SHAPE), pack(given), PLAIN, 2))
+
+
+def test_the_classes_of_sizes() -> None:
+    assert [size_class(n) for n in range(1, 18)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24]
+    assert [source_width(n) for n in (0, 1, 16, 17, 49, 65)] == [16, 16, 16, 32, 64, 96]
+    assert [graph_search.whole_class(n) for n in (0, 1, 5, 6, 100)] == [0, 1, 4, 6, 96]
+
+
+# ---- on the pretend device ----------------------------------------------------------------------------------------
+
+WAYS = {"greedy": replace(PLAIN, beam=1), "beam": PLAIN,
+        "full": replace(PLAIN, finishing="top", stopping="full", min_length=3),
+        "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
+        "shrink": replace(PLAIN, finishing="shrink", stopping="never", penalty="none"),
+        "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4)}
+
+
+def searched(speaker: Callable[[PretendDevice], Speaker], given: Sequence[Ids], config: DecodingConfig,
+             lag: int, n_best: int, forced: Sequence[Ids] | None) -> list[list[Hypothesis]]:
+    """Twice, so that the second search finds recordings and what the first left."""
+    with pretend_device(event_lag=lag) as device:
+        recorded = GraphSearch(speaker(device), config, GPU)
+        first = recorded.search(pack(given).to(GPU), n_best, forced)
+        again = recorded.search(pack(given).to(GPU), n_best, forced)
+        assert first == again and device.replays > 0
+    return again
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("lag", [0, 3, 100] if IS_SOAK else [3])
+@pytest.mark.parametrize("way", WAYS)
+def test_recorded_steps_find_the_same_however_late_the_news(way: str, lag: int) -> None:
+    config, given, n_best = WAYS[way], sources(9, 5, 9), 1 if way == "greedy" else 2
+    for forced in (None, prefixes_of(given)):
+        expected = search(model(SHAPE), pack(given), config, n_best, forced)
+        found = searched(lambda device: device.to_device(model(SHAPE)), given, config, lag, n_best, forced)
+        assert_same(found, expected)
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("name", [*SHAPES, "ensemble"])
+def test_so_do_models_of_all_kinds(name: str) -> None:
+    given = sources(9, 6, 9)
+    shapes = list(SHAPES.values()) if name == "ensemble" else [SHAPES[name]]
+
+    def made(device: PretendDevice | None = None) -> Speaker:
+        models = [model(shape, seed) for seed, shape in enumerate(shapes)]
+        if device is not None:
+            models = [device.to_device(one) for one in models]
+        return Ensemble(models) if name == "ensemble" else models[0]
+
+    assert_same(searched(made, given, PLAIN, 2, 2, None), search(made(), pack(given), PLAIN, 2))
+
+
+def test_what_is_recorded_is_forgotten_when_addresses_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_search, "UNRECORDED", 0)
+    ours = model(SHAPE)
+    with pretend_device() as device:
+        recorded = GraphSearch(device.to_device(model(SHAPE)), PLAIN, GPU)
+        moves = []
+        for n, longest in ((8, 8), (8, 8), (3, 5), (40, 40), (8, 8), (2, 9), (40, 40)):
+            given = sources(n, n, longest)
+            assert_same(recorded.search(pack(given).to(GPU), 2), search(ours, pack(given), PLAIN, 2))
+            moves.append(recorded.n_moves)
+    assert moves[0] == moves[1] == moves[2] < moves[3] == moves[-1]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam 4 and six layers: one launch, and a copy that nobody waits for. A step that is not recorded launches much
+    more, but does not wait either."""
+    monkeypatch.setattr(graph_search, "UNRECORDED", 0 if is_recorded else 1000)
+    shape = replace(SHAPE, n_layers=6)
+    config = DecodingConfig(max_extra=20, min_length=12)
+    given = sources(24, 7)
+    with pretend_device() as device:
+        recorded = GraphSearch(device.to_device(model(shape)), config, GPU)
+        recorded.search(pack(given).to(GPU))
+        costs, replay = [], recorded._ready_step
+
+        def noted() -> Callable[[], None]:
+            n_done = int(recorded.is_done.on_host.sum())  # type: ignore[attr-defined]
+            costs.append((device.n_operations, device.n_waits, n_done, recorded.n, recorded.room))
+            return replay()
+
+        recorded._ready_step = noted  # type: ignore[method-assign]
+        device.forget()
+        recorded.search(pack(given).to(GPU))
+        n_steps, n_waits = len(costs), device.n_waits
+    pairs = list(itertools.pairwise(costs))
+    assert max(after[1] - before[1] for before, after in pairs) <= 1
+    undisturbed = [(before, after) for before, after in pairs if before[2] == after[2] == 0 and before[3] == after[3]]
+    assert len(undisturbed) >= 11 and n_steps > 20
+    assert all(before[1] == after[1] for before, after in undisturbed)  # while all sentences live nothing waits
+    steady = [after[0] - before[0] for before, after in undisturbed if before[4] == after[4]]
+    print(f"operations a step: {steady}; waits of a search: {n_waits}")
+    assert len(steady) >= 10 and max(steady) <= (10 if is_recorded else 700)
+    assert n_waits <= 4  # of a whole search: to begin, when half are done, at the end
+
+
+def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_search, "UNRECORDED", 0)
+    given = sources(6, 8)
+    with pretend_device(event_lag=100) as device:
+        recorded = GraphSearch(device.to_device(model(SHAPE)), replace(PLAIN, min_length=10), GPU)
+        recorded.search(pack(given).to(GPU))
+        at = device.waits.copy()
+    events = sum(n for (what, _), n in at.items() if what == "an event")
+    assert 0 < events < device.replays
+
+
+def test_nobody_else_need_know() -> None:
+    """The entrance that all translation takes; memory decides the size of batches."""
+    ours, given = model(SHAPE), sources(30, 9)
+    expected = dict(zip(range(30), search(ours, pack(given), PLAIN, 2), strict=True))
+    with pretend_device() as device:
+        there = device.to_device(model(SHAPE))
+        found: dict[int, list[Hypothesis]] = {}
+        for batch, some in searching(there, given, PLAIN, GPU, 2):
+            found.update(zip(batch, some, strict=True))
+    assert_same([found[i] for i in range(30)], [expected[i] for i in range(30)])
+
+
+# ---- the pretend device itself ------------------------------------------------------------------------------------
+
+def test_it_notices() -> None:
+    with pretend_device() as device:
+        x = torch.arange(4.0, device=GPU)
+        assert isinstance(x, DeviceTensor) and x.device == GPU and x.is_cuda
+        with pytest.raises(RuntimeError, match="mixes a host tensor"):
+            x + torch.ones(4)
+        assert device.n_waits == 0
+        for wait in (lambda: float(x.sum()), lambda: x.nonzero(), lambda: x[x > 1], lambda: x.cpu(), lambda: x.tolist(),
+                     lambda: bool((x > 1).any()), lambda: torch.ones(2).to(GPU), lambda: x.max().item()):
+            before = device.n_waits
+            wait()
+            assert device.n_waits > before
+        before = device.n_waits
+        torch.ones(2).pin_memory().to(GPU, non_blocking=True)
+        torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
+        torch.where(x > 1, x, 0.0).topk(2)
+        assert device.n_waits == before and device.n_operations > 10
+    with pytest.raises(AssertionError, match="outside"):
+        x + 1
+
+
+def test_its_graphs_repeat_what_was_recorded_and_nothing_else() -> None:
+    with pretend_device() as device:
+        x, total, n = torch.ones(3, device=GPU), torch.zeros((), device=GPU), 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            n += 1
+            total.add_((x * n).sum())
+        assert float(total.on_host) == 0.0  # type: ignore[attr-defined]  # to record is not to do
+        for _ in range(3):
+            graph.replay()
+            x.add_(1)
+        assert float(total.on_host) == 3 + 6 + 9  # type: ignore[attr-defined]
+        assert (n, device.replays) == (1, 3)
+        with pytest.raises(RuntimeError, match="waits while a graph is being recorded"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                float(total)
+
+
+def test_gradients_flow_there() -> None:
+    here, there = model(SHAPE).requires_grad_(True), model(SHAPE).requires_grad_(True)
+    given = sources(5, 1)
+    here(pack(given), pack(given)).square().sum().backward()
+    with pretend_device() as device:
+        device.to_device(there)
+        there(pack(given).to(GPU), pack(given).to(GPU)).square().sum().backward()
+        for mine, expected in zip(there.parameters(), here.parameters(), strict=True):
+            assert (mine.grad is None) == (expected.grad is None)
+            if mine.grad is not None:
+                values: Tensor = mine.grad.on_host  # type: ignore[attr-defined]
+                torch.testing.assert_close(values, expected.grad, atol=1e-3, rtol=1e-3)
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: int) -> None:
+    ours, n, longest, room = model(shape), 6, 33, 64
+    with torch.inference_mode():
+        cache = ours.static_cache(beam)
+        ours.restart(cache, pack([(*[4] * 32, EOS)] * n if shape.positions != "learned" else [(*[4] * 20, EOS)] * n),
+                     n, room, room)
+    if shape.positions == "learned":
+        longest = 21
+    taken = sum(x.nbytes for x in cache.tensors.values())
+    assert taken == n * static_bytes(shape, beam, longest, room, 4)
+    buffers = sum(x.nbytes for name, x in cache.buffers.memory.items() if name != "length")
+    assert buffers == taken
+    assert ours.sentence_bytes(beam, longest, room) * n > taken
+
+
+def largest_sum(work: Callable[[], object]) -> int:
+    """The most bytes that tensors take at a time, of those made meanwhile."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    changes = [(event.start_ns(), event.nbytes()) for event in profile.profiler.kineto_results.events()
+               if event.name() == "[memory]"]
+    total = most = 0
+    for _, change in sorted(changes):
+        total += change
+        most = max(most, total)
+    return most
+
+
+@pytest.mark.parametrize("way", ["greedy", "beam", "likely", "sample"])
+def test_a_search_takes_no_more_than_it_is_said_to(way: str) -> None:
+    """And not much less, or a GPU would stay half empty."""
+    torch.manual_seed(0)
+    config, n = replace(WAYS[way], max_ratio=1.0, max_extra=50, min_length=40), 48
+    ours = Transformer(replace(SHAPE, d_model=64, d_ff=128, n_layers=3), 2_000).eval().requires_grad_(False)
+    given = [(*[5] * 25, EOS)] * n
+    n_best = 1 if way == "greedy" else 2
+    recorded = GraphSearch(ours, config, CPU)
+    said = n * recorded.sentence_bytes(26, 0, n_best)
+    taken = largest_sum(lambda: recorded.search(pack(given), n_best))
+    print(f"{way}: {taken / said:.2f} of {said / n / 1e6:.2f} MB a sentence")
+    assert said / 2.5 < taken < said
+
+
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, given, whole = model(SHAPE), sources(30, 9), GraphSearch.search
+
+    def cramped(self: GraphSearch, src: Packed, *args: Any) -> list[list[Hypothesis]]:
+        if src.n_sentences > most:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, src, *args)
+
+    monkeypatch.setattr(GraphSearch, "search", cramped)
+    forced, most = prefixes_of(given), 5
+    found: dict[int, list[Hypothesis]] = {}
+    gpu = GpuSearch(ours, PLAIN, CPU, 10**9)
+    for batch, some in gpu.searching(given, 2, forced):
+        found.update(zip(batch, some, strict=True))
+    assert_same([found[i] for i in range(30)], search(ours, pack(given), PLAIN, 2, forced))
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        list(gpu.searching(given, 2))
+
+
+def test_batches_fill_the_memory_and_no_more() -> None:
+    ours, given = model(SHAPE), sources(300, 3, 60)
+    for n_bytes in (0, 1_000_000, 30_000_000):
+        gpu = GpuSearch(ours, PLAIN, CPU, n_bytes)
+        batches = list(gpu.cut(given))
+        assert sorted(itertools.chain(*batches)) == list(range(300))
+        for batch in batches[:-1]:
+            longest = len(given[batch[0]])
+            each = gpu.graph_search.sentence_bytes(longest, 0, 1)
+            assert max(len(given[i]) for i in batch) == longest and size_class(len(batch)) == len(batch)
+            assert len(batch) == 1 or len(batch) * each <= n_bytes < 2 * len(batch) * each + each
+        assert (len(batches) == 300) == (n_bytes == 0)
+    by_tokens = GpuSearch(ours, replace(PLAIN, batch_tokens=100), CPU, 1)
+    assert 10 < len(list(by_tokens.cut(given))) < 300

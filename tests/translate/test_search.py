@@ -1,0 +1,373 @@
+"""Search against brute force where a beam can hold everything, and against the plain recursion where it cannot.
+
+Both searches are held: that of the CPU, and that of a GPU, whose steps run here without being recorded.
+On random tables that stand for models, and on real ones; then the rules one by one, and the engines whose rules they
+are: Hugging Face and CTranslate2, asked themselves.
+"""
+
+import importlib.util
+import itertools
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_search import (
+    BOS,
+    EOS,
+    PAD,
+    Full,
+    Ids,
+    Toy,
+    allowed,
+    assert_same,
+    everything,
+    limit,
+    recursion,
+)
+from soaking import IS_SOAK
+from untrained import make_vocab
+
+from nmt.config import DecodingConfig, ModelConfig, RunConfig
+from nmt.data.batch import Packed, pack
+from nmt.data.vocab import Vocab
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.translate.graph_search import GraphSearch
+from nmt.translate.search import Hypothesis, Speaker, _best, search
+
+PRESETS = {name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
+           for name, values in DecodingConfig.PRESETS.items()}
+SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
+RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
+
+
+def recorded_search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
+                    prefixes: Sequence[Ids] | None = None) -> list[list[Hypothesis]]:
+    return GraphSearch(model, config, torch.device("cpu")).search(src, n_best, prefixes)
+
+
+# What a usual run of the tests asks of one search alone: both have the same rules, which all other tests hold.
+LONG = {"test_so_it_is_with_real_models", "test_so_it_is_with_real_ones", "test_it_is_the_search_of_hugging_face",
+        "test_it_is_the_search_of_ctranslate2"}
+
+
+@pytest.fixture(autouse=True, params=["step by step", "recorded"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded search begins with little room, and moves the living together however few they are."""
+    if request.param == "recorded":
+        if request.node.originalname in LONG and not IS_SOAK:
+            pytest.skip("the recorded search runs these in make soak")
+        monkeypatch.setattr("nmt.translate.graph_search.ROOM", 2)
+        monkeypatch.setattr("nmt.translate.graph_search.FEWEST", 0)
+        monkeypatch.setitem(globals(), "search", recorded_search)
+
+
+def sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
+    """Sentences of different content, eos at their ends."""
+    return [(*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)]
+
+
+def model(seed: int, size: int, shape: ModelConfig = SHAPE) -> Transformer:
+    torch.manual_seed(seed)
+    made = Transformer(shape, size).eval().requires_grad_(False)
+    for p in made.parameters():
+        p.add_(torch.randn_like(p), alpha=0.3)
+    return made
+
+
+def short(config: DecodingConfig, most: int) -> DecodingConfig:
+    """The limit of a preset, on sentences of up to `most` / 2 pieces never more than `most`."""
+    if config.preset == "vaswani2017":
+        return replace(config, max_extra=most - most // 2)
+    return replace(config, max_ratio=2.0) if config.preset == "marian" else replace(config, max_extra=most)
+
+
+# ---- brute force --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("chunk", range(5))
+def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) -> None:
+    """200 models in all; the rule that stops early, that which never does, and the preset's own."""
+    for seed in range(chunk * 10, chunk * 10 + 10):
+        rng = random.Random(f"{preset} {seed}")
+        is_wide = seed % 10 == 0  # three pieces can be written: 1,093 sequences; else two, 127
+        toy = Toy(seed, n=6 if is_wide else 5, ending=rng.choice((-2.0, 0.0, 2.0)))
+        config = replace(short(PRESETS[preset], 6), min_length=rng.choice((0, 0, 1, 3)),
+                         length_penalty=rng.choice((PRESETS[preset].length_penalty, 0.0, 1.5)),
+                         penalty=rng.choice((PRESETS[preset].penalty, "none")), beam=2100 if is_wide else 256)
+        given = sources(rng, 3, 3, len(toy.table[0]))
+        prefixes: list[Ids] = [(), (4, 1), (4,) * 3]
+        n_best = rng.choice((1, 3, 10))
+        for src, prefix in zip(given, prefixes, strict=True):
+            expected = everything(toy, src, config, prefix)[:n_best]
+            for stopping in ("exact", "never", config.stopping):
+                found, = search(toy, pack([src]), replace(config, stopping=stopping), n_best, [prefix])
+                assert_same(found, expected, f"{preset} {seed} {stopping}")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_so_it_is_with_real_models(preset: str, norm: Any) -> None:
+    for seed in range(2):
+        ours = model(seed, 5, replace(SHAPE, norm=norm))
+        oracle = Full(ours)
+        given = [(4, EOS), (4, 1, EOS), (1, EOS)]
+        config = replace(short(PRESETS[preset], 4), beam=64)
+        for stopping in ("exact", "never"):
+            found = search(ours, pack(given), replace(config, stopping=stopping), 3)
+            for src, some in zip(given, found, strict=True):
+                assert_same(some, everything(oracle, src, config)[:3], f"{preset} {seed}")
+
+
+# ---- step by step -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("finishing", "stopping"), RULES)
+@pytest.mark.parametrize("beam", range(1, 6))
+def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
+    for preset, n_best in itertools.product(PRESETS, (1, 3)):
+        if n_best > beam:
+            continue
+        rng = random.Random(f"{finishing} {stopping} {beam} {preset} {n_best}")
+        toy = Toy(rng.randrange(1 << 30), n=9, ending=rng.choice((-1.0, 0.5, 2.0)))
+        config = replace(short(PRESETS[preset], 14), beam=beam, finishing=finishing, stopping=stopping,
+                         min_length=rng.choice((0, 0, 3)))
+        given = sources(rng, 7, 7, 9)
+        prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 20)) for _ in given]
+        found = search(toy, pack(given), config, n_best, prefixes)
+        for src, prefix, some in zip(given, prefixes, found, strict=True):
+            assert_same(some, recursion(toy, src, config, n_best, prefix), f"{preset} {n_best} {src} {prefix}")
+
+
+@pytest.mark.parametrize(("finishing", "stopping"), RULES)
+def test_so_it_is_with_real_ones(finishing: Any, stopping: Any) -> None:
+    shapes = [SHAPE, replace(SHAPE, norm="pre", window=2), replace(SHAPE, positions="learned", max_positions=9),
+              replace(SHAPE, d_k=3, d_v=5, n_layers=2)]
+    for seed, (shape, beam) in enumerate(zip(shapes, (1, 2, 4, 5), strict=True)):
+        rng = random.Random(seed)
+        ours, given = model(seed, 12, shape), sources(rng, 4, 6, 12)
+        config = DecodingConfig(beam=beam, max_ratio=0.5, max_extra=4, finishing=finishing, stopping=stopping)
+        oracle = Full(ours)
+        n_best = min(beam, 2)
+        for src, some in zip(given, search(ours, pack(given), config, n_best), strict=True):
+            assert_same(some, recursion(oracle, src, config, n_best), f"{shape} {src}")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_as_they_are(preset: str) -> None:
+    for seed in range(10):
+        rng = random.Random(seed)
+        toy, given = Toy(seed, n=9, ending=rng.choice((0.0, 1.0, 3.0))), sources(rng, 5, 9, 9)
+        for src, some in zip(given, search(toy, pack(given), PRESETS[preset], 3), strict=True):
+            assert_same(some, recursion(toy, src, PRESETS[preset], 3), f"{preset} {seed}")
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+def test_a_vocabulary_of_many_groups(beam: int) -> None:
+    """Where the best pieces are found by way of the best groups; the last group is not full."""
+    toy = Toy(3, n=64 * 40 + 17, ending=5.0, n_rows=211)
+    toy.table[:, -9:] += 2.0
+    given = sources(random.Random(4), 4, 5, 2_000)
+    config = DecodingConfig(beam=beam, max_extra=3)
+    found = search(toy, pack(given), config, beam)
+    for src, some in zip(given, found, strict=True):
+        assert_same(some, recursion(toy, src, config, beam))
+    assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40  # also of the last
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 255, 256, 257, 511, 512, 640, 2_111])
+def test_the_best_of_groups_are_the_best(size: int) -> None:
+    torch.manual_seed(size)
+    for n in (1, 2, 8):
+        logits = torch.randn(50, size)
+        logits[torch.rand(50, size) < 0.5] = float("-inf")
+        logits[0] = float("-inf")
+        logits[1, :-1] = float("-inf")
+        values, index = _best(logits.clone(), n)
+        assert torch.equal(values, logits.topk(min(n, size), 1).values)
+        assert torch.equal(logits.gather(1, index), values)
+
+
+def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, given = Toy(5, n=7, ending=1.0), sources(random.Random(6), 100, 8, 7)
+    config = DecodingConfig(beam=4, max_extra=4)
+    monkeypatch.setattr("nmt.translate.search.BLOCK", 4 * 7 * 30)  # the logits of 30 sentences
+    assert len(set(given)) > 70
+    for src, some in zip(given, search(toy, pack(given), config, 2), strict=True):
+        assert_same(some, recursion(toy, src, config, 2))
+
+
+def test_stopping_early_changes_nothing_and_saves_steps() -> None:
+    saved = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        toy = Toy(seed, n=8, ending=rng.choice((-1.0, 1.0, 3.0)))
+        config = DecodingConfig(beam=rng.randint(1, 5), max_extra=rng.randint(0, 20), max_ratio=rng.choice((0.0, 1.5)),
+                                penalty=rng.choice(("gnmt", "length", "none")), length_penalty=rng.uniform(0.0, 1.5))
+        given, n_best = sources(rng, 3, 8, 8), rng.randint(1, config.beam)
+        steps, results = [], []
+        for stopping in ("exact", "never"):
+            toy.n_steps = 0
+            results.append(search(toy, pack(given), replace(config, stopping=stopping), n_best))
+            steps.append(toy.n_steps)
+        assert results[0] == results[1], seed
+        assert steps[0] <= steps[1]
+        saved += steps[0] < steps[1]
+    assert saved > 100
+
+
+# ---- limits and prefixes ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("ratio", "extra", "at_least"), [
+    (0.0, 0, 0), (0.0, 3, 5), (1.5, 0, 2), (0.5, 2, 4), (3.0, 1, 0)])
+@pytest.mark.parametrize("sample", [False, True])
+def test_lengths_keep_to_their_limits(ratio: float, extra: int, at_least: int, sample: bool) -> None:
+    config = DecodingConfig(beam=3, max_ratio=ratio, max_extra=extra, min_length=at_least, sample=sample)
+    given = [(*[4] * n, EOS) for n in range(9)]
+    reached = set()
+    for ending in (-9.0, 9.0):
+        for src, some in zip(given, search(Toy(1, n=8, ending=ending), pack(given), config, 3), strict=True):
+            most = int((len(src) - 1) * ratio) + extra
+            for one in some:
+                assert min(at_least, most) <= len(one.ids) <= most
+                assert not {PAD, BOS, EOS} & set(one.ids)
+                reached.add((ending, len(one.ids) in (min(at_least, most), most)))
+    assert (-9.0, True) in reached and (9.0, True) in reached
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_translations_begin_as_they_must(sample: bool) -> None:
+    config = DecodingConfig(beam=4, max_ratio=0.0, max_extra=4, min_length=2, sample=sample)
+    rng = random.Random(2)
+    toy, given = Toy(2, n=8), sources(rng, 9, 5, 8)
+    prefixes: list[Ids] = [tuple(rng.randrange(4, 8) for _ in range(n)) for n in range(9)]
+    for src, prefix, some in zip(given, prefixes, search(toy, pack(given), config, 4, prefixes), strict=True):
+        assert some and all(tuple(one.ids[:len(prefix)]) == prefix for one in some)
+        if len(prefix) >= 4:
+            assert all(tuple(one.ids) == prefix for one in some)
+        for one in some:  # what must be said weighs as what is chosen
+            total = sum(toy.after(src, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS]))
+            assert one.score == pytest.approx(total / ((6 + len(one.ids)) / 6) ** 0.6, abs=1e-5)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_learned_positions_end_a_translation(sample: bool) -> None:
+    ours = model(4, 8, replace(SHAPE, positions="learned", max_positions=7))
+    config, given = DecodingConfig(beam=2, max_extra=50, min_length=50, sample=sample), [(4, 5, EOS), (6, EOS)]
+    for prefixes in ([(), ()], [(5,) * 3, ()], [(), (5,) * 6]):
+        assert [len(some[0].ids) for some in search(ours, pack(given), config, 1, prefixes)] == [6, 6]
+    with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
+        search(ours, pack(given), config, 1, [(), (5,) * 7])
+
+
+def test_more_than_the_beam_cannot_be_asked_for() -> None:
+    with pytest.raises(UserError, match="beam of 2"):
+        search(Toy(0), pack([(4, EOS)]), DecodingConfig(beam=2), 3)
+
+
+def test_the_rules_of_the_reference_itself() -> None:
+    """By hand: two words, one step, and what is allowed when."""
+    config = DecodingConfig(max_ratio=0.0, max_extra=1, min_length=1, penalty="none")
+    assert allowed(0, 6, 1, config, ()) == [1, 4, 5] and allowed(1, 6, 1, config, ()) == [EOS]
+    assert allowed(0, 6, 2, config, (5,)) == [5] and allowed(1, 6, 2, config, (5,)) == [1, EOS, 4, 5]
+    assert limit((4, 4, EOS), replace(config, max_ratio=1.5), SHAPE, ()) == 4
+    toy = Toy(0)
+    first, last = toy.after((4, EOS), ()), [toy.after((4, EOS), (piece,))[EOS] for piece in (1, 4, 5)]
+    ranked = sorted(((first[piece] + end, (piece,)) for piece, end in zip((1, 4, 5), last, strict=True)), reverse=True)
+    assert everything(toy, (4, EOS), config) == ranked
+    greedy = max((1, 4, 5), key=first.__getitem__)
+    assert recursion(toy, (4, EOS), replace(config, beam=1))[0][1] == (greedy,)
+
+
+# ---- the engines whose rules they are -----------------------------------------------------------------------------
+
+LIMIT = 16
+N_MODELS = 20
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    return make_vocab(tmp_path_factory.mktemp("words"))
+
+
+def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]]:
+    """A model that ends by itself more often than not, and what to translate. Pad and bos are so unlikely that it does
+    not matter whether an engine rules them out before or after the softmax."""
+    rng = random.Random(seed)
+    shape = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, tied=False, max_positions=64)
+    ours = model(seed, vocab.size, shape)
+    norm = ours.decoder[-1].feed_forward_residual.norm  # whose outputs then add up to 4, whatever goes in
+    norm.weight.fill_(1.0)
+    norm.bias.fill_(4 / shape.d_model)
+    ours.projection.weight[[PAD, BOS]] = -10.0
+    ours.projection.weight[EOS] += rng.choice((0.6, 0.9, 1.2))
+    return ours, RunConfig(model=shape), sources(rng, 6, 8, vocab.size)
+
+
+def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], where: str) -> int:
+    """How many of theirs ended before the limit, at which we end and they break off; all of those are ours."""
+    ended = [(mine, ids, score) for (mine, *_), (ids, score) in zip(ours, theirs, strict=True) if len(ids) < LIMIT]
+    for mine, ids, score in ended:
+        assert tuple(mine.ids) == ids and mine.score == pytest.approx(score, abs=1e-4), where
+    return len(ended)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None,
+                    reason="transformers is not installed; pip install 'nmt[export]'")
+def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
+    from transformers import GenerationConfig, MarianMTModel
+    from transformers.utils import logging as their_logging
+
+    from nmt.export import huggingface
+    their_logging.set_verbosity(logging.ERROR)
+    their_logging.disable_progress_bar()
+    n = 0
+    ours, config, _ = exported(0, vocab)
+    huggingface.write(tmp_path, ours, vocab, config, "float32")
+    theirs = MarianMTModel.from_pretrained(tmp_path, use_safetensors=True).eval()
+    for seed in range(N_MODELS):
+        ours, config, given = exported(seed, vocab)
+        theirs.load_state_dict(dict(huggingface._named(ours, config)), strict=False)
+        ids, mask = huggingface._padded([list(src) for src in given])
+        for beam in range(1, 6):
+            is_full, alpha = (seed + beam) % 2 == 0, (0.0, 0.6, 1.0)[(seed + beam) % 3]
+            rules = GenerationConfig(
+                num_beams=beam, early_stopping=is_full and beam > 1, length_penalty=alpha, max_new_tokens=LIMIT + 1,
+                do_sample=False, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS,
+                suppress_tokens=[PAD, BOS])
+            with torch.inference_mode():
+                made = theirs.generate(input_ids=ids, attention_mask=mask, generation_config=rules,
+                                       return_dict_in_generate=True, output_scores=True)
+            rows = made.sequences[:, 1:].tolist()
+            wanted = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=LIMIT,
+                                    finishing="top", stopping="full" if is_full else "likely")
+            found = search(ours, pack(given), wanted)
+            scores = made.sequences_scores.tolist() if beam > 1 else [some[0].score for some in found]
+            ended = [tuple(row[:row.index(EOS)]) if EOS in row else (0,) * LIMIT for row in rows]
+            n += compared(found, list(zip(ended, scores, strict=True)), f"{seed} {beam}")
+    assert n > N_MODELS * 5 * 6 / 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None,
+                    reason="ctranslate2 is not installed; pip install 'nmt[export]'")
+def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
+    from nmt.export import ctranslate2
+    n = 0
+    for seed in range(N_MODELS):
+        ours, config, given = exported(seed, vocab)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        ctranslate2.write(folder, ours, vocab, config, "float32")
+        engine = ctranslate2.CTranslate2(folder, 1)
+        for beam in range(1, 6):
+            alpha = (0.0, 0.6, 1.0)[(seed + beam) % 3]
+            theirs = engine.search([src[:-1] for src in given], beam, alpha, LIMIT)
+            wanted = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=LIMIT,
+                                    finishing="top", stopping="full" if alpha else "exact")
+            n += compared(search(ours, pack(given), wanted), [(tuple(one.ids), one.score) for one in theirs],
+                          f"{seed} {beam}")
+    assert n > N_MODELS * 5 * 6 / 2
