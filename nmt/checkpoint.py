@@ -42,10 +42,22 @@ from nmt.system.strict_yaml import parse_yaml
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 CONFIG, VOCAB = "config.yaml", "vocab.model"
 PARTS = (MODEL, STATE, CONFIG, VOCAB)  # of every checkpoint; training adds the optimizer
-SMALL = {STATE: 1 << 20, CONFIG: MAX_CONFIG_BYTES, VOCAB: 8 << 20}  # how many bytes each may have: they are read whole
+SMALL = {
+    STATE: 1 << 20,
+    CONFIG: MAX_CONFIG_BYTES,
+    VOCAB: 8 << 20,
+}  # how many bytes each may have: they are read whole
 FLOATS = ("F32", "BF16", "F16")  # of safetensors; what is not for a mean is of the first
-AVERAGE = {"averaged": list[str], "step": int, "elapsed_s": list[float], "weights": list[float]}  # the state of one
-NEEDED = ("averaged", "step")  # of these; the others are training seconds and share of each, where there are such
+AVERAGE = {
+    "averaged": list[str],
+    "step": int,
+    "elapsed_s": list[float],
+    "weights": list[float],
+}  # the state of one
+NEEDED = (
+    "averaged",
+    "step",
+)  # of these; the others are training seconds and share of each, where there are such
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: hundreds of layers
 
 
@@ -87,25 +99,34 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        return sum(value.nbytes for tensors in (self.weights, self.moments) for value in tensors.values())
+        return sum(
+            value.nbytes for tensors in (self.weights, self.moments) for value in tensors.values()
+        )
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
     """The tensors as they are, not copied. All ranks take part, for each may hold but a share; then one tensor after
     the other is made whole and goes to the host of the main rank."""
+
     def taken(tensor: Tensor) -> Tensor:
         share = tensor.detach()
         full = whole(share)
         return full if full is share else full.cpu() if is_main else full.new_empty(0)
 
     weights = {name: taken(p) for name, p in model.named_parameters()}
-    moments = {f"{key}.{name}": taken(value) for name, p in model.named_parameters()
-               for key, value in optimizer.state[p].items()}
+    moments = {
+        f"{key}.{name}": taken(value)
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state[p].items()
+    }
     return Snapshot(weights, moments)
 
 
-def save(path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab_model: bytes) -> None:
+def save(
+    path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab_model: bytes
+) -> None:
     """Write the folder `path`: complete or absent."""
+
     def fill(folder: Path) -> None:
         save_file(_on_host(snapshot.moments), folder / OPTIMIZER)
         save_file(_on_host(snapshot.weights), folder / MODEL, metadata={"format": "pt"})
@@ -136,7 +157,9 @@ def load(path: Path) -> Checkpoint:
             raise UserError(f"{path}: this run has no checkpoint yet")
         return found
     if not path.is_dir():
-        raise UserError(f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-...")
+        raise UserError(
+            f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-..."
+        )
     return _open(path)
 
 
@@ -163,7 +186,9 @@ def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
     entries = read_manifest(path)
     for name, entry in entries.items():
         if name not in (*PARTS, OPTIMIZER):
-            raise UserError(f"{path / MANIFEST}: names {name}, which is no part of a checkpoint; use another copy")
+            raise UserError(
+                f"{path / MANIFEST}: names {name}, which is no part of a checkpoint; use another copy"
+            )
         if entry["size"] > SMALL.get(name, 2**63):
             raise UserError(f"{path / name}: {entry['size']} bytes are too many; use another copy")
     verify(path, PARTS, only=SMALL)
@@ -174,9 +199,17 @@ def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
     _compare(path / MODEL, shapes(), types)
     if "averaged" not in state:
         verify(path, (OPTIMIZER,), only=())
-        _compare(path / OPTIMIZER, ((f"{key}.{name}", [] if key == "step" else shape) for name, shape in shapes()
-                                    for key in ("step", "exp_avg", "exp_avg_sq")))
-    return Checkpoint(path, config, vocab.model, state, {name: entry["sha256"] for name, entry in entries.items()})
+        _compare(
+            path / OPTIMIZER,
+            (
+                (f"{key}.{name}", [] if key == "step" else shape)
+                for name, shape in shapes()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            ),
+        )
+    return Checkpoint(
+        path, config, vocab.model, state, {name: entry["sha256"] for name, entry in entries.items()}
+    )
 
 
 def _read_config(path: Path) -> RunConfig:
@@ -184,11 +217,15 @@ def _read_config(path: Path) -> RunConfig:
     try:
         source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
         if "extends" in source.values:
-            raise UserError(f"{source.places['extends']}: extends: the config of a checkpoint stands by itself; "
-                            "use another copy")
+            raise UserError(
+                f"{source.places['extends']}: extends: the config of a checkpoint stands by itself; "
+                "use another copy"
+            )
         return load_config(str(path))
     except UserError as error:
-        raise UserError(str(error)[:len(str(path)) + 300]) from None  # a stranger's values may be long
+        raise UserError(
+            str(error)[: len(str(path)) + 300]
+        ) from None  # a stranger's values may be long
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -203,15 +240,27 @@ def read_state(folder: Path) -> dict[str, Any]:
         if is_average and key in hints and key not in state and key not in NEEDED:
             continue
         if key not in hints or key not in state or not _fits(state[key], hints[key]):
-            what = "unknown" if key not in hints else "missing" if key not in state else "no value of its kind"
-            raise UserError(f"{path}: {ascii(key[:99])} is {what}; damaged, or of another version of nmt")
+            what = (
+                "unknown"
+                if key not in hints
+                else "missing"
+                if key not in state
+                else "no value of its kind"
+            )
+            raise UserError(
+                f"{path}: {ascii(key[:99])} is {what}; damaged, or of another version of nmt"
+            )
         if is_average and key != "step" and len(state[key]) != len(state["averaged"]):
-            raise UserError(f"{path}: {key} has {len(state[key])} values for {len(state['averaged'])} checkpoints; "
-                            "damaged, use another copy")
+            raise UserError(
+                f"{path}: {key} has {len(state[key])} values for {len(state['averaged'])} checkpoints; "
+                "damaged, use another copy"
+            )
     for place in {folder.name, folder.resolve().name}:
         match = re.fullmatch(r"step-([0-9]{7,})", place)
         if match and int(match[1]) != state["step"]:
-            raise UserError(f"{path}: is of step {state['step']}; files or folders were exchanged, use another copy")
+            raise UserError(
+                f"{path}: is of step {state['step']}; files or folders were exchanged, use another copy"
+            )
     return state
 
 
@@ -219,8 +268,11 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a value from JSON is what a field of `TrainState` may hold."""
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        return (isinstance(value, dict) and value.keys() == hints.keys()
-                and all(_fits(value[key], hints[key]) for key in hints))
+        return (
+            isinstance(value, dict)
+            and value.keys() == hints.keys()
+            and all(_fits(value[key], hints[key]) for key in hints)
+        )
     if get_origin(hint) is list:
         return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if options := get_args(hint):
@@ -252,17 +304,23 @@ def _tensors(path: Path, kind: str) -> Iterator[Any]:
         with open(path, "rb") as file:
             n_bytes = int.from_bytes(file.read(8), "little")
         if n_bytes > MAX_HEADER_BYTES:
-            raise UserError(f"{path}: no safetensors file, or its header is damaged ({n_bytes} bytes long); "
-                            "use another copy")
+            raise UserError(
+                f"{path}: no safetensors file, or its header is damaged ({n_bytes} bytes long); "
+                "use another copy"
+            )
         with safe_open(path, kind) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read: {ascii(str(error)[:199])[1:-1]}") from None
 
 
-def _compare(path: Path, expected: Iterable[tuple[str, list[int]]], types: Sequence[str] = FLOATS[:1]) -> None:
+def _compare(
+    path: Path, expected: Iterable[tuple[str, list[int]]], types: Sequence[str] = FLOATS[:1]
+) -> None:
     """Hold a file's header against names and shapes of tensors, which are fp32 unless other types may be."""
-    with _tensors(path, "numpy") as file:  # for torch it would promise the kernel memory for the whole file
+    with _tensors(
+        path, "numpy"
+    ) as file:  # for torch it would promise the kernel memory for the whole file
         strays = set(file.keys())
         for name, shape in expected:
             if name not in strays:
@@ -270,14 +328,20 @@ def _compare(path: Path, expected: Iterable[tuple[str, list[int]]], types: Seque
             strays.remove(name)
             found = file.get_slice(name)
             if found.get_shape() != shape:
-                raise UserError(f"{path}: tensor {name} has shape {str(found.get_shape())[:99]}, "
-                                f"the config and the vocabulary ask for {shape}")
+                raise UserError(
+                    f"{path}: tensor {name} has shape {str(found.get_shape())[:99]}, "
+                    f"the config and the vocabulary ask for {shape}"
+                )
             if found.get_dtype() not in types:
-                raise UserError(f"{path}: tensor {name} is of type {found.get_dtype()}, not {' or '.join(types)}; "
-                                "use another copy")
+                raise UserError(
+                    f"{path}: tensor {name} is of type {found.get_dtype()}, not {' or '.join(types)}; "
+                    "use another copy"
+                )
         if strays:
-            raise UserError(f"{path}: has a stray tensor {ascii(min(strays)[:99])[1:-1]}; "
-                            "damaged, or not of this config")
+            raise UserError(
+                f"{path}: has a stray tensor {ascii(min(strays)[:99])[1:-1]}; "
+                "damaged, or not of this config"
+            )
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
@@ -285,12 +349,17 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     _copy(checkpoint.path / MODEL, dict(model.named_parameters()))
 
 
-def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Adam) -> TrainState:
+def load_optimizer(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Adam
+) -> TrainState:
     """Copy Adam's moments into `optimizer` and return where training stood."""
     slots: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
-        state = {"step": torch.zeros((), device=p.device),
-                 "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        state = {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+        }
         optimizer.state[p] = state
         slots |= {f"{key}.{name}": value for key, value in state.items()}
     _copy(checkpoint.path / OPTIMIZER, slots)
@@ -308,7 +377,11 @@ def _copy(path: Path, targets: dict[str, Tensor]) -> None:
 def steps(run: RunFolder) -> list[int]:
     """The updates of which there are checkpoints, ascending."""
     names = [p.name for p in run.checkpoints.iterdir()] if run.checkpoints.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", name)))
+    return sorted(
+        int(match[1])
+        for name in names
+        if (match := re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", name))
+    )
 
 
 def newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
@@ -320,15 +393,19 @@ def newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None
         try:
             checkpoint = _open(path)
             if "averaged" in checkpoint.state:
-                raise UserError(f"{path / STATE}: of an average, from which training cannot continue")
+                raise UserError(
+                    f"{path / STATE}: of an average, from which training cannot continue"
+                )
             if config and (changes := differences(config, checkpoint.config)):
                 raise UserError(f"{path / CONFIG}: of another run ({'; '.join(changes)})")
             return checkpoint
         except UserError as error:
             say(f"warning: {error}; trying the one before")
     if found:
-        raise Failure(f"{run.checkpoints}: all {len(found)} checkpoints are damaged; "
-                      "restore one or choose another out=DIR")
+        raise Failure(
+            f"{run.checkpoints}: all {len(found)} checkpoints are damaged; "
+            "restore one or choose another out=DIR"
+        )
     return None
 
 

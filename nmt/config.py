@@ -44,7 +44,9 @@ RATIO = Rule(lambda x: 0 <= x <= 100, "lie between 0 and 100")
 HEAT = Rule(lambda x: 0.01 <= x <= 100, "lie between 0.01 and 100")
 PROBABILITY = Rule(lambda x: 0 < x <= 1, "lie in (0, 1]")
 SHARE = Rule(lambda x: 0 <= x < 1, "lie in [0, 1)")
-SIXTEEN_BITS = Rule(lambda x: 16 <= x <= 65_535, "lie between 16 and 65535, for ids are stored in 16 bits")
+SIXTEEN_BITS = Rule(
+    lambda x: 16 <= x <= 65_535, "lie between 16 and 65535, for ids are stored in 16 bits"
+)
 COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "lie between 0.98 and 1")
 SEED = Rule(lambda x: 0 <= x < 2**31, "lie in [0, 2^31)")
 
@@ -58,9 +60,13 @@ def ruled(default: Value, rule: Rule) -> Value:
 class CorpusConfig:
     """Where sentence pairs come from: exactly one of two files, one file, a dataset, a known test set, the demo."""
 
-    src: str | None = None  # a file of the source language; `.gz`, `.xz` and `.zst` are unpacked on the way
+    src: str | None = (
+        None  # a file of the source language; `.gz`, `.xz` and `.zst` are unpacked on the way
+    )
     tgt: str | None = None
-    archive: str | None = None  # a `.tgz`, `.tar.gz` or `.tar`; src and tgt are then names of members of it
+    archive: str | None = (
+        None  # a `.tgz`, `.tar.gz` or `.tar`; src and tgt are then names of members of it
+    )
     file: str | None = None  # .tsv (source, tab, target), .jsonl or .parquet
     dataset: str | None = None  # Hugging Face id, or a folder in the hub's layout
     subset: str | None = None
@@ -95,14 +101,17 @@ class CleanConfig:
     identical: bool = False  # drop pairs whose sides are the same text
     max_words: int | None = ruled(250, ONE_OR_MORE)
     max_ratio: float | None = ruled(None, ONE_OR_MORE)  # longer side / shorter side, in words
-    held_out: Literal["keep", "drop-pairs", "drop-sides"] = "keep"  # what the dev and test sets contain too
+    held_out: Literal["keep", "drop-pairs", "drop-sides"] = (
+        "keep"  # what the dev and test sets contain too
+    )
     duplicates: bool = False  # drop all but the first of equal pairs, over all corpora
     max_pieces: int | None = ruled(250, ONE_OR_MORE)  # after BPE, either side
 
     PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {
         "none": {"max_words": None, "max_ratio": None, "max_pieces": None},
         "paper-ende": {"max_words": None, "max_ratio": None, "max_pieces": 255},
-        "paper-enfr": {"max_words": 175, "max_ratio": 1.5, "max_pieces": 255}}
+        "paper-enfr": {"max_words": 175, "max_ratio": 1.5, "max_pieces": 255},
+    }
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,9 @@ class DataConfig:
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
-    on_bad_line: Literal["stop", "skip"] = "stop"  # at what cannot be read, or drop the pair and count it
+    on_bad_line: Literal["stop", "skip"] = (
+        "stop"  # at what cannot be read, or drop the pair and count it
+    )
     clean: CleanConfig = CleanConfig()
 
     def check(self) -> str | None:
@@ -128,8 +139,12 @@ class VocabConfig:
     character_coverage: float = ruled(1.0, COVERAGE)
     sample_sentences: int = ruled(2_000_000, ONE_OR_MORE)  # at most so many lines teach the BPE
     byte_fallback: bool = False  # write unknown characters as bytes instead of <unk>
-    model: str | None = None  # an existing SentencePiece model instead of learning one; size then follows from it
-    bpe_dropout: float = ruled(0.0, SHARE)  # segmentations drawn anew in each epoch (Provilkov et al. 2020)
+    model: str | None = (
+        None  # an existing SentencePiece model instead of learning one; size then follows from it
+    )
+    bpe_dropout: float = ruled(
+        0.0, SHARE
+    )  # segmentations drawn anew in each epoch (Provilkov et al. 2020)
 
 
 @dataclass(frozen=True)
@@ -146,7 +161,9 @@ class ModelConfig:
     norm: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     max_positions: int = ruled(1024, ONE_OR_MORE)  # rows of a learned table; sinusoids have no end
-    window: int | None = ruled(None, ONE_OR_MORE)  # restricted self-attention (section 4): neighbours to each side
+    window: int | None = ruled(
+        None, ONE_OR_MORE
+    )  # restricted self-attention (section 4): neighbours to each side
     tied: bool = True  # one matrix for both embeddings and the projection
 
     def check(self) -> str | None:
@@ -181,12 +198,18 @@ class TrainingConfig:
     steps: int = ruled(100_000, ONE_OR_MORE)  # updates
     src_tokens: int = ruled(25_000, ONE_OR_MORE)  # per update, over all ranks
     tgt_tokens: int = ruled(25_000, ONE_OR_MORE)
-    micro_tokens: int | Literal["auto"] = ruled("auto", ONE_OR_MORE)  # at most, of each side, in one pass; see sized
+    micro_tokens: int | Literal["auto"] = ruled(
+        "auto", ONE_OR_MORE
+    )  # at most, of each side, in one pass; see sized
     label_smoothing: float = ruled(0.1, SHARE)
     precision: Literal["bf16", "fp32"] = "bf16"
-    compile: Literal["auto", "on", "off"] = "auto"  # constant shapes, fused and captured code; auto: on a GPU
+    compile: Literal["auto", "on", "off"] = (
+        "auto"  # constant shapes, fused and captured code; auto: on a GPU
+    )
     shard: bool = False  # weights, gradients and moments in shares over the ranks, for models that do not fit (FSDP2)
-    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; skip: three in a row at most
+    on_nonfinite: Literal["stop", "skip"] = (
+        "stop"  # a loss or gradient that is no number; skip: three in a row at most
+    )
     log_every: int = ruled(100, ONE_OR_MORE)  # updates
     validate_every: int = ruled(5_000, ONE_OR_MORE)
     checkpoint_every: int | None = ruled(None, ONE_OR_MORE)  # updates; and/or
@@ -195,16 +218,24 @@ class TrainingConfig:
 
     def check(self) -> str | None:
         is_both = self.shard and self.compile == "on"
-        return "compile is on and shard is true, but shares are not compiled; give one of them up" if is_both else None
+        return (
+            "compile is on and shard is true, but shares are not compiled; give one of them up"
+            if is_both
+            else None
+        )
 
     def is_compiled(self, device: str) -> bool:
-        return self.compile == "on" or (self.compile == "auto" and device == "cuda" and not self.shard)
+        return self.compile == "on" or (
+            self.compile == "auto" and device == "cuda" and not self.shard
+        )
 
     @property
     def sized(self) -> int:
         """micro_tokens, once `auto` has been settled."""
         if isinstance(self.micro_tokens, str):
-            raise UserError("training.micro_tokens is auto, which only nmt-train settles; give a number")
+            raise UserError(
+                "training.micro_tokens is auto, which only nmt-train settles; give a number"
+            )
         return self.micro_tokens
 
 
@@ -219,36 +250,66 @@ class DecodingConfig:
     beam: int = ruled(4, BEAM)
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
     length_penalty: float = ruled(0.6, ALPHA)  # alpha
-    max_ratio: float = ruled(1.0, RATIO)  # at most max_ratio * source + max_extra pieces, eos not counted
+    max_ratio: float = ruled(
+        1.0, RATIO
+    )  # at most max_ratio * source + max_extra pieces, eos not counted
     max_extra: int = ruled(50, LENGTHS)
     min_length: int = ruled(0, LENGTHS)  # and at least so many, where those allow it
-    finishing: Literal["any", "top", "shrink"] = "any"  # which ended continuations count; see nmt/translate/search.py
+    finishing: Literal["any", "top", "shrink"] = (
+        "any"  # which ended continuations count; see nmt/translate/search.py
+    )
     stopping: Literal["exact", "full", "likely", "never"] = "exact"  # when a sentence is done
     sample: bool = False  # draw pieces by their probability instead of searching
     temperature: float = ruled(1.0, HEAT)  # of sampling: above 1 flatter, below 1 sharper
     top_k: int | None = ruled(None, ONE_OR_MORE)  # sample among the most probable so many pieces
-    top_p: float = ruled(1.0, PROBABILITY)  # and among the fewest that hold so much of the probability
-    seed: int = ruled(1, SEED)  # of sampling; what is drawn for a sentence depends on it and on the sentence alone
-    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: of products; twice as fast where the hardware has it
+    top_p: float = ruled(
+        1.0, PROBABILITY
+    )  # and among the fewest that hold so much of the probability
+    seed: int = ruled(
+        1, SEED
+    )  # of sampling; what is drawn for a sentence depends on it and on the sentence alone
+    precision: Literal["fp32", "bf16"] = (
+        "fp32"  # bf16: of products; twice as fast where the hardware has it
+    )
     max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces
-    long_lines: Literal["cut", "split", "refuse"] = "cut"  # what becomes of a longer source, with a word about it
+    long_lines: Literal["cut", "split", "refuse"] = (
+        "cut"  # what becomes of a longer source, with a word about it
+    )
     # Source pieces decoded together. None: 4,096 on CPU, on a GPU as many as its memory holds.
     batch_tokens: int | None = ruled(None, ONE_OR_MORE)
 
     PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {
-        name: dict(zip(("beam", "penalty", "length_penalty", "max_ratio", "max_extra", "min_length",
-                        "finishing", "stopping"), values, strict=True))
+        name: dict(
+            zip(
+                (
+                    "beam",
+                    "penalty",
+                    "length_penalty",
+                    "max_ratio",
+                    "max_extra",
+                    "min_length",
+                    "finishing",
+                    "stopping",
+                ),
+                values,
+                strict=True,
+            )
+        )
         for name, values in {
             "vaswani2017": (4, "gnmt", 0.6, 1.0, 50, 0, "any", "exact"),
             "fairseq": (5, "length", 1.0, 0.0, 200, 1, "top", "full"),
             "marian": (6, "length", 0.6, 3.0, 0, 0, "shrink", "never"),
-            "hf": (4, "length", 1.0, 0.0, 512, 0, "top", "likely")}.items()}
+            "hf": (4, "length", 1.0, 0.0, 512, 0, "top", "likely"),
+        }.items()
+    }
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     bleu: bool = True  # decode the dev set at each validation
-    sentences: int | None = ruled(None, ONE_OR_MORE)  # only the first so many lines of the dev set, for its BLEU
+    sentences: int | None = ruled(
+        None, ONE_OR_MORE
+    )  # only the first so many lines of the dev set, for its BLEU
 
 
 @dataclass(frozen=True)
@@ -268,8 +329,10 @@ class RunConfig:
     def check(self) -> str | None:
         model, longest = self.model, self.data.clean.max_pieces
         if model.positions == "learned" and (longest is None or longest + 1 > model.max_positions):
-            return (f"model.max_positions {model.max_positions} is too small for learned positions: training sentences "
-                    f"have up to {longest or 'any number of'} pieces (data.clean.max_pieces) and a mark")
+            return (
+                f"model.max_positions {model.max_positions} is too small for learned positions: training sentences "
+                f"have up to {longest or 'any number of'} pieces (data.clean.max_pieces) and a mark"
+            )
         return None
 
     @property
@@ -278,10 +341,27 @@ class RunConfig:
 
 
 # What may change between two sittings of one run without making it another run. Everything else is refused.
-FREE_KEYS = ("name", "out", "device", "data.root", "data.workers", "data.store", "data.test", "training.steps",
-             "training.micro_tokens", "training.compile", "training.shard", "training.on_nonfinite",
-             "training.log_every", "training.validate_every", "training.checkpoint_every",
-             "training.checkpoint_minutes", "training.keep_checkpoints", "decoding", "evaluation.sentences")
+FREE_KEYS = (
+    "name",
+    "out",
+    "device",
+    "data.root",
+    "data.workers",
+    "data.store",
+    "data.test",
+    "training.steps",
+    "training.micro_tokens",
+    "training.compile",
+    "training.shard",
+    "training.on_nonfinite",
+    "training.log_every",
+    "training.validate_every",
+    "training.checkpoint_every",
+    "training.checkpoint_minutes",
+    "training.keep_checkpoints",
+    "decoding",
+    "evaluation.sentences",
+)
 
 
 # Keys that are gone. Older runs wrote them down, and are read where the value is what there is now.
@@ -289,6 +369,7 @@ RETIRED: dict[str, object] = {"model.attention_bias": False}
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------
+
 
 def shipped_folder() -> Path:
     """Where the shipped configs lie: beside the package in a checkout, inside it in a wheel."""
@@ -300,26 +381,32 @@ def shipped_folder() -> Path:
 def find_config(name: str, beside: Path | None = None) -> Path:
     """A path is taken as it is; a bare name that is not there is looked up among the shipped configs."""
     path = (beside / name) if beside and not Path(name).is_absolute() else Path(name)
-    if os.path.isfile(path):  # unlike Path.is_file it takes any text, however long, without an OSError
+    if os.path.isfile(
+        path
+    ):  # unlike Path.is_file it takes any text, however long, without an OSError
         return path
     shipped = shipped_folder() / Path(name).name
     if Path(name).name == name and os.path.isfile(shipped):
         return shipped
     names = ", ".join(sorted(p.name for p in shipped_folder().glob("*.yaml")))
     what = "is a folder" if os.path.isdir(path) else "not found"
-    raise UserError(f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}")
+    raise UserError(
+        f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}"
+    )
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> Source:
     if path.resolve() in seen:
-        raise UserError(f"{path}: 'extends' goes in a circle: {' -> '.join(p.name for p in (*seen, path))}")
+        raise UserError(
+            f"{path}: 'extends' goes in a circle: {' -> '.join(p.name for p in (*seen, path))}"
+        )
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        line = data[:error.start].count(b"\n") + 1
+        line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: not valid UTF-8 at byte {error.start}") from None
     if len(data) > MAX_CONFIG_BYTES:
         raise UserError(f"{path}: {len(data)} bytes are too many for a config")
@@ -341,8 +428,12 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         old: Any = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        is_other_corpus = (both and key in ("valid", "test") and not SOURCES.isdisjoint(value)
-                           and not (len(FILES & value.keys()) == 1 and "src" in old))
+        is_other_corpus = (
+            both
+            and key in ("valid", "test")
+            and not SOURCES.isdisjoint(value)
+            and not (len(FILES & value.keys()) == 1 and "src" in old)
+        )
         result[key] = _merged(old, value) if both and not is_other_corpus else value
     return result
 
@@ -350,8 +441,12 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _override(source: Source, text: str) -> Source:
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
-        raise UserError(f"{text!r} is not of the form section.key=value (for example training.steps=1000)")
-    parsed = parse_yaml(f"{{value: {value}}}" if value.strip() else "value: ''", f"command line, {key}")
+        raise UserError(
+            f"{text!r} is not of the form section.key=value (for example training.steps=1000)"
+        )
+    parsed = parse_yaml(
+        f"{{value: {value}}}" if value.strip() else "value: ''", f"command line, {key}"
+    )
     if set(parsed.values) != {"value"}:
         raise UserError(f"{text!r}: quote the value: {key}='\"...\"'")
     tree: Any = parsed.values["value"]
@@ -363,9 +458,12 @@ def _override(source: Source, text: str) -> Source:
 
 # ---- values -> dataclasses --------------------------------------------------------------------------------------
 
+
 def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
     if not isinstance(values, dict):
-        raise UserError(f"{_where(key, places)}: {values!r} is not a section; it takes key: value lines")
+        raise UserError(
+            f"{_where(key, places)}: {values!r} is not a section; it takes key: value lines"
+        )
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     built = {}
@@ -374,8 +472,10 @@ def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
         inner = f"{key}.{name}" if key else name
         if inner in RETIRED:
             if value is not RETIRED[inner]:
-                raise UserError(f"{_where(inner, places)}: this key is gone; only {RETIRED[inner]!r} is still read, "
-                                f"not {value!r}")
+                raise UserError(
+                    f"{_where(inner, places)}: this key is gone; only {RETIRED[inner]!r} is still read, "
+                    f"not {value!r}"
+                )
             continue
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, 1)
@@ -410,15 +510,21 @@ def _convert(hint: Any, value: Any, key: str, places: dict[str, str]) -> Any:
             return value
         close = difflib.get_close_matches(str(value), [str(o) for o in options], 1)
         hint_text = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"{_where(key, places)}: {value!r} is not one of {', '.join(map(str, options))}{hint_text}")
+        raise UserError(
+            f"{_where(key, places)}: {value!r} is not one of {', '.join(map(str, options))}{hint_text}"
+        )
     if origin is tuple:
         if not isinstance(value, list):
             raise UserError(f"{_where(key, places)}: {value!r} is not a list")
-        return tuple(_convert(options[0], item, f"{key}[{i}]", places) for i, item in enumerate(value))
+        return tuple(
+            _convert(options[0], item, f"{key}[{i}]", places) for i, item in enumerate(value)
+        )
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, key, places)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and not abs(value) < 2**63:  # NaN, infinity, and what neither int64 nor float64 holds
+    if (
+        is_number and not abs(value) < 2**63
+    ):  # NaN, infinity, and what neither int64 nor float64 holds
         raise UserError(f"{_where(key, places)}: {value!r} is not a finite number of sensible size")
     if hint is float and is_number:
         value = float(value)
@@ -450,11 +556,15 @@ def asked_device(overrides: typing.Sequence[str]) -> Literal["auto", "cpu"]:
 
 # ---- dataclasses -> text ----------------------------------------------------------------------------------------
 
+
 def to_dict(config: Any) -> Any:
     """Plain values; a corpus shows only what was given."""
     if isinstance(config, CorpusConfig):
-        return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
-                if getattr(config, f.name) != f.default}
+        return {
+            f.name: getattr(config, f.name)
+            for f in dataclasses.fields(config)
+            if getattr(config, f.name) != f.default
+        }
     if dataclasses.is_dataclass(config):
         return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
     return [to_dict(item) for item in config] if isinstance(config, tuple) else config
@@ -467,12 +577,20 @@ def dump(config: RunConfig) -> str:
 
 def differences(old: RunConfig, new: RunConfig, free: tuple[str, ...] = FREE_KEYS) -> list[str]:
     """Lines `key: old -> new` for every setting outside `free` that differs."""
+
     def flat(value: Any, key: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             return {key: value}
-        return {k: v for name, inner in value.items() for k, v in flat(inner, f"{key}.{name}" if key else name).items()}
+        return {
+            k: v
+            for name, inner in value.items()
+            for k, v in flat(inner, f"{key}.{name}" if key else name).items()
+        }
 
     before, after = flat(to_dict(old)), flat(to_dict(new))
     keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
-    return [f"{k}: {before.get(k)} -> {after.get(k)}" for k in keys
-            if not any(k == f or k.startswith(f + ".") for f in free)]
+    return [
+        f"{k}: {before.get(k)} -> {after.get(k)}"
+        for k in keys
+        if not any(k == f or k.startswith(f + ".") for f in free)
+    ]

@@ -28,8 +28,13 @@ LANGUAGES = ("de", "fr")
 N = 4000  # lines of each kind and language
 SEEDS = {"de": 2017, "fr": 2018}
 N_PAIRS = 20
-SCRIPTS = ("tokenizer/replace-unicode-punctuation.perl", "tokenizer/tokenizer.perl", "generic/multi-bleu.perl",
-           "share/nonbreaking_prefixes/nonbreaking_prefix.de", "share/nonbreaking_prefixes/nonbreaking_prefix.fr")
+SCRIPTS = (
+    "tokenizer/replace-unicode-punctuation.perl",
+    "tokenizer/tokenizer.perl",
+    "generic/multi-bleu.perl",
+    "share/nonbreaking_prefixes/nonbreaking_prefix.de",
+    "share/nonbreaking_prefixes/nonbreaking_prefix.fr",
+)
 SPLIT = r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"
 
 
@@ -44,9 +49,14 @@ def line_digest(tokens: str, split: str) -> str:
 
 def perl(lines: Sequence[str], *command: str) -> list[str]:
     """The lines that a Perl script makes of lines, byte by byte, whatever the environment says about languages."""
-    done = subprocess.run(["perl", *command], input="".join(line + "\n" for line in lines).encode(), check=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+    done = subprocess.run(
+        ["perl", *command],
+        input="".join(line + "\n" for line in lines).encode(),
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+    )
     return done.stdout.decode().split("\n")[:-1]
 
 
@@ -70,7 +80,7 @@ def multi_bleu(scripts: Path, hypotheses: Sequence[str], references: Sequence[st
     with TemporaryDirectory() as folder:
         reference = Path(folder, "reference")
         reference.write_bytes("".join(line + "\n" for line in references).encode())
-        answer, = perl(hypotheses, str(scripts / SCRIPTS[2]), str(reference))
+        (answer,) = perl(hypotheses, str(scripts / SCRIPTS[2]), str(reference))
     found = re.match(r"BLEU = (\d+\.\d\d), ", answer)
     assert found, answer
     return float(found[1])
@@ -78,8 +88,12 @@ def multi_bleu(scripts: Path, hypotheses: Sequence[str], references: Sequence[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("scripts", type=Path, help="the folder scripts/ of mosesdecoder, as of 2017")
-    parser.add_argument("--data", type=Path, required=True, help="a folder with news-en-de, news-en-fr and multi30k")
+    parser.add_argument(
+        "scripts", type=Path, help="the folder scripts/ of mosesdecoder, as of 2017"
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="a folder with news-en-de, news-en-fr and multi30k"
+    )
     arguments = parser.parse_args()
     scripts = arguments.scripts
 
@@ -89,7 +103,9 @@ def main() -> None:
         tokens, split[language] = outputs(scripts, language, lines)
         GOLDEN.mkdir(exist_ok=True)
         content = "".join(line + "\n" for line in tokens + split[language]).encode()
-        (GOLDEN / f"moses.{language}.xz").write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+        (GOLDEN / f"moses.{language}.xz").write_bytes(
+            lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
+        )
         made[language] = {"inputs": digest(lines), "outputs": digest(tokens + split[language])}
 
         lines = real_lines(arguments.data, language, N)
@@ -97,11 +113,14 @@ def main() -> None:
         real[language] = digest(lines)
     (GOLDEN / "moses.real.xz").write_bytes(lzma.compress(("\n".join(digests) + "\n").encode()))
     written = {
-        "scripts": {name: hashlib.sha256((scripts / name).read_bytes()).hexdigest() for name in SCRIPTS},
+        "scripts": {
+            name: hashlib.sha256((scripts / name).read_bytes()).hexdigest() for name in SCRIPTS
+        },
         "perl": perl([], "-e", 'print "$^V\n"')[0],
         "made": made,
         "real": {"inputs": real, "outputs": digest(digests)},
-        "multi_bleu": [multi_bleu(scripts, *pair) for pair in pairs(split)]}
+        "multi_bleu": [multi_bleu(scripts, *pair) for pair in pairs(split)],
+    }
     (GOLDEN / "moses.json").write_text(json.dumps(written, indent=1) + "\n")
 
 

@@ -8,8 +8,22 @@ import torch
 
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
-WORDS = {"red": "rot", "blue": "blau", "dog": "hund", "cat": "katze", "sees": "sieht", "likes": "mag", "one": "ein",
-         "house": "haus", "tree": "baum", "big": "groß", "small": "klein", "old": "alt", "and": "und", "not": "nicht"}
+WORDS = {
+    "red": "rot",
+    "blue": "blau",
+    "dog": "hund",
+    "cat": "katze",
+    "sees": "sieht",
+    "likes": "mag",
+    "one": "ein",
+    "house": "haus",
+    "tree": "baum",
+    "big": "groß",
+    "small": "klein",
+    "old": "alt",
+    "and": "und",
+    "not": "nicht",
+}
 
 
 def sentences(n: int, seed: int) -> list[tuple[str, str]]:
@@ -27,7 +41,9 @@ def corpus(tmp_path: Path) -> Path:
     for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 20))):
         pairs = sentences(n, seed)
         for side, language in enumerate(("en", "de")):
-            (folder / f"{split}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+            (folder / f"{split}.{language}").write_text(
+                "".join(pair[side] + "\n" for pair in pairs), encoding="utf-8"
+            )
     return folder
 
 
@@ -35,7 +51,8 @@ def corpus(tmp_path: Path) -> Path:
 def toy(corpus: Path, tmp_path: Path) -> Path:
     """A config file of a run that takes seconds; dropout is on."""
     path = tmp_path / "toy.yaml"
-    path.write_text(f"""
+    path.write_text(
+        f"""
 name: toy
 seed: 3
 out: {tmp_path}/run
@@ -59,5 +76,7 @@ training:
   validate_every: 100
   checkpoint_minutes: null
 decoding: {{max_extra: 5}}
-""", encoding="utf-8")
+""",
+        encoding="utf-8",
+    )
     return path

@@ -12,8 +12,13 @@ import tarfile
 import pyarrow as pa
 
 MASK = (1 << 64) - 1
-P1, P2, P3, P4, P5 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
-                      0x27D4EB2F165667C5)
+P1, P2, P3, P4, P5 = (
+    0x9E3779B185EBCA87,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63,
+    0x27D4EB2F165667C5,
+)
 
 
 def _rotated(x: int, bits: int) -> int:
@@ -28,9 +33,9 @@ def _round(lane: int, word: int) -> int:
 def xxh64(data: bytes) -> int:
     """The 64-bit xxHash with seed 0."""
     n = len(data) & ~31
-    words = [int.from_bytes(data[i:i + 8], "little") for i in range(0, len(data) & ~7, 8)]
+    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) & ~7, 8)]
     lanes = [P1 + P2 & MASK, P2, 0, -P1 & MASK]
-    for i, word in enumerate(words[:n // 8]):
+    for i, word in enumerate(words[: n // 8]):
         lanes[i % 4] = _round(lanes[i % 4], word)
     total = P5
     if n:
@@ -38,9 +43,9 @@ def xxh64(data: bytes) -> int:
         for lane in lanes:
             total = (total ^ _round(0, lane)) * P1 + P4 & MASK
     total += len(data)
-    for word in words[n // 8:]:
+    for word in words[n // 8 :]:
         total = _rotated(total ^ _round(0, word), 27) * P1 + P4
-    rest = data[len(words) * 8:]
+    rest = data[len(words) * 8 :]
     if len(rest) >= 4:
         total = _rotated(total ^ int.from_bytes(rest[:4], "little") * P1, 23) * P2 + P3
         rest = rest[4:]

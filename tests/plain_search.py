@@ -35,6 +35,7 @@ class Oracle(Protocol):
 
 # ---- two kinds of models ------------------------------------------------------------------------------------------
 
+
 @dataclass
 class ToyCache:
     """What each hypothesis has said, as the number of its row, (S, B)."""
@@ -75,8 +76,14 @@ class StaticToyCache:
 class Toy:
     """`ending` is added to the logit of eos, `n` is the size of the vocabulary."""
 
-    def __init__(self, seed: int, n: int = 6, ending: float = 0.0, n_rows: int = 4093,
-                 config: ModelConfig | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        n: int = 6,
+        ending: float = 0.0,
+        n_rows: int = 4093,
+        config: ModelConfig | None = None,
+    ) -> None:
         self.config, self.n_vocab = config or ModelConfig(), n
         self.table = torch.randn(n_rows, n, generator=torch.Generator().manual_seed(seed)) * 1.5
         self.table[:, EOS] += ending
@@ -106,7 +113,9 @@ class Toy:
     def static_cache(self, beam: int) -> StaticToyCache:
         return StaticToyCache(beam)
 
-    def restart(self, cache: StaticToyCache, src: Packed, n: int, room: int, most_room: int) -> None:
+    def restart(
+        self, cache: StaticToyCache, src: Packed, n: int, room: int, most_room: int
+    ) -> None:
         cache.place(self.start(src, cache.beam).rows, n)
 
     def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
@@ -146,9 +155,10 @@ def log_softmax(logits: Sequence[float]) -> list[float]:
 
 # ---- the rules ----------------------------------------------------------------------------------------------------
 
+
 def divisor(n: int, config: DecodingConfig) -> float:
     alpha = config.length_penalty
-    return float({"gnmt": ((5 + n) / 6) ** alpha, "length": n ** alpha, "none": 1.0}[config.penalty])
+    return float({"gnmt": ((5 + n) / 6) ** alpha, "length": n**alpha, "none": 1.0}[config.penalty])
 
 
 def limit(src: Ids, config: DecodingConfig, model: ModelConfig, prefix: Ids) -> int:
@@ -163,7 +173,11 @@ def allowed(n: int, size: int, longest: int, config: DecodingConfig, prefix: Ids
         return [prefix[n]]
     if n >= longest:
         return [EOS]
-    return [piece for piece in range(size) if piece not in (PAD, BOS) and (piece != EOS or n >= config.min_length)]
+    return [
+        piece
+        for piece in range(size)
+        if piece not in (PAD, BOS) and (piece != EOS or n >= config.min_length)
+    ]
 
 
 def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = ()) -> Ranked:
@@ -181,7 +195,9 @@ def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = (
     return sorted(ends((), 0.0), reverse=True)
 
 
-def recursion(oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1, prefix: Ids = ()) -> Ranked:
+def recursion(
+    oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1, prefix: Ids = ()
+) -> Ranked:
     """The best that a beam search finishes, step by step, as the head of nmt/translate/search.py tells it."""
     beam, longest = config.beam, limit(src, config, oracle.config, prefix)
     living: Ranked = [(0.0, ())]
@@ -190,18 +206,21 @@ def recursion(oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1,
         candidates: list[tuple[float, int, Ids]] = []
         for total, said in living:
             row = oracle.after(src, said)
-            candidates += [(total + row[piece], piece, said)
-                           for piece in allowed(n, len(row), longest, config, prefix)]
+            candidates += [
+                (total + row[piece], piece, said)
+                for piece in allowed(n, len(row), longest, config, prefix)
+            ]
         candidates.sort(reverse=True)
-        looked_at = candidates[:2 * beam if beam > 1 else 1]
+        looked_at = candidates[: 2 * beam if beam > 1 else 1]
         if config.finishing == "shrink":
-            looked_at = looked_at[:beam - len(finished)]
+            looked_at = looked_at[: beam - len(finished)]
         living = []
         for rank, (total, piece, said) in enumerate(looked_at):
             if piece != EOS:
                 living.append((total, (*said, piece)))
-            elif ((config.finishing == "any" or rank < beam)
-                  and not (config.stopping == "full" and len(finished) >= beam)):
+            elif (config.finishing == "any" or rank < beam) and not (
+                config.stopping == "full" and len(finished) >= beam
+            ):
                 finished.append((total / divisor(n + 1, config), said))
         living = living[:beam]
         finished_scores = sorted((score for score, _ in finished), reverse=True)
@@ -210,23 +229,38 @@ def recursion(oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1,
         best = living[0][0]
         if config.stopping == "full" and len(finished) >= beam:
             break
-        if config.stopping == "likely" and len(finished) >= beam and (
-                best / divisor(n + 1, config) <= finished_scores[beam - 1]):
+        if (
+            config.stopping == "likely"
+            and len(finished) >= beam
+            and (best / divisor(n + 1, config) <= finished_scores[beam - 1])
+        ):
             break
-        if config.stopping == "exact" and len(finished) >= n_best and (
-                best / divisor(longest + 1, config) <= finished_scores[n_best - 1]):
+        if (
+            config.stopping == "exact"
+            and len(finished) >= n_best
+            and (best / divisor(longest + 1, config) <= finished_scores[n_best - 1])
+        ):
             break
     return sorted(finished, reverse=True)[:n_best]
 
 
 # ---- comparing ----------------------------------------------------------------------------------------------------
 
-def assert_same(found: Sequence[Hypothesis], expected: Sequence[tuple[float, Ids]], where: str = "",
-                within: float = 1e-5) -> None:
+
+def assert_same(
+    found: Sequence[Hypothesis],
+    expected: Sequence[tuple[float, Ids]],
+    where: str = "",
+    within: float = 1e-5,
+) -> None:
     """The same hypotheses and scores; two whose scores are nearer than the bound may stand in either order."""
     got = [one.score for one in found]
     assert len(got) == len(expected), where
-    assert np.allclose(got, [score for score, _ in expected], rtol=0, atol=within), (where, got, expected)
+    assert np.allclose(got, [score for score, _ in expected], rtol=0, atol=within), (
+        where,
+        got,
+        expected,
+    )
     for one, (_, ids) in zip(found, expected, strict=True):
         if tuple(one.ids) != ids:
             tied = [other for score, other in expected if abs(score - one.score) < within]

@@ -30,15 +30,46 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Module = TypeVar("Module", bound=nn.Module)
 GPU = torch.device("cuda", 0)
 NMT = str(Path(__file__).parents[1] / "nmt") + "/"
-WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::masked_select",
-           "aten::_unique2", "aten::unique_dim", "aten::item", "aten::repeat_interleave"}
+WAITING = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::masked_select",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::item",
+    "aten::repeat_interleave",
+}
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 COPYING = {"aten::_to_copy", "aten::copy_"}
-NO_WORK = {"aten::view", "aten::_unsafe_view", "aten::expand", "aten::slice", "aten::select", "aten::transpose",
-           "aten::unsqueeze", "aten::squeeze", "aten::permute", "aten::detach", "aten::alias", "aten::as_strided",
-           "aten::t", "aten::split", "aten::split_with_sizes", "aten::unbind", "aten::diagonal", "aten::unfold",
-           "aten::lift_fresh", "aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
-           "aten::empty_like", "aten::_reshape_alias"}  # only the shape of a tensor, or memory for it
+NO_WORK = {
+    "aten::view",
+    "aten::_unsafe_view",
+    "aten::expand",
+    "aten::slice",
+    "aten::select",
+    "aten::transpose",
+    "aten::unsqueeze",
+    "aten::squeeze",
+    "aten::permute",
+    "aten::detach",
+    "aten::alias",
+    "aten::as_strided",
+    "aten::t",
+    "aten::split",
+    "aten::split_with_sizes",
+    "aten::unbind",
+    "aten::diagonal",
+    "aten::unfold",
+    "aten::lift_fresh",
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_like",
+    "aten::_reshape_alias",
+}  # only the shape of a tensor, or memory for it
 
 
 class DeviceTensor(Tensor):
@@ -53,8 +84,15 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, real: Tensor) -> "DeviceTensor":
         made = torch.Tensor._make_wrapper_subclass(
-            cls, real.size(), strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype,
-            layout=real.layout, device=torch.device("meta"), requires_grad=False)
+            cls,
+            real.size(),
+            strides=real.stride(),
+            storage_offset=real.storage_offset(),
+            dtype=real.dtype,
+            layout=real.layout,
+            device=torch.device("meta"),
+            requires_grad=False,
+        )
         made.on_host = real
         return made
 
@@ -71,8 +109,13 @@ class DeviceTensor(Tensor):
         raise RuntimeError("pretend device: cannot pin a tensor of the device")
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (),  # type: ignore[override]
-                           kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls,
+        function: Any,
+        types: Any,
+        args: Any = (),  # type: ignore[override]
+        kwargs: Any = None,
+    ) -> Any:
         return _present().run(function, args, kwargs or {})
 
 
@@ -87,7 +130,11 @@ class Recording:
         """Execute an operation for the sake of its shapes; `end` takes its effects back."""
         for index, argument in enumerate(function._schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            if value is not None and argument.alias_info is not None and argument.alias_info.is_write:
+            if (
+                value is not None
+                and argument.alias_info is not None
+                and argument.alias_info.is_write
+            ):
                 for x in pytree.tree_leaves(value):
                     storage = x.untyped_storage()
                     self.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
@@ -147,7 +194,9 @@ class PretendDevice:
                     if id(x) not in moved:
                         there: Tensor = DeviceTensor(x.detach())
                         is_parameter = isinstance(x, nn.Parameter)
-                        moved[id(x)] = nn.Parameter(there, x.requires_grad) if is_parameter else there
+                        moved[id(x)] = (
+                            nn.Parameter(there, x.requires_grad) if is_parameter else there
+                        )
                     tensors[name] = moved[id(x)]  # type: ignore[assignment]
         return module
 
@@ -155,7 +204,9 @@ class PretendDevice:
         if self.recording is not None:
             raise RuntimeError(f"pretend device: {what} waits while a graph is being recorded")
         inside = [frame for frame in traceback.extract_stack() if frame.filename.startswith(NMT)]
-        place = f"{inside[-1].filename.removeprefix(NMT)}:{inside[-1].lineno}" if inside else "outside"
+        place = (
+            f"{inside[-1].filename.removeprefix(NMT)}:{inside[-1].lineno}" if inside else "outside"
+        )
         self.waits[what, place] += 1
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -174,7 +225,9 @@ class PretendDevice:
         if name in COPYING:
             goes_home = name == "aten::_to_copy" and device is not None and device.type == "cpu"
             crosses = goes_home or bool(theirs)
-            is_async = kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2])
+            is_async = kwargs.get("non_blocking") or (
+                name == "aten::copy_" and len(args) > 2 and args[2]
+            )
             if crosses and not is_async:
                 self.wait("a copy between host and device")
             if crosses and self.recording is not None:
@@ -183,7 +236,9 @@ class PretendDevice:
             if name in INDEXING:
                 self.wait("an index on the host")
             elif name not in COPYING and x.dim() > 0:
-                raise RuntimeError(f"pretend device: {name} mixes a host tensor {tuple(x.shape)} with device tensors")
+                raise RuntimeError(
+                    f"pretend device: {name} mixes a host tensor {tuple(x.shape)} with device tensors"
+                )
         if name in WAITING:
             self.wait(name)
         if name in INDEXING:
@@ -233,7 +288,9 @@ def _present() -> PretendDevice:
 
 
 class _Mode(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _present().run(function, args, kwargs or {})
 
 
@@ -276,7 +333,9 @@ class _Graph:
 
 
 @contextmanager
-def _graph(graph: _Graph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global") -> Iterator[None]:
+def _graph(
+    graph: _Graph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+) -> Iterator[None]:
     device = _present()
     assert device.recording is None, "pretend device: a graph is recorded within another"
     device.recording = graph.recording
@@ -303,15 +362,29 @@ def pretend_device(event_lag: int = 0) -> Iterator[PretendDevice]:
     """A fresh device. Meanwhile `torch.inference_mode` is `torch.no_grad`."""
     device = PretendDevice(event_lag)
     replaced: dict[str, Any] = {
-        "Event": _Event, "Stream": _Stream, "CUDAGraph": _Graph, "graph": _graph, "stream": _on_stream,
-        "current_stream": _Stream, "graph_pool_handle": lambda: (0, 0),
-        "synchronize": lambda *_: device.wait("the device"), "mem_get_info": lambda *_: (1 << 33, 1 << 34),
-        "memory_reserved": lambda *_: 0, "memory_allocated": lambda *_: 0, "_lazy_init": lambda *_: None}
-    with (mock.patch.multiple(torch.cuda, **replaced), mock.patch.object(torch._C, "_InferenceMode", _no_grad),
-          mock.patch.object(Tensor, "pin_memory", lambda x, *_: x),
-          mock.patch("nmt.model.attention.supports", lambda *_: False)):  # Triton's kernels need a driver
+        "Event": _Event,
+        "Stream": _Stream,
+        "CUDAGraph": _Graph,
+        "graph": _graph,
+        "stream": _on_stream,
+        "current_stream": _Stream,
+        "graph_pool_handle": lambda: (0, 0),
+        "synchronize": lambda *_: device.wait("the device"),
+        "mem_get_info": lambda *_: (1 << 33, 1 << 34),
+        "memory_reserved": lambda *_: 0,
+        "memory_allocated": lambda *_: 0,
+        "_lazy_init": lambda *_: None,
+    }
+    with (
+        mock.patch.multiple(torch.cuda, **replaced),
+        mock.patch.object(torch._C, "_InferenceMode", _no_grad),
+        mock.patch.object(Tensor, "pin_memory", lambda x, *_: x),
+        mock.patch("nmt.model.attention.supports", lambda *_: False),
+    ):  # Triton's kernels need a driver
         _open.append(device)
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor copies to the device where the mode sees it
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor copies to the device where the mode sees it
         try:
             with _Mode():
                 yield device

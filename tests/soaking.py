@@ -36,10 +36,29 @@ from nmt.system.files import RunFolder, read_json, verify
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 WAIT_S = 60.0  # for what takes a second where nothing is wrong
-SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else ranks started again look for dead ones, for hours
+SEPARATE = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"
+}  # else ranks started again look for dead ones, for hours
 T = TypeVar("T")
-CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
-RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CHANGES = (
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.symlink",
+    "os.link",
+    "os.truncate",
+    "os.chmod",
+)
+RANK = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def counted(usual: T, soak: T) -> T:
@@ -56,11 +75,14 @@ class Order:
     environment: dict[str, str] = field(default_factory=dict)
     watched: str = ""  # the folder in which changes of files are counted
     die_at: int = 0  # kill -9 before the so-manieth of them; 0: never
-    slow: dict[str, float] = field(default_factory=dict)  # seconds more for each save, decode, update
+    slow: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds more for each save, decode, update
     is_recorded: bool = False  # each update to updates.jsonl
 
 
 # In the process that forks, and in its forks.
+
 
 def serve() -> None:
     """Fork a child for each line of standard input; tell its pid, later its exit code, on standard output."""
@@ -104,8 +126,16 @@ def _tell(**message: int) -> None:
 
 def _import_all() -> None:
     """All that a start imports sooner or later."""
-    for name in ("lxml.etree", "numpy.ctypeslib", "sacrebleu", "nmt.commands.train", "nmt.corpus.prepare",
-                 "nmt.profile.profile", "nmt.train.trainer", "nmt.report.page"):
+    for name in (
+        "lxml.etree",
+        "numpy.ctypeslib",
+        "sacrebleu",
+        "nmt.commands.train",
+        "nmt.corpus.prepare",
+        "nmt.profile.profile",
+        "nmt.train.trainer",
+        "nmt.report.page",
+    ):
         importlib.import_module(name)
     import torch
 
@@ -150,8 +180,11 @@ def _arm(order: Order, folder: Path) -> None:
     import nmt.translate.batching
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
-    rooms = {"save": (safetensors.torch, "serialize_file"), "decode": (nmt.translate.batching, "search"),
-             "update": (nmt.train.trainer, "run_update")}
+    rooms = {
+        "save": (safetensors.torch, "serialize_file"),
+        "decode": (nmt.translate.batching, "search"),
+        "update": (nmt.train.trainer, "run_update"),
+    }
     for what, seconds in order.slow.items():
         _slow_down(*rooms[what], seconds, folder / f"slow-{what}")
     if order.is_recorded:
@@ -161,7 +194,9 @@ def _arm(order: Order, folder: Path) -> None:
 
 
 def _exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
-    assert hasattr(module, name), f"{module.__name__} has no {name} any more; the harness must learn the new one"
+    assert hasattr(module, name), (
+        f"{module.__name__} has no {name} any more; the harness must learn the new one"
+    )
     setattr(module, name, function)
 
 
@@ -200,10 +235,15 @@ def _tell_phases(file: int) -> None:
 
     enter("start")
     trainer = nmt.train.trainer
-    for module, name, phase, after in ((trainer.Trainer, "loop", "training", "end"),
-                                       (trainer.Trainer, "validate", "validating", ""),
-                                       (trainer.Trainer, "save", "saving", ""), (checkpoint, "prune", "pruning", "")):
-        assert hasattr(module, name), f"{module} has no {name} any more; the harness must learn the new one"
+    for module, name, phase, after in (
+        (trainer.Trainer, "loop", "training", "end"),
+        (trainer.Trainer, "validate", "validating", ""),
+        (trainer.Trainer, "save", "saving", ""),
+        (checkpoint, "prune", "pruning", ""),
+    ):
+        assert hasattr(module, name), (
+            f"{module} has no {name} any more; the harness must learn the new one"
+        )
         _exchange(module, name, told(phase, after, getattr(module, name)))
 
 
@@ -215,9 +255,17 @@ def _record(path: Path) -> None:
 
     def recorded(objective: Any, optimizer: Any, update: Any, step: int, *rest: Any) -> Any:
         sent = run_update(objective, optimizer, update, step, *rest)
-        micros = {micro.number: (content(micro.batch), sums) for micro, sums in
-                  zip(update.micros, sent.micro_sums.tolist(), strict=True) if micro.batch.n_tokens}
-        line = {"step": step, "n_tgt": update.n_tgt, "blanks": len(update.micros) - len(micros), "micros": micros}
+        micros = {
+            micro.number: (content(micro.batch), sums)
+            for micro, sums in zip(update.micros, sent.micro_sums.tolist(), strict=True)
+            if micro.batch.n_tokens
+        }
+        line = {
+            "step": step,
+            "n_tgt": update.n_tgt,
+            "blanks": len(update.micros) - len(micros),
+            "micros": micros,
+        }
         with open(path, "a") as file:
             file.write(json.dumps(line) + "\n")
         return sent
@@ -227,8 +275,13 @@ def _record(path: Path) -> None:
 
 def content(batch: Any) -> str:
     """What the pairs of a micro-batch are, in order."""
-    sides = [(side.tokens[:side.n_live].tolist(), side.offsets.tolist()) for side in (batch.src, batch.tgt)]
-    return hashlib.sha256(repr((sides, batch.labels[batch.labels >= 0].tolist())).encode()).hexdigest()
+    sides = [
+        (side.tokens[: side.n_live].tolist(), side.offsets.tolist())
+        for side in (batch.src, batch.tgt)
+    ]
+    return hashlib.sha256(
+        repr((sides, batch.labels[batch.labels >= 0].tolist())).encode()
+    ).hexdigest()
 
 
 def _count_changes(order: Order, trace: int) -> None:
@@ -260,7 +313,13 @@ def _count_changes(order: Order, trace: int) -> None:
             at = -1
         elif event in CHANGES:
             path = args[event in ("os.symlink", "os.link")]
-            at = args[2] if event == "os.rename" else args[1] if event in ("os.remove", "os.rmdir") else -1
+            at = (
+                args[2]
+                if event == "os.rename"
+                else args[1]
+                if event in ("os.remove", "os.rmdir")
+                else -1
+            )
         else:
             return
         name = os.fsdecode(f"/proc/self/fd/{path}" if isinstance(path, int) else path)
@@ -289,13 +348,19 @@ def _count_changes(order: Order, trace: int) -> None:
 
 # In the process of the tests.
 
+
 class Forks:
     """The process that forks, as the tests see it. It ends when they end, and what it started with it."""
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in RANK}
-        self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        env=environment | {"OMP_NUM_THREADS": "1"}, bufsize=0)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            bufsize=0,
+        )
         self.pids: list[int] = []
         self.codes: dict[int, int] = {}
         self.rest = b""
@@ -336,7 +401,9 @@ def forks() -> Forks:
 class Start:
     """One start of nmt-train on so many ranks. The exit code of one that was killed is -9."""
 
-    def __init__(self, folder: Path, argv: Sequence[str], size: int = 1, order: Order | None = None) -> None:
+    def __init__(
+        self, folder: Path, argv: Sequence[str], size: int = 1, order: Order | None = None
+    ) -> None:
         template = order or Order([], "")
         shutil.rmtree(folder, ignore_errors=True)
         port = free_port()
@@ -346,8 +413,16 @@ class Start:
             own.mkdir(parents=True)
             place = (rank, rank, 0, size, size, "127.0.0.1", port)
             environment = dict(zip(RANK, map(str, place), strict=True)) if size > 1 else {}
-            self.pids.append(forks().fork(replace(template, argv=list(argv), folder=str(own),
-                                                  environment=template.environment | environment)))
+            self.pids.append(
+                forks().fork(
+                    replace(
+                        template,
+                        argv=list(argv),
+                        folder=str(own),
+                        environment=template.environment | environment,
+                    )
+                )
+            )
 
     @property
     def codes(self) -> list[int | None]:
@@ -378,7 +453,9 @@ class Start:
         """Wait for something to come about while the start lives."""
         deadline = time.monotonic() + seconds
         while not is_so():
-            assert time.monotonic() < deadline and set(self.codes) == {None}, f"{self.codes}\n{self.told()}"
+            assert time.monotonic() < deadline and set(self.codes) == {None}, (
+                f"{self.codes}\n{self.told()}"
+            )
             time.sleep(0.002)
 
     def phase(self, rank: int = 0) -> str:
@@ -391,8 +468,11 @@ class Start:
         return (self.folders[0] / f"slow-{what}").exists()
 
     def told(self) -> str:
-        return "\n".join((folder / "stderr").read_text(errors="replace") for folder in self.folders
-                         if (folder / "stderr").exists())
+        return "\n".join(
+            (folder / "stderr").read_text(errors="replace")
+            for folder in self.folders
+            if (folder / "stderr").exists()
+        )
 
     def orphans(self) -> list[int]:
         """Processes of the groups that these ranks led."""
@@ -402,19 +482,36 @@ class Start:
 class Torchrun:
     """One start of nmt-train by a real torchrun. All its processes bear a mark in their environment."""
 
-    def __init__(self, folder: Path, argv: Sequence[str], size: int = 2, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, argv: Sequence[str], size: int = 2, options: Sequence[str] = ()
+    ) -> None:
         self.mark = f"NMT_SOAK_MARK={random.SystemRandom().getrandbits(64):x}"
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "torchrun.stderr"
         name, _, value = self.mark.partition("=")
         environment = {key: text for key, text in os.environ.items() if key not in RANK}
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--standalone",
-                   "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "--shutdown-timeout=60", *options,
-                   "-m", "nmt.commands.train", *argv]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={size}",
+            "--standalone",
+            "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+            "--shutdown-timeout=60",
+            *options,
+            "-m",
+            "nmt.commands.train",
+            *argv,
+        ]
         with open(self.errors, "wb") as errors:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, cwd=folder,
-                                            env=environment | SEPARATE | {name: value, "OMP_NUM_THREADS": "1"},
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+                cwd=folder,
+                env=environment | SEPARATE | {name: value, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
 
     def living(self) -> list[int]:
         """The pids of the agent, its ranks and whatever they started."""
@@ -432,7 +529,7 @@ class Torchrun:
 
     def until_gone(self, seconds: float = WAIT_S) -> None:
         deadline = time.monotonic() + seconds
-        while (pids := self.living()):
+        while pids := self.living():
             assert time.monotonic() < deadline, f"{pids} still live: {self.told()}"
             self.process.poll()
             time.sleep(0.02)
@@ -487,7 +584,9 @@ class Ground:
     def argv(self, name: str, *settings: str) -> list[str]:
         return ["--config", str(self.config), f"out={self.folder / name}", *settings]
 
-    def start(self, name: str, *settings: str, size: int = 1, order: Order | None = None, at: str = "") -> Start:
+    def start(
+        self, name: str, *settings: str, size: int = 1, order: Order | None = None, at: str = ""
+    ) -> Start:
         """Start the run `name`; `at` sets apart what goes on at the same time."""
         return Start(self.folder / f"{name}{at}.ranks", self.argv(name, *settings), size, order)
 
@@ -498,8 +597,22 @@ class Ground:
         return self.run(name)
 
 
-WORDS = {"red": "rot", "blue": "blau", "dog": "hund", "cat": "katze", "sees": "sieht", "likes": "mag", "one": "ein",
-         "house": "haus", "tree": "baum", "big": "groß", "small": "klein", "old": "alt", "and": "und", "not": "nicht"}
+WORDS = {
+    "red": "rot",
+    "blue": "blau",
+    "dog": "hund",
+    "cat": "katze",
+    "sees": "sieht",
+    "likes": "mag",
+    "one": "ein",
+    "house": "haus",
+    "tree": "baum",
+    "big": "groß",
+    "small": "klein",
+    "old": "alt",
+    "and": "und",
+    "not": "nicht",
+}
 
 
 def make_ground(folder: Path) -> Ground:
@@ -509,9 +622,12 @@ def make_ground(folder: Path) -> Ground:
         drawn = [[rng.choice(list(WORDS)) for _ in range(rng.randint(2, 9))] for _ in range(n)]
         texts = {"en": drawn, "de": [[WORDS[word] for word in words] for words in drawn]}
         for language, rows in texts.items():
-            (folder / f"{split}.{language}").write_text("".join(" ".join(row) + "\n" for row in rows), "utf-8")
+            (folder / f"{split}.{language}").write_text(
+                "".join(" ".join(row) + "\n" for row in rows), "utf-8"
+            )
     config = folder / "toy.yaml"
-    config.write_text(f"""
+    config.write_text(
+        f"""
 name: toy
 seed: 3
 data:
@@ -536,7 +652,9 @@ training:
   keep_checkpoints: 2
 decoding: {{max_extra: 3, batch_tokens: 40}}
 evaluation: {{sentences: 6}}
-""", "utf-8")
+""",
+        "utf-8",
+    )
     return Ground(folder, config)
 
 
@@ -549,8 +667,13 @@ def contents(run: RunFolder) -> dict[str, Any]:
     """Weights, moments, the integers a run continues from, its metrics without times."""
     last = run.checkpoints / "last"
     state = read_json(last / "state.json")
-    return {"state": {name: state[name] for name in ("step", "cursor", "tokens_seen", "best", "best_step")},
-            "tensors": tensor_digests(last), "metrics": lines(run)}
+    return {
+        "state": {
+            name: state[name] for name in ("step", "cursor", "tokens_seen", "best", "best_step")
+        },
+        "tensors": tensor_digests(last),
+        "metrics": lines(run),
+    }
 
 
 def check_same(run: RunFolder, whole: RunFolder) -> None:
@@ -559,20 +682,30 @@ def check_same(run: RunFolder, whole: RunFolder) -> None:
     assert one["state"] == other["state"], f"{run.path}: {one['state']} and not {other['state']}"
     for got, expected in zip(one["metrics"], other["metrics"], strict=False):
         assert got == expected, f"{run.path}: {got} and not {expected}"
-    wrong = [name for name in other["tensors"] if one["tensors"].get(name) != other["tensors"][name]]
-    assert not wrong and digest(run) == digest(whole), f"{run.path}: {wrong}, {len(one['metrics'])} lines"
+    wrong = [
+        name for name in other["tensors"] if one["tensors"].get(name) != other["tensors"][name]
+    ]
+    assert not wrong and digest(run) == digest(whole), (
+        f"{run.path}: {wrong}, {len(one['metrics'])} lines"
+    )
 
 
 def tensor_digests(folder: Path) -> dict[str, str]:
     tensors = load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
-    return {name: hashlib.sha256(repr((tensor.dtype, tensor.shape)).encode() + tensor.numpy().tobytes()).hexdigest()
-            for name, tensor in sorted(tensors.items())}
+    return {
+        name: hashlib.sha256(
+            repr((tensor.dtype, tensor.shape)).encode() + tensor.numpy().tobytes()
+        ).hexdigest()
+        for name, tensor in sorted(tensors.items())
+    }
 
 
 def lines(run: RunFolder) -> list[dict[str, Any]]:
     """metrics.jsonl without what differs between any two runs."""
     found = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in found]
+    return [
+        {name: value for name, value in line.items() if not name.endswith("_s")} for line in found
+    ]
 
 
 def steps_logged(run: RunFolder) -> int:
@@ -604,7 +737,9 @@ def traces(run: RunFolder) -> set[tuple[str, int | str]]:
         name = re.sub(r"\.\d+\.tmp", ".tmp", str(path.relative_to(run.path)))
         if not any(part[0] == "." for part in path.relative_to(run.path).parts[:-1]):
             kind = os.readlink(path) if path.is_symlink() else "folder" if path.is_dir() else "file"
-            found.add((name, path.stat().st_size if kind == "file" and path.name[0] != "." else kind))
+            found.add(
+                (name, path.stat().st_size if kind == "file" and path.name[0] != "." else kind)
+            )
     return found
 
 

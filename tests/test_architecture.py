@@ -73,7 +73,9 @@ def imports(name: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}:{node.lineno}: relative import; write from nmt... import"
+            assert node.level == 0, (
+                f"{name}:{node.lineno}: relative import; write from nmt... import"
+            )
             modules = [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
         for module in modules:
             path = module.removeprefix("nmt.").replace(".", "/") + ".py"
@@ -95,7 +97,9 @@ def style_faults(name: str, tree: ast.Module) -> Iterator[str]:
         return f"{name}:{getattr(node, 'lineno', 1)}: {what}"
 
     if not (ast.get_docstring(tree) or "").strip():
-        yield fault(tree, "no docstring at the top: what the file is, why it is so, what always holds")
+        yield fault(
+            tree, "no docstring at the top: what the file is, why it is so, what always holds"
+        )
     for part in Path(name).with_suffix("").parts:
         if BANNED_NAME.fullmatch(part):
             yield fault(tree, f"{part} says nothing; name the file after what it holds")
@@ -108,7 +112,9 @@ def style_faults(name: str, tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.arguments) and node.kwarg:
             yield fault(node.kwarg, f"**{node.kwarg.arg}; name the parameters")
         if name != "config.py" and isinstance(node, ast.Call) and is_lookup_in_config(node):
-            yield fault(node, f"{ast.unparse(node)}; write the attribute out, so that a typo is an error")
+            yield fault(
+                node, f"{ast.unparse(node)}; write the attribute out, so that a typo is an error"
+            )
 
 
 def is_lookup_in_config(call: ast.Call) -> bool:

@@ -29,7 +29,15 @@ from nmt.system.files import RunFolder, seal
 from nmt.train.optimizer import make_optimizer
 
 CONFIG = RunConfig(model=ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1))
-STATE = TrainState(step=7, cursor=Cursor(2, 3), tokens_seen=99, best=1.5, best_step=5, elapsed_s=2.25, metrics_bytes=10)
+STATE = TrainState(
+    step=7,
+    cursor=Cursor(2, 3),
+    tokens_seen=99,
+    best=1.5,
+    best_step=5,
+    elapsed_s=2.25,
+    metrics_bytes=10,
+)
 V = 11
 
 
@@ -37,8 +45,16 @@ def pieces(letters: str) -> bytes:
     """A BPE model of V pieces: four marks, the space and six letters."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(letters)]), model_writer=model, model_type="bpe", vocab_size=V, pad_id=0,
-        unk_id=1, bos_id=2, eos_id=3, minloglevel=2)
+        sentence_iterator=iter([" ".join(letters)]),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=V,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
     return model.getvalue()
 
 
@@ -55,7 +71,9 @@ def trained(seed: int) -> tuple[Transformer, torch.optim.Adam]:
     return model, optimizer
 
 
-def write(path: Path, seed: int = 1, state: TrainState = STATE, vocab: bytes = VOCAB_MODEL) -> Transformer:
+def write(
+    path: Path, seed: int = 1, state: TrainState = STATE, vocab: bytes = VOCAB_MODEL
+) -> Transformer:
     model, optimizer = trained(seed)
     save(path, snapshot(model, optimizer), state, CONFIG, vocab)
     return model
@@ -78,10 +96,14 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     write(tmp_path / "c")
     stored = load_file(tmp_path / "c" / MODEL)
-    assert [name for name, value in stored.items() if value.shape == (V, 8)] == ["tgt_embedding.weight"]
+    assert [name for name, value in stored.items() if value.shape == (V, 8)] == [
+        "tgt_embedding.weight"
+    ]
 
 
-@pytest.mark.parametrize("name", [MODEL, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"])
+@pytest.mark.parametrize(
+    "name", [MODEL, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"]
+)
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
     write(tmp_path / "c")
@@ -96,12 +118,23 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
         load(tmp_path / "c")
 
 
-@pytest.mark.parametrize(("change", "complaint"), [
-    (lambda w: w.pop("decoder.0.feed_forward.inner.bias"), "lacks tensor decoder.0.feed_forward.inner.bias"),
-    (lambda w: w.update(extra=torch.zeros(1)), "stray tensor extra"),
-    (lambda w: w.update({"decoder.0.feed_forward.inner.bias": torch.zeros(3)}), r"has shape \[3\]"),
-])
-def test_weights_that_do_not_belong_to_the_config(change: object, complaint: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            lambda w: w.pop("decoder.0.feed_forward.inner.bias"),
+            "lacks tensor decoder.0.feed_forward.inner.bias",
+        ),
+        (lambda w: w.update(extra=torch.zeros(1)), "stray tensor extra"),
+        (
+            lambda w: w.update({"decoder.0.feed_forward.inner.bias": torch.zeros(3)}),
+            r"has shape \[3\]",
+        ),
+    ],
+)
+def test_weights_that_do_not_belong_to_the_config(
+    change: object, complaint: str, tmp_path: Path
+) -> None:
     write(tmp_path / "c")
     weights = {name: value.clone() for name, value in load_file(tmp_path / "c" / MODEL).items()}
     assert callable(change)

@@ -52,22 +52,46 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loader:
 
 # ---- values -----------------------------------------------------------------------------------------------------
 
+
 def test_an_empty_file_is_the_defaults(load: Loader) -> None:
     assert load("") == load("# nothing\n") == RunConfig()
 
 
-@pytest.mark.parametrize("text, value", [
-    ("1e-9", 1e-9), ("1E-9", 1e-9), ("1.e-9", 1e-9), (".5", 0.5), ("+2", 2.0), ("3", 3.0), ("1_000.5", 1000.5)])
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("1e-9", 1e-9),
+        ("1E-9", 1e-9),
+        ("1.e-9", 1e-9),
+        (".5", 0.5),
+        ("+2", 2.0),
+        ("3", 3.0),
+        ("1_000.5", 1000.5),
+    ],
+)
 def test_numbers(load: Loader, text: str, value: float) -> None:
     config = load(f"optimizer: {{scale: {text}}}")
     assert config.optimizer.scale == value
     assert type(config.optimizer.scale) is float
 
 
-@pytest.mark.parametrize("text, value", [
-    ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("12:30:00", "12:30:00"), ("2001-01-01", "2001-01-01"),
-    ("0x10", "0x10"), (".nan", ".nan"), ("'5'", "5"), ("'null'", "null"), ("=", "="), ("a b", "a b"),
-    ("|\n  a\n  b", "a\nb")])
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("12:30:00", "12:30:00"),
+        ("2001-01-01", "2001-01-01"),
+        ("0x10", "0x10"),
+        (".nan", ".nan"),
+        ("'5'", "5"),
+        ("'null'", "null"),
+        ("=", "="),
+        ("a b", "a b"),
+        ("|\n  a\n  b", "a\nb"),
+    ],
+)
 def test_words_stay_words(load: Loader, text: str, value: str) -> None:
     """YAML 1.1, which PyYAML speaks, takes several of these for truth values, dates and numbers in base 60."""
     assert load(f"name: {text}").name == value
@@ -78,7 +102,9 @@ def test_leading_zeros_do_not_make_octal_numbers(load: Loader) -> None:
 
 
 def test_truth_and_absence(load: Loader) -> None:
-    config = load("model: {tied: false, window: 5}\ndata: {clean: {max_words: null}}\nevaluation: {sentences: ~}\n")
+    config = load(
+        "model: {tied: false, window: 5}\ndata: {clean: {max_words: null}}\nevaluation: {sentences: ~}\n"
+    )
     assert config.model.tied is False
     assert config.model.window == 5
     assert config.data.clean.max_words is None
@@ -93,8 +119,10 @@ data:
     - {dataset: wmt/wmt14, subset: de-en, split: train, repeat: 2}
   valid: {file: v.tsv}
 """)
-    assert config.data.train == (CorpusConfig(src="a.en", tgt="a.de"),
-                                 CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="train", repeat=2))
+    assert config.data.train == (
+        CorpusConfig(src="a.en", tgt="a.de"),
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="train", repeat=2),
+    )
     assert config.data.valid == CorpusConfig(file="v.tsv")
 
 
@@ -103,10 +131,16 @@ data:
 BAD = [
     # keys
     ("trainng: {steps: 1}", "c.yaml:1: trainng: unknown key; did you mean training?"),
-    ("name: x\ntraining:\n  stesp: 1", "c.yaml:3: training.stesp: unknown key; did you mean steps?"),
+    (
+        "name: x\ntraining:\n  stesp: 1",
+        "c.yaml:3: training.stesp: unknown key; did you mean steps?",
+    ),
     ("qqq: 1", "known: data, decoding, device, evaluation"),
     ("training.steps: 5", "c.yaml:1: training.steps: unknown key"),
-    ("model:\n  attention_bias: true", "c.yaml:2: model.attention_bias: this key is gone; only False is still read"),
+    (
+        "model:\n  attention_bias: true",
+        "c.yaml:2: model.attention_bias: this key is gone; only False is still read",
+    ),
     ("model: {attention_bias: 0}", "only False is still read, not 0"),
     ("<<: {name: x}", "c.yaml:1: <<: unknown key"),
     ("data: {train: [{src: a, tgt: a}]}", "data.train[0]: src and tgt are both 'a'"),
@@ -144,7 +178,10 @@ BAD = [
     ("decoding: {beam: 0}", "beam is 0"),
     ("decoding: {length_penalty: -1}", "length_penalty is -1"),
     ("evaluation: {sentences: 0}", "sentences is 0"),
-    ("vocab: {size: 70000}", "size is 70000; it must lie between 16 and 65535, for ids are stored in 16 bits"),
+    (
+        "vocab: {size: 70000}",
+        "size is 70000; it must lie between 16 and 65535, for ids are stored in 16 bits",
+    ),
     ("seed: -1", "c.yaml:1: seed is -1"),
     ("data: {workers: 0}", "workers is 0"),
     ("data: {clean: {max_words: -5}}", "data.clean.max_words is -5"),
@@ -186,7 +223,10 @@ BAD = [
     ("extends: 5", "extends: 5 is not a file name"),
     ('extends: "a\\nb"', "is not a file name"),
     ("extends: c.yaml", "'extends' goes in a circle: c.yaml -> c.yaml"),
-    ("extends: nope.yaml", "nope.yaml: not found; give a path to a YAML file or one of the shipped configs"),
+    (
+        "extends: nope.yaml",
+        "nope.yaml: not found; give a path to a YAML file or one of the shipped configs",
+    ),
     ("extends: " + 300 * "x", "not found"),
 ]
 
@@ -199,23 +239,26 @@ def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, compla
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("override, complaint", [
-    ("training.steps", "'training.steps' is not of the form section.key=value"),
-    ("=5", "is not of the form"),
-    ("Training.steps=5", "is not of the form"),
-    ("training..steps=5", "is not of the form"),
-    ("training.stesp=5", "command line: training.stesp: unknown key; did you mean steps?"),
-    ("training.steps=", "command line: training.steps: '' is not an integer"),
-    ("training.steps=-5", "command line: training.steps is -5"),
-    ("training=5", "command line: training: 5 is not a section"),
-    ("data.train.0.src=x", "data.train: {'0': {'src': 'x'}} is not a list"),
-    ("name=a, b: c", "quote the value"),
-    ("name=a\nb: c", "command line, name:2: not valid YAML"),
-    ("name=\x01", "command line, name: not valid YAML"),
-    ("name=*x", "aliases"),
-    ("name={a: 1, a: 2}", "key 'a' is given twice"),
-    ("extends=base.yaml", "extends: unknown key"),
-])
+@pytest.mark.parametrize(
+    "override, complaint",
+    [
+        ("training.steps", "'training.steps' is not of the form section.key=value"),
+        ("=5", "is not of the form"),
+        ("Training.steps=5", "is not of the form"),
+        ("training..steps=5", "is not of the form"),
+        ("training.stesp=5", "command line: training.stesp: unknown key; did you mean steps?"),
+        ("training.steps=", "command line: training.steps: '' is not an integer"),
+        ("training.steps=-5", "command line: training.steps is -5"),
+        ("training=5", "command line: training: 5 is not a section"),
+        ("data.train.0.src=x", "data.train: {'0': {'src': 'x'}} is not a list"),
+        ("name=a, b: c", "quote the value"),
+        ("name=a\nb: c", "command line, name:2: not valid YAML"),
+        ("name=\x01", "command line, name: not valid YAML"),
+        ("name=*x", "aliases"),
+        ("name={a: 1, a: 2}", "key 'a' is given twice"),
+        ("extends=base.yaml", "extends: unknown key"),
+    ],
+)
 def test_bad_overrides_are_refused_in_one_line(load: Loader, override: str, complaint: str) -> None:
     with pytest.raises(UserError) as caught:
         load("", override)
@@ -223,11 +266,17 @@ def test_bad_overrides_are_refused_in_one_line(load: Loader, override: str, comp
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name, complaint", [
-    ("missing.yaml", "missing.yaml: not found; give a path to a YAML file or one of the shipped configs: "),
-    (".", "is a folder"),
-    ("no/such/base.yaml", "no/such/base.yaml: not found"),
-])
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        (
+            "missing.yaml",
+            "missing.yaml: not found; give a path to a YAML file or one of the shipped configs: ",
+        ),
+        (".", "is a folder"),
+        ("no/such/base.yaml", "no/such/base.yaml: not found"),
+    ],
+)
 def test_a_config_that_is_not_there(name: str, complaint: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config(name)
@@ -237,21 +286,38 @@ def test_a_config_that_is_not_there(name: str, complaint: str) -> None:
 
 # ---- layers -----------------------------------------------------------------------------------------------------
 
+
 def test_overrides_win_over_the_file_and_later_over_earlier(load: Loader) -> None:
-    config = load("training: {steps: 5, log_every: 7}", "training.steps=6", "training.steps=8", "optimizer.eps=1e-7",
-                  "model={d_model: 64, n_heads: 2}", "name='12'", "out=~/runs/a:b", "data.train=[{demo: train}]")
+    config = load(
+        "training: {steps: 5, log_every: 7}",
+        "training.steps=6",
+        "training.steps=8",
+        "optimizer.eps=1e-7",
+        "model={d_model: 64, n_heads: 2}",
+        "name='12'",
+        "out=~/runs/a:b",
+        "data.train=[{demo: train}]",
+    )
     assert (config.training.steps, config.training.log_every, config.optimizer.eps) == (8, 7, 1e-7)
-    assert (config.model.d_model, config.model.n_heads, config.model.d_ff) == (64, 2, ModelConfig().d_ff)
+    assert (config.model.d_model, config.model.n_heads, config.model.d_ff) == (
+        64,
+        2,
+        ModelConfig().d_ff,
+    )
     assert (config.name, config.out) == ("12", "~/runs/a:b")
     assert config.data.train == (CorpusConfig(demo="train"),)
 
 
 def test_extends_a_relative_file_then_a_shipped_one(load: Loader, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/middle.yaml").write_text("extends: base.yaml\nmodel: {dropout: 0.25, n_layers: 3}\n")
+    (tmp_path / "sub/middle.yaml").write_text(
+        "extends: base.yaml\nmodel: {dropout: 0.25, n_layers: 3}\n"
+    )
     config = load("extends: sub/middle.yaml\nmodel: {n_layers: 2}\n", "model.d_ff=64")
     base = load_config("base.yaml")
-    assert config == dataclasses.replace(base, model=dataclasses.replace(base.model, dropout=0.25, n_layers=2, d_ff=64))
+    assert config == dataclasses.replace(
+        base, model=dataclasses.replace(base.model, dropout=0.25, n_layers=2, d_ff=64)
+    )
 
 
 def test_extends_names_the_file_of_the_mistake(load: Loader, tmp_path: Path) -> None:
@@ -267,13 +333,23 @@ def test_extends_in_a_circle(load: Loader, tmp_path: Path) -> None:
 
 
 def test_a_corpus_of_another_kind_replaces_the_inherited_one(load: Loader, tmp_path: Path) -> None:
-    (tmp_path / "parent.yaml").write_text("data:\n  valid: {dataset: d, split: validation}\n  test: {demo: test}\n")
-    config = load("extends: parent.yaml\ndata: {valid: {split: dev}}", "data.test.src=a", "data.test.tgt=b")
+    (tmp_path / "parent.yaml").write_text(
+        "data:\n  valid: {dataset: d, split: validation}\n  test: {demo: test}\n"
+    )
+    config = load(
+        "extends: parent.yaml\ndata: {valid: {split: dev}}", "data.test.src=a", "data.test.tgt=b"
+    )
     assert config.data.valid == CorpusConfig(dataset="d", split="dev")
     assert config.data.test == CorpusConfig(src="a", tgt="b")
-    config = load("extends: parent.yaml\ndata: {test: {archive: a.tgz, src: x, tgt: y}}", "data.valid={dataset: e}",
-                  "data.test={src: b, tgt: c}")
-    assert (config.data.valid, config.data.test) == (CorpusConfig(dataset="e"), CorpusConfig(src="b", tgt="c"))
+    config = load(
+        "extends: parent.yaml\ndata: {test: {archive: a.tgz, src: x, tgt: y}}",
+        "data.valid={dataset: e}",
+        "data.test={src: b, tgt: c}",
+    )
+    assert (config.data.valid, config.data.test) == (
+        CorpusConfig(dataset="e"),
+        CorpusConfig(src="b", tgt="c"),
+    )
 
 
 def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> None:
@@ -283,7 +359,11 @@ def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> 
 
 
 def test_keys_that_are_gone_are_read_where_they_change_nothing(load: Loader) -> None:
-    assert load("model: {attention_bias: false}") == load("", "model.attention_bias=false") == RunConfig()
+    assert (
+        load("model: {attention_bias: false}")
+        == load("", "model.attention_bias=false")
+        == RunConfig()
+    )
     assert all(key.rpartition(".")[2] not in dump(RunConfig()) for key in RETIRED)
 
 
@@ -295,42 +375,75 @@ def test_shipped_configs_load_and_dump(load: Loader, name: str) -> None:
 
 
 def test_the_paper_is_shipped() -> None:
-    assert {"base.yaml", "big.yaml", "base-enfr.yaml", "big-enfr.yaml", "demo.yaml", "multi30k.yaml"} <= set(SHIPPED)
+    assert {
+        "base.yaml",
+        "big.yaml",
+        "base-enfr.yaml",
+        "big-enfr.yaml",
+        "demo.yaml",
+        "multi30k.yaml",
+    } <= set(SHIPPED)
 
 
 # ---- dumps and differences --------------------------------------------------------------------------------------
+
 
 def numbers(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(low, high, exclude_max=True, allow_subnormal=False)
 
 
 COUNTS = st.integers(1, 2**40)
-WORDS = st.text(max_size=12) | st.sampled_from([
-    "no", "on", "null", "~", "1e5", "08", "1_0", ".5", "0x1", "12:30", "<<"])
+WORDS = st.text(max_size=12) | st.sampled_from(
+    ["no", "on", "null", "~", "1e5", "08", "1_0", ".5", "0x1", "12:30", "<<"]
+)
 CORPORA = st.one_of(
-    st.builds(CorpusConfig, src=WORDS, tgt=WORDS, repeat=COUNTS).filter(lambda corpus: corpus.src != corpus.tgt),
+    st.builds(CorpusConfig, src=WORDS, tgt=WORDS, repeat=COUNTS).filter(
+        lambda corpus: corpus.src != corpus.tgt
+    ),
     st.builds(CorpusConfig, file=WORDS),
     st.builds(CorpusConfig, dataset=WORDS, subset=st.none() | WORDS, split=WORDS),
-    st.builds(CorpusConfig, demo=st.sampled_from(["train", "valid", "test"])))
+    st.builds(CorpusConfig, demo=st.sampled_from(["train", "valid", "test"])),
+)
 CONFIGS = st.builds(
-    RunConfig, name=WORDS, out=WORDS, seed=st.integers(0, 2**31 - 1),
+    RunConfig,
+    name=WORDS,
+    out=WORDS,
+    seed=st.integers(0, 2**31 - 1),
     data=st.builds(
-        DataConfig, src=WORDS.filter(lambda word: word != "de"), root=WORDS,
-        train=st.lists(CORPORA, max_size=3).map(tuple), valid=st.none() | CORPORA,
-        clean=st.builds(CleanConfig, max_words=st.none() | COUNTS, max_ratio=st.none() | numbers(1, 1e18))),
+        DataConfig,
+        src=WORDS.filter(lambda word: word != "de"),
+        root=WORDS,
+        train=st.lists(CORPORA, max_size=3).map(tuple),
+        valid=st.none() | CORPORA,
+        clean=st.builds(
+            CleanConfig, max_words=st.none() | COUNTS, max_ratio=st.none() | numbers(1, 1e18)
+        ),
+    ),
     vocab=st.builds(VocabConfig, size=st.integers(16, 65_535)),
-    model=st.builds(ModelConfig, dropout=numbers(0, 1), norm=st.sampled_from(["post", "pre"]), tied=st.booleans(),
-                    window=st.none() | COUNTS),
+    model=st.builds(
+        ModelConfig,
+        dropout=numbers(0, 1),
+        norm=st.sampled_from(["post", "pre"]),
+        tied=st.booleans(),
+        window=st.none() | COUNTS,
+    ),
     optimizer=st.builds(OptimizerConfig, eps=numbers(1e-300, 1e18), beta2=numbers(0, 1)),
-    training=st.builds(TrainingConfig, steps=COUNTS, precision=st.sampled_from(["bf16", "fp32"]),
-                       checkpoint_minutes=st.none() | numbers(1e-9, 1e18)),
+    training=st.builds(
+        TrainingConfig,
+        steps=COUNTS,
+        precision=st.sampled_from(["bf16", "fp32"]),
+        checkpoint_minutes=st.none() | numbers(1e-9, 1e18),
+    ),
     decoding=st.builds(DecodingConfig, length_penalty=numbers(0, 10)),
-    evaluation=st.builds(EvaluationConfig, bleu=st.booleans(), sentences=st.none() | COUNTS))
+    evaluation=st.builds(EvaluationConfig, bleu=st.booleans(), sentences=st.none() | COUNTS),
+)
 
 
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)
 @given(config=CONFIGS)
-def test_a_dump_reads_back_to_an_equal_config(tmp_path_factory: pytest.TempPathFactory, config: RunConfig) -> None:
+def test_a_dump_reads_back_to_an_equal_config(
+    tmp_path_factory: pytest.TempPathFactory, config: RunConfig
+) -> None:
     path = tmp_path_factory.getbasetemp() / "dumped.yaml"
     path.write_text(dump(config), encoding="utf-8", newline="")
     assert load_config(str(path)) == config
@@ -339,18 +452,33 @@ def test_a_dump_reads_back_to_an_equal_config(tmp_path_factory: pytest.TempPathF
 
 def test_changed_applies_overrides_to_a_config() -> None:
     config = changed(RunConfig(), ["decoding.beam=1", "data.test={file: x.tsv}"])
-    assert config == dataclasses.replace(RunConfig(), decoding=DecodingConfig(beam=1),
-                                         data=DataConfig(test=CorpusConfig(file="x.tsv")))
+    assert config == dataclasses.replace(
+        RunConfig(),
+        decoding=DecodingConfig(beam=1),
+        data=DataConfig(test=CorpusConfig(file="x.tsv")),
+    )
     with pytest.raises(UserError, match="beam is 0"):
         changed(config, ["decoding.beam=0"])
 
 
 def test_differences_names_what_makes_another_run() -> None:
     old = RunConfig()
-    new = changed(old, ["model.d_model=256", "seed=2", "data.valid={demo: valid}",
-                        "training.steps=7", "decoding.beam=1", "out=elsewhere"])  # these may change
-    assert sorted(differences(old, new)) == ["data.valid.demo: None -> valid", "model.d_model: 512 -> 256",
-                                             "seed: 1 -> 2"]
+    new = changed(
+        old,
+        [
+            "model.d_model=256",
+            "seed=2",
+            "data.valid={demo: valid}",
+            "training.steps=7",
+            "decoding.beam=1",
+            "out=elsewhere",
+        ],
+    )  # these may change
+    assert sorted(differences(old, new)) == [
+        "data.valid.demo: None -> valid",
+        "model.d_model: 512 -> 256",
+        "seed: 1 -> 2",
+    ]
     assert differences(old, old) == []
     assert "training.steps: 100000 -> 7" in differences(old, new, free=())
 

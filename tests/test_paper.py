@@ -37,20 +37,47 @@ from nmt.train.optimizer import learning_rate, make_optimizer
 from nmt.translate.search import penalty
 
 ROOT = Path(__file__).parents[1]
-CONFIGS_OF_DOCS = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE | re.DOTALL)
+CONFIGS_OF_DOCS = re.findall(
+    r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE | re.DOTALL
+)
 SLOW = ("torch", "numpy", "datasets", "sentencepiece", "sacrebleu", "safetensors")
 
 WITHOUT_ROW = {
     **dict.fromkeys(("name", "out", "data.root", "data.store"), "where things lie"),
     **dict.fromkeys(("seed", "decoding.seed"), "a draw, not a rule"),
-    **dict.fromkeys(("device", "data.workers", "training.micro_tokens", "training.precision", "training.compile",
-                     "training.shard", "decoding.precision", "decoding.batch_tokens"),
-                    "the machine's; the report names the precision"),
-    **dict.fromkeys(("training.log_every", "training.validate_every", "evaluation.bleu", "evaluation.sentences"),
-                    "what is told on the way"),
-    **dict.fromkeys(("data.on_bad_line", "training.on_nonfinite"), "of what must not occur; counted where it does"),
-    **dict.fromkeys(("data.clean.preset", "decoding.preset"), "names for other settings, which have rows as resolved"),
-    **dict.fromkeys(("decoding.temperature", "decoding.top_k", "decoding.top_p"), "of sampling, which has a row"),
+    **dict.fromkeys(
+        (
+            "device",
+            "data.workers",
+            "training.micro_tokens",
+            "training.precision",
+            "training.compile",
+            "training.shard",
+            "decoding.precision",
+            "decoding.batch_tokens",
+        ),
+        "the machine's; the report names the precision",
+    ),
+    **dict.fromkeys(
+        (
+            "training.log_every",
+            "training.validate_every",
+            "evaluation.bleu",
+            "evaluation.sentences",
+        ),
+        "what is told on the way",
+    ),
+    **dict.fromkeys(
+        ("data.on_bad_line", "training.on_nonfinite"),
+        "of what must not occur; counted where it does",
+    ),
+    **dict.fromkeys(
+        ("data.clean.preset", "decoding.preset"),
+        "names for other settings, which have rows as resolved",
+    ),
+    **dict.fromkeys(
+        ("decoding.temperature", "decoding.top_k", "decoding.top_p"), "of sampling, which has a row"
+    ),
     "model.max_positions": "of learned positions, which have a row",
     "decoding.long_lines": "of lines longer than decoding.max_source, which has a row",
     "vocab.sample_sentences": "shown in a row, but the paper leaves it open",
@@ -63,27 +90,55 @@ def keys_of(rows: list[Row]) -> list[str | None]:
 
 # ---- the shipped configs ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "model", "pair", "bleu", "n_averaged"), [
-    ("base", "base", "en-de", 27.3, 5), ("big", "big", "en-de", 28.4, 20),
-    ("base-enfr", "base", "en-fr", 38.1, 5), ("big-enfr", "big", "en-fr", 41.8, 20)])
-def test_the_papers_configs_do_not_deviate(name: str, model: str, pair: str, bleu: float, n_averaged: int) -> None:
+
+@pytest.mark.parametrize(
+    ("name", "model", "pair", "bleu", "n_averaged"),
+    [
+        ("base", "base", "en-de", 27.3, 5),
+        ("big", "big", "en-de", 28.4, 20),
+        ("base-enfr", "base", "en-fr", 38.1, 5),
+        ("big-enfr", "big", "en-fr", 41.8, 20),
+    ],
+)
+def test_the_papers_configs_do_not_deviate(
+    name: str, model: str, pair: str, bleu: float, n_averaged: int
+) -> None:
     config = load_config(f"{name}.yaml")
     found = conformance(config)
     assert found.deviations == []
-    assert (found.model, found.pair, found.bleu, found.n_averaged) == (model, pair, bleu, n_averaged)
+    assert (found.model, found.pair, found.bleu, found.n_averaged) == (
+        model,
+        pair,
+        bleu,
+        n_averaged,
+    )
     text = explain(config)
     assert f"\n0 deviations from the paper's {model} model, {pair.title()}\n" in text
     assert not any(line.startswith("*") for line in text.splitlines())
     assert ("41.0" in text) == (name == "big-enfr")
 
 
-SMALL = ["data.train", "data.clean.max_words", "data.valid", "data.test", "vocab.size", "model.n_layers",
-         "model.d_model", "model.d_ff", "model.n_heads", "optimizer.warmup_steps", "training.src_tokens",
-         "training.tgt_tokens",
-         "training.steps", "training.checkpoint_minutes"]
+SMALL = [
+    "data.train",
+    "data.clean.max_words",
+    "data.valid",
+    "data.test",
+    "vocab.size",
+    "model.n_layers",
+    "model.d_model",
+    "model.d_ff",
+    "model.n_heads",
+    "optimizer.warmup_steps",
+    "training.src_tokens",
+    "training.tgt_tokens",
+    "training.steps",
+    "training.checkpoint_minutes",
+]
 
 
-@pytest.mark.parametrize(("name", "more"), [("demo", []), ("multi30k", ["model.dropout", "optimizer.scale"])])
+@pytest.mark.parametrize(
+    ("name", "more"), [("demo", []), ("multi30k", ["model.dropout", "optimizer.scale"])]
+)
 def test_the_small_configs_deviate_in_what_they_are_small_in(name: str, more: list[str]) -> None:
     found = conformance(load_config(f"{name}.yaml"))
     assert (found.model, found.pair) == ("base", "en-de")
@@ -172,17 +227,42 @@ def test_what_follows_from_others_does_not_deviate_beside_them() -> None:
 
 def test_a_preset_is_what_it_sets() -> None:
     found = conformance(load_config("base.yaml", ["decoding.preset=fairseq"]))
-    assert keys_of(found.deviations) == [f"decoding.{key}" for key in (
-        "beam", "penalty", "length_penalty", "max_ratio", "min_length", "finishing", "stopping")]
+    assert keys_of(found.deviations) == [
+        f"decoding.{key}"
+        for key in (
+            "beam",
+            "penalty",
+            "length_penalty",
+            "max_ratio",
+            "min_length",
+            "finishing",
+            "stopping",
+        )
+    ]
 
 
 def test_the_nearer_model_is_the_measure_and_base_in_a_tie() -> None:
     size = ["model.d_model=1024", "model.d_ff=4096"]
-    assert conformance(load_config("base.yaml", size)).model == "base"  # h, dropout and updates are base's still
+    assert (
+        conformance(load_config("base.yaml", size)).model == "base"
+    )  # h, dropout and updates are base's still
     assert conformance(load_config("big.yaml", ["training.steps=100000"])).model == "big"
-    tie = conformance(load_config("big.yaml", ["model.d_model=512", "model.d_ff=2048", "model.n_heads=12",
-                                               "model.d_k=64", "model.d_v=64"]))
-    assert (tie.model, len(tie.deviations)) == ("base", 3)  # h, dropout and updates; from big d_model, d_ff and h
+    tie = conformance(
+        load_config(
+            "big.yaml",
+            [
+                "model.d_model=512",
+                "model.d_ff=2048",
+                "model.n_heads=12",
+                "model.d_k=64",
+                "model.d_v=64",
+            ],
+        )
+    )
+    assert (tie.model, len(tie.deviations)) == (
+        "base",
+        3,
+    )  # h, dropout and updates; from big d_model, d_ff and h
 
 
 def test_other_languages_are_measured_against_en_de() -> None:
@@ -194,33 +274,60 @@ def test_other_languages_are_measured_against_en_de() -> None:
 
 # ---- corpora ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("flip", "is_known", "why"), [
-    ("data.test={sacrebleu: wmt14}", False, "2,737 lines of 3,003"),
-    ("data.test={sacrebleu: wmt14/full}", True, ""),
-    ("data.test={dataset: wmt/wmt14, subset: de-en, split: test}", True, ""),
-    ("data.test={dataset: wmt14, subset: de-en, split: test}", True, ""),
-    ("data.test={dataset: wmt/wmt14, subset: de-en, split: validation}", False, ""),
-    ("data.test={dataset: wmt/wmt14, subset: de-en}", False, ""),  # the training text, then
-    ("data.test={src: sets/newstest2014.en.gz, tgt: sets/newstest2014.de.gz}", True, "3,003 lines"),
-    ("data.test={src: newstest2014.de, tgt: newstest2014.en}", False, ""),
-    ("data.test=null", False, ""),
-    ("data.valid={archive: dev.tgz, src: dev/newstest2013.en, tgt: dev/newstest2013.de}", True, ""),
-    ("data.valid={sacrebleu: wmt13}", True, ""),
-    ("data.valid={src: newstest2012.en, tgt: newstest2012.de}", False, ""),
-    ("data.valid=null", False, ""),
-    ("data.train=[]", False, ""),
-    ("data.train=[{dataset: wmt14, subset: de-en}]", True, ""),
-    ("data.train=[{dataset: wmt/wmt14, subset: de-en, split: train, repeat: 2}]", False, ""),
-    ("data.train=[{dataset: wmt/wmt14, subset: fr-en, split: train}]", False, ""),
-    ("data.train=[{dataset: someone/wmt14, subset: de-en}]", False, ""),
-    ("data.train=[{dataset: wmt/wmt14, subset: de-en}, {file: more.tsv}]", False, "with more.tsv"),
-    ("data.train=[{dataset: wmt/wmt14, subset: de-en}, {dataset: wmt/wmt14, subset: de-en}]", False, "once"),
-    ("data.train=[{src: commoncrawl.de-en.en.xz, tgt: commoncrawl.de-en.de.xz}, {src: p/europarl-v7.de-en.en, "
-     "tgt: p/europarl-v7.de-en.de}, {src: news-commentary-v9.de-en.en, tgt: news-commentary-v9.de-en.de}]", True, ""),
-    ("data.train=[{src: commoncrawl.de-en.en, tgt: commoncrawl.de-en.de}, {src: p/europarl-v7.de-en.en, "
-     "tgt: p/europarl-v7.de-en.de}, {src: news-commentary-v13.de-en.en, tgt: news-commentary-v13.de-en.de}]", False,
-     "without news-commentary-v9.de-en; with news-commentary-v13.de-en"),  # what tensor2tensor trains on
-])
+
+@pytest.mark.parametrize(
+    ("flip", "is_known", "why"),
+    [
+        ("data.test={sacrebleu: wmt14}", False, "2,737 lines of 3,003"),
+        ("data.test={sacrebleu: wmt14/full}", True, ""),
+        ("data.test={dataset: wmt/wmt14, subset: de-en, split: test}", True, ""),
+        ("data.test={dataset: wmt14, subset: de-en, split: test}", True, ""),
+        ("data.test={dataset: wmt/wmt14, subset: de-en, split: validation}", False, ""),
+        ("data.test={dataset: wmt/wmt14, subset: de-en}", False, ""),  # the training text, then
+        (
+            "data.test={src: sets/newstest2014.en.gz, tgt: sets/newstest2014.de.gz}",
+            True,
+            "3,003 lines",
+        ),
+        ("data.test={src: newstest2014.de, tgt: newstest2014.en}", False, ""),
+        ("data.test=null", False, ""),
+        (
+            "data.valid={archive: dev.tgz, src: dev/newstest2013.en, tgt: dev/newstest2013.de}",
+            True,
+            "",
+        ),
+        ("data.valid={sacrebleu: wmt13}", True, ""),
+        ("data.valid={src: newstest2012.en, tgt: newstest2012.de}", False, ""),
+        ("data.valid=null", False, ""),
+        ("data.train=[]", False, ""),
+        ("data.train=[{dataset: wmt14, subset: de-en}]", True, ""),
+        ("data.train=[{dataset: wmt/wmt14, subset: de-en, split: train, repeat: 2}]", False, ""),
+        ("data.train=[{dataset: wmt/wmt14, subset: fr-en, split: train}]", False, ""),
+        ("data.train=[{dataset: someone/wmt14, subset: de-en}]", False, ""),
+        (
+            "data.train=[{dataset: wmt/wmt14, subset: de-en}, {file: more.tsv}]",
+            False,
+            "with more.tsv",
+        ),
+        (
+            "data.train=[{dataset: wmt/wmt14, subset: de-en}, {dataset: wmt/wmt14, subset: de-en}]",
+            False,
+            "once",
+        ),
+        (
+            "data.train=[{src: commoncrawl.de-en.en.xz, tgt: commoncrawl.de-en.de.xz}, {src: p/europarl-v7.de-en.en, "
+            "tgt: p/europarl-v7.de-en.de}, {src: news-commentary-v9.de-en.en, tgt: news-commentary-v9.de-en.de}]",
+            True,
+            "",
+        ),
+        (
+            "data.train=[{src: commoncrawl.de-en.en, tgt: commoncrawl.de-en.de}, {src: p/europarl-v7.de-en.en, "
+            "tgt: p/europarl-v7.de-en.de}, {src: news-commentary-v13.de-en.en, tgt: news-commentary-v13.de-en.de}]",
+            False,
+            "without news-commentary-v9.de-en; with news-commentary-v13.de-en",
+        ),  # what tensor2tensor trains on
+    ],
+)
 def test_corpora_are_known_by_their_names(flip: str, is_known: bool, why: str) -> None:
     found = conformance(load_config("base.yaml", [flip]))
     key = flip.partition("=")[0]
@@ -229,6 +336,7 @@ def test_corpora_are_known_by_their_names(flip: str, is_known: bool, why: str) -
 
 
 # ---- no hole ------------------------------------------------------------------------------------------------------
+
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Key, type and value of each setting; a corpus, and the list of them, is one setting."""
@@ -255,13 +363,19 @@ def others(hint: Any, value: Any) -> list[Any]:
         number = value if isinstance(value, int | float) else 0
         found = [hint(1), hint(2 * (number or 8)), hint(0.5 * (number or 2))]
     else:
-        found = [{bool: not value, str: "x", type(None): None, CorpusConfig: CorpusConfig(demo="test")}[hint]]
+        found = [
+            {bool: not value, str: "x", type(None): None, CorpusConfig: CorpusConfig(demo="test")}[
+                hint
+            ]
+        ]
     return [other for other in found if other != value]
 
 
 def with_value(config: Any, key: str, value: Any) -> Any:
     name, _, rest = key.partition(".")
-    return dataclasses.replace(config, **{name: with_value(getattr(config, name), rest, value) if rest else value})
+    return dataclasses.replace(
+        config, **{name: with_value(getattr(config, name), rest, value) if rest else value}
+    )
 
 
 BASE = load_config("base.yaml")
@@ -278,8 +392,12 @@ def test_the_settings_without_a_row_are_settings_and_have_none() -> None:
 @pytest.mark.parametrize("key", [key for key in SETTINGS if key not in WITHOUT_ROW])
 def test_no_setting_is_missed(key: str) -> None:
     """If this fails for a new setting: give it a row in nmt/paper.py, or a reason in WITHOUT_ROW."""
-    changes = [conformance(with_value(BASE, key, other)).deviations for other in others(*SETTINGS[key])]
-    assert [key] in [keys_of(rows) for rows in changes], f"{key} may change and no row of its own shows it"
+    changes = [
+        conformance(with_value(BASE, key, other)).deviations for other in others(*SETTINGS[key])
+    ]
+    assert [key] in [keys_of(rows) for rows in changes], (
+        f"{key} may change and no row of its own shows it"
+    )
 
 
 def test_every_key_of_a_row_is_a_setting() -> None:
@@ -291,19 +409,29 @@ def test_every_key_of_a_row_is_a_setting() -> None:
 
 # ---- the report ---------------------------------------------------------------------------------------------------
 
+
 def test_the_command_prints_the_table_and_what_deviates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", "base.yaml", "--explain", "model.norm=pre"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     marked = [line for line in lines if line.startswith("*")]
     assert marked[0].split("  ")[0] == "* norm position" and len(marked) == 2
-    assert marked[1] == "* model.norm: x + Sublayer(LayerNorm(x)); the paper: LayerNorm(x + Sublayer(x))"
+    assert (
+        marked[1]
+        == "* model.norm: x + Sublayer(LayerNorm(x)); the paper: LayerNorm(x + Sublayer(x))"
+    )
     assert "1 deviation from the paper's base model, En-De" in lines
     assert err == "" and max(map(len, lines)) <= 140
 
 
-@pytest.mark.parametrize("overrides", [
-    [], ["name=" + "n" * 99], ["data.train=[{src: " + "a" * 99 + ", tgt: b}]", "vocab.model=" + "v" * 99]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["name=" + "n" * 99],
+        ["data.train=[{src: " + "a" * 99 + ", tgt: b}]", "vocab.model=" + "v" * 99],
+    ],
+)
 def test_columns_stay_aligned_and_narrow(overrides: list[str]) -> None:
     config = load_config("base.yaml", overrides)
     head, *lines = explain(config).splitlines()
@@ -326,8 +454,14 @@ print(json.dumps([code, time.perf_counter() - began, seen, [m for m in {SLOW} if
 """
     answers = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-                              env={"PYTHONPATH": str(ROOT), "PATH": ""})
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        )
         assert done.returncode == 0, done.stderr
         code, seconds, sockets, slow = json.loads(done.stdout.splitlines()[-1])
         assert (code, sockets, slow) == (0, [], [])
@@ -340,13 +474,20 @@ def test_the_document_shows_what_the_command_prints() -> None:
     text = (ROOT / "docs" / "recipe.md").read_text()
     command = "nmt-train --config base.yaml --explain model.norm=pre"
     assert f"    $ {command}\n" in text
-    shown = "".join(f"    {line}\n" if line else "\n"
-                    for line in explain(load_config("base.yaml", ["model.norm=pre"])).splitlines())
+    shown = "".join(
+        f"    {line}\n" if line else "\n"
+        for line in explain(load_config("base.yaml", ["model.norm=pre"])).splitlines()
+    )
     assert shown in text
 
 
 def test_the_figures_are_those_of_table_2() -> None:
-    assert BLEU == {("base", "en-de"): 27.3, ("base", "en-fr"): 38.1, ("big", "en-de"): 28.4, ("big", "en-fr"): 41.8}
+    assert BLEU == {
+        ("base", "en-de"): 27.3,
+        ("base", "en-fr"): 38.1,
+        ("big", "en-de"): 28.4,
+        ("big", "en-fr"): 41.8,
+    }
 
 
 # ---- rules without a setting, held against the code ---------------------------------------------------------------
@@ -356,9 +497,15 @@ TINY = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=2, dropout=0.5)
 
 def test_dropout_is_nowhere_but_on_sub_layers_and_embeddings() -> None:
     model = Transformer(TINY, 16)
-    places = [parent for parent in model.modules() for child in parent.children()
-              if isinstance(child, Dropout | nn.Dropout)]
-    assert {type(place) for place in places} == {Residual, Transformer} and len(places) == 2 * 2 + 2 * 3 + 1
+    places = [
+        parent
+        for parent in model.modules()
+        for child in parent.children()
+        if isinstance(child, Dropout | nn.Dropout)
+    ]
+    assert {type(place) for place in places} == {Residual, Transformer} and len(
+        places
+    ) == 2 * 2 + 2 * 3 + 1
     torch.manual_seed(1)
     x = torch.randn(3, 8)
     forward = model.encoder[0].feed_forward.train()
@@ -374,19 +521,28 @@ def test_the_feed_forward_is_relu_with_biases_and_attention_has_none() -> None:
     nn.init.normal_(outer.bias)
     expected = (x @ inner.weight.T + inner.bias).clamp(min=0) @ outer.weight.T + outer.bias
     torch.testing.assert_close(forward(x), expected)
-    assert [m.bias for m in SelfAttention(TINY).modules() if isinstance(m, nn.Linear)] == [None, None]
+    assert [m.bias for m in SelfAttention(TINY).modules() if isinstance(m, nn.Linear)] == [
+        None,
+        None,
+    ]
 
 
 def test_sinusoids_are_the_papers_in_another_order_of_columns() -> None:
-    table = [[(math.cos if i % 2 else math.sin)(place / 10_000 ** (i // 2 * 2 / 8)) for i in range(8)]
-             for place in range(9)]
+    table = [
+        [(math.cos if i % 2 else math.sin)(place / 10_000 ** (i // 2 * 2 / 8)) for i in range(8)]
+        for place in range(9)
+    ]
     expected = torch.tensor(table)[:, [0, 2, 4, 6, 1, 3, 5, 7]]
     torch.testing.assert_close(sinusoids(9, 8), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_label_smoothing_is_the_authors_rule() -> None:
     torch.manual_seed(1)
-    hidden, weight, labels = torch.randn(5, 4).double(), torch.randn(7, 4).double(), torch.tensor([0, 6, 3, 3, 1])
+    hidden, weight, labels = (
+        torch.randn(5, 4).double(),
+        torch.randn(7, 4).double(),
+        torch.tensor([0, 6, 3, 3, 1]),
+    )
     wanted = torch.full((5, 7), 0.1 / 6, dtype=torch.float64).scatter(1, labels[:, None], 0.9)
     expected = -(wanted * (hidden @ weight.T).log_softmax(1)).sum()
     torch.testing.assert_close(loss_sums(hidden, weight, labels, 0.1)[0], expected)
@@ -395,16 +551,30 @@ def test_label_smoothing_is_the_authors_rule() -> None:
 def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
     optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig())
     (group,) = optimizer.param_groups
-    assert isinstance(optimizer, torch.optim.Adam) and group["weight_decay"] == 0 and not group["amsgrad"]
+    assert (
+        isinstance(optimizer, torch.optim.Adam)
+        and group["weight_decay"] == 0
+        and not group["amsgrad"]
+    )
     assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-9)
     for n in (1, 4000, 100_000):
-        assert learning_rate(n, 512, OptimizerConfig()) == pytest.approx(min(n ** -0.5, n * 4000 ** -1.5) * 512 ** -0.5)
+        assert learning_rate(n, 512, OptimizerConfig()) == pytest.approx(
+            min(n**-0.5, n * 4000**-1.5) * 512**-0.5
+        )
     assert float(penalty(10, DecodingConfig())) == pytest.approx(((5 + 10) / 6) ** 0.6)
-    assert not [path.name for path in (ROOT / "nmt" / "train").glob("*.py") if "clip_grad" in path.read_text()]
+    assert not [
+        path.name
+        for path in (ROOT / "nmt" / "train").glob("*.py")
+        if "clip_grad" in path.read_text()
+    ]
 
 
 def test_defaults_are_the_papers_but_for_the_data() -> None:
     """A config that says nothing of model, training and search follows base."""
-    config = dataclasses.replace(RunConfig(), data=DataConfig(train=BASE.data.train, valid=BASE.data.valid,
-                                                             test=BASE.data.test, clean=BASE.data.clean))
+    config = dataclasses.replace(
+        RunConfig(),
+        data=DataConfig(
+            train=BASE.data.train, valid=BASE.data.valid, test=BASE.data.test, clean=BASE.data.clean
+        ),
+    )
     assert conformance(config).deviations == []

@@ -34,8 +34,13 @@ def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Trans
     return model
 
 
-def make_checkpoint(folder: Path, vocab: Vocab, shape: ModelConfig = SHAPE, decoding: DecodingConfig = DECODING,
-                    seed: int = 2) -> Path:
+def make_checkpoint(
+    folder: Path,
+    vocab: Vocab,
+    shape: ModelConfig = SHAPE,
+    decoding: DecodingConfig = DECODING,
+    seed: int = 2,
+) -> Path:
     """As an average is one."""
     folder.mkdir()
     weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}

@@ -25,8 +25,11 @@ from nmt.train.validate import DevSet, open_dev, validate
 from nmt.translate.translator import make_translator
 
 SIZES = (1, 2, 3, 5, 10, 20)
-DEV = [name for side in ("src", "tgt")
-       for name in (f"valid.{side}.txt", ids_name("valid", side), offsets_name("valid", side))]  # files of the store
+DEV = [
+    name
+    for side in ("src", "tgt")
+    for name in (f"valid.{side}.txt", ids_name("valid", side), offsets_name("valid", side))
+]  # files of the store
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,18 @@ class Point:
     nll: float
 
 
-def curve(run: RunFolder, moments: Sequence[Moment], sizes: Sequence[int] = SIZES, decay: float | None = None,
-          choice: str = "last", asked: Literal["auto", "cpu"] = "auto") -> list[Point]:
+def curve(
+    run: RunFolder,
+    moments: Sequence[Moment],
+    sizes: Sequence[int] = SIZES,
+    decay: float | None = None,
+    choice: str = "last",
+    asked: Literal["auto", "cpu"] = "auto",
+) -> list[Point]:
     """Score the mean of the newest N of `moments`, with a decay weighted, for each N; write RUN/averaging.json."""
     world = World(0, 1, choose_device(asked))
-    paths = [run.checkpoint(moment.step) for moment in moments[-max(sizes):]]
-    newest, = opened(paths[-1:])
+    paths = [run.checkpoint(moment.step) for moment in moments[-max(sizes) :]]
+    (newest,) = opened(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
     dev = _dev_of(config, store, Vocab(newest.vocab_model))
@@ -60,14 +69,30 @@ def curve(run: RunFolder, moments: Sequence[Moment], sizes: Sequence[int] = SIZE
         result = validate(translator, dev, config, world, _gone_through)
         assert result is not None and result.bleu is not None
         signature = result.bleu.signature
-        points.append(Point(n, [moment.step for moment in chosen],
-                            [round(moment.elapsed_s / 60, 2) for moment in chosen], result.bleu.value, result.nll))
+        points.append(
+            Point(
+                n,
+                [moment.step for moment in chosen],
+                [round(moment.elapsed_s / 60, 2) for moment in chosen],
+                result.bleu.value,
+                result.nll,
+            )
+        )
         say(f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration(clock() - began)}")
     record: dict[str, Any] = {
-        "choice": choice, "decay": decay, "best_n": best(points).n, "points": [asdict(point) for point in points],
-        "dev_set": {"store": str(store), "lines": len(dev.sources[:config.evaluation.sentences]),
-                    "src_sha256": digest(store / "valid.src.txt"), "ref_sha256": digest(store / "valid.tgt.txt")},
-        "signature": signature, "decoding": asdict(config.decoding)}
+        "choice": choice,
+        "decay": decay,
+        "best_n": best(points).n,
+        "points": [asdict(point) for point in points],
+        "dev_set": {
+            "store": str(store),
+            "lines": len(dev.sources[: config.evaluation.sentences]),
+            "src_sha256": digest(store / "valid.src.txt"),
+            "ref_sha256": digest(store / "valid.tgt.txt"),
+        },
+        "signature": signature,
+        "decoding": asdict(config.decoding),
+    }
     write_json(run.path / "averaging.json", record)
     return points
 
@@ -82,23 +107,35 @@ def table(points: Sequence[Point]) -> str:
     rows = [("N", "updates", "minutes", "dev BLEU", "dev perplexity")]
     for point in points:
         ends = slice(None, None, max(1, point.n - 1))  # the first and the last
-        rows.append((str(point.n), "-".join(f"{step:,}" for step in point.steps[ends]),
-                     "-".join(f"{minutes:.1f}" for minutes in point.minutes[ends]),
-                     f"{point.bleu:.2f}{'*' if point is best(points) else ' '}",
-                     f"{math.exp(min(point.nll, 700.0)):.3f}"))
+        rows.append(
+            (
+                str(point.n),
+                "-".join(f"{step:,}" for step in point.steps[ends]),
+                "-".join(f"{minutes:.1f}" for minutes in point.minutes[ends]),
+                f"{point.bleu:.2f}{'*' if point is best(points) else ' '}",
+                f"{math.exp(min(point.nll, 700.0)):.3f}",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
 
 
 def _dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
     if config.data.valid is None:
-        raise UserError("the config of this run names no data.valid; without a dev set there is no curve")
+        raise UserError(
+            "the config of this run names no data.valid; without a dev set there is no curve"
+        )
     try:
         verify(store, DEV, only=DEV)
         return open_dev(store, vocab)
     except UserError as error:
-        raise UserError(f"{error}; the curve needs the dev set that training had, in the run's data.store: make it "
-                        "again with nmt-prepare --config RUN/config.yaml, or work where training worked") from None
+        raise UserError(
+            f"{error}; the curve needs the dev set that training had, in the run's data.store: make it "
+            "again with nmt-prepare --config RUN/config.yaml, or work where training worked"
+        ) from None
 
 
 def _gone_through(work: Iterable[object]) -> bool:

@@ -56,14 +56,21 @@ class Mix:
         """The mean, piece by piece: a tensor's name, which of its numbers, and these in fp32."""
         buffer, total = bytearray(PIECE * 4), sum(self.weights)
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(_open(checkpoint.path / MODEL)) for checkpoint in self.checkpoints]
+            files = [
+                stack.enter_context(_open(checkpoint.path / MODEL))
+                for checkpoint in self.checkpoints
+            ]
             for name, shape in self.shapes.items():
                 for begin in range(0, prod(shape), PIECE):
                     part = slice(begin, min(begin + PIECE, prod(shape)))
                     mean: Tensor | None = None
                     for file, places, weight in zip(files, self.places, self.weights, strict=True):
                         numbers = _numbers(file, places[name], part, buffer)
-                        mean = numbers.double().mul_(weight) if mean is None else mean.add_(numbers, alpha=weight)
+                        mean = (
+                            numbers.double().mul_(weight)
+                            if mean is None
+                            else mean.add_(numbers, alpha=weight)
+                        )
                     assert mean is not None
                     if not bool(mean.sum().isfinite()):
                         for file, places in zip(files, self.places, strict=True):
@@ -75,7 +82,9 @@ def opened(paths: Sequence[Path]) -> list[Checkpoint]:
     """Those checkpoints, verified."""
     _check_each_is_another(paths)
     found = [load_for_mean(path) for path in tracked(paths, "verifying", "checkpoints", len(paths))]
-    _check_each_is_another([checkpoint.path for checkpoint in found])  # a run folder stood for its newest
+    _check_each_is_another(
+        [checkpoint.path for checkpoint in found]
+    )  # a run folder stood for its newest
     return found
 
 
@@ -97,9 +106,13 @@ def mixed(checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = N
         changes = differences(first.config, other.config)
         if changes or other.vocab_model != first.vocab_model:
             what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
-            raise UserError(f"{other.path}: is of another run than {first.path} ({what}); "
-                            "only one run's checkpoints average")
-    return Mix(checkpoints, weights, [_places(checkpoint.path / MODEL) for checkpoint in checkpoints])
+            raise UserError(
+                f"{other.path}: is of another run than {first.path} ({what}); "
+                "only one run's checkpoints average"
+            )
+    return Mix(
+        checkpoints, weights, [_places(checkpoint.path / MODEL) for checkpoint in checkpoints]
+    )
 
 
 def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = None) -> list[str]:
@@ -132,8 +145,12 @@ def pour(mix: Mix, model: nn.Module) -> None:
 def state_of(mix: Mix) -> dict[str, Any]:
     """What an average says of itself."""
     states = [checkpoint.state for checkpoint in mix.checkpoints]
-    state = {"averaged": [checkpoint.path.resolve().name for checkpoint in mix.checkpoints],  # not best, or .
-             "step": max(state["step"] for state in states)}
+    state = {
+        "averaged": [
+            checkpoint.path.resolve().name for checkpoint in mix.checkpoints
+        ],  # not best, or .
+        "step": max(state["step"] for state in states),
+    }
     if not any("averaged" in state for state in states):
         state["elapsed_s"] = [state["elapsed_s"] for state in states]
     if len(set(mix.weights)) > 1:
@@ -163,17 +180,23 @@ def _check_place(out: Path) -> None:
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
         if folder.name == run.checkpoints.name and (run.config.is_file() or steps(run)):
-            raise UserError(f"{out}: {folder} is for the checkpoints of training alone; choose another -o DIR, such as "
-                            f"{run.average}")
+            raise UserError(
+                f"{out}: {folder} is for the checkpoints of training alone; choose another -o DIR, such as "
+                f"{run.average}"
+            )
 
 
 def _check_replaceable(out: Path) -> None:
     known = averaged_in(out)
     if os.path.lexists(out) and known is None:
         if (out / STATE).is_file() and os.path.lexists(out / CARD) and not is_our_card(out / CARD):
-            raise UserError(f"{out / CARD}: was edited since nmt wrote it, or is not nmt's; move it away or choose "
-                            "another -o DIR, nothing was changed")
-        raise UserError(f"{out}: exists and is not just an average; choose another -o DIR, nothing was changed")
+            raise UserError(
+                f"{out / CARD}: was edited since nmt wrote it, or is not nmt's; move it away or choose "
+                "another -o DIR, nothing was changed"
+            )
+        raise UserError(
+            f"{out}: exists and is not just an average; choose another -o DIR, nothing was changed"
+        )
 
 
 def marked(card: str) -> str:
@@ -194,8 +217,10 @@ def _open(path: Path) -> io.BufferedReader:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read any more ({error.strerror}); a run in training prunes its oldest "
-                        "checkpoints, start again") from None
+        raise UserError(
+            f"{path}: cannot be read any more ({error.strerror}); a run in training prunes its oldest "
+            "checkpoints, start again"
+        ) from None
 
 
 def _places(path: Path) -> dict[str, Place]:
@@ -204,23 +229,27 @@ def _places(path: Path) -> dict[str, Place]:
         n_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(n_bytes))
     header.pop("__metadata__", None)
-    return {name: Place(TYPES[entry["dtype"]], entry["shape"], 8 + n_bytes + entry["data_offsets"][0])
-            for name, entry in header.items()}
+    return {
+        name: Place(TYPES[entry["dtype"]], entry["shape"], 8 + n_bytes + entry["data_offsets"][0])
+        for name, entry in header.items()
+    }
 
 
 def _numbers(file: io.BufferedReader, place: Place, part: slice, buffer: bytearray) -> Tensor:
     """Some of a tensor's numbers; they lie in `buffer` until the next ones do."""
     n = part.stop - part.start
     file.seek(place.begin + part.start * place.dtype.itemsize)
-    if file.readinto(memoryview(buffer)[:n * place.dtype.itemsize]) < n * place.dtype.itemsize:
+    if file.readinto(memoryview(buffer)[: n * place.dtype.itemsize]) < n * place.dtype.itemsize:
         raise UserError(f"{file.name}: ends early; it was changed while it was read")
     return torch.frombuffer(buffer, dtype=place.dtype, count=n)
 
 
 def _check_finite(file: io.BufferedReader, name: str, numbers: Tensor) -> None:
     if not bool(numbers.isfinite().all()):
-        raise UserError(f"{file.name}: tensor {name} holds what is no number (NaN or infinite); average other "
-                        "checkpoints")
+        raise UserError(
+            f"{file.name}: tensor {name} holds what is no number (NaN or infinite); average other "
+            "checkpoints"
+        )
 
 
 def _write(path: Path, mix: Mix) -> None:
@@ -228,7 +257,11 @@ def _write(path: Path, mix: Mix) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in mix.shapes.items():
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end := end + 4 * prod(shape)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [end, end := end + 4 * prod(shape)],
+        }
     told = json.dumps(header, separators=(",", ":")).encode()
     told += b" " * (-len(told) % 8)
     progress = Progress("averaging", end // 4, "numbers")

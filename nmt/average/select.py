@@ -28,8 +28,13 @@ class Moment:
         return f"update {self.step:,}, minute {self.elapsed_s / 60:.1f}"
 
 
-def choose(run: RunFolder, n_last: int | None, n_best: int | None, minutes: float | None,
-           decay: float | None) -> tuple[list[Moment], str]:
+def choose(
+    run: RunFolder,
+    n_last: int | None,
+    n_best: int | None,
+    minutes: float | None,
+    decay: float | None,
+) -> tuple[list[Moment], str]:
     """The checkpoints to average, oldest first, and what the best scored. With a decay all there are, unless told."""
     if n_best is not None:
         return best(run, n_best)
@@ -40,12 +45,16 @@ def choose(run: RunFolder, n_last: int | None, n_best: int | None, minutes: floa
     return (moments if decay is None else fading(moments, decay)), ""
 
 
-def last(moments: Sequence[Moment], n: int, run: RunFolder, minutes: float | None = None) -> list[Moment]:
+def last(
+    moments: Sequence[Moment], n: int, run: RunFolder, minutes: float | None = None
+) -> list[Moment]:
     """The newest `n`, refused if there are fewer."""
     if len(moments) < n:
         apart = "" if minutes is None else f" that are {minutes:g} minutes of training apart"
-        raise UserError(f"{run.path} has {len(moments)} checkpoints{apart}, {n} are asked for; lower the number, or "
-                        "keep more of them")
+        raise UserError(
+            f"{run.path} has {len(moments)} checkpoints{apart}, {n} are asked for; lower the number, or "
+            "keep more of them"
+        )
     return list(moments[-n:])
 
 
@@ -61,8 +70,10 @@ def spaced(run: RunFolder, minutes: float | None) -> list[Moment]:
 
 def fading(moments: Sequence[Moment], decay: float) -> list[Moment]:
     """The newest weighs most, each older one `decay` times as much as the next."""
-    return [Moment(moment.step, moment.elapsed_s, decay ** age)
-            for age, moment in zip(reversed(range(len(moments))), moments, strict=True)]
+    return [
+        Moment(moment.step, moment.elapsed_s, decay**age)
+        for age, moment in zip(reversed(range(len(moments))), moments, strict=True)
+    ]
 
 
 def best(run: RunFolder, n: int) -> tuple[list[Moment], str]:
@@ -71,8 +82,10 @@ def best(run: RunFolder, n: int) -> tuple[list[Moment], str]:
     moments, scores = spaced(run, None), validations(run)
     there = [moment for moment in moments if moment.step in scores]
     if len(there) < n:
-        raise UserError(f"--best {n}: {run.path} has {len(moments)} checkpoints, of which {len(there)} were validated; "
-                        "lower it, or let training.checkpoint_every and validate_every coincide")
+        raise UserError(
+            f"--best {n}: {run.path} has {len(moments)} checkpoints, of which {len(there)} were validated; "
+            "lower it, or let training.checkpoint_every and validate_every coincide"
+        )
     is_bleu = all(isinstance(scores[moment.step].get("bleu"), int | float) for moment in there)
 
     def goodness(moment: Moment) -> tuple[float, int]:
@@ -89,14 +102,20 @@ def validations(run: RunFolder) -> dict[int, dict[str, Any]]:
     try:
         lines = run.metrics.read_bytes().split(b"\n")
     except OSError as error:
-        raise UserError(f"{run.metrics}: cannot be read ({error.strerror}); without it there is no best") from None
+        raise UserError(
+            f"{run.metrics}: cannot be read ({error.strerror}); without it there is no best"
+        ) from None
     found = {}
     for line in lines:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(entry, dict) and entry.get("kind") == "valid" and isinstance(entry.get("step"), int) \
-                and isinstance(entry.get("nll"), int | float):
+        if (
+            isinstance(entry, dict)
+            and entry.get("kind") == "valid"
+            and isinstance(entry.get("step"), int)
+            and isinstance(entry.get("nll"), int | float)
+        ):
             found[entry["step"]] = entry
     return found

@@ -20,20 +20,48 @@ README.md is a model card, which is left alone once you have edited it."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
-    parser.add_argument("paths", nargs="+", metavar="RUN|CHECKPOINT",
-                        help="a run folder, or checkpoint folders; with --curve device=cpu may follow")
-    parser.add_argument("--last", type=int, metavar="N",
-                        help="of a run folder, the newest N checkpoints (default 5; with --ema all)")
-    parser.add_argument("--best", type=int, metavar="N", help="the N of highest dev BLEU (NLL where BLEU is off)")
-    parser.add_argument("--every", type=_number, metavar="MINUTES",
-                        help="checkpoints at least so many minutes of training apart, counted back from the newest")
-    parser.add_argument("--ema", type=_number, nargs="?", const=0.9, metavar="DECAY",
-                        help="the newest weighs most, each older one DECAY times the next (default 0.9): an "
-                             "exponential mean over the saved checkpoints, not over updates")
-    parser.add_argument("--curve", type=_numbers, nargs="?", const=(), metavar="N,N,...",
-                        help="average the last N for each N, decode the dev set (never the test set) and tell which N "
-                             "is best; writes RUN/averaging.json (default 1,2,3,5,10,20 as far as there are so many)")
-    parser.add_argument("-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)")
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="RUN|CHECKPOINT",
+        help="a run folder, or checkpoint folders; with --curve device=cpu may follow",
+    )
+    parser.add_argument(
+        "--last",
+        type=int,
+        metavar="N",
+        help="of a run folder, the newest N checkpoints (default 5; with --ema all)",
+    )
+    parser.add_argument(
+        "--best", type=int, metavar="N", help="the N of highest dev BLEU (NLL where BLEU is off)"
+    )
+    parser.add_argument(
+        "--every",
+        type=_number,
+        metavar="MINUTES",
+        help="checkpoints at least so many minutes of training apart, counted back from the newest",
+    )
+    parser.add_argument(
+        "--ema",
+        type=_number,
+        nargs="?",
+        const=0.9,
+        metavar="DECAY",
+        help="the newest weighs most, each older one DECAY times the next (default 0.9): an "
+        "exponential mean over the saved checkpoints, not over updates",
+    )
+    parser.add_argument(
+        "--curve",
+        type=_numbers,
+        nargs="?",
+        const=(),
+        metavar="N,N,...",
+        help="average the last N for each N, decode the dev set (never the test set) and tell which N "
+        "is best; writes RUN/averaging.json (default 1,2,3,5,10,20 as far as there are so many)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)"
+    )
     args = parser.parse_intermixed_args(argv)
     args.settings = [word for word in args.paths if word.startswith("device=")]
     args.paths = [word for word in args.paths if word not in args.settings]
@@ -46,27 +74,42 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; if it is the run, put it first") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number; if it is the run, put it first"
+        ) from None
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,5,20; if it is the run or "
-                                         "a setting, put it first") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of numbers such as 1,5,20; if it is the run or "
+            "a setting, put it first"
+        ) from None
 
 
 def _mistake(args: argparse.Namespace, is_run: bool) -> str | None:
     """What cannot be asked for, or not together."""
-    choices = [f"--{name}" for name in ("last", "best", "every", "ema", "curve") if vars(args)[name] is not None]
+    choices = [
+        f"--{name}"
+        for name in ("last", "best", "every", "ema", "curve")
+        if vars(args)[name] is not None
+    ]
     if args.settings and args.curve is None:
         return f"{args.settings[0]} goes with --curve; averages are made on the CPU"
     if not is_run:
-        return (f"{choices[0]} goes with one run folder, not with a list of checkpoints" if choices else
-                None if args.output else "give -o DIR for the average of a list of checkpoints")
+        return (
+            f"{choices[0]} goes with one run folder, not with a list of checkpoints"
+            if choices
+            else None
+            if args.output
+            else "give -o DIR for the average of a list of checkpoints"
+        )
     if args.best is not None and len(choices) > 1:
-        return f"--best and {choices[1 - choices.index('--best')]} choose in two ways; leave one out"
+        return (
+            f"--best and {choices[1 - choices.index('--best')]} choose in two ways; leave one out"
+        )
     if args.curve is not None and (args.last is not None or args.output):
         return f"--curve and {'--last' if args.last is not None else '-o'} do not go together; its numbers say how many"
     for name in ("last", "best"):
@@ -108,7 +151,10 @@ def work(args: argparse.Namespace) -> int:
         if args.curve is not None:
             return draw(args, run)
         moments, told = choose(run, args.last, args.best, args.every, args.ema)
-        paths, weights = [run.checkpoint(moment.step) for moment in moments], [moment.weight for moment in moments]
+        paths, weights = (
+            [run.checkpoint(moment.step) for moment in moments],
+            [moment.weight for moment in moments],
+        )
         for moment, path in zip(moments, paths, strict=True):
             say(f"{path.name}: {moment}, weight {moment.weight / sum(weights):.4f}")
     out = Path(args.output) if args.output else run.average
@@ -118,8 +164,7 @@ def work(args: argparse.Namespace) -> int:
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
     write_card(out, scores)
-    say(f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)})"
-        f"{told and '; '}{told}")
+    say(f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)}){told and '; '}{told}")
     return 0
 
 

@@ -23,7 +23,9 @@ FORESEEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, 
 def guarded(work: Callable[[], int], program: str) -> int:
     """Run `work` and turn what goes wrong into an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")  # whatever the locale
+        sys.stdout.reconfigure(
+            encoding="utf-8", errors="backslashreplace", newline="\n"
+        )  # whatever the locale
     try:
         code = work()
         if sys.stdout is not None:  # the user may have closed it
@@ -70,30 +72,48 @@ def leave_ranks(error: BaseException, told: int | None) -> NoReturn:
     elif told is None:
         traceback.print_exception(error)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, AttributeError):  # its reader left, or it was closed from the start
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # its reader left, or it was closed from the start
             stream.flush()
     os._exit(code)
 
 
 def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=program, description=description, epilog=f"examples:\n{examples}",
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    return argparse.ArgumentParser(
+        prog=program,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
-    parser.add_argument("-c", "--config", required=is_required, metavar="FILE",
-                        help="a YAML file, or the name of a shipped one (base.yaml, big.yaml, demo.yaml, ...)")
+    parser.add_argument(
+        "-c",
+        "--config",
+        required=is_required,
+        metavar="FILE",
+        help="a YAML file, or the name of a shipped one (base.yaml, big.yaml, demo.yaml, ...)",
+    )
     add_overrides(parser)
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value",
-                        help="settings that take precedence over the file, such as training.steps=1000")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="settings that take precedence over the file, such as training.steps=1000",
+    )
 
 
 def add_offline(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--offline", action="store_true",
-                        help="touch no network: only local files and what earlier downloads left in their caches")
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="touch no network: only local files and what earlier downloads left in their caches",
+    )
 
 
 def go_offline(args: argparse.Namespace) -> None:

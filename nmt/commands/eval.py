@@ -25,24 +25,53 @@ docs/evaluation.md explains the ladder. Scores of a run are kept in its results.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser("nmt-eval", "Translate a test set with a checkpoint and score it, or score a file.", EXAMPLES)
-    parser.add_argument("words", nargs="*", metavar="CHECKPOINT | section.key=value",
-                        help="checkpoint folders, averages or run folders; and settings of decoding or languages, or "
-                             "device=cpu")
-    parser.add_argument("--hypotheses", metavar="FILE", help="score these translations, one a line, of any system")
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file")
-    parser.add_argument("--ladder", action="store_true", help="all metrics, from sacreBLEU's to the paper's")
-    parser.add_argument("--verdict", action="store_true", help="was the paper's result reproduced by this run?")
-    parser.add_argument("--test-set", metavar="NAME", help="such as newstest2014 or any name that sacreBLEU knows")
+    parser = make_parser(
+        "nmt-eval",
+        "Translate a test set with a checkpoint and score it, or score a file.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="CHECKPOINT | section.key=value",
+        help="checkpoint folders, averages or run folders; and settings of decoding or languages, or "
+        "device=cpu",
+    )
+    parser.add_argument(
+        "--hypotheses", metavar="FILE", help="score these translations, one a line, of any system"
+    )
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file"
+    )
+    parser.add_argument(
+        "--ladder", action="store_true", help="all metrics, from sacreBLEU's to the paper's"
+    )
+    parser.add_argument(
+        "--verdict", action="store_true", help="was the paper's result reproduced by this run?"
+    )
+    parser.add_argument(
+        "--test-set", metavar="NAME", help="such as newstest2014 or any name that sacreBLEU knows"
+    )
     parser.add_argument("--src", metavar="FILE", help="source text, one sentence per line")
     parser.add_argument("--ref", metavar="FILE", help="its reference translation")
-    parser.add_argument("--force", action="store_true", help="score also what looks tokenised, escaped or like BPE")
+    parser.add_argument(
+        "--force", action="store_true", help="score also what looks tokenised, escaped or like BPE"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
     parser.add_argument("--output", metavar="FILE", help="write the translations there")
-    parser.add_argument("--ensemble", action="append", default=[], metavar="CHECKPOINT",
-                        help="translate together with this one, of the same vocabulary; may be given several times")
-    parser.add_argument("--engine", choices=("nmt", "ctranslate2"), default="nmt",
-                        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote")
+    parser.add_argument(
+        "--ensemble",
+        action="append",
+        default=[],
+        metavar="CHECKPOINT",
+        help="translate together with this one, of the same vocabulary; may be given several times",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("nmt", "ctranslate2"),
+        default="nmt",
+        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
+    )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
@@ -63,7 +92,9 @@ def misuse(args: argparse.Namespace) -> str:
         return "give --test-set NAME or --ref FILE, not both"
     if is_file and args.ref is None and not args.test_set:
         return "--hypotheses needs --ref FILE or --test-set NAME"
-    if (args.src is not None and args.ref is None) or (n and args.ref is not None and args.src is None):
+    if (args.src is not None and args.ref is None) or (
+        n and args.ref is not None and args.src is None
+    ):
         return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
     if n != 1 and (args.ensemble or args.engine != "nmt" or args.output or args.verdict):
         return "--ensemble, --engine, --output and --verdict go with one CHECKPOINT"
@@ -81,7 +112,11 @@ def check_outputs(args: argparse.Namespace) -> None:
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: no such file of translations")
-    taken = [os.path.realpath(name) for name in (args.src, args.ref, args.hypotheses, *(args.compare or ())) if name]
+    taken = [
+        os.path.realpath(name)
+        for name in (args.src, args.ref, args.hypotheses, *(args.compare or ()))
+        if name
+    ]
     for file in (args.output, args.json):
         if file is None:
             continue
@@ -91,7 +126,9 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise UserError(f"{file}: is read and written at once; choose another file")
         is_run = (folder / "checkpoints").exists() and Path(file).name in RUN_FILES
         if is_run or (folder / MANIFEST).exists():
-            raise UserError(f"{file}: belongs to a run, a checkpoint or a store; choose another file")
+            raise UserError(
+                f"{file}: belongs to a run, a checkpoint or a store; choose another file"
+            )
         taken.append(os.path.realpath(file))
 
 
@@ -109,8 +146,12 @@ def work(args: argparse.Namespace) -> int:
     from nmt.system.files import write_json, write_text
 
     check_outputs(args)
-    question = Question(Wanted(args.test_set, args.src, args.ref), tuple(args.overrides), args.force,
-                        args.engine != "nmt")
+    question = Question(
+        Wanted(args.test_set, args.src, args.ref),
+        tuple(args.overrides),
+        args.force,
+        args.engine != "nmt",
+    )
     if args.compare:
         answer = compared(question, args.compare)
     elif len(args.checkpoints) > 1:

@@ -20,14 +20,31 @@ MOST_LINES = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser("nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder")
+    parser = make_parser(
+        "nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder"
+    )
     parser.add_argument("--to", required=True, choices=FORMATS, help="the format")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="where to; an earlier export is replaced")
-    parser.add_argument("--quantization", default="float32", metavar="TYPE",
-                        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float16, int8_bfloat16")
-    parser.add_argument("--check-lines", metavar="FILE",
-                        help=f"source text to compare with, its first {MOST_LINES:,} lines; default: random pieces")
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="where to; an earlier export is replaced",
+    )
+    parser.add_argument(
+        "--quantization",
+        default="float32",
+        metavar="TYPE",
+        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float16, int8_bfloat16",
+    )
+    parser.add_argument(
+        "--check-lines",
+        metavar="FILE",
+        help=f"source text to compare with, its first {MOST_LINES:,} lines; default: random pieces",
+    )
     args = parser.parse_args(argv)
     return guarded(lambda: work(args), "nmt-export")
 
@@ -55,7 +72,9 @@ def work(args: argparse.Namespace) -> int:
             with open(args.check_lines, "rb") as file:
                 lines = list(islice(decoded(file, args.check_lines), MOST_LINES))
         except OSError as error:
-            raise UserError(f"--check-lines {args.check_lines}: cannot be read ({error.strerror})") from None
+            raise UserError(
+                f"--check-lines {args.check_lines}: cannot be read ({error.strerror})"
+            ) from None
     make_folder(out.resolve().parent)
     agreement = export(checkpoint, args.to, out, args.quantization, lines)
     say(f"{out}: {args.to}, {args.quantization}; {agreement}")

@@ -29,9 +29,17 @@ EXAMPLES = """\
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("nmt-prepare", DESCRIPTION, EXAMPLES)
     add_config_arguments(parser, is_required=False)
-    parser.add_argument("--inspect", metavar="STORE", help="instead of --config: show what this prepared store holds")
+    parser.add_argument(
+        "--inspect",
+        metavar="STORE",
+        help="instead of --config: show what this prepared store holds",
+    )
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
-    parser.add_argument("--plot", metavar="FILE.png", help="with --inspect: draw lengths and pieces per word as well")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="with --inspect: draw lengths and pieces per word as well",
+    )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     return guarded(lambda: work(args), "nmt-prepare")
@@ -40,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> int:
     go_offline(args)
     if (args.config is None) == (args.inspect is None):
-        raise UserError("give either --config FILE, to prepare a store, or --inspect STORE, to look at one")
+        raise UserError(
+            "give either --config FILE, to prepare a store, or --inspect STORE, to look at one"
+        )
     if args.inspect is not None:
         return look(args)
     if args.json or args.plot:
@@ -49,8 +59,11 @@ def work(args: argparse.Namespace) -> int:
     from nmt.config import load_config
     from nmt.corpus.prepare import prepare
     from nmt.system.progress import say
+
     config = load_config(args.config, args.overrides)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # what a batch system sends: the same end
+    signal.signal(
+        signal.SIGTERM, signal.getsignal(signal.SIGINT)
+    )  # what a batch system sends: the same end
     try:
         is_new = prepare(config.data, config.vocab, config.seed)
     except KeyboardInterrupt:
@@ -68,11 +81,17 @@ def look(args: argparse.Namespace) -> int:
     from nmt.corpus.inspection import check_plot, described, inspect, plot
 
     if args.overrides:
-        raise UserError(f"{args.overrides[0]}: --inspect takes no settings, it shows the store as it was made")
+        raise UserError(
+            f"{args.overrides[0]}: --inspect takes no settings, it shows the store as it was made"
+        )
     if args.plot:
         check_plot(Path(args.plot))
     report = inspect(Path(args.inspect))
-    print(json.dumps(report) if args.json else described(report, shutil.get_terminal_size((100, 24)).columns))
+    print(
+        json.dumps(report)
+        if args.json
+        else described(report, shutil.get_terminal_size((100, 24)).columns)
+    )
     if args.plot:
         plot(report, Path(args.plot))
     return 0

@@ -21,7 +21,11 @@ def converse(answer: Callable[[str], str]) -> None:
     """Print `answer` to each line until there are no more."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
-    with _history() if sys.stdin.isatty() and sys.stdout.isatty() else contextlib.nullcontext() as is_editable:
+    with (
+        _history()
+        if sys.stdin.isatty() and sys.stdout.isatty()
+        else contextlib.nullcontext() as is_editable
+    ):
         while True:
             try:
                 line = input(ASK) if is_editable else _asked()

@@ -23,17 +23,34 @@ Ctrl-C, SIGTERM and SIGUSR1 end it after the update at hand, saved (exit codes 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser("nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES)
+    parser = make_parser(
+        "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
+    )
     add_config_arguments(parser)
-    parser.add_argument("--print-config", action="store_true", help="print the resolved config as YAML and leave")
-    parser.add_argument("--explain", action="store_true",
-                        help="print each setting and rule beside the paper's and its released code's, and leave")
-    parser.add_argument("--profile", action="store_true",
-                        help="time updates for 30 s, print speed, memory and the share of each part, and leave")
-    parser.add_argument("--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing")
-    parser.add_argument("--plan", action="store_true",
-                        help="run the worst and some typical updates, print what the whole recipe takes, and leave")
-    parser.add_argument("--price", type=float, metavar="X", help="with --plan: what an hour of the machine costs")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved config as YAML and leave"
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print each setting and rule beside the paper's and its released code's, and leave",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="time updates for 30 s, print speed, memory and the share of each part, and leave",
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing"
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="run the worst and some typical updates, print what the whole recipe takes, and leave",
+    )
+    parser.add_argument(
+        "--price", type=float, metavar="X", help="with --plan: what an hour of the machine costs"
+    )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     if args.profile and args.plan:
@@ -58,7 +75,9 @@ def work(args: argparse.Namespace) -> int:
         return 0
     is_rehearsal = args.profile or args.plan  # which leaves nothing behind
     if not is_rehearsal:
-        make_folder(config.folder)  # a folder that cannot be written is said now, not after an hour of preparation
+        make_folder(
+            config.folder
+        )  # a folder that cannot be written is said now, not after an hour of preparation
 
     from nmt.system.runtime import settle
 

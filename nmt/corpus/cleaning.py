@@ -34,7 +34,9 @@ class HeldOut(NamedTuple):
 def held_out(pairs: Sequence[Pair]) -> HeldOut:
     stripped = [Pair(src.strip(), tgt.strip()) for src, tgt in pairs]
     full = [pair for pair in stripped if all(pair)]
-    return HeldOut(frozenset(src for src, _ in full), frozenset(tgt for _, tgt in full), frozenset(full))
+    return HeldOut(
+        frozenset(src for src, _ in full), frozenset(tgt for _, tgt in full), frozenset(full)
+    )
 
 
 @dataclass
@@ -54,7 +56,9 @@ class Dropped:
 class Cleaned:
     pairs: list[Pair]
     dropped: Dropped
-    shared: dict[str, list[int]]  # per held-out set: pairs of which it has the pair, the source, the target
+    shared: dict[
+        str, list[int]
+    ]  # per held-out set: pairs of which it has the pair, the source, the target
     digests: np.ndarray  # (pairs,) uint64
 
 
@@ -69,7 +73,9 @@ def clean(block: Block, rules: CleanConfig, sets: dict[str, HeldOut]) -> Cleaned
             cleaned.dropped.add(rule, *pair)
         else:
             cleaned.pairs.append(pair)
-    digests = b"".join(blake2b("\n".join(pair).encode(), digest_size=8).digest() for pair in cleaned.pairs)
+    digests = b"".join(
+        blake2b("\n".join(pair).encode(), digest_size=8).digest() for pair in cleaned.pairs
+    )
     cleaned.digests = np.frombuffer(digests, "<u8")
     return cleaned
 
@@ -88,7 +94,9 @@ def _broken(src: str, tgt: str, rules: CleanConfig) -> str | None:
     return None
 
 
-def _shared(pair: Pair, rules: CleanConfig, sets: dict[str, HeldOut], shared: dict[str, list[int]]) -> str | None:
+def _shared(
+    pair: Pair, rules: CleanConfig, sets: dict[str, HeldOut], shared: dict[str, list[int]]
+) -> str | None:
     rule = None
     for name, known in sets.items():
         found = pair in known.pairs, pair.src in known.src, pair.tgt in known.tgt
@@ -113,7 +121,9 @@ def duplicates(files: Sequence[Path]) -> np.ndarray:
         found, places = [], []
         for file, start in zip(files, np.cumsum([0, *sizes]), strict=False):
             digests = np.fromfile(file, "<u8")
-            here = np.flatnonzero((digests >> np.uint64(32)) * np.uint64(n_ranges) >> np.uint64(32) == i)
+            here = np.flatnonzero(
+                (digests >> np.uint64(32)) * np.uint64(n_ranges) >> np.uint64(32) == i
+            )
             found.append(digests[here])
             places.append(start + here)
         digests, place = np.concatenate(found), np.concatenate(places)

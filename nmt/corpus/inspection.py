@@ -41,30 +41,46 @@ def inspect(folder: Path) -> Json:
     if "store" not in ledger:
         raise UserError(f"{folder}: made by an older version of nmt-prepare; prepare it again")
     words = np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])
-    return {"store": str(folder), "ledger": ledger,
-            "splits": {name: {"src": _measured(store.src, words), "tgt": _measured(store.tgt, words)}
-                       for name, store in splits.items()},
-            "pairs": [_pair(train, i, vocab) for i in _spread(len(train), PAIRS)]}
+    return {
+        "store": str(folder),
+        "ledger": ledger,
+        "splits": {
+            name: {"src": _measured(store.src, words), "tgt": _measured(store.tgt, words)}
+            for name, store in splits.items()
+        },
+        "pairs": [_pair(train, i, vocab) for i in _spread(len(train), PAIRS)],
+    }
 
 
 def _measured(side: Side, words: np.ndarray) -> Json:
     """The figures of one side; `words[i]` is the number of words that begin in piece i."""
     lengths: Counter[int] = Counter()
     for i in range(0, len(side), CHUNK):
-        n = np.bincount(np.diff(side.offsets[i:i + CHUNK + 1]))
+        n = np.bincount(np.diff(side.offsets[i : i + CHUNK + 1]))
         lengths.update({int(length): int(n[length]) for length in np.flatnonzero(n)})
     pieces = np.zeros(len(words), np.int64)
     for i in range(0, len(side.ids), CHUNK):
-        n = np.bincount(side.ids[i:i + CHUNK], minlength=len(words))
+        n = np.bincount(side.ids[i : i + CHUNK], minlength=len(words))
         if len(n) > len(words):
-            raise UserError(f"store: id {len(n) - 1} is beyond its BPE of {len(words)} pieces; damaged, prepare again")
+            raise UserError(
+                f"store: id {len(n) - 1} is beyond its BPE of {len(words)} pieces; damaged, prepare again"
+            )
         pieces += n
     n_pieces, n_words, in_order = len(side.ids), int(pieces @ words), sorted(lengths.items())
-    return {"sentences": len(side), "pieces": n_pieces, "words": n_words, "unk": int(pieces[UNK]),
-            "mean": n_pieces / max(len(side), 1), "pieces_per_word": n_pieces / max(n_words, 1),
-            "unk_share": int(pieces[UNK]) / max(n_pieces, 1), "median": percentile(in_order, 50),
-            "p90": percentile(in_order, 90), "p99": percentile(in_order, 99), "longest": max(lengths, default=0),
-            "lengths": in_order}
+    return {
+        "sentences": len(side),
+        "pieces": n_pieces,
+        "words": n_words,
+        "unk": int(pieces[UNK]),
+        "mean": n_pieces / max(len(side), 1),
+        "pieces_per_word": n_pieces / max(n_words, 1),
+        "unk_share": int(pieces[UNK]) / max(n_pieces, 1),
+        "median": percentile(in_order, 50),
+        "p90": percentile(in_order, 90),
+        "p99": percentile(in_order, 99),
+        "longest": max(lengths, default=0),
+        "lengths": in_order,
+    }
 
 
 def percentile(lengths: Lengths, percent: int) -> int:
@@ -85,12 +101,13 @@ def _spread(n: int, wanted: int) -> list[int]:
 def _pair(store: TokenStore, i: int, vocab: Vocab) -> Json:
     shown: Json = {"number": i + 1}
     for name, side in zip(SIDES, (store.src, store.tgt), strict=True):
-        ids = side.ids[side.offsets[i]:side.offsets[i + 1]].tolist()
+        ids = side.ids[side.offsets[i] : side.offsets[i + 1]].tolist()
         shown[name] = {"text": vocab.decode([ids])[0], "pieces": vocab.pieces(ids)}
     return shown
 
 
 # ---- for the terminal -------------------------------------------------------------------------------------------
+
 
 def visible(text: str) -> str:
     """Controls, direction marks and everything else without a shape of its own as <U+202E>."""
@@ -111,52 +128,94 @@ def cut(text: str, width: int) -> str:
 def described(report: Json, width: int) -> str:
     """The report as text of at most `width` columns; only the ledger's table may be wider."""
     languages = [report["ledger"]["settings"]["data"][side] for side in SIDES]
-    blocks = [[ledger_table(report["ledger"])], *_dropped(report["ledger"]["corpora"], languages, width),
-              _figures(report["splits"], languages), _histogram(report["splits"]["train"], languages, width)]
+    blocks = [
+        [ledger_table(report["ledger"])],
+        *_dropped(report["ledger"]["corpora"], languages, width),
+        _figures(report["splits"], languages),
+        _histogram(report["splits"]["train"], languages, width),
+    ]
     for pair in report["pairs"]:
         blocks.append([f"pair {pair['number']:,}"])
         for side, language in zip(SIDES, languages, strict=True):
-            blocks[-1] += [cut(f"  {language}  {pair[side]['text']}", width),
-                           cut(" " * (len(language) + 4) + " ".join(pair[side]["pieces"]), width)]
+            blocks[-1] += [
+                cut(f"  {language}  {pair[side]['text']}", width),
+                cut(" " * (len(language) + 4) + " ".join(pair[side]["pieces"]), width),
+            ]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _dropped(corpora: list[Json], languages: list[str], width: int) -> Iterator[list[str]]:
     for corpus in corpora:
         for rule, samples in corpus.get("samples", {}).items():  # older stores have none
-            lines = [f"{corpus['corpus']}: {corpus['dropped'][rule]:,} dropped, {rule}; for example"]
+            lines = [
+                f"{corpus['corpus']}: {corpus['dropped'][rule]:,} dropped, {rule}; for example"
+            ]
             for pair in samples:
                 if rule == "unreadable":
                     lines.append(f"  {pair[0]}")  # the complaint
                 else:
-                    lines += [f"  {language}  {text}" for language, text in zip(languages, pair, strict=True)]
+                    lines += [
+                        f"  {language}  {text}"
+                        for language, text in zip(languages, pair, strict=True)
+                    ]
             yield [cut(line, width) for line in lines]
 
 
 def _figures(splits: Json, languages: list[str]) -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("", "sentences", "pieces", "mean", "median", "90 %", "99 %", "longest", "pieces/word", "<unk>")]
+        (
+            "",
+            "sentences",
+            "pieces",
+            "mean",
+            "median",
+            "90 %",
+            "99 %",
+            "longest",
+            "pieces/word",
+            "<unk>",
+        )
+    ]
     for split, sides in splits.items():
         for side, language in zip(SIDES, languages, strict=True):
             of = sides[side]
-            rows.append((f"{split} {language}", f"{of['sentences']:,}", f"{of['pieces']:,}", f"{of['mean']:.1f}",
-                         *(f"{of[key]:,}" for key in ("median", "p90", "p99", "longest")),
-                         f"{of['pieces_per_word']:.3f}", f"{of['unk_share']:.4%}"))
+            rows.append(
+                (
+                    f"{split} {language}",
+                    f"{of['sentences']:,}",
+                    f"{of['pieces']:,}",
+                    f"{of['mean']:.1f}",
+                    *(f"{of[key]:,}" for key in ("median", "p90", "p99", "longest")),
+                    f"{of['pieces_per_word']:.3f}",
+                    f"{of['unk_share']:.4%}",
+                )
+            )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
 
 
 def binned(sides: Json) -> tuple[list[str], list[list[float]]]:
     """Names of the bins, and for each side the share of its sentences in each; the last bin holds all longer ones."""
     longest = max(sides[side]["p99"] for side in SIDES)
-    step = next(unit * 10**power for power in range(9) for unit in (1, 2, 5) if unit * 10**power * BINS > longest)
+    step = next(
+        unit * 10**power
+        for power in range(9)
+        for unit in (1, 2, 5)
+        if unit * 10**power * BINS > longest
+    )
     n_bins = longest // step + 1
     counts = np.zeros((2, n_bins + 1), np.int64)
     for row, side in zip(counts, SIDES, strict=True):
         for length, n in sides[side]["lengths"]:
             row[min(length // step, n_bins)] += n
-    names = [f"{i * step}" if step == 1 else f"{i * step}-{(i + 1) * step - 1}" for i in range(n_bins)]
-    return [*names, f"{n_bins * step}-"], (counts / np.maximum(counts.sum(1, keepdims=True), 1)).tolist()
+    names = [
+        f"{i * step}" if step == 1 else f"{i * step}-{(i + 1) * step - 1}" for i in range(n_bins)
+    ]
+    return [*names, f"{n_bins * step}-"], (
+        counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    ).tolist()
 
 
 def _histogram(sides: Json, languages: list[str], width: int) -> list[str]:
@@ -164,28 +223,39 @@ def _histogram(sides: Json, languages: list[str], width: int) -> list[str]:
     left = max(6, *map(len, names))
     room = max((width - left) // 2 - 11, 4)
     per_share = room / max(map(max, shares))
-    lines = ["pieces".rjust(left) + "".join(f"  {'share':>7} {language:<{room}}" for language in languages)]
+    lines = [
+        "pieces".rjust(left)
+        + "".join(f"  {'share':>7} {language:<{room}}" for language in languages)
+    ]
     for name, *both in zip(names, *shares, strict=True):
         bars = ("\u2588" * (round(share * per_share) or (share > 0)) for share in both)
-        lines.append(name.rjust(left) + "".join(f"  {share:7.2%} {bar:<{room}}"
-                                                for share, bar in zip(both, bars, strict=True)))
+        lines.append(
+            name.rjust(left)
+            + "".join(
+                f"  {share:7.2%} {bar:<{room}}" for share, bar in zip(both, bars, strict=True)
+            )
+        )
     return [line.rstrip() for line in lines]
 
 
 # ---- as a picture -----------------------------------------------------------------------------------------------
+
 
 def check_plot(path: Path) -> None:
     """Tell the user before the work what will keep `plot` from writing `path`."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot: matplotlib is not installed; pip install 'nmt[plot]'")
     if path.suffix != ".png":
-        raise UserError(f"--plot: {path} is not a .png file; name it {path.with_suffix('.png').name}")
+        raise UserError(
+            f"--plot: {path} is not a .png file; name it {path.with_suffix('.png').name}"
+        )
     check_writable(path)
 
 
 def plot(report: Json, path: Path) -> None:
     """Both histograms and the pieces per word as a PNG file."""
     from matplotlib.figure import Figure
+
     sides, data = report["splits"]["train"], report["ledger"]["settings"]["data"]
     names, shares = binned(sides)
     figure = Figure(figsize=(11, 4), layout="constrained")

@@ -46,7 +46,9 @@ def command() -> str:
 
 def store_digest(files: dict[str, str]) -> str:
     """One digest of all data files, by name and sha256."""
-    return hashlib.sha256("".join(f"{sha}  {name}\n" for name, sha in sorted(files.items())).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{sha}  {name}\n" for name, sha in sorted(files.items())).encode()
+    ).hexdigest()
 
 
 def listed(path: Path, root: str) -> str:
@@ -59,17 +61,35 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     """`UserError` where the store was made with other settings, another BPE model or other files."""
     open_store(store, "train")
     ledger = read_json(store / LEDGER)
-    if not isinstance(ledger, dict) or not ledger.keys() >= {"settings", "corpora", "test", "bpe", "store"}:
-        raise UserError(f"{store / LEDGER}: damaged, or of another version; remove {store} and prepare again")
+    if not isinstance(ledger, dict) or not ledger.keys() >= {
+        "settings",
+        "corpora",
+        "test",
+        "bpe",
+        "store",
+    }:
+        raise UserError(
+            f"{store / LEDGER}: damaged, or of another version; remove {store} and prepare again"
+        )
     remedy = "give another data.store=DIR or remove that folder"
     wanted = settings(data, vocab)
     old, new = _flat(ledger["settings"]), _flat(wanted)
-    differing = [f"{key} {old.get(key)} -> {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
+    differing = [
+        f"{key} {old.get(key)} -> {new.get(key)}"
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
+    ]
     if differing:
-        raise UserError(f"{store}: prepared with other settings: {', '.join(differing[:5])}; {remedy}")
+        raise UserError(
+            f"{store}: prepared with other settings: {', '.join(differing[:5])}; {remedy}"
+        )
     known = read_json(store / SOURCES) if (store / SOURCES).is_file() else {}
     corpora = [*ledger["corpora"], *([ledger["test"]] if "test" in wanted["data"] else [])]
-    files = [(file["name"], file["size"], file["sha256"]) for corpus in corpora for file in corpus["files"]]
+    files = [
+        (file["name"], file["size"], file["sha256"])
+        for corpus in corpora
+        for file in corpus["files"]
+    ]
     if vocab.model is not None:
         files.append((vocab.model, (store / VOCAB).stat().st_size, ledger["bpe"]["sha256"]))
     for name, size, sha in files:
@@ -88,7 +108,11 @@ def _flat(value: Any, key: str = "") -> Json:
         inner = {f"{key}.{name}".removeprefix("."): item for name, item in value.items()}
     elif isinstance(value, list):
         inner = {f"{key}[{i}]": item for i, item in enumerate(value)}
-    return {k: v for name, item in inner.items() for k, v in _flat(item, name).items()} if inner else {key: value}
+    return (
+        {k: v for name, item in inner.items() for k, v in _flat(item, name).items()}
+        if inner
+        else {key: value}
+    )
 
 
 def ledger_table(ledger: Json) -> str:
@@ -99,15 +123,32 @@ def ledger_table(ledger: Json) -> str:
         name = corpus["corpus"] + (" (dev)" if corpus["split"] == "valid" else "")
         dropped = ", ".join(f"{n:,} {rule}" for rule, n in corpus["dropped"].items()) or "-"
         times = f" x {corpus['repeat']}" if corpus["repeat"] > 1 else ""
-        rows.append((name, f"{corpus['lines']:,}", f"{corpus['kept']:,}{times}",
-                     *(f"{n:,}" for n in corpus["tokens"]), dropped))
+        rows.append(
+            (
+                name,
+                f"{corpus['lines']:,}",
+                f"{corpus['kept']:,}{times}",
+                *(f"{n:,}" for n in corpus["tokens"]),
+                dropped,
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:5], widths[1:5]), row[5]]) for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:5], widths[1:5]), row[5]])
+        for row in rows
+    ]
     lines += [note for corpus in ledger["corpora"] for note in _notes(corpus)]
-    lines += [f"{file['sha256']}  {file['name']} ({file['size']:,} bytes, {file['lines']:,} lines)"
-              for corpus in (*ledger["corpora"], ledger["test"] or {"files": []}) for file in corpus["files"]]
+    lines += [
+        f"{file['sha256']}  {file['name']} ({file['size']:,} bytes, {file['lines']:,} lines)"
+        for corpus in (*ledger["corpora"], ledger["test"] or {"files": []})
+        for file in corpus["files"]
+    ]
     bpe = ledger["bpe"]
-    origin = f"learned from {bpe['words']:,} words of {bpe['lines']:,} lines" if bpe["lines"] else "given"
+    origin = (
+        f"learned from {bpe['words']:,} words of {bpe['lines']:,} lines"
+        if bpe["lines"]
+        else "given"
+    )
     lines.append(f"{bpe['sha256']}  BPE of {bpe['pieces']:,} pieces, {origin}")
     lines.append(f"{ledger['store']}  the store")
     return "\n".join(lines)
@@ -115,9 +156,14 @@ def ledger_table(ledger: Json) -> str:
 
 def _notes(corpus: Json) -> list[str]:
     """What a reader should know before training on it."""
-    notes = [f"{corpus['corpus']}: {corpus['duplicates']:,} pairs equal an earlier one"] if corpus.get(
-        "duplicates") else []
+    notes = (
+        [f"{corpus['corpus']}: {corpus['duplicates']:,} pairs equal an earlier one"]
+        if corpus.get("duplicates")
+        else []
+    )
     for name, (pairs, sources, targets) in corpus.get("held_out", {}).items():
-        notes.append(f"{corpus['corpus']}: shares {pairs:,} pairs, {sources:,} sources and {targets:,} targets with "
-                     f"the {name} set")
+        notes.append(
+            f"{corpus['corpus']}: shares {pairs:,} pairs, {sources:,} sources and {targets:,} targets with "
+            f"the {name} set"
+        )
     return notes

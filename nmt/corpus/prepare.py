@@ -59,7 +59,9 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
         _remove(work)  # left by a run killed after its last rename
         return False
     if store.is_file() or (store.is_dir() and any(store.iterdir())):
-        raise UserError(f"{store}: exists and is not a prepared store; give another data.store=DIR or remove it")
+        raise UserError(
+            f"{store}: exists and is not a prepared store; give another data.store=DIR or remove it"
+        )
     parts = _parts(data)
     for part in parts:
         local_files(part.corpus, data)  # what is missing is told now, not after an hour
@@ -69,11 +71,15 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
         if (store / MANIFEST).is_file():  # another process was faster
             return False
         if work.is_symlink() or (any(work.glob("[!.]*")) and not (work / MARK).is_file()):
-            raise UserError(f"{work}: is not of nmt-prepare, which needs this name; give another data.store=DIR")
+            raise UserError(
+                f"{work}: is not of nmt-prepare, which needs this name; give another data.store=DIR"
+            )
         if any(work.glob("[!.]*")):
             say(f"going on with what {work} holds")
         needed = sum(_needed(part, data) for part in parts)
-        if shutil.disk_usage(store.parent).free + _used(work) < needed // 2:  # not even room for the text
+        if (
+            shutil.disk_usage(store.parent).free + _used(work) < needed // 2
+        ):  # not even room for the text
             raise UserError(_full(work, needed))
         try:
             (make_folder(work) / MARK).touch()
@@ -95,7 +101,10 @@ def _remove(work: Path) -> None:
 
 def _needed(part: Part, data: DataConfig) -> int:
     """About how many bytes the work takes: the text, its ids, which are half as large, and these again in the store."""
-    text = sum(file.stat().st_size * (3 if file.suffix in PACKED else 1) for file in local_files(part.corpus, data))
+    text = sum(
+        file.stat().st_size * (3 if file.suffix in PACKED else 1)
+        for file in local_files(part.corpus, data)
+    )
     return text + text // 2 + part.corpus.repeat * text // 2
 
 
@@ -104,15 +113,19 @@ def _used(work: Path) -> int:
 
 
 def _full(work: Path, needed: int) -> str:
-    return (f"{work.parent}: the disk is full: about {needed:,} bytes are needed, {_used(work):,} of them are "
-            f"written and {shutil.disk_usage(work.parent).free:,} are free; make room or give another data.store=DIR, "
-            "and run it again: what is finished is kept")
+    return (
+        f"{work.parent}: the disk is full: about {needed:,} bytes are needed, {_used(work):,} of them are "
+        f"written and {shutil.disk_usage(work.parent).free:,} are free; make room or give another data.store=DIR, "
+        "and run it again: what is finished is kept"
+    )
 
 
 def _parts(data: DataConfig) -> list[Part]:
     """The dev set comes first: the training text is held against it."""
     if not data.train:
-        raise UserError("data.train: no corpus given; for example data.train=[{src: train.en, tgt: train.de}]")
+        raise UserError(
+            "data.train: no corpus given; for example data.train=[{src: train.en, tgt: train.de}]"
+        )
     train = [Part(f"train-{i}", corpus, data.clean) for i, corpus in enumerate(data.train)]
     return ([Part("valid", replace(data.valid, repeat=1), None)] if data.valid else []) + train
 
@@ -131,13 +144,23 @@ def _build(store: Path, parts: list[Part], job: Job) -> None:
     encoded = {part: encode(job, each, bpe, marks) for part, each in collected.items()}
     job.meter.tell("encode")
     if not all(encoded[part].account["kept"] for part in parts if not part.rules):
-        raise UserError("data.valid: no pair of it can be read; look at the file, or leave the dev set out")
+        raise UserError(
+            "data.valid: no pair of it can be read; look at the file, or leave the dev set out"
+        )
     if not any(encoded[each.part].account["kept"] for each in train):
-        raise UserError("data.train: no pair is left after cleaning; look at data.clean and at the corpora")
+        raise UserError(
+            "data.train: no pair is left after cleaning; look at data.clean and at the corpora"
+        )
     in_order = sorted(parts, key=lambda part: part.split)  # training first
     corpora = [_account(collected[part], encoded[part], counts) for part in in_order]
-    ledger: Json = {"settings": settings(job.data, job.vocab), "corpora": corpora, "test": test, "bpe": account,
-                    "versions": versions(), "command": command()}
+    ledger: Json = {
+        "settings": settings(job.data, job.vocab),
+        "corpora": corpora,
+        "test": test,
+        "bpe": account,
+        "versions": versions(),
+        "command": command(),
+    }
     folder = job.work / "store"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -146,10 +169,19 @@ def _build(store: Path, parts: list[Part], job: Job) -> None:
         if not part.rules:
             _write_text(folder, each)
     for split in ("train", "valid"):
-        _write_ids(folder, split, [(part.corpus.repeat, encoded[part]) for part in parts if part.split == split])
-    roots = [(each["name"], Path(job.data.root) / each["name"]) for corpus in (*corpora, *([test] if test else []))
-             for each in corpus["files"]]
-    write_json(folder / SOURCES, {name: [str(path.resolve()), *stamp(path)] for name, path in roots})
+        _write_ids(
+            folder,
+            split,
+            [(part.corpus.repeat, encoded[part]) for part in parts if part.split == split],
+        )
+    roots = [
+        (each["name"], Path(job.data.root) / each["name"])
+        for corpus in (*corpora, *([test] if test else []))
+        for each in corpus["files"]
+    ]
+    write_json(
+        folder / SOURCES, {name: [str(path.resolve()), *stamp(path)] for name, path in roots}
+    )
     _publish(store, folder, ledger)
     _remove(job.work)
     job.meter.n_lines = sum(2 * corpus["kept"] for corpus in ledger["corpora"])
@@ -160,10 +192,17 @@ def _build(store: Path, parts: list[Part], job: Job) -> None:
 def _account(collected: Collected, encoded: Encoded, repeats: dict[str, int]) -> Json:
     """A corpus in the ledger."""
     part, first, then = collected.part, collected.account, encoded.account
-    account = {"corpus": describe(part.corpus), "split": part.split, "repeat": part.corpus.repeat,
-               "files": first["files"], "lines": first["lines"], "kept": then["kept"],
-               "tokens": [n * part.corpus.repeat for n in then["tokens"]],
-               "dropped": first["dropped"] | then["dropped"], "samples": first["samples"] | then["samples"]}
+    account = {
+        "corpus": describe(part.corpus),
+        "split": part.split,
+        "repeat": part.corpus.repeat,
+        "files": first["files"],
+        "lines": first["lines"],
+        "kept": then["kept"],
+        "tokens": [n * part.corpus.repeat for n in then["tokens"]],
+        "dropped": first["dropped"] | then["dropped"],
+        "samples": first["samples"] | then["samples"],
+    }
     if part.rules:
         account |= {"duplicates": repeats[part.name], "held_out": first["held_out"]}
     return account
@@ -172,7 +211,10 @@ def _account(collected: Collected, encoded: Encoded, repeats: dict[str, int]) ->
 def _write_ids(folder: Path, split: str, parts: Sequence[tuple[int, Encoded]]) -> None:
     if not parts:
         return
-    with closing(SideWriter(folder, split, "src")) as src, closing(SideWriter(folder, split, "tgt")) as tgt:
+    with (
+        closing(SideWriter(folder, split, "src")) as src,
+        closing(SideWriter(folder, split, "tgt")) as tgt,
+    ):
         for repeat, encoded in parts:
             for file in encoded.files() * repeat:
                 with np.load(file) as arrays:
@@ -187,7 +229,9 @@ def _write_text(folder: Path, valid: Collected) -> None:
 
 
 def _publish(store: Path, folder: Path, ledger: Json) -> None:
-    ledger["data"] = {file.name: digest(file) for file in sorted(folder.iterdir()) if file.name != SOURCES}
+    ledger["data"] = {
+        file.name: digest(file) for file in sorted(folder.iterdir()) if file.name != SOURCES
+    }
     ledger["store"] = store_digest(ledger["data"])
     write_json(folder / LEDGER, ledger)
     seal(folder, known=ledger["data"])

@@ -56,8 +56,12 @@ def describe(corpus: CorpusConfig) -> str:
     if corpus.src is not None:
         return f"{corpus.archive + ': ' if corpus.archive else ''}{corpus.src} + {corpus.tgt}"
     if corpus.dataset is not None:
-        return " ".join(part for part in (corpus.dataset, corpus.subset, corpus.split or "train") if part)
-    return corpus.file or (f"sacrebleu {corpus.sacrebleu}" if corpus.sacrebleu else f"demo {corpus.demo}")
+        return " ".join(
+            part for part in (corpus.dataset, corpus.subset, corpus.split or "train") if part
+        )
+    return corpus.file or (
+        f"sacrebleu {corpus.sacrebleu}" if corpus.sacrebleu else f"demo {corpus.demo}"
+    )
 
 
 def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
@@ -66,7 +70,9 @@ def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
         yield from map(Pair, block.src, block.tgt)
 
 
-def read_blocks(corpus: CorpusConfig, data: DataConfig, size: int, skip: int = 0) -> Iterator[Block]:
+def read_blocks(
+    corpus: CorpusConfig, data: DataConfig, size: int, skip: int = 0
+) -> Iterator[Block]:
     """The same, `size` raw pairs at a time, without the first `skip` blocks."""
     raw, parse = _source(corpus, data, size)
     for i, (block, share) in islice(enumerate(raw), skip, None):
@@ -75,7 +81,9 @@ def read_blocks(corpus: CorpusConfig, data: DataConfig, size: int, skip: int = 0
         if bad:
             if data.on_bad_line == "stop":
                 raise UserError(bad[min(bad)])
-            src, tgt = ([text for k, text in enumerate(side) if k not in bad] for side in (src, tgt))
+            src, tgt = (
+                [text for k, text in enumerate(side) if k not in bad] for side in (src, tgt)
+            )
         yield Block(first, src, tgt, [bad[k] for k in sorted(bad)], share)
 
 
@@ -87,23 +95,32 @@ def local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     paths = [Path(data.root) / name for name in names if name is not None]
     for path in paths:
         if corpus.archive is None and path.name.endswith(ARCHIVES):
-            raise UserError(f"{path}: an archive; give archive: {path.name} with src and tgt, the names of two members")
+            raise UserError(
+                f"{path}: an archive; give archive: {path.name} with src and tgt, the names of two members"
+            )
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "not found"
-            raise UserError(f"{path}: {what}; give a file, relative paths start from data.root={data.root}")
+            raise UserError(
+                f"{path}: {what}; give a file, relative paths start from data.root={data.root}"
+            )
     return paths
 
 
 # ---- sources ----------------------------------------------------------------------------------------------------
 
+
 def _source(corpus: CorpusConfig, data: DataConfig, size: int) -> tuple[Raw, Parse]:
     if corpus.demo is not None:
         return _of_demo(corpus.demo, data, size)
     if corpus.sacrebleu is not None:
-        return _of_two_texts(*remote.texts_of_test_set(corpus.sacrebleu, f"{data.src}-{data.tgt}"), size)
+        return _of_two_texts(
+            *remote.texts_of_test_set(corpus.sacrebleu, f"{data.src}-{data.tgt}"), size
+        )
     paths = local_files(corpus, data)
     if corpus.dataset is not None:
-        return _of_tables(remote.tables_of_dataset(corpus, data), paths, data, size, f"dataset {describe(corpus)}")
+        return _of_tables(
+            remote.tables_of_dataset(corpus, data), paths, data, size, f"dataset {describe(corpus)}"
+        )
     if corpus.archive is not None:
         if not paths[0].name.endswith(ARCHIVES):
             raise UserError(f"{paths[0]}: not an archive by its name; known: {', '.join(ARCHIVES)}")
@@ -118,10 +135,14 @@ def _source(corpus: CorpusConfig, data: DataConfig, size: int) -> tuple[Raw, Par
         return read_raw(TextFile(path), size), partial(pairs_of_jsonl, name=name, data=data)
     if path.suffix == ".parquet":
         return _of_tables(tables_of_parquet(path, data), paths, data, size, name)
-    raise UserError(f"{path}: not a .tsv, .jsonl or .parquet file; two text files are given as src: and tgt:")
+    raise UserError(
+        f"{path}: not a .tsv, .jsonl or .parquet file; two text files are given as src: and tgt:"
+    )
 
 
-def _of_tables(source: Iterable[Any], paths: list[Path], data: DataConfig, size: int, name: str) -> tuple[Raw, Parse]:
+def _of_tables(
+    source: Iterable[Any], paths: list[Path], data: DataConfig, size: int, name: str
+) -> tuple[Raw, Parse]:
     counts = [n_rows(path) for path in paths]
     total = sum(filter(None, counts)) if counts and None not in counts else 0
 
@@ -138,8 +159,11 @@ def _of_tables(source: Iterable[Any], paths: list[Path], data: DataConfig, size:
 
 def _of_demo(split: str, data: DataConfig, size: int) -> tuple[Raw, Parse]:
     from nmt.corpus import demo
+
     if {data.src, data.tgt} != {"en", "de"}:
-        raise UserError(f"demo: the embedded corpus is English-German, not data.src={data.src} data.tgt={data.tgt}")
+        raise UserError(
+            f"demo: the embedded corpus is English-German, not data.src={data.src} data.tgt={data.tgt}"
+        )
     pairs = demo.pairs(split)
 
     def parse(block: list[tuple[str, str]], first: int) -> Sides:
@@ -151,9 +175,12 @@ def _of_demo(split: str, data: DataConfig, size: int) -> tuple[Raw, Parse]:
 
 # ---- two texts --------------------------------------------------------------------------------------------------
 
+
 def _of_two_texts(src: TextFile, tgt: TextFile, size: int) -> tuple[Raw, Parse]:
     def raw() -> Raw:
-        for (a, share), (b, _) in zip_longest(read_raw(src, size), read_raw(tgt, size), fillvalue=([], 1.0)):
+        for (a, share), (b, _) in zip_longest(
+            read_raw(src, size), read_raw(tgt, size), fillvalue=([], 1.0)
+        ):
             if len(a) != len(b):
                 raise _unequal(src, tgt)
             yield (a, b), share
@@ -169,6 +196,7 @@ def _unequal(src: TextFile, tgt: TextFile) -> UserError:
     """Both counts, and where the shorter side probably lost lines: there the lengths of its lines begin to follow those
     of the other side with a shift. The best place has the least sum of |log ratio of lengths|."""
     import numpy as np
+
     a, b = _log_lengths(src), _log_lengths(tgt)
     (short, x), (_, y) = sorted(((src, a), (tgt, b)), key=lambda side: len(side[1]))
     n, missing = len(x), len(y) - len(x)
@@ -176,13 +204,20 @@ def _unequal(src: TextFile, tgt: TextFile) -> UserError:
     place = int(np.argmin(np.concatenate([[0.0], np.cumsum(gain, dtype=np.float64)])))
     lines = "a line is" if missing == 1 else f"{missing:,} lines are"
     where = f"near line {place + 1:,}" if place < n else "at the end"
-    return UserError(f"{src.name} has {len(a):,} lines but {tgt.name} has {len(b):,}; perhaps {lines} missing {where} "
-                     f"of {short.name}; line n of one must be the translation of line n of the other")
+    return UserError(
+        f"{src.name} has {len(a):,} lines but {tgt.name} has {len(b):,}; perhaps {lines} missing {where} "
+        f"of {short.name}; line n of one must be the translation of line n of the other"
+    )
 
 
 def _log_lengths(text: TextFile) -> "numpy.ndarray":
     """The logarithm of the characters of each line, its mean taken off: languages differ in length."""
     import numpy as np
-    logs = np.concatenate([np.log1p([len(line.decode(errors="replace")) for line in lines]).astype(np.float32)
-                           for lines, _ in read_raw(text, BLOCK)])
+
+    logs = np.concatenate(
+        [
+            np.log1p([len(line.decode(errors="replace")) for line in lines]).astype(np.float32)
+            for lines, _ in read_raw(text, BLOCK)
+        ]
+    )
     return logs - logs.mean()

@@ -39,14 +39,16 @@ class Text(NamedTuple):
     def is_marked(self) -> np.ndarray:
         if self.marks is None:
             return np.zeros(self.n_pairs, bool)
-        return np.array(np.load(self.marks, mmap_mode="r")[self.first:self.first + self.n_pairs])
+        return np.array(np.load(self.marks, mmap_mode="r")[self.first : self.first + self.n_pairs])
 
 
 def shard_file(folder: Path, number: int, kind: str) -> Path:
     return folder / f"{number:05d}.{kind}"
 
 
-def collect(folder: Path, rules: CleanConfig | None, sets: Path | None, task: tuple[int, Block]) -> Json:
+def collect(
+    folder: Path, rules: CleanConfig | None, sets: Path | None, task: tuple[int, Block]
+) -> Json:
     """Clean a block and hold it against the dev and test `sets`; without rules it is taken as it is."""
     number, block = task
     if rules is None or sets is None:
@@ -59,14 +61,25 @@ def collect(folder: Path, rules: CleanConfig | None, sets: Path | None, task: tu
         write_bytes(shard_file(folder, number, "digests"), cleaned.digests.tobytes())
     text = "".join(f"{src}\n{tgt}\n" for src, tgt in pairs).encode()
     write_bytes(shard_file(folder, number, "txt"), text)
-    return _reported(folder, number, {
-        "lines": len(block.src) + len(block.bad), "kept": len(pairs), "dropped": dropped.counts,
-        "samples": dropped.samples, "held_out": shared, "text": hashlib.sha256(text).hexdigest()})
+    return _reported(
+        folder,
+        number,
+        {
+            "lines": len(block.src) + len(block.bad),
+            "kept": len(pairs),
+            "dropped": dropped.counts,
+            "samples": dropped.samples,
+            "held_out": shared,
+            "text": hashlib.sha256(text).hexdigest(),
+        },
+    )
 
 
 @functools.lru_cache(1)
 def _held_out(file: Path) -> dict[str, HeldOut]:
-    return {name: held_out([Pair(*pair) for pair in pairs]) for name, pairs in read_json(file).items()}
+    return {
+        name: held_out([Pair(*pair) for pair in pairs]) for name, pairs in read_json(file).items()
+    }
 
 
 def count_words(task: tuple[Text, int, tuple[int, int]]) -> Counter[bytes]:
@@ -74,7 +87,9 @@ def count_words(task: tuple[Text, int, tuple[int, int]]) -> Counter[bytes]:
     text, wanted, seed = task
     usable = np.flatnonzero(np.repeat(~text.is_marked(), 2))
     if wanted < len(usable):
-        usable = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(usable)[:wanted]
+        usable = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(
+            usable
+        )[:wanted]
     lines = text.lines()
     lines = [lines[i] for i in np.sort(usable)]
     return word_counts(lines)
@@ -86,13 +101,13 @@ def encode(folder: Path, vocab: Path, limit: int | None, task: tuple[int, Text])
     lines, is_repeat = text.lines(), text.is_marked()
     dropped = Dropped()
     for i in np.flatnonzero(is_repeat):
-        dropped.add("duplicate", *map(bytes.decode, lines[2 * i:2 * i + 2]))
+        dropped.add("duplicate", *map(bytes.decode, lines[2 * i : 2 * i + 2]))
     lines = [lines[i] for i in np.flatnonzero(np.repeat(~is_repeat, 2))]
     sides = [_encoder(vocab)(lines[side::2]) for side in (0, 1)]
     longest = np.maximum(*(lengths for _, lengths in sides))
     is_kept = longest <= (longest.max(initial=0) if limit is None else limit)
     for i in np.flatnonzero(~is_kept):
-        dropped.add(f"more than {limit} pieces", *map(bytes.decode, lines[2 * i:2 * i + 2]))
+        dropped.add(f"more than {limit} pieces", *map(bytes.decode, lines[2 * i : 2 * i + 2]))
     arrays = {}
     for name, (ids, lengths) in zip(("src", "tgt"), sides, strict=True):
         arrays[name] = ids[np.repeat(is_kept, lengths)]
@@ -100,9 +115,16 @@ def encode(folder: Path, vocab: Path, limit: int | None, task: tuple[int, Text])
     data = io.BytesIO()
     np.savez(data, **arrays)
     write_bytes(shard_file(folder, number, "npz"), data.getvalue())
-    return _reported(folder, number, {
-        "kept": int(is_kept.sum()), "dropped": dropped.counts, "samples": dropped.samples,
-        "tokens": [len(arrays["src"]), len(arrays["tgt"])]})
+    return _reported(
+        folder,
+        number,
+        {
+            "kept": int(is_kept.sum()),
+            "dropped": dropped.counts,
+            "samples": dropped.samples,
+            "tokens": [len(arrays["src"]), len(arrays["tgt"])],
+        },
+    )
 
 
 @functools.lru_cache(1)
@@ -124,13 +146,20 @@ def finished(folder: Path) -> set[int]:
 def add_up(reports: list[Json]) -> Json:
     """The report of a corpus from those of its shards: sums, digests end to end, the first samples of each rule."""
     total: Json = functools.reduce(_sum, reports, {})
-    total["samples"] = {rule: [sample for report in reports for sample in report["samples"].get(rule, ())][:N_SAMPLES]
-                        for rule in total["dropped"]}
+    total["samples"] = {
+        rule: [sample for report in reports for sample in report["samples"].get(rule, ())][
+            :N_SAMPLES
+        ]
+        for rule in total["dropped"]
+    }
     return total
 
 
 def _sum(a: Any, b: Any) -> Any:
     if isinstance(a, dict):
-        return {key: _sum(a[key], b[key]) if key in a and key in b else {**a, **b}[key] for key in {**a, **b}
-                if key != "samples"}
+        return {
+            key: _sum(a[key], b[key]) if key in a and key in b else {**a, **b}[key]
+            for key in {**a, **b}
+            if key != "samples"
+        }
     return [_sum(x, y) for x, y in zip(a, b, strict=True)] if isinstance(a, list) else a + b

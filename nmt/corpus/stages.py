@@ -46,7 +46,11 @@ class Meter:
 
     def tell(self, stage: str) -> None:
         seconds = clock() - self.began
-        rate = f", {self.n_lines:,} lines, {self.n_lines / seconds:,.0f}/s" if self.n_lines and seconds >= 1 else ""
+        rate = (
+            f", {self.n_lines:,} lines, {self.n_lines / seconds:,.0f}/s"
+            if self.n_lines and seconds >= 1
+            else ""
+        )
         say(f"stage {stage}: {seconds:.1f} s{rate}")
         self.began, self.n_lines = clock(), 0
 
@@ -63,7 +67,9 @@ class Job:
 
     def stage(self, name: str, made_with: Json, make: Callable[[Path], Json]) -> tuple[Path, Json]:
         """What `make` leaves in its folder, and returns; done once for all that decides it, `made_with`."""
-        key = hashlib.sha256(json.dumps([made_with, versions()], sort_keys=True).encode()).hexdigest()
+        key = hashlib.sha256(
+            json.dumps([made_with, versions()], sort_keys=True).encode()
+        ).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
         if not (folder / "done.json").is_file():
             for other in self.work.glob(f"{name}.{'[0-9a-f]' * 16}"):
@@ -103,7 +109,10 @@ class Collected:
         sizes = [read_json(file)["kept"] for file in self.files("json")]
         firsts = itertools.accumulate(sizes, initial=0)
         own = marks / f"{self.part.name}.npy" if marks and self.part.rules else None
-        return [Text(file, first, n, own) for file, first, n in zip(self.files("txt"), firsts, sizes, strict=False)]
+        return [
+            Text(file, first, n, own)
+            for file, first, n in zip(self.files("txt"), firsts, sizes, strict=False)
+        ]
 
 
 @dataclass(frozen=True)
@@ -120,19 +129,31 @@ class Encoded:
 
 # ---- collect ----------------------------------------------------------------------------------------------------
 
+
 def collect(job: Job, part: Part, sets: Path | None) -> Collected:
     """Read a corpus, clean it and hold it against the dev and test `sets`."""
     data, files = job.data, local_files(part.corpus, job.data)
     stamps = [[str(path), *stamp(path)] for path in files]
-    rules = part.rules and to_dict(replace(part.rules, preset=None, duplicates=False, max_pieces=None))
-    made_with = {"corpus": to_dict(replace(part.corpus, repeat=1)), "src": data.src, "tgt": data.tgt, "files": stamps,
-                 "rules": rules, "on_bad_line": data.on_bad_line, "shard": SHARD, "held_out": sets and digest(sets)}
+    rules = part.rules and to_dict(
+        replace(part.rules, preset=None, duplicates=False, max_pieces=None)
+    )
+    made_with = {
+        "corpus": to_dict(replace(part.corpus, repeat=1)),
+        "src": data.src,
+        "tgt": data.tgt,
+        "files": stamps,
+        "rules": rules,
+        "on_bad_line": data.on_bad_line,
+        "shard": SHARD,
+        "held_out": sets and digest(sets),
+    }
 
     def make(folder: Path) -> Json:
         done = finished(folder)
         first = next(n for n in itertools.count() if n not in done)
         n_shards = first
         with closing(Progress(f"collect {describe(part.corpus)}", None, "lines")) as progress:
+
             def todo() -> Iterator[tuple[int, Any]]:
                 nonlocal n_shards
                 for block in read_blocks(part.corpus, data, SHARD, skip=first):
@@ -140,7 +161,10 @@ def collect(job: Job, part: Part, sets: Path | None) -> Collected:
                     progress.expect(int(2 * (n_shards - first) * SHARD / max(block.share, 1e-9)))
                     if n_shards - 1 not in done:
                         yield n_shards - 1, block
-            for report in ordered(partial(shard.collect, folder, part.rules, sets), todo(), data.workers):
+
+            for report in ordered(
+                partial(shard.collect, folder, part.rules, sets), todo(), data.workers
+            ):
                 progress.advance(2 * report["lines"])
                 job.meter.n_lines += 2 * report["lines"]
         account = add_up([read_json(shard_file(folder, n, "json")) for n in range(n_shards)])
@@ -157,8 +181,15 @@ def _accounts(data: DataConfig, files: list[Path], n_lines: int) -> list[Json]:
     """The files of a corpus of so many lines, as the ledger lists them."""
     with ThreadPoolExecutor(data.workers) as threads:
         digests = list(threads.map(digest, files))
-    return [{"name": listed(path, data.root), "size": path.stat().st_size, "sha256": sha,
-             "lines": n_lines if (n := n_rows(path)) is None else n} for path, sha in zip(files, digests, strict=True)]
+    return [
+        {
+            "name": listed(path, data.root),
+            "size": path.stat().st_size,
+            "sha256": sha,
+            "lines": n_lines if (n := n_rows(path)) is None else n,
+        }
+        for path, sha in zip(files, digests, strict=True)
+    ]
 
 
 def hold_out(job: Job, valid: Collected | None) -> tuple[Path, Json | None]:
@@ -171,11 +202,17 @@ def hold_out(job: Job, valid: Collected | None) -> tuple[Path, Json | None]:
         sets["dev"] = list(zip(lines[0::2], lines[1::2], strict=True))
     if job.data.test:
         try:
-            sets["test"] = [pair for block in read_blocks(job.data.test, job.data, SHARD)
-                            for pair in zip(block.src, block.tgt, strict=True)]
+            sets["test"] = [
+                pair
+                for block in read_blocks(job.data.test, job.data, SHARD)
+                for pair in zip(block.src, block.tgt, strict=True)
+            ]
             files = [] if job.data.test.sacrebleu else local_files(job.data.test, job.data)
-            test = {"corpus": describe(job.data.test), "lines": len(sets["test"]),
-                    "files": _accounts(job.data, files, len(sets["test"]))}
+            test = {
+                "corpus": describe(job.data.test),
+                "lines": len(sets["test"]),
+                "files": _accounts(job.data, files, len(sets["test"])),
+            }
         except UserError as error:
             if job.data.clean.held_out != "keep":
                 raise
@@ -188,10 +225,13 @@ def hold_out(job: Job, valid: Collected | None) -> tuple[Path, Json | None]:
 
 def find_repeats(job: Job, train: Sequence[Collected]) -> tuple[Path, dict[str, int]]:
     """Which pairs equal an earlier one, in a file for each part, and how many they are."""
+
     def make(folder: Path) -> Json:
         is_repeat = duplicates([file for each in train for file in each.files("digests")])
         ends = np.cumsum([each.account["kept"] for each in train])
-        parts = dict(zip([each.part.name for each in train], np.split(is_repeat, ends[:-1]), strict=True))
+        parts = dict(
+            zip([each.part.name for each in train], np.split(is_repeat, ends[:-1]), strict=True)
+        )
         for name, part in parts.items():
             data = io.BytesIO()
             np.save(data, part)
@@ -204,30 +244,53 @@ def find_repeats(job: Job, train: Sequence[Collected]) -> tuple[Path, dict[str, 
 
 # ---- learn and encode -------------------------------------------------------------------------------------------
 
+
 def learn_bpe(job: Job, train: Sequence[Collected], marks: Path | None) -> tuple[Path, Json]:
     """The joint BPE of both sides of all training corpora, each taken once whatever its `repeat`."""
     texts = [text for each in train for text in each.texts(marks)]
     n_lines = [2 * int((~text.is_marked()).sum()) for text in texts]
     wanted = min(sum(n_lines), job.vocab.sample_sentences)
     if not wanted:
-        raise UserError("data.train: no pair is left after cleaning; look at data.clean and at the corpora")
+        raise UserError(
+            "data.train: no pair is left after cleaning; look at data.clean and at the corpora"
+        )
     given = given_model(job.data, job.vocab)
 
     def make(folder: Path) -> Json:
         if given is not None:
             write_bytes(folder / VOCAB, given.model)
-            return {"sha256": given.digest, "pieces": given.size, "lines": 0, "words": 0, "seed": None}
-        draw = np.random.Generator(np.random.Philox(job.seed))  # each line is equally likely to be among them
+            return {
+                "sha256": given.digest,
+                "pieces": given.size,
+                "lines": 0,
+                "words": 0,
+                "seed": None,
+            }
+        draw = np.random.Generator(
+            np.random.Philox(job.seed)
+        )  # each line is equally likely to be among them
         quotas = draw.multivariate_hypergeometric(n_lines, wanted, method="marginals").tolist()
-        tasks = [(text, quota, (job.seed, i)) for i, (text, quota) in enumerate(zip(texts, quotas, strict=True))]
+        tasks = [
+            (text, quota, (job.seed, i))
+            for i, (text, quota) in enumerate(zip(texts, quotas, strict=True))
+        ]
         learning = partial(_learn_words, folder, tasks, job.data.workers)
         n_words = learning(job.vocab) if wanted <= FEW_LINES else apart(learning, job.vocab)
         job.meter.n_lines += wanted
-        return {"sha256": digest(folder / VOCAB), "pieces": job.vocab.size, "lines": wanted, "words": n_words,
-                "seed": job.seed if wanted < sum(n_lines) else None}
+        return {
+            "sha256": digest(folder / VOCAB),
+            "pieces": job.vocab.size,
+            "lines": wanted,
+            "words": n_words,
+            "seed": job.seed if wanted < sum(n_lines) else None,
+        }
 
-    made_with = {"texts": [each.account["text"] for each in train], "marks": marks and marks.name, "seed": job.seed,
-                 "vocab": given.digest if given else to_dict(replace(job.vocab, bpe_dropout=0.0))}
+    made_with = {
+        "texts": [each.account["text"] for each in train],
+        "marks": marks and marks.name,
+        "seed": job.seed,
+        "vocab": given.digest if given else to_dict(replace(job.vocab, bpe_dropout=0.0)),
+    }
     return job.stage("bpe", made_with, make)
 
 
@@ -237,9 +300,13 @@ def given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
     try:
         model = Vocab.load(Path(data.root) / vocab.model)
     except UserError as error:
-        raise UserError(f"vocab.model: {error}; relative paths start from data.root={data.root}") from None
+        raise UserError(
+            f"vocab.model: {error}; relative paths start from data.root={data.root}"
+        ) from None
     if model.size > 2**16:
-        raise UserError(f"vocab.model: {vocab.model} has {model.size:,} pieces, but ids are stored in 16 bits")
+        raise UserError(
+            f"vocab.model: {vocab.model} has {model.size:,} pieces, but ids are stored in 16 bits"
+        )
     return model
 
 
@@ -250,7 +317,9 @@ def _learn_words(folder: Path, tasks: list[Any], workers: int, vocab: VocabConfi
     if not words.with_suffix(".json").is_file():
         counts: Counter[bytes] = Counter()
         with closing(Progress("count words", wanted, "lines")) as progress:
-            for (_, quota, _), more in zip(tasks, ordered(shard.count_words, tasks, workers), strict=True):
+            for (_, quota, _), more in zip(
+                tasks, ordered(shard.count_words, tasks, workers), strict=True
+            ):
                 counts.update(more)
                 progress.advance(quota)
         write_words(words, counts)
@@ -271,12 +340,19 @@ def encode(job: Job, collected: Collected, bpe: Path, marks: Path | None) -> Enc
         tasks = [(n, text) for n, text in enumerate(texts) if n not in done]
         total = 2 * sum(text.n_pairs for _, text in tasks)
         with closing(Progress(f"encode {describe(part.corpus)}", total, "lines")) as progress:
-            results = ordered(partial(shard.encode, folder, bpe / VOCAB, limit), tasks, job.data.workers)
+            results = ordered(
+                partial(shard.encode, folder, bpe / VOCAB, limit), tasks, job.data.workers
+            )
             for (_, text), _ in zip(tasks, results, strict=True):
                 progress.advance(2 * text.n_pairs)
                 job.meter.n_lines += 2 * text.n_pairs
         return add_up([read_json(shard_file(folder, n, "json")) for n in range(len(texts))])
 
-    made_with = {"text": collected.account["text"], "bpe": bpe.name, "limit": limit, "marks": marks and marks.name}
+    made_with = {
+        "text": collected.account["text"],
+        "bpe": bpe.name,
+        "limit": limit,
+        "marks": marks and marks.name,
+    }
     folder, account = job.stage(f"encode-{part.name}", made_with, make)
     return Encoded(folder, len(texts), account)

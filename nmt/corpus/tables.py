@@ -25,13 +25,16 @@ Sides = tuple[list[str], list[str], Complaints]
 
 # ---- text -------------------------------------------------------------------------------------------------------
 
+
 def pairs_of_tsv(lines: list[bytes], first: int, name: str) -> Sides:
     texts, undecodable = decode(lines, first, name)
 
     def pair(line: str, n: int) -> tuple[str, str]:
         cells = line.split("\t")
         if len(cells) != 2:
-            raise UserError(f"{name}:{n}: {len(cells) - 1} tabs instead of one; a line is source, tab, target")
+            raise UserError(
+                f"{name}:{n}: {len(cells) - 1} tabs instead of one; a line is source, tab, target"
+            )
         return cells[0], cells[1]
 
     return _gathered(texts, first, pair, undecodable)
@@ -57,18 +60,26 @@ def pairs_of_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) 
         try:
             row = JSON.decode(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: not JSON ({reason(error)}); a line is an object like {example}") from None
+            raise UserError(
+                f"{place}: not JSON ({reason(error)}); a line is an object like {example}"
+            ) from None
         if not isinstance(row, dict):
             raise UserError(f"{place}: {line[:40]!r} is not an object like {example}")
         inner = row.get("translation")
-        cells = {f"translation.{key}": value for key, value in inner.items()} if isinstance(inner, dict) else row
+        cells = (
+            {f"translation.{key}": value for key, value in inner.items()}
+            if isinstance(inner, dict)
+            else row
+        )
         src, tgt = _columns(list(cells), data, place)
         return _sentence(cells[src], src, place), _sentence(cells[tgt], tgt, place)
 
     return _gathered(texts, first, pair, undecodable)
 
 
-def _gathered(rows: Iterable[Row], first: int, pair: Callable[[Row, int], tuple[str, str]], bad: Complaints) -> Sides:
+def _gathered(
+    rows: Iterable[Row], first: int, pair: Callable[[Row, int], tuple[str, str]], bad: Complaints
+) -> Sides:
     """Both sides of all rows, an empty pair for a bad one. A complaint that is there already stands."""
     sides: list[tuple[str, str]] = []
     for i, row in enumerate(rows):
@@ -82,37 +93,50 @@ def _gathered(rows: Iterable[Row], first: int, pair: Callable[[Row, int], tuple[
 
 def _columns(names: Sequence[str], data: DataConfig, place: str) -> tuple[str, str]:
     """Which two of the columns are the source and the target."""
-    known = (f"translation.{data.src}", f"translation.{data.tgt}"), (data.src, data.tgt), ("src", "tgt")
+    known = (
+        (f"translation.{data.src}", f"translation.{data.tgt}"),
+        (data.src, data.tgt),
+        ("src", "tgt"),
+    )
     for src, tgt in known:
         if src in names and tgt in names:
             return src, tgt
     found = ", ".join(map(repr, names)) or "none"
-    raise UserError(f"{place}: no columns {data.src!r} and {data.tgt!r}, but {found[:200]}; "
-                    "name them after data.src and data.tgt, or 'src' and 'tgt'")
+    raise UserError(
+        f"{place}: no columns {data.src!r} and {data.tgt!r}, but {found[:200]}; "
+        "name them after data.src and data.tgt, or 'src' and 'tgt'"
+    )
 
 
 def _sentence(value: Any, column: str, place: str) -> str:
     """The text of a cell. A line break inside it becomes a space: from here on a sentence is a line."""
     if not isinstance(value, str):
-        what = "not valid UTF-8" if isinstance(value, UnicodeDecodeError) else (
-            f"{'null' if value is None else repr(value)[:40]} instead of text")
+        what = (
+            "not valid UTF-8"
+            if isinstance(value, UnicodeDecodeError)
+            else (f"{'null' if value is None else repr(value)[:40]} instead of text")
+        )
         raise UserError(f"{place}: {column} is {what}; mend or remove the row")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"{place}: {column} holds half a character (lone surrogate "
-                            f"U+{ord(value[error.start]):04X}); mend or remove the row") from None
+            raise UserError(
+                f"{place}: {column} holds half a character (lone surrogate "
+                f"U+{ord(value[error.start]):04X}); mend or remove the row"
+            ) from None
     return value.removesuffix("\n").removesuffix("\r").replace("\n", " ")
 
 
 # ---- Arrow ------------------------------------------------------------------------------------------------------
+
 
 def n_rows(path: Path) -> int | None:
     """The rows of a parquet file, by its metadata; of other files they are not known."""
     if path.suffix != ".parquet":
         return None
     from pyarrow import parquet
+
     with _readable(path):
         return int(parquet.read_metadata(path).num_rows)
 
@@ -120,6 +144,7 @@ def n_rows(path: Path) -> int | None:
 def tables_of_parquet(path: Path, data: DataConfig) -> Iterator["pyarrow.Table"]:
     import pyarrow
     from pyarrow import parquet
+
     with _readable(path):  # a buffer would hold all that is read of the file
         file = parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
         names = file.schema_arrow.empty_table().flatten().column_names
@@ -130,15 +155,21 @@ def tables_of_parquet(path: Path, data: DataConfig) -> Iterator["pyarrow.Table"]
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     import pyarrow
+
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable parquet file ({reason(error)}); fetch it again") from None
+        raise UserError(
+            f"{path}: not a readable parquet file ({reason(error)}); fetch it again"
+        ) from None
 
 
-def cut(tables: Iterable["pyarrow.Table"], size: int, data: DataConfig, name: str) -> Iterator["pyarrow.Table"]:
+def cut(
+    tables: Iterable["pyarrow.Table"], size: int, data: DataConfig, name: str
+) -> Iterator["pyarrow.Table"]:
     """The source and the target column, `size` rows at a time."""
     import pyarrow
+
     n, rest = 0, []
     for table in tables:
         flat = table.flatten()  # a struct column becomes columns `translation.de`, `translation.en`

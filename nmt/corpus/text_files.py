@@ -55,8 +55,9 @@ def read_raw(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
     except DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"{text.name}: cannot be read ({error.strerror})") from None
-        raise UserError(f"{text.name}: corrupt after line {n + len(lines)} ({reason(error)}); fetch or pack it again"
-                        ) from None
+        raise UserError(
+            f"{text.name}: corrupt after line {n + len(lines)} ({reason(error)}); fetch or pack it again"
+        ) from None
     if n == 0:
         raise UserError(f"{text.name}: empty; it should hold one sentence per line")
 
@@ -93,8 +94,10 @@ def decode(lines: list[bytes], first: int, name: str) -> tuple[list[str], Compla
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                bad[i] = (f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
-                          "convert the file to UTF-8")
+                bad[i] = (
+                    f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
+                    "convert the file to UTF-8"
+                )
         text = b"".join(b"\n" if i in bad else line for i, line in enumerate(lines)).decode()
     if not text.endswith("\n"):
         text += "\n"
@@ -129,7 +132,9 @@ def _opened(text: TextFile) -> Iterator[tuple[IO[bytes], IO[bytes], int]]:
             return
         with tarfile.open(fileobj=outer, mode="r|") as archive:
             member = _find(archive, text)
-            packed = cast(IO[bytes], BufferedReader(cast(BufferedReader, archive.extractfile(member)), BUFFER))
+            packed = cast(
+                IO[bytes], BufferedReader(cast(BufferedReader, archive.extractfile(member)), BUFFER)
+            )
             yield _unpacked(packed, text.member), packed, member.size
         while outer.read(BUFFER):
             pass
@@ -143,6 +148,7 @@ def _unpacked(packed: IO[bytes], name: str) -> IO[bytes]:
         raw = _Xz(packed)
     elif name.endswith(".zst"):
         import pyarrow
+
         raw = pyarrow.CompressedInputStream(pyarrow.PythonFile(packed, mode="r"), "zstd")
     else:
         return packed
@@ -161,7 +167,9 @@ class _Xz(RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while True:
             if self.part.eof:
-                packed = self.part.unused_data.lstrip(b"\0") or self.packed.read(BUFFER).lstrip(b"\0")
+                packed = self.part.unused_data.lstrip(b"\0") or self.packed.read(BUFFER).lstrip(
+                    b"\0"
+                )
                 if not packed:
                     return 0
                 self.part = lzma.LZMADecompressor()
@@ -171,7 +179,7 @@ class _Xz(RawIOBase):
                     raise EOFError("it ends too early")
             unpacked = self.part.decompress(packed, len(buffer))
             if unpacked:
-                buffer[:len(unpacked)] = unpacked
+                buffer[: len(unpacked)] = unpacked
                 return len(unpacked)
 
 
@@ -183,5 +191,7 @@ def _find(archive: tarfile.TarFile, text: TextFile) -> tarfile.TarInfo:
             if names[-1] == str(text.member).removeprefix("./"):
                 return member
     close = difflib.get_close_matches(str(text.member), names, 3) or names[:3]
-    raise UserError(f"{text.path}: no file {text.member!r} among its {len(names)}; "
-                    f"it has {', '.join(map(repr, close)) or 'none'}")
+    raise UserError(
+        f"{text.path}: no file {text.member!r} among its {len(names)}; "
+        f"it has {', '.join(map(repr, close)) or 'none'}"
+    )

@@ -64,13 +64,21 @@ class Packed:
     @derived
     def positions(self) -> Tensor:
         """The place of each token within its sentence; in the dead tail 0."""  # (T,)
-        return torch.where(self.index < self.offsets[-1], self.index - self.offsets[self.sentence], 0)
+        return torch.where(
+            self.index < self.offsets[-1], self.index - self.offsets[self.sentence], 0
+        )
 
     def to(self, device: torch.device) -> "Packed":
-        return Packed(_sent(self.tokens, device), _sent(self.offsets, device), self.longest, self.n_live)
+        return Packed(
+            _sent(self.tokens, device), _sent(self.offsets, device), self.longest, self.n_live
+        )
 
     def has_shape(self, shape: BatchShape) -> bool:
-        return (self.tokens.numel(), self.n_sentences, self.longest) == (shape.tokens, shape.sentences, shape.longest)
+        return (self.tokens.numel(), self.n_sentences, self.longest) == (
+            shape.tokens,
+            shape.sentences,
+            shape.longest,
+        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,9 @@ class Batch:
     n_tokens: int  # labels that count
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(self.src.to(device), self.tgt.to(device), _sent(self.labels, device), self.n_tokens)
+        return Batch(
+            self.src.to(device), self.tgt.to(device), _sent(self.labels, device), self.n_tokens
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -95,7 +105,11 @@ class Batch:
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     """To a GPU asynchronously, which needs pinned memory."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor.to(device)
+    )
 
 
 def pack(sentences: Sequence[Sequence[int]]) -> Packed:
@@ -103,4 +117,9 @@ def pack(sentences: Sequence[Sequence[int]]) -> Packed:
     lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = np.fromiter((t for s in sentences for t in s), np.int64, int(offsets[-1]))
-    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), int(lengths.max(initial=0)), tokens.size)
+    return Packed(
+        torch.from_numpy(tokens),
+        torch.from_numpy(offsets),
+        int(lengths.max(initial=0)),
+        tokens.size,
+    )

@@ -52,7 +52,9 @@ class Recipe:
 class Segmentations:
     """`segmentations(epoch)` is the token store of that epoch; the next one is begun. Close it to end that work."""
 
-    def __init__(self, store: Path, rate: float, seed: int, max_pieces: int | None, workers: int) -> None:
+    def __init__(
+        self, store: Path, rate: float, seed: int, max_pieces: int | None, workers: int
+    ) -> None:
         self.recipe = Recipe(store.resolve(), digest(store / MANIFEST), rate, seed, max_pieces)
         self.workers = workers
         self._stored = open_store(store, "train")
@@ -89,7 +91,9 @@ class Segmentations:
                 if int(old.name.removeprefix("epoch-")) < epoch - 1:
                     remove_folder(old)
             if not self._path(epoch).exists():
-                write_folder(self._path(epoch), lambda folder: self._fill(folder, epoch, is_awaited))
+                write_folder(
+                    self._path(epoch), lambda folder: self._fill(folder, epoch, is_awaited)
+                )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -113,9 +117,16 @@ class Segmentations:
         n = len(self._stored)
         work = functools.partial(draw_block, self.recipe, epoch)
         blocks = ((first, min(first + BLOCK, n)) for first in range(0, n, BLOCK))
-        with (closing(SideWriter(folder, "train", "src")) as src, closing(SideWriter(folder, "train", "tgt")) as tgt,
-              closing(Progress(f"segment epoch {epoch}", n, "pairs", is_shown=is_awaited)) as progress):
-            for rows in ordered(work, blocks, max(2, self.workers)):  # with 1 all would be done in this process
+        with (
+            closing(SideWriter(folder, "train", "src")) as src,
+            closing(SideWriter(folder, "train", "tgt")) as tgt,
+            closing(
+                Progress(f"segment epoch {epoch}", n, "pairs", is_shown=is_awaited)
+            ) as progress,
+        ):
+            for rows in ordered(
+                work, blocks, max(2, self.workers)
+            ):  # with 1 all would be done in this process
                 self._go_on()
                 for side, row in zip((src, tgt), rows, strict=True):
                     side.append(*row)
@@ -147,9 +158,11 @@ def draw_block(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
     first, end = block
     rows = []
     for number, side in enumerate((store.src, store.tgt)):
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence((recipe.seed, epoch, first, number))))
-        offsets = np.asarray(side.offsets[first:end + 1])
-        ids, lengths = np.asarray(side.ids[offsets[0]:offsets[-1]]), np.diff(offsets)
+        random = np.random.Generator(
+            np.random.Philox(np.random.SeedSequence((recipe.seed, epoch, first, number)))
+        )
+        offsets = np.asarray(side.offsets[first : end + 1])
+        ids, lengths = np.asarray(side.ids[offsets[0] : offsets[-1]]), np.diff(offsets)
         drawn, counts = merges.segment(ids, lengths, recipe.rate, random)
         is_kept = counts > (recipe.max_pieces or len(drawn))
         starts = np.where(is_kept, offsets[:-1] - offsets[0], len(ids) + np.cumsum(counts) - counts)
@@ -162,9 +175,13 @@ def draw_block(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
 def _opened(folder: Path, identity: str) -> tuple[TokenStore, Merges]:
     store, merges = open_store(folder, "train"), Merges((folder / VOCAB).read_bytes())
     for side in (store.src, store.tgt):
-        offsets = np.asarray(side.offsets[:CHECKED + 1])
-        again, _ = merges.segment(np.asarray(side.ids[:offsets[-1]]), np.diff(offsets), 0.0, np.random.default_rng(0))
-        if not np.array_equal(again, side.ids[:offsets[-1]]):
-            raise UserError(f"{folder / VOCAB}: not a BPE that merges letters within words, as nmt-prepare learns it; "
-                            "with this model set vocab.bpe_dropout=0")
+        offsets = np.asarray(side.offsets[: CHECKED + 1])
+        again, _ = merges.segment(
+            np.asarray(side.ids[: offsets[-1]]), np.diff(offsets), 0.0, np.random.default_rng(0)
+        )
+        if not np.array_equal(again, side.ids[: offsets[-1]]):
+            raise UserError(
+                f"{folder / VOCAB}: not a BPE that merges letters within words, as nmt-prepare learns it; "
+                "with this model set vocab.bpe_dropout=0"
+            )
     return store, merges

@@ -48,12 +48,17 @@ def _packed(side: Side, ids: Array, shape: BatchShape | None) -> Packed:
     places = np.arange(offsets[-1]) + np.repeat(firsts - 1 - offsets[:-1], lengths)
     n_live, longest = len(places), int(lengths.max())
     n_rows = -(-n_live // ROW_MULTIPLE) * ROW_MULTIPLE
-    if shape is not None and n_live <= shape.tokens and len(ids) <= shape.sentences and longest <= shape.longest:
+    if (
+        shape is not None
+        and n_live <= shape.tokens
+        and len(ids) <= shape.sentences
+        and longest <= shape.longest
+    ):
         n_rows, longest = shape.tokens, shape.longest
         offsets = np.pad(offsets, (0, shape.sentences - len(ids)), mode="edge")
     tokens = np.zeros(n_rows, np.int64)
     tokens[:n_live] = np.asarray(side.ids)[places]
-    begins = offsets[:len(ids)]
+    begins = offsets[: len(ids)]
     tokens[begins] = BOS  # where the piece before the sentence stood
     return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, n_live)
 
@@ -69,11 +74,13 @@ def make_batch(store: TokenStore, ids: Array, shape: BatchShape | None = None) -
     """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos."""
     src, tgt = _packed(store.src, ids, shape), _packed(store.tgt, ids, shape)
     labels = _closed(tgt)
-    labels[tgt.n_live:] = -1
+    labels[tgt.n_live :] = -1
     return Batch(replace(src, tokens=_closed(src)), tgt, labels, tgt.n_live)
 
 
-def dealt(store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None = None) -> list[Micro]:
+def dealt(
+    store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None = None
+) -> list[Micro]:
     """This rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
     numbers = range(world.rank, len(micros), world.size)
     mine = [Micro(n, make_batch(store, micros[n], shape).to(world.device)) for n in numbers]
@@ -85,8 +92,14 @@ def dealt(store: TokenStore, micros: list[Array], world: World, shape: BatchShap
     return mine
 
 
-def _updates(stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World,
-             shape: BatchShape | None) -> Iterator[Update]:
+def _updates(
+    stores: Stores,
+    config: TrainingConfig,
+    seed: int,
+    cursor: Cursor,
+    world: World,
+    shape: BatchShape | None,
+) -> Iterator[Update]:
     epoch, first = cursor.epoch, cursor.update
     while True:
         store = stores(epoch)
@@ -104,8 +117,15 @@ class Loader:
     """The endless stream of updates from `cursor` on, in one shape if it is given. Close it, or use it in a `with`, to
     end its thread."""
 
-    def __init__(self, stores: Stores, config: TrainingConfig, seed: int, cursor: Cursor, world: World,
-                 shape: BatchShape | None = None) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        config: TrainingConfig,
+        seed: int,
+        cursor: Cursor,
+        world: World,
+        shape: BatchShape | None = None,
+    ) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
         source = _updates(stores, config, seed, cursor, world, shape)

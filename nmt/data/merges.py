@@ -24,8 +24,10 @@ class Merges:
     def __init__(self, model: bytes) -> None:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.size = processor.get_piece_size()
-        is_plain = [not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
-                    for i in range(self.size)]
+        is_plain = [
+            not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
+            for i in range(self.size)
+        ]
         id_of = {processor.id_to_piece(i): i for i in range(self.size) if is_plain[i]}
         self.space = id_of.get(SPACE, -1)
         spelt = {i: [id_of.get(letter, -1) for letter in piece] for piece, i in id_of.items()}
@@ -33,19 +35,33 @@ class Merges:
         self.n_letters = np.array(list(map(len, letters)))
         self.letters = np.array(list(chain.from_iterable(letters)), np.uint32)
         self.starts = np.cumsum(self.n_letters) - self.n_letters
-        merged = sorted((i for i in range(self.size) if len(letters[i]) > 1), key=lambda i: -processor.get_score(i))
+        merged = sorted(
+            (i for i in range(self.size) if len(letters[i]) > 1),
+            key=lambda i: -processor.get_score(i),
+        )
         self.made = np.array(merged, np.uint32)  # rank -> piece
         pieces = map(processor.id_to_piece, merged)
-        halves = [(id_of.get(piece[:k]), id_of.get(piece[k:]), rank)
-                  for rank, piece in enumerate(pieces) for k in range(1, len(piece))]
-        self._fill_table([(left * self.size + right, rank) for left, right, rank in halves
-                          if left is not None and right is not None])
+        halves = [
+            (id_of.get(piece[:k]), id_of.get(piece[k:]), rank)
+            for rank, piece in enumerate(pieces)
+            for k in range(1, len(piece))
+        ]
+        self._fill_table(
+            [
+                (left * self.size + right, rank)
+                for left, right, rank in halves
+                if left is not None and right is not None
+            ]
+        )
 
     def _fill_table(self, entries: list[tuple[int, int]]) -> None:
         """An open hash table of at least four times the room."""
         bits = (4 * len(entries)).bit_length()
         self.shift, mask = np.uint32(32 - bits), 2**bits - 1
-        self.keys, self.ranks = np.full(2**bits, EMPTY, np.uint32), np.full(2**bits, NONE, np.uint32)
+        self.keys, self.ranks = (
+            np.full(2**bits, EMPTY, np.uint32),
+            np.full(2**bits, NONE, np.uint32),
+        )
         keys = np.array([key for key, _ in entries], np.uint32)
         for (key, rank), slot in zip(entries, self._slots(keys).tolist(), strict=True):
             while self.keys[slot] != EMPTY:
@@ -67,11 +83,15 @@ class Merges:
             astray = astray[(found != keys[astray]) & (found != EMPTY)]
         return ranks.reshape(left.shape)
 
-    def segment(self, ids: Array, lengths: Array, rate: float, random: np.random.Generator) -> tuple[Array, Array]:
+    def segment(
+        self, ids: Array, lengths: Array, rate: float, random: np.random.Generator
+    ) -> tuple[Array, Array]:
         """The pieces of sentences end to end, drawn anew, and how many are of each sentence."""
         letters = gathered(self.letters, self.starts[ids], self.n_letters[ids])
         ends = np.concatenate(([0], np.cumsum(self.n_letters[ids])))
-        sentences = ends[np.concatenate(([0], np.cumsum(lengths)))]  # where they begin among the letters
+        sentences = ends[
+            np.concatenate(([0], np.cumsum(lengths)))
+        ]  # where they begin among the letters
         begins = letters == self.space
         begins[sentences[sentences < len(letters)]] = True
         words = np.flatnonzero(begins)
@@ -79,14 +99,16 @@ class Merges:
         ends = np.concatenate(([0], np.cumsum(counts)))
         return pieces.astype(np.uint16), np.diff(ends[np.searchsorted(words, sentences)])
 
-    def _merge(self, letters: Array, words: Array, rate: float, random: np.random.Generator) -> tuple[Array, Array]:
+    def _merge(
+        self, letters: Array, words: Array, rate: float, random: np.random.Generator
+    ) -> tuple[Array, Array]:
         lengths = np.diff(words, append=len(letters))
         order = np.argsort(lengths, kind="stable")
         bounds = np.searchsorted(lengths[order], np.arange(int(lengths.max(initial=0)) + 2))
         done: list[tuple[Array, Array]] = []
         names, rows = order[:0], np.empty((len(bounds) - 2, 0), np.uint32)  # (n symbols, words)
         for n in range(len(bounds) - 2, 0, -1):
-            fresh = order[bounds[n]:bounds[n + 1]]
+            fresh = order[bounds[n] : bounds[n + 1]]
             names = np.concatenate((names, fresh))
             rows = np.concatenate((rows, letters[words[fresh] + np.arange(n)[:, None]]), axis=1)
             ranks = self._find(rows[:-1], rows[1:])
@@ -111,4 +133,6 @@ class Merges:
 def gathered(values: Array, starts: Array, lengths: Array) -> Array:
     """The runs of `values` that begin at `starts`, end to end."""
     ends = np.cumsum(lengths)
-    return values[np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)]
+    return values[
+        np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+    ]

@@ -16,8 +16,12 @@ from nmt.data.batch import BatchShape
 
 Array = np.ndarray
 PIECE = 1 << 20  # pairs whose running sums are in memory at a time
-ROW_MULTIPLE = 64  # rows of tokens: what kernels take at a time; freed memory of few sizes fits again
-SPARE_TOKENS = 32  # of a micro-batch that is an equal share of an update: pairs do not divide evenly
+ROW_MULTIPLE = (
+    64  # rows of tokens: what kernels take at a time; freed memory of few sizes fits again
+)
+SPARE_TOKENS = (
+    32  # of a micro-batch that is an equal share of an update: pairs do not divide evenly
+)
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,19 @@ class Cursor:
 
 def cut(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:
     """Boundaries of consecutive runs that hold at most so many tokens a side (a longer pair stands alone)."""
-    bounds, piece = [0], max(PIECE, src_budget + 1)  # more pairs than a run can hold: each has its mark
+    bounds, piece = (
+        [0],
+        max(PIECE, src_budget + 1),
+    )  # more pairs than a run can hold: each has its mark
     while (start := bounds[-1]) < len(src_lengths):
-        src_ends = np.cumsum(src_lengths[start:start + piece], dtype=np.int64)
-        tgt_ends = np.cumsum(tgt_lengths[start:start + piece], dtype=np.int64)
+        src_ends = np.cumsum(src_lengths[start : start + piece], dtype=np.int64)
+        tgt_ends = np.cumsum(tgt_lengths[start : start + piece], dtype=np.int64)
         first, src_before, tgt_before = 0, 0, 0
         while first < len(src_ends):
-            end = min(int(src_ends.searchsorted(src_before + src_budget, side="right")),
-                      int(tgt_ends.searchsorted(tgt_before + tgt_budget, side="right")))
+            end = min(
+                int(src_ends.searchsorted(src_before + src_budget, side="right")),
+                int(tgt_ends.searchsorted(tgt_before + tgt_budget, side="right")),
+            )
             first = max(end, first + 1)
             if first == len(src_ends) and start + first < len(src_lengths):
                 break  # the run may go on in the next piece
@@ -54,8 +63,8 @@ def deal(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
     longer = np.maximum(src_lengths, tgt_lengths)
     dealt, held = np.empty(len(longer), dtype=np.int64), np.zeros((2, n), dtype=np.int64)
     for first in range(0, len(longer), n):
-        order = first + np.argsort(longer[first:first + n], kind="stable")[::-1]
-        emptiest = np.argsort(held.max(0), kind="stable")[:len(order)]
+        order = first + np.argsort(longer[first : first + n], kind="stable")[::-1]
+        emptiest = np.argsort(held.max(0), kind="stable")[: len(order)]
         dealt[order] = emptiest
         held[0, emptiest] += src_lengths[order]
         held[1, emptiest] += tgt_lengths[order]
@@ -82,7 +91,9 @@ def exchange(lengths: Array, dealt: Array, n: int, capacity: int) -> bool:
     return True
 
 
-def _best_swap(lengths: Array, dealt: Array, held: Array, a: int, b: int, capacity: int) -> tuple[int, int] | None:
+def _best_swap(
+    lengths: Array, dealt: Array, held: Array, a: int, b: int, capacity: int
+) -> tuple[int, int] | None:
     """The pair of micro-batch `a` and the pair of `b` whose exchange leaves the fewest tokens above the capacity; None
     if none leaves fewer than there are."""
     mine, its = _one_of_each_size(lengths, dealt == a), _one_of_each_size(lengths, dealt == b)
@@ -108,7 +119,9 @@ def equal_share(tokens: int, n: int) -> int:
     return tokens if n == 1 else -(-tokens // n) + SPARE_TOKENS
 
 
-def fixed_shape(src_pieces: Array, tgt_pieces: Array, micro_tokens: int, longest: int | None = None) -> BatchShape:
+def fixed_shape(
+    src_pieces: Array, tgt_pieces: Array, micro_tokens: int, longest: int | None = None
+) -> BatchShape:
     """The one shape of a run's micro-batches: they hold `micro_tokens` a side or the longest sentence, if that is
     more, and half as many sentences again as are usual for so many tokens.
 
@@ -142,31 +155,39 @@ class EpochPlan:
     def micros(self, update: int) -> list[Array]:
         """The pairs of an update's micro-batches, in global order, each from its longest target to its shortest; a pair
         that is longer than a micro-batch may be stands alone."""
-        ids = self.order[self.bounds[update]:self.bounds[update + 1]]
+        ids = self.order[self.bounds[update] : self.bounds[update + 1]]
         src, tgt = self.src_lengths[ids].astype(np.int64), self.tgt_lengths[ids].astype(np.int64)
         order = np.lexsort((ids, src, tgt))[::-1]
         ids, src, tgt = ids[order], src[order], tgt[order]
         fits = np.maximum(src, tgt) <= self.micro_tokens
-        alone = [ids[i:i + 1] for i in np.flatnonzero(~fits)]
+        alone = [ids[i : i + 1] for i in np.flatnonzero(~fits)]
         ids, lengths = ids[fits], np.stack((src, tgt))[:, fits]
         if not len(ids):
             return alone
         n = -(-int(lengths.sum(1).max()) // self.micro_tokens)
         while True:
             dealt = deal(lengths[0], lengths[1], n)
-            has_few = self.micro_sentences is None or np.bincount(dealt).max() <= self.micro_sentences
+            has_few = (
+                self.micro_sentences is None or np.bincount(dealt).max() <= self.micro_sentences
+            )
             if has_few and exchange(lengths, dealt, n, self.micro_tokens):
                 return alone + [ids[dealt == number] for number in range(n)]
             n += 1
 
     def n_tokens(self, update: int) -> tuple[int, int]:
         """Source and target tokens of an update, over all ranks."""
-        ids = self.order[self.bounds[update]:self.bounds[update + 1]]
+        ids = self.order[self.bounds[update] : self.bounds[update + 1]]
         return int(self.src_lengths[ids].sum()), int(self.tgt_lengths[ids].sum())
 
 
-def plan_epoch(src_pieces: Array, tgt_pieces: Array, seed: int, epoch: int, config: TrainingConfig,
-               shape: BatchShape | None = None) -> EpochPlan:
+def plan_epoch(
+    src_pieces: Array,
+    tgt_pieces: Array,
+    seed: int,
+    epoch: int,
+    config: TrainingConfig,
+    shape: BatchShape | None = None,
+) -> EpochPlan:
     """The plan of epoch `epoch` over pairs with so many pieces a side, within a fixed shape if there is one."""
     order = np.arange(len(src_pieces), dtype=np.uint32)
     np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).shuffle(order)

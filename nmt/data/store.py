@@ -54,17 +54,29 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
         raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
     manifest = read_manifest(folder)
     vocab = folder / VOCAB
-    if VOCAB not in manifest or not vocab.is_file() or vocab.stat().st_size != manifest[VOCAB]["size"]:
-        raise UserError(f"{vocab}: damaged, or not the one of {MANIFEST}; remove the folder and prepare again")
+    if (
+        VOCAB not in manifest
+        or not vocab.is_file()
+        or vocab.stat().st_size != manifest[VOCAB]["size"]
+    ):
+        raise UserError(
+            f"{vocab}: damaged, or not the one of {MANIFEST}; remove the folder and prepare again"
+        )
     if ids_name(split, "src") not in manifest:
-        raise UserError(f"{folder}: holds no {split} split; give data.{split} and another data.store")
+        raise UserError(
+            f"{folder}: holds no {split} split; give data.{split} and another data.store"
+        )
     if vocab_digest not in (None, manifest[VOCAB]["sha256"]):
-        raise UserError(f"{folder}: made with another BPE model ({manifest[VOCAB]['sha256'][:12]} instead of "
-                        f"{str(vocab_digest)[:12]}); give the data.store that belongs to this run")
+        raise UserError(
+            f"{folder}: made with another BPE model ({manifest[VOCAB]['sha256'][:12]} instead of "
+            f"{str(vocab_digest)[:12]}); give the data.store that belongs to this run"
+        )
     src, tgt = (_open_side(folder, split, side, manifest) for side in ("src", "tgt"))
     if len(src) != len(tgt):
-        raise UserError(f"{folder}: {split} has {len(src)} source and {len(tgt)} target sentences; damaged, "
-                        "remove the folder and prepare again")
+        raise UserError(
+            f"{folder}: {split} has {len(src)} source and {len(tgt)} target sentences; damaged, "
+            "remove the folder and prepare again"
+        )
     return TokenStore(src, tgt)
 
 
@@ -72,8 +84,10 @@ def _open_side(folder: Path, split: str, side: str, manifest: dict[str, dict[str
     ids = _map(folder / ids_name(split, side), "uint16", manifest)
     offsets = _map(folder / offsets_name(split, side), "int64", manifest)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids):
-        raise UserError(f"{folder / offsets_name(split, side)}: does not fit its ids; damaged, "
-                        "remove the folder and prepare again")
+        raise UserError(
+            f"{folder / offsets_name(split, side)}: does not fit its ids; damaged, "
+            "remove the folder and prepare again"
+        )
     return Side(ids, offsets)
 
 
@@ -102,7 +116,8 @@ class ArrayWriter:
     def _header(self) -> bytes:  # numpy leaves room for 21 digits, so every header is of one length
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            header, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.n,)})
+            header, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.n,)}
+        )
         return header.getvalue()
 
     def append(self, values: np.ndarray) -> None:

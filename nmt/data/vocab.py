@@ -25,7 +25,11 @@ from nmt.system.errors import UserError
 from nmt.system.files import read_json, write_bytes, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
-SILENT = (PAD, BOS, EOS)  # not part of any text; UNK is: it decodes to SentencePiece's mark for a lost character
+SILENT = (
+    PAD,
+    BOS,
+    EOS,
+)  # not part of any text; UNK is: it decodes to SentencePiece's mark for a lost character
 SPACE = "\u2581"  # how a piece writes the space before it
 SPACE_BYTES = SPACE.encode()
 KNOWN_WORDS = 500_000  # some 120 MB
@@ -41,11 +45,15 @@ class Vocab:
         try:
             processor.LoadFromSerializedProto(model)
         except RuntimeError:
-            raise UserError("damaged BPE model (SentencePiece cannot read it); use another copy") from None
+            raise UserError(
+                "damaged BPE model (SentencePiece cannot read it); use another copy"
+            ) from None
         found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
         if found != (PAD, UNK, BOS, EOS):
-            raise UserError(f"BPE model with pad, unk, bos, eos = {found} instead of {(PAD, UNK, BOS, EOS)}; "
-                            "use one that nmt-prepare made")
+            raise UserError(
+                f"BPE model with pad, unk, bos, eos = {found} instead of {(PAD, UNK, BOS, EOS)}; "
+                "use one that nmt-prepare made"
+            )
         self.model = model
         self.digest = hashlib.sha256(model).hexdigest()
         self.size: int = processor.get_piece_size()
@@ -62,7 +70,9 @@ class Vocab:
         try:
             return cls(path.read_bytes())
         except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror}); expected a BPE model") from None
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}); expected a BPE model"
+            ) from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
@@ -77,7 +87,9 @@ class Vocab:
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The detokenised text of each list of ids, wherever pad, bos and eos stand in it."""
-        texts: list[str] = self._processor.decode([[i for i in map(int, line) if i not in SILENT] for line in ids])
+        texts: list[str] = self._processor.decode(
+            [[i for i in map(int, line) if i not in SILENT] for line in ids]
+        )
         return texts
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -99,9 +111,15 @@ class CorpusEncoder:
         """All ids end to end (uint16), and how many are of each line (int64)."""
         look_up = self._words.__getitem__
         by_words = self._vocab.is_wordwise
-        rows = [b"".join(map(look_up, line.split(b" "))) if by_words and SPACE_BYTES not in line else
-                array("H", self._vocab.encode([line])[0]).tobytes() for line in lines]
-        return np.frombuffer(b"".join(rows), np.uint16), np.fromiter(map(len, rows), np.int64, len(rows)) // 2
+        rows = [
+            b"".join(map(look_up, line.split(b" ")))
+            if by_words and SPACE_BYTES not in line
+            else array("H", self._vocab.encode([line])[0]).tobytes()
+            for line in lines
+        ]
+        return np.frombuffer(b"".join(rows), np.uint16), np.fromiter(
+            map(len, rows), np.int64, len(rows)
+        ) // 2
 
 
 class _Words(dict[bytes, bytes]):
@@ -126,7 +144,7 @@ def word_counts(lines: Sequence[bytes]) -> Counter[bytes]:
     """How often each word occurs, for `learn`. Tabs separate words too, and are counted: the one word that is none."""
     counts: Counter[bytes] = Counter()
     for i in range(0, len(lines), LINES):
-        text = b" ".join(lines[i:i + LINES])
+        text = b" ".join(lines[i : i + LINES])
         if b"\t" in text:
             counts[b"\t"] += text.count(b"\t")
             text = text.replace(b"\t", b" ")
@@ -139,7 +157,10 @@ def write_words(path: Path, counts: Counter[bytes]) -> None:
     """The file that `learn` reads: `word, tab, count` in each line, the frequent ones first. Beside it stands what does
     not fit into such a line."""
     has_tabs = counts.pop(b"\t", 0) > 0
-    write_bytes(path, b"".join(b"%b\t%d\n" % item for item in sorted(counts.items(), key=lambda item: -item[1])))
+    write_bytes(
+        path,
+        b"".join(b"%b\t%d\n" % item for item in sorted(counts.items(), key=lambda item: -item[1])),
+    )
     write_json(path.with_suffix(".json"), {"words": len(counts), "has_tabs": has_tabs})
 
 
@@ -162,10 +183,22 @@ def learn(words: Path, config: VocabConfig) -> bytes:
     has_tabs = read_json(words.with_suffix(".json"))["has_tabs"]
     try:
         sentencepiece.SentencePieceTrainer.train(  # not told the file's name: it would write that into the model
-            sentence_iterator=_lines(words), input_format="tsv", model_writer=model, model_type="bpe",
-            vocab_size=config.size, character_coverage=config.character_coverage, byte_fallback=config.byte_fallback,
-            required_chars="\t" if has_tabs else "", normalization_rule_name="identity", pad_id=PAD,
-            unk_id=UNK, bos_id=BOS, eos_id=EOS, num_threads=1, minloglevel=2)
+            sentence_iterator=_lines(words),
+            input_format="tsv",
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=config.size,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            required_chars="\t" if has_tabs else "",
+            normalization_rule_name="identity",
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            num_threads=1,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         raise UserError(_complaint(str(error), config)) from None
     return model.getvalue()
@@ -182,8 +215,10 @@ def _complaint(message: str, config: VocabConfig) -> str:
     if largest := re.search(r"value <= (\d+)", message):
         return f"vocab.size: {config.size} is too large for this little text; at most {largest[1]} is possible"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return (f"vocab.size: {config.size} is too small, the characters of the text alone need {smallest[1]}; "
-                "raise it or lower vocab.character_coverage")
+        return (
+            f"vocab.size: {config.size} is too small, the characters of the text alone need {smallest[1]}; "
+            "raise it or lower vocab.character_coverage"
+        )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return "vocab: no text to learn the BPE from; every word is longer than 4192 bytes, or there is none"
     return f"vocab: SentencePiece could not learn the BPE: {message.splitlines()[0]}"

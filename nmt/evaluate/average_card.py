@@ -18,7 +18,10 @@ from nmt.evaluate.results import Result, Score, run_of
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, write_text
 
-NEWSTEST = {"newstest2014": "test", "newstest2013": "validation"}  # splits of wmt/wmt14; the filtered wmt14 is none
+NEWSTEST = {
+    "newstest2014": "test",
+    "newstest2013": "validation",
+}  # splits of wmt/wmt14; the filtered wmt14 is none
 METRICS = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
 COMPARE = "\n\nScores of different signatures are different scales: compare only equal ones."
 SHOWN = ("beam", "penalty", "length_penalty", "sample")  # of the search, in the table
@@ -30,33 +33,69 @@ def write_card(folder: Path, results: Sequence[Result]) -> None:
         return
     path = folder / CARD
     if (path.exists() or path.is_symlink()) and not is_our_card(path):
-        raise UserError(f"{path}: was edited since nmt wrote it, or is not nmt's; it is left as it is: move it away to "
-                        "have it written anew")
+        raise UserError(
+            f"{path}: was edited since nmt wrote it, or is not nmt's; it is left as it is: move it away to "
+            "have it written anew"
+        )
     manifest, config = read_manifest(folder), load_config(str(folder / CONFIG))
     digests = {name: manifest[name]["sha256"] for name in (MODEL, VOCAB)}
-    ours = [result for result in results
-            if (result.weights_sha256, result.vocab_sha256) == (digests[MODEL], digests[VOCAB])]
-    write_text(path, marked(text(state, config, Vocab.load(folder / VOCAB).size, digests, ours,
-                                 run_of(folder) is not None)))
+    ours = [
+        result
+        for result in results
+        if (result.weights_sha256, result.vocab_sha256) == (digests[MODEL], digests[VOCAB])
+    ]
+    write_text(
+        path,
+        marked(
+            text(
+                state,
+                config,
+                Vocab.load(folder / VOCAB).size,
+                digests,
+                ours,
+                run_of(folder) is not None,
+            )
+        ),
+    )
 
 
-def text(state: dict[str, Any], config: RunConfig, vocab_size: int, digests: dict[str, str],
-         results: Sequence[Result], is_in_run: bool) -> str:
+def text(
+    state: dict[str, Any],
+    config: RunConfig,
+    vocab_size: int,
+    digests: dict[str, str],
+    results: Sequence[Result],
+    is_in_run: bool,
+) -> str:
     data, averaged = config.data, state["averaged"]
     more: dict[str, Any] = {"tags": ["translation", "transformer", "attention-is-all-you-need"]}
     if known := datasets(config):
         more["datasets"] = known
     if results:
-        more["model-index"] = [{"name": config.name, "results": [_indexed(result) for result in results]}]
-    rows = {"languages": f"{data.src} -> {data.tgt}", "weights": origin(averaged, state["step"], config),
-            "checkpoints": _ages(state), "training text": training_text(config),
-            **model_rows(config, vocab_size), **_recipe(config),
-            "sha256 of the weights": f"`{digests[MODEL]}`", "sha256 of the BPE model": f"`{digests[VOCAB]}`"}
+        more["model-index"] = [
+            {"name": config.name, "results": [_indexed(result) for result in results]}
+        ]
+    rows = {
+        "languages": f"{data.src} -> {data.tgt}",
+        "weights": origin(averaged, state["step"], config),
+        "checkpoints": _ages(state),
+        "training text": training_text(config),
+        **model_rows(config, vocab_size),
+        **_recipe(config),
+        "sha256 of the weights": f"`{digests[MODEL]}`",
+        "sha256 of the BPE model": f"`{digests[VOCAB]}`",
+    }
     scored = [_row(result, score) for result in results for score in result.scores]
-    scores = table([("test set", "score", "95% interval", "signature", "search"), *scored]) + COMPARE if scored else \
-        "None was computed for these weights yet; " + (
-            "`nmt-eval` adds what it finds." if is_in_run else
-            "what `nmt-eval` finds is kept, and added here, only while this folder lies in a run folder.")
+    scores = (
+        table([("test set", "score", "95% interval", "signature", "search"), *scored]) + COMPARE
+        if scored
+        else "None was computed for these weights yet; "
+        + (
+            "`nmt-eval` adds what it finds."
+            if is_in_run
+            else "what `nmt-eval` finds is kept, and added here, only while this folder lies in a run folder."
+        )
+    )
     return f"""\
 {front_matter(config, "nmt", more)}
 # {config.name}: {data.src} -> {data.tgt}
@@ -82,7 +121,11 @@ All settings stand in `config.yaml`, the sha256 of each file in `manifest.json`.
 
 def _ages(state: dict[str, Any]) -> str:
     names, seconds, weights = state["averaged"], state.get("elapsed_s"), state.get("weights")
-    ages = [""] * len(names) if seconds is None else [f" at minute {each / 60:.1f}" for each in seconds]
+    ages = (
+        [""] * len(names)
+        if seconds is None
+        else [f" at minute {each / 60:.1f}" for each in seconds]
+    )
     shares = [""] * len(names) if weights is None else [f", weight {each:.4f}" for each in weights]
     return "; ".join(map("".join, zip(names, ages, shares, strict=True)))
 
@@ -92,31 +135,58 @@ def _recipe(config: RunConfig) -> dict[str, str]:
     return {
         "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
         "optimizer": f"Adam, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
-                     f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {optimizer.warmup_steps}^-1.5)",
+        f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {optimizer.warmup_steps}^-1.5)",
         "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
-        "precision, seed": f"{training.precision}, {config.seed}"}
+        "precision, seed": f"{training.precision}, {config.seed}",
+    }
 
 
 def _row(result: Result, score: Score) -> tuple[str, ...]:
-    interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+    interval = (
+        "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+    )
     search = ", ".join(f"{key} {result.decoding[key]}" for key in SHOWN if key in result.decoding)
-    return (f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines",
-            f"{score.name} {score.value:.2f}", interval, f"`{score.signature}`", f"{result.engine}: {search}")
+    return (
+        f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines",
+        f"{score.name} {score.value:.2f}",
+        interval,
+        f"`{score.signature}`",
+        f"{result.engine}: {search}",
+    )
 
 
 def _indexed(result: Result) -> dict[str, Any]:
     """A result as the hub's model-index has it; nobody but ourselves has verified it."""
     name, pair = result.test_set.name, set(result.pair.split("-"))
-    dataset: dict[str, Any] = {"name": name, "type": name.replace("/", "-").replace(" ", "-"), "split": "test"}
+    dataset: dict[str, Any] = {
+        "name": name,
+        "type": name.replace("/", "-").replace(" ", "-"),
+        "split": "test",
+    }
     if name in NEWSTEST and "en" in pair and len(pair) == 2:
-        other, = pair - {"en"}
+        (other,) = pair - {"en"}
         dataset |= {"type": "wmt/wmt14", "config": f"{other}-en", "split": NEWSTEST[name]}
-    dataset["args"] = {"lines": result.test_set.lines, "src_sha256": result.test_set.src_sha256,
-                       "ref_sha256": result.test_set.ref_sha256}
+    dataset["args"] = {
+        "lines": result.test_set.lines,
+        "src_sha256": result.test_set.src_sha256,
+        "ref_sha256": result.test_set.ref_sha256,
+    }
     metrics = []
     for score in result.scores:
-        kind = next((kind for begin, kind in METRICS.items() if score.name.startswith(begin)), score.name.lower())
-        metrics.append({"type": kind, "value": round(score.value, 4), "name": f"{score.name} ({score.signature})",
-                        "verified": False})
-    return {"task": {"type": "translation", "name": f"Translation {result.pair}"},
-            "dataset": dataset, "metrics": metrics}
+        kind = next(
+            (kind for begin, kind in METRICS.items() if score.name.startswith(begin)),
+            score.name.lower(),
+        )
+        metrics.append(
+            {
+                "type": kind,
+                "value": round(score.value, 4),
+                "name": f"{score.name} ({score.signature})",
+                "verified": False,
+            }
+        )
+    return {
+        "task": {"type": "translation", "name": f"Translation {result.pair}"},
+        "dataset": dataset,
+        "metrics": metrics,
+    }

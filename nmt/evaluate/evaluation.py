@@ -28,7 +28,14 @@ from nmt.system.progress import say, tracked
 from nmt.translate.stream import Job
 
 N_BOOTSTRAP = 1_000
-OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "device=")  # how to translate, and what
+OVERRIDES = (
+    "decoding.",
+    "data.src=",
+    "data.tgt=",
+    "data.root=",
+    "data.test",
+    "device=",
+)  # how to translate, and what
 
 
 @dataclass(frozen=True)
@@ -50,34 +57,51 @@ class Answer:
 def system_of(question: Question, *names: str, is_text: bool = False) -> System:
     """A checkpoint's or an ensemble's translations, or a file of them."""
     if not is_text and not Path(names[0]).is_dir():
-        what = "is a file; translations are given with --hypotheses FILE" if Path(names[0]).is_file() else \
-            "no such checkpoint folder or file; give RUN, RUN/average or RUN/checkpoints/step-..."
+        what = (
+            "is a file; translations are given with --hypotheses FILE"
+            if Path(names[0]).is_file()
+            else "no such checkpoint folder or file; give RUN, RUN/average or RUN/checkpoints/step-..."
+        )
         raise UserError(f"{names[0]}: {what}")
     for override in question.overrides:
         if not override.startswith(OVERRIDES):
-            raise UserError(f"{override}: is decided by training; nmt-eval takes {', '.join(OVERRIDES)}")
+            raise UserError(
+                f"{override}: is decided by training; nmt-eval takes {', '.join(OVERRIDES)}"
+            )
     if is_text:
         system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
     else:
-        system = translated(Job(names, question.overrides, is_exported=question.is_exported), question.wanted)
+        system = translated(
+            Job(names, question.overrides, is_exported=question.is_exported), question.wanted
+        )
     examine(system, question.wanted, question.is_forced)
     return system
 
 
 # ---- one system -------------------------------------------------------------------------------------------------
 
-def scored(question: Question, names: Sequence[str], is_text: bool, is_ladder: bool, is_judged: bool) -> Answer:
+
+def scored(
+    question: Question, names: Sequence[str], is_text: bool, is_ladder: bool, is_judged: bool
+) -> Answer:
     if is_judged and RunFolder(Path(names[0])).average.is_dir():  # the recipe ends with averaging
         names = (str(RunFolder(Path(names[0])).average), *names[1:])
     system = system_of(question, *names, is_text=is_text)
     papers = papers_rung(system.config.data.tgt)
-    rungs = list(ladder(system.config.data.tgt)) if is_ladder else [HEADLINE, CHRF2, *[papers] * is_judged]
+    rungs = (
+        list(ladder(system.config.data.tgt))
+        if is_ladder
+        else [HEADLINE, CHRF2, *[papers] * is_judged]
+    )
     measured = climb(system, rungs)
     told = [head(system), *table(measured)]
     figures = described(system) | {"scores": plain(measured)}
     if is_ladder and system.test.subset:
         filtered = climb(system, rungs, system.test.subset)
-        told += [f"the {len(system.test.subset):,} of these lines that are in sacreBLEU's wmt14", *table(filtered)]
+        told += [
+            f"the {len(system.test.subset):,} of these lines that are in sacreBLEU's wmt14",
+            *table(filtered),
+        ]
         figures["filtered"] = plain(filtered)
     if is_judged:
         verdict = judge(next(one for one in measured if one.score.name == papers.name), system)
@@ -89,10 +113,21 @@ def scored(question: Question, names: Sequence[str], is_text: bool, is_ladder: b
 def described(system: System) -> dict[str, Any]:
     """What was scored, for JSON."""
     engine = system.engine
-    made = {} if engine is None else {"checkpoint": engine.paths[0], "ensemble": engine.paths[1:],
-                                      "engine": engine.translator.engine, "seconds": round(system.seconds, 2)}
-    return {"system": system.name} | made | {"test_set": system.test.name, "pair": system.pair,
-                                             "sentences": len(system.texts)}
+    made = (
+        {}
+        if engine is None
+        else {
+            "checkpoint": engine.paths[0],
+            "ensemble": engine.paths[1:],
+            "engine": engine.translator.engine,
+            "seconds": round(system.seconds, 2),
+        }
+    )
+    return (
+        {"system": system.name}
+        | made
+        | {"test_set": system.test.name, "pair": system.pair, "sentences": len(system.texts)}
+    )
 
 
 def head(system: System) -> str:
@@ -100,13 +135,21 @@ def head(system: System) -> str:
     return f"{system.label} on {system.test.name}, {system.pair}: {len(system.texts):,} sentences{seconds}"
 
 
-def climb(system: System, rungs: Iterable[Rung], lines: Sequence[int] | None = None) -> list[Measured]:
+def climb(
+    system: System, rungs: Iterable[Rung], lines: Sequence[int] | None = None
+) -> list[Measured]:
     """The system on each of the rungs, on all lines or on these of sacreBLEU's filtered wmt14."""
     texts, references, name = system.texts, system.test.ref, system.test.label
     if lines is not None:
-        texts, references, name = [texts[i] for i in lines], [references[i] for i in lines], f"{name}-filtered"
-    return [measure(rung, texts, references, name, system.pair, N_BOOTSTRAP)
-            for rung in tracked(list(rungs), "scoring", "rungs")]
+        texts, references, name = (
+            [texts[i] for i in lines],
+            [references[i] for i in lines],
+            f"{name}-filtered",
+        )
+    return [
+        measure(rung, texts, references, name, system.pair, N_BOOTSTRAP)
+        for rung in tracked(list(rungs), "scoring", "rungs")
+    ]
 
 
 def table(measured: Sequence[Measured]) -> Iterator[str]:
@@ -121,8 +164,11 @@ def table(measured: Sequence[Measured]) -> Iterator[str]:
 
 
 def plain(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    return [vars(one.score) | ({"low": one.interval.low, "high": one.interval.high} if one.interval else {})
-            for one in measured]
+    return [
+        vars(one.score)
+        | ({"low": one.interval.low, "high": one.interval.high} if one.interval else {})
+        for one in measured
+    ]
 
 
 def record(answer: Answer) -> None:
@@ -145,20 +191,33 @@ def _record(system: System, measured: Sequence[Measured]) -> None:
     run = results.run_of(checkpoint.path)
     if run is None:
         return
-    results.add(run, results.Result(
-        when=datetime.now(UTC).isoformat(timespec="seconds"), checkpoint=checkpoint.path.resolve().name,
-        step=checkpoint.state["step"], averaged=checkpoint.state.get("averaged", []), pair=system.pair,
-        weights_sha256=checkpoint.sha256[MODEL], vocab_sha256=checkpoint.sha256[VOCAB],
-        test_set=results.TestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
-        hypotheses_sha256=hashlib.sha256("".join(text + "\n" for text in system.texts).encode()).hexdigest(),
-        decoding=to_dict(system.config.decoding), engine=engine.translator.engine,
-        scores=[results.Score(**score) for score in plain(measured)],
-        versions={"python": python_version()} | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
-        seconds=round(system.seconds, 2)))
+    results.add(
+        run,
+        results.Result(
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            checkpoint=checkpoint.path.resolve().name,
+            step=checkpoint.state["step"],
+            averaged=checkpoint.state.get("averaged", []),
+            pair=system.pair,
+            weights_sha256=checkpoint.sha256[MODEL],
+            vocab_sha256=checkpoint.sha256[VOCAB],
+            test_set=results.TestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
+            hypotheses_sha256=hashlib.sha256(
+                "".join(text + "\n" for text in system.texts).encode()
+            ).hexdigest(),
+            decoding=to_dict(system.config.decoding),
+            engine=engine.translator.engine,
+            scores=[results.Score(**score) for score in plain(measured)],
+            versions={"python": python_version()}
+            | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
+            seconds=round(system.seconds, 2),
+        ),
+    )
     write_card(checkpoint.path, results.read(run))
 
 
 # ---- several ----------------------------------------------------------------------------------------------------
+
 
 def compared(question: Question, names: Sequence[str]) -> Answer:
     """Whether the difference between two systems is more than luck."""
@@ -166,13 +225,26 @@ def compared(question: Question, names: Sequence[str]) -> Answer:
     systems = a, b = _of_one_test(question, names)
     found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref, seed=seed)
     measured = [climb(system, [HEADLINE])[0] for system in systems]
-    told = [*side_by_side(systems, measured), f"  difference {found.difference:+.2f}",
-            f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",
-            f"  p = {found.p_randomisation:.4f} by approximate randomisation, {found.n_randomisation:,} trials",
-            f"  {_meaning(found)}"]
-    return Answer("\n".join(told), {
-        "systems": [a.label, b.label], "test_set": a.test.name, "pair": a.pair, "sentences": len(a.texts),
-        "scores": plain(measured), "comparison": asdict(found)}, systems, [[one] for one in measured])
+    told = [
+        *side_by_side(systems, measured),
+        f"  difference {found.difference:+.2f}",
+        f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",
+        f"  p = {found.p_randomisation:.4f} by approximate randomisation, {found.n_randomisation:,} trials",
+        f"  {_meaning(found)}",
+    ]
+    return Answer(
+        "\n".join(told),
+        {
+            "systems": [a.label, b.label],
+            "test_set": a.test.name,
+            "pair": a.pair,
+            "sentences": len(a.texts),
+            "scores": plain(measured),
+            "comparison": asdict(found),
+        },
+        systems,
+        [[one] for one in measured],
+    )
 
 
 def _meaning(found: Comparison) -> str:
@@ -196,22 +268,37 @@ def spread_of(question: Question, names: Sequence[str]) -> Answer:
     systems = _of_one_test(question, names)
     weights = [system.engine.checkpoints[0].sha256[MODEL] for system in systems if system.engine]
     if len(set(weights)) < len(systems):
-        raise UserError(f"{' '.join(names)}: some have the same weights; a spread is that of different runs")
+        raise UserError(
+            f"{' '.join(names)}: some have the same weights; a spread is that of different runs"
+        )
     measured = [climb(system, [HEADLINE])[0] for system in systems]
     found = spread([one.score.value for one in measured])
-    told = [*side_by_side(systems, measured),
-            f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean of such runs "
-            f"[{found.low:.2f}, {found.high:.2f}] (Student's t)"]
-    return Answer("\n".join(told), {
-        "systems": [system.label for system in systems], "test_set": systems[0].test.name, "pair": systems[0].pair,
-        "sentences": len(systems[0].texts), "scores": plain(measured), "spread": asdict(found)},
-        systems, [[one] for one in measured])
+    told = [
+        *side_by_side(systems, measured),
+        f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean of such runs "
+        f"[{found.low:.2f}, {found.high:.2f}] (Student's t)",
+    ]
+    return Answer(
+        "\n".join(told),
+        {
+            "systems": [system.label for system in systems],
+            "test_set": systems[0].test.name,
+            "pair": systems[0].pair,
+            "sentences": len(systems[0].texts),
+            "scores": plain(measured),
+            "spread": asdict(found),
+        },
+        systems,
+        [[one] for one in measured],
+    )
 
 
 def _of_one_test(question: Question, names: Sequence[str]) -> list[System]:
     systems = [system_of(question, name, is_text=Path(name).is_file()) for name in names]
     for other in systems[1:]:
         if other.test.ref != systems[0].test.ref or other.pair != systems[0].pair:
-            raise UserError(f"{other.name}: its test set is {other.test.name}, {other.pair}, that of {systems[0].name} "
-                            f"is {systems[0].test.name}, {systems[0].pair}; give --test-set NAME or files for all")
+            raise UserError(
+                f"{other.name}: its test set is {other.test.name}, {other.pair}, that of {systems[0].name} "
+                f"is {systems[0].test.name}, {systems[0].pair}; give --test-set NAME or files for all"
+            )
     return systems

@@ -63,20 +63,34 @@ class Result:
     @property
     def subject(self) -> tuple[object, ...]:
         """What was scored; the same twice is one record."""
-        return (self.weights_sha256, self.vocab_sha256, self.test_set, self.pair, sorted(self.decoding.items()),
-                self.engine)
+        return (
+            self.weights_sha256,
+            self.vocab_sha256,
+            self.test_set,
+            self.pair,
+            sorted(self.decoding.items()),
+            self.engine,
+        )
 
     def with_scores_of(self, older: "Result") -> "Result":
         """With those of the very same text that were counted in ways in which it was not counted again."""
         if older.hypotheses_sha256 != self.hypotheses_sha256:
             return self
         ours = {score.signature for score in self.scores}
-        return replace(self, scores=[*self.scores, *(score for score in older.scores if score.signature not in ours)])
+        return replace(
+            self,
+            scores=[
+                *self.scores,
+                *(score for score in older.scores if score.signature not in ours),
+            ],
+        )
 
 
 def add(run: Path, record: Result) -> None:
     """Write the record into the file of `run`, in place of one of the same subject."""
-    _parsed(asdict(record), Result, f"{run / RESULTS}: the new record")  # what could not be read again is not written
+    _parsed(
+        asdict(record), Result, f"{run / RESULTS}: the new record"
+    )  # what could not be read again is not written
     with _held(run):
         records = []
         for known in read(run):
@@ -102,7 +116,11 @@ def read(run: Path) -> list[Result]:
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint or an average lies in, or that it is; None for a folder that stands alone."""
     place = checkpoint.resolve()
-    for folder in (place, place.parent, *([place.parent.parent] if place.parent.name == "checkpoints" else [])):
+    for folder in (
+        place,
+        place.parent,
+        *([place.parent.parent] if place.parent.name == "checkpoints" else []),
+    ):
         if (folder / "checkpoints").is_dir() and (folder / "config.yaml").is_file():
             return folder
     return None
@@ -130,19 +148,25 @@ def _parsed(value: Any, hint: Any, place: str) -> Any:
         hints = get_type_hints(hint)
         if not isinstance(value, dict) or value.keys() != hints.keys():
             keys = sorted(hints.keys() ^ value.keys()) if isinstance(value, dict) else []
-            raise UserError(f"{place} {'lacks or has too much: ' + ascii(keys[0][:99]) if keys else 'is no mapping'}; "
-                            "damaged, or of another version of nmt: move the file away")
+            raise UserError(
+                f"{place} {'lacks or has too much: ' + ascii(keys[0][:99]) if keys else 'is no mapping'}; "
+                "damaged, or of another version of nmt: move the file away"
+            )
         made: Any = hint
         return made(**{key: _parsed(value[key], hints[key], f"{place}: {key}") for key in hints})
     if get_origin(hint) is list and isinstance(value, list):
         return [_parsed(item, get_args(hint)[0], place) for item in value]
     if get_origin(hint) is dict and isinstance(value, dict):
-        return {str(key): _parsed(item, get_args(hint)[1], f"{place}.{ascii(key[:99])[1:-1]}")
-                for key, item in value.items()}
+        return {
+            str(key): _parsed(item, get_args(hint)[1], f"{place}.{ascii(key[:99])[1:-1]}")
+            for key, item in value.items()
+        }
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     for option in options:
         if type(value) is option or (option is float and type(value) is int):
             if not isinstance(value, float) or math.isfinite(value):
                 return float(value) if option is float else value
-    raise UserError(f"{place} has {ascii(value)[:99]}, which cannot be; damaged, or of another version of nmt: "
-                    "move the file away")
+    raise UserError(
+        f"{place} has {ascii(value)[:99]}, which cannot be; damaged, or of another version of nmt: "
+        "move the file away"
+    )

@@ -33,12 +33,18 @@ class Wanted:
             return open_test_set(CorpusConfig(src=self.src, tgt=self.ref), replace(data, root="."))
         corpus = self.name or data.test
         if corpus is None:
-            raise UserError("the config names no test set; give --test-set NAME, or --src and --ref")
+            raise UserError(
+                "the config names no test set; give --test-set NAME, or --src and --ref"
+            )
         return open_test_set(corpus, data)
 
     def names(self, test: TestSet) -> tuple[str, str]:
         """What messages call source and reference."""
-        return (self.src or "", self.ref) if self.ref else (f"{test.name}, source", f"{test.name}, reference")
+        return (
+            (self.src or "", self.ref)
+            if self.ref
+            else (f"{test.name}, source", f"{test.name}, reference")
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,9 @@ def translated(job: Job, wanted: Wanted) -> System:
     engine = opened(job)
     test = wanted.opened(engine.config)
     if not test.src:
-        raise UserError(f"{engine.paths[0]}: has nothing to translate; give --src FILE beside --ref FILE")
+        raise UserError(
+            f"{engine.paths[0]}: has nothing to translate; give --src FILE beside --ref FILE"
+        )
     progress, began = Progress("translating", len(test.src), "sentences"), clock()
     texts = [found.text for found in engine.translator.translate(test.src, progress)]
     progress.close()
@@ -83,8 +91,11 @@ def examine(system: System, wanted: Wanted, is_forced: bool) -> None:
     source, reference = wanted.names(test)
     if test.warning:
         say(f"warning: {test.warning}")
-    for finding in findings(Text(system.name, system.texts, data.tgt), Text(reference, test.ref, data.tgt),
-                            Text(source, test.src, data.src) if test.src else None):
+    for finding in findings(
+        Text(system.name, system.texts, data.tgt),
+        Text(reference, test.ref, data.tgt),
+        Text(source, test.src, data.src) if test.src else None,
+    ):
         if finding.is_fatal and not (is_forced and len(system.texts) == len(test.ref)):
             raise UserError(finding.told)
         say(f"warning: {finding.told}")

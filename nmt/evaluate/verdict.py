@@ -16,7 +16,10 @@ from nmt.paper import SILENT, Conformance, conformance
 from nmt.score.metrics import Measured
 from nmt.system.errors import UserError
 
-MINUTES = (9.0, 20.0)  # what passes for ten: a checkpoint that a validation wrote starts the clock anew and is left out
+MINUTES = (
+    9.0,
+    20.0,
+)  # what passes for ten: a checkpoint that a validation wrote starts the clock anew and is left out
 ELSEWHERE = ("data.src", "data.tgt", "data.train")  # what makes it another task
 
 
@@ -30,38 +33,58 @@ class Verdict:
 
     def told(self) -> str:
         score, bounds = self.measured.score, self.measured.interval
-        between = f"95 % of resampled test sets: {bounds.low:.2f} to {bounds.high:.2f}" if bounds else ""
-        return "\n".join([
-            f"verdict: {self.outcome}" + (f" because {'; '.join(self.because)}" if self.because else ""),
-            f"  this system  {score.value:6.2f}  {between}",
-            f"  the paper    {self.paper.bleu:6.2f}  Table 2, {self.paper.model}, {self.paper.pair}",
-            f"  counted as   {score.signature}",
-            f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
-            *(f"    - {step}" for step in self.missing)])
+        between = (
+            f"95 % of resampled test sets: {bounds.low:.2f} to {bounds.high:.2f}" if bounds else ""
+        )
+        return "\n".join(
+            [
+                f"verdict: {self.outcome}"
+                + (f" because {'; '.join(self.because)}" if self.because else ""),
+                f"  this system  {score.value:6.2f}  {between}",
+                f"  the paper    {self.paper.bleu:6.2f}  Table 2, {self.paper.model}, {self.paper.pair}",
+                f"  counted as   {score.signature}",
+                f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
+                *(f"    - {step}" for step in self.missing),
+            ]
+        )
 
     def figures(self) -> dict[str, Any]:
-        return {"outcome": self.outcome, "because": self.because, "not_applied": self.missing,
-                "paper": {"bleu": self.paper.bleu, "model": self.paper.model, "pair": self.paper.pair},
-                "score": asdict(self.measured.score)}
+        return {
+            "outcome": self.outcome,
+            "because": self.because,
+            "not_applied": self.missing,
+            "paper": {"bleu": self.paper.bleu, "model": self.paper.model, "pair": self.paper.pair},
+            "score": asdict(self.measured.score),
+        }
 
 
 def judge(measured: Measured, system: System) -> Verdict:
     """`measured` stands on the rung of Table 2, with its interval."""
     if system.engine is None or not system.engine.checkpoints or measured.interval is None:
-        raise UserError(f"{system.name}: a verdict needs a checkpoint, for it judges the training too")
+        raise UserError(
+            f"{system.name}: a verdict needs a checkpoint, for it judges the training too"
+        )
     checkpoint, *others = system.engine.checkpoints
     # How it was trained stands in the checkpoint; of what the command line changed, only the search took effect.
     paper = conformance(replace(checkpoint.config, decoding=system.config.decoding))
-    because, missing = tuple(_reasons(paper, checkpoint, system, len(others))), tuple(_left_out(paper, checkpoint))
+    because, missing = (
+        tuple(_reasons(paper, checkpoint, system, len(others))),
+        tuple(_left_out(paper, checkpoint)),
+    )
     is_reached = measured.interval.high >= paper.bleu
     if not because and is_reached and missing:
-        because = (f"the paper's figure was reached by another recipe: {len(missing)} of its steps were not applied",)
+        because = (
+            f"the paper's figure was reached by another recipe: {len(missing)} of its steps were not applied",
+        )
     outcome: Literal["reproduced", "not reproduced", "not comparable"] = (
-        "not comparable" if because else "reproduced" if is_reached else "not reproduced")
+        "not comparable" if because else "reproduced" if is_reached else "not reproduced"
+    )
     return Verdict(outcome, because, missing, measured, paper)
 
 
-def _reasons(paper: Conformance, checkpoint: Checkpoint, system: System, n_others: int) -> Iterator[str]:
+def _reasons(
+    paper: Conformance, checkpoint: Checkpoint, system: System, n_others: int
+) -> Iterator[str]:
     """Why the figure cannot be held against the paper's at all."""
     for row in paper.deviations:
         if row.key in ELSEWHERE:
@@ -80,7 +103,10 @@ def _left_out(paper: Conformance, checkpoint: Checkpoint) -> Iterator[str]:
     for row in paper.deviations:
         if row.key != "data.test":  # what was really scored counts
             yield f"{row.name}: {row.ours}, " + (
-                f"in the paper {row.paper}" if row.paper != SILENT else f"in the released code {row.released}")
+                f"in the paper {row.paper}"
+                if row.paper != SILENT
+                else f"in the released code {row.released}"
+            )
     state, steps = checkpoint.state, checkpoint.config.training.steps
     if state["step"] < steps:
         yield f"the end of training: {state['step']:,} of {steps:,} updates"
@@ -98,5 +124,7 @@ def _averaging(state: dict[str, Any], n: int) -> Iterator[str]:
     else:
         gaps = [(after - before) / 60 for before, after in pairwise(sorted(state["elapsed_s"]))]
         if min(gaps) < MINUTES[0] or max(gaps) > MINUTES[1]:
-            yield (f"averaging: its checkpoints lie {min(gaps):.1f} to {max(gaps):.1f} minutes apart, in the paper 10; "
-                   f"try --last {n} --every 10")
+            yield (
+                f"averaging: its checkpoints lie {min(gaps):.1f} to {max(gaps):.1f} minutes apart, in the paper 10; "
+                f"try --last {n} --every 10"
+            )

@@ -32,17 +32,24 @@ def library() -> Any:
     return ctranslate2
 
 
-def write(folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str) -> None:
+def write(
+    folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
+) -> None:
     """Fill `folder` with what CTranslate2 loads, and the BPE model."""
     check_expressible(config.model)
-    spec = library().specs.TransformerSpec.from_config((config.model.n_layers,) * 2, config.model.n_heads,
-                                                       pre_norm=config.model.norm == "pre")
+    spec = library().specs.TransformerSpec.from_config(
+        (config.model.n_layers,) * 2, config.model.n_heads, pre_norm=config.model.norm == "pre"
+    )
     encoder, decoder = spec.encoder, spec.decoder
     encoder.embeddings[0].weight = _array(model.src_embedding.weight)
     decoder.embeddings.weight = _array(model.tgt_embedding.weight)
     decoder.projection.weight = _array(model.projection.weight)
-    encoder.position_encodings.encodings = _array(position_table(model.src_positions, config.decoding))
-    decoder.position_encodings.encodings = _array(position_table(model.tgt_positions, config.decoding))
+    encoder.position_encodings.encodings = _array(
+        position_table(model.src_positions, config.decoding)
+    )
+    decoder.position_encodings.encodings = _array(
+        position_table(model.tgt_positions, config.decoding)
+    )
     if config.model.norm == "pre":
         _set_norm(encoder.layer_norm, model.encoder_norm)
         _set_norm(decoder.layer_norm, model.decoder_norm)
@@ -62,7 +69,9 @@ def write(folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, qua
     pieces = vocab.pieces(range(vocab.size))
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (pieces[i] for i in (BOS, EOS, UNK))
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (
+        pieces[i] for i in (BOS, EOS, UNK)
+    )
     spec.config.decoder_start_token, spec.config.add_source_eos = pieces[BOS], True
     spec.validate()
     spec.optimize(quantization=quantization)
@@ -96,7 +105,9 @@ class CTranslate2:
         Weights are computed with as they are stored, where the processor can."""
         try:
             self.vocab = Vocab.load(folder / VOCAB)
-            self.translator = library().Translator(str(folder), device=device, intra_threads=n_threads)
+            self.translator = library().Translator(
+                str(folder), device=device, intra_threads=n_threads
+            )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{folder}: CTranslate2 cannot load it: {error}") from None
         self._pieces = self.vocab.pieces(range(self.vocab.size))
@@ -109,21 +120,47 @@ class CTranslate2:
         """As near to our search as CTranslate2 comes: it finishes as many outputs as the beam is wide, and of those the
         best by the penalty of `config` is taken. The longest sentence sets the limit for all."""
         limit = max(map(len, src), default=0) + config.max_extra
-        scored = [[Hypothesis(one.ids, one.score / float(penalty(len(one.ids) + 1, config))) for one in found]
-                  for found in self._found(src, config.beam, 0.0, limit, config.beam)]
+        scored = [
+            [
+                Hypothesis(one.ids, one.score / float(penalty(len(one.ids) + 1, config)))
+                for one in found
+            ]
+            for found in self._found(src, config.beam, 0.0, limit, config.beam)
+        ]
         return [max(found, key=lambda one: one.score) for found in scored]
 
-    def _found(self, src: Ids, beam: int, alpha: float, limit: int, n_best: int) -> list[list[Hypothesis]]:
+    def _found(
+        self, src: Ids, beam: int, alpha: float, limit: int, n_best: int
+    ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
-            self._named(src), beam_size=beam, num_hypotheses=n_best, length_penalty=alpha, max_decoding_length=limit,
-            min_decoding_length=0, max_input_length=0, return_scores=True, max_batch_size=4096, batch_type="tokens",
-            suppress_sequences=[[self._pieces[i]] for i in (PAD, BOS)])
-        return [[Hypothesis([self._ids[piece] for piece in pieces], score)
-                 for pieces, score in zip(result.hypotheses, result.scores, strict=True)] for result in results]
+            self._named(src),
+            beam_size=beam,
+            num_hypotheses=n_best,
+            length_penalty=alpha,
+            max_decoding_length=limit,
+            min_decoding_length=0,
+            max_input_length=0,
+            return_scores=True,
+            max_batch_size=4096,
+            batch_type="tokens",
+            suppress_sequences=[[self._pieces[i]] for i in (PAD, BOS)],
+        )
+        return [
+            [
+                Hypothesis([self._ids[piece] for piece in pieces], score)
+                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
+            ]
+            for result in results
+        ]
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
-        results = self.translator.score_batch(self._named(src), self._named(tgt), max_input_length=0,
-                                              max_batch_size=4096, batch_type="tokens")
+        results = self.translator.score_batch(
+            self._named(src),
+            self._named(tgt),
+            max_input_length=0,
+            max_batch_size=4096,
+            batch_type="tokens",
+        )
         return [list(result.log_probs) for result in results]
 
     def _named(self, sentences: Ids) -> list[list[str]]:

@@ -23,20 +23,33 @@ class EngineTranslator(TextToText):
         self.version: str = library().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 
-    def searching(self, sources: Sentences, prefixes: Sentences | None, n_best: int) -> Iterator[Found]:
+    def searching(
+        self, sources: Sentences, prefixes: Sentences | None, n_best: int
+    ) -> Iterator[Found]:
         if n_best > 1 or prefixes is not None or self.config.sample:
-            raise UserError("the best few, samples and forced beginnings are not to be had from ctranslate2; "
-                            "leave --engine out")
+            raise UserError(
+                "the best few, samples and forced beginnings are not to be had from ctranslate2; "
+                "leave --engine out"
+            )
         for batch in cut(sources, self.config):
-            yield batch, [[one] for one in self.exported.translate([sources[i] for i in batch], self.config)]
+            yield (
+                batch,
+                [
+                    [one]
+                    for one in self.exported.translate([sources[i] for i in batch], self.config)
+                ],
+            )
 
 
-def make_engine(folder: Path, overrides: Sequence[str], n_threads: int = 0,
-                device: str = "cpu") -> tuple[EngineTranslator, RunConfig]:
+def make_engine(
+    folder: Path, overrides: Sequence[str], n_threads: int = 0, device: str = "cpu"
+) -> tuple[EngineTranslator, RunConfig]:
     """With the export in `folder`, decoding as its config says."""
     exported, quantization = load_ctranslate2(folder, n_threads, device)
     place = folder / CONFIG
     if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
-        raise UserError(f"{place}: extends: the config of an export stands by itself; use another copy")
+        raise UserError(
+            f"{place}: extends: the config of an export stands by itself; use another copy"
+        )
     config = load_config(str(place), overrides)
     return EngineTranslator(exported, config, quantization), config

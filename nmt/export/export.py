@@ -38,22 +38,41 @@ FLOATS = ("float32", "float16", "bfloat16")
 QUANTIZATIONS = {
     "ctranslate2": (*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
     "huggingface": FLOATS,
-    "safetensors": FLOATS}
-EXPORT, CARD, CONFIG, VOCAB, WEIGHTS = "export.json", "README.md", "config.yaml", "vocab.model", "model.safetensors"
+    "safetensors": FLOATS,
+}
+EXPORT, CARD, CONFIG, VOCAB, WEIGHTS = (
+    "export.json",
+    "README.md",
+    "config.yaml",
+    "vocab.model",
+    "model.safetensors",
+)
 LIMIT = 100  # pieces of an output that is compared
 
 
-def export(checkpoint: Checkpoint, to: str, out: Path, quantization: str, lines: Sequence[str]) -> Agreement:
+def export(
+    checkpoint: Checkpoint, to: str, out: Path, quantization: str, lines: Sequence[str]
+) -> Agreement:
     """Write the folder `out`, or raise and leave everything as it was. Empty lines are not compared."""
     if quantization not in QUANTIZATIONS[to]:
-        raise UserError(f"--quantization {quantization}: --to {to} has {', '.join(QUANTIZATIONS[to])}")
+        raise UserError(
+            f"--quantization {quantization}: --to {to} has {', '.join(QUANTIZATIONS[to])}"
+        )
     out = out.resolve()
     if os.path.lexists(out) and not is_export(out):
-        raise UserError(f"{out}: exists and is not just an export; choose another -o DIR, nothing was changed")
+        raise UserError(
+            f"{out}: exists and is not just an export; choose another -o DIR, nothing was changed"
+        )
     translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
-    src = [translator.shortened(ids, n) for n, ids in enumerate(translator.vocab.encode(lines), 1) if ids]
+    src = [
+        translator.shortened(ids, n)
+        for n, ids in enumerate(translator.vocab.encode(lines), 1)
+        if ids
+    ]
     if not src:
-        raise UserError("there is nothing to compare: all lines are empty; give --check-lines a file with text")
+        raise UserError(
+            "there is nothing to compare: all lines are empty; give --check-lines a file with text"
+        )
     found: list[Agreement] = []
 
     def fill(folder: Path) -> None:
@@ -62,22 +81,35 @@ def export(checkpoint: Checkpoint, to: str, out: Path, quantization: str, lines:
         if isinstance(theirs, huggingface.HuggingFace):
             _compare_tokenizer(theirs.tokenizer, translator.vocab, lines)
         if not agreement.is_within(quantization):
-            raise Failure(f"the export does not say the same: {agreement}; bound: {bound(quantization)}; "
-                          "nothing was written")
-        record = {"format": to, "quantization": quantization, "checkpoint": checkpoint.path.name,
-                  "step": checkpoint.state["step"], "averaged": checkpoint.state.get("averaged", []),
-                  "weights_sha256": read_manifest(checkpoint.path)[WEIGHTS]["sha256"],
-                  "vocab_sha256": translator.vocab.digest, "check": asdict(agreement)}
+            raise Failure(
+                f"the export does not say the same: {agreement}; bound: {bound(quantization)}; "
+                "nothing was written"
+            )
+        record = {
+            "format": to,
+            "quantization": quantization,
+            "checkpoint": checkpoint.path.name,
+            "step": checkpoint.state["step"],
+            "averaged": checkpoint.state.get("averaged", []),
+            "weights_sha256": read_manifest(checkpoint.path)[WEIGHTS]["sha256"],
+            "vocab_sha256": translator.vocab.digest,
+            "check": asdict(agreement),
+        }
         write_json(folder / EXPORT, record)
         write_text(folder / CONFIG, dump(checkpoint.config))
-        write_text(folder / CARD, card.text(record, checkpoint.config, translator.vocab.size, str(agreement)))
+        write_text(
+            folder / CARD,
+            card.text(record, checkpoint.config, translator.vocab.size, str(agreement)),
+        )
         found.append(agreement)
 
     write_folder(out, fill)
     return found[0]
 
 
-def _written(folder: Path, to: str, translator: Translator, config: RunConfig, quantization: str) -> Side:
+def _written(
+    folder: Path, to: str, translator: Translator, config: RunConfig, quantization: str
+) -> Side:
     """Fill `folder` and open it with the engine that it is for."""
     model, vocab = translator.model, translator.vocab
     if to == "ctranslate2":
@@ -86,7 +118,9 @@ def _written(folder: Path, to: str, translator: Translator, config: RunConfig, q
     if to == "huggingface":
         huggingface.write(folder, model, vocab, config, quantization)
         return huggingface.HuggingFace(folder)
-    weights = {name: p.detach().to(getattr(torch, quantization)) for name, p in model.named_parameters()}
+    weights = {
+        name: p.detach().to(getattr(torch, quantization)) for name, p in model.named_parameters()
+    }
     known = {"format": "pt", "config": dump(config), "vocab_sha256": vocab.digest}
     save_file(weights, folder / WEIGHTS, metadata=known)
     (folder / VOCAB).write_bytes(vocab.model)
@@ -98,7 +132,9 @@ def _written(folder: Path, to: str, translator: Translator, config: RunConfig, q
 
 
 def _limit(config: RunConfig) -> int:
-    return min(LIMIT, config.model.max_positions - 1) if config.model.positions == "learned" else LIMIT
+    return (
+        min(LIMIT, config.model.max_positions - 1) if config.model.positions == "learned" else LIMIT
+    )
 
 
 def _compare_tokenizer(tokenizer: Any, vocab: Vocab, lines: Sequence[str]) -> None:
@@ -106,9 +142,14 @@ def _compare_tokenizer(tokenizer: Any, vocab: Vocab, lines: Sequence[str]) -> No
     for line, ours in zip(lines, vocab.encode(lines), strict=True):
         theirs = tokenizer(line)["input_ids"][:-1]
         known = [i for i in ours if i != UNK]
-        if theirs != ours or tokenizer.decode(known, skip_special_tokens=True) != vocab.decode([known])[0].strip():
-            raise Failure(f"the tokenizer does not say the same of {line!r}: {theirs} instead of {ours}; "
-                          "nothing was written")
+        if (
+            theirs != ours
+            or tokenizer.decode(known, skip_special_tokens=True) != vocab.decode([known])[0].strip()
+        ):
+            raise Failure(
+                f"the tokenizer does not say the same of {line!r}: {theirs} instead of {ours}; "
+                "nothing was written"
+            )
 
 
 def is_export(folder: Path) -> bool:
@@ -116,15 +157,21 @@ def is_export(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}
-    return not names or (names >= {EXPORT, MANIFEST} and names == {MANIFEST, *read_manifest(folder)})
+    return not names or (
+        names >= {EXPORT, MANIFEST} and names == {MANIFEST, *read_manifest(folder)}
+    )
 
 
-def load_ctranslate2(folder: Path, n_threads: int = 0, device: str = "cpu") -> tuple[ctranslate2.CTranslate2, str]:
+def load_ctranslate2(
+    folder: Path, n_threads: int = 0, device: str = "cpu"
+) -> tuple[ctranslate2.CTranslate2, str]:
     """The engine with an export's model, held against its manifest, and the quantization it is to be labelled with."""
     verify(folder, (EXPORT, VOCAB))
     record = read_json(folder / EXPORT)
     if record.get("format") != "ctranslate2":
-        raise UserError(f"{folder}: is an export to {record.get('format')}; make one with nmt-export --to ctranslate2")
+        raise UserError(
+            f"{folder}: is an export to {record.get('format')}; make one with nmt-export --to ctranslate2"
+        )
     return ctranslate2.CTranslate2(folder, n_threads, device), record["quantization"]
 
 

@@ -42,20 +42,42 @@ def library() -> Any:
     return transformers
 
 
-def write(folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str) -> None:
+def write(
+    folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
+) -> None:
     """Fill `folder` with what `from_pretrained` loads: model, tokenizer and settings of generation."""
     check_expressible(config.model)
     transformers, shape, pieces = library(), config.model, vocab.pieces(range(vocab.size))
-    tensors = {name: tensor.to(getattr(torch, quantization)).contiguous() for name, tensor in _named(model, config)}
+    tensors = {
+        name: tensor.to(getattr(torch, quantization)).contiguous()
+        for name, tensor in _named(model, config)
+    }
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
     settings = dict(
-        vocab_size=vocab.size, d_model=shape.d_model, encoder_layers=shape.n_layers, decoder_layers=shape.n_layers,
-        encoder_attention_heads=shape.n_heads, decoder_attention_heads=shape.n_heads, encoder_ffn_dim=shape.d_ff,
-        decoder_ffn_dim=shape.d_ff, activation_function="relu", dropout=shape.dropout, scale_embedding=True,
-        max_position_embeddings=n_positions, tie_word_embeddings=shape.tied, pad_token_id=PAD, eos_token_id=EOS,
-        bos_token_id=BOS, decoder_start_token_id=BOS, forced_eos_token_id=None, dtype=quantization)
+        vocab_size=vocab.size,
+        d_model=shape.d_model,
+        encoder_layers=shape.n_layers,
+        decoder_layers=shape.n_layers,
+        encoder_attention_heads=shape.n_heads,
+        decoder_attention_heads=shape.n_heads,
+        encoder_ffn_dim=shape.d_ff,
+        decoder_ffn_dim=shape.d_ff,
+        activation_function="relu",
+        dropout=shape.dropout,
+        scale_embedding=True,
+        max_position_embeddings=n_positions,
+        tie_word_embeddings=shape.tied,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=BOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+        dtype=quantization,
+    )
     if shape.norm == "post":
-        described = transformers.MarianConfig(share_encoder_decoder_embeddings=shape.tied, **settings)
+        described = transformers.MarianConfig(
+            share_encoder_decoder_embeddings=shape.tied, **settings
+        )
         described.architectures = ["MarianMTModel"]
     else:
         described = transformers.PegasusConfig(**settings)
@@ -63,43 +85,78 @@ def write(folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, qua
     described.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     decoding = config.decoding
-    _rules(decoding.beam, 0.0 if decoding.penalty == "none" else decoding.length_penalty,
-           max_length=n_positions).save_pretrained(folder)
+    _rules(
+        decoding.beam,
+        0.0 if decoding.penalty == "none" else decoding.length_penalty,
+        max_length=n_positions,
+    ).save_pretrained(folder)
     for name in ("source.spm", "target.spm"):
         (folder / name).write_bytes(vocab.model)
     write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
-    write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "MarianTokenizer", "source_lang": config.data.src, "target_lang": config.data.tgt,
-        "unk_token": pieces[UNK], "eos_token": pieces[EOS], "pad_token": pieces[PAD], "separate_vocabs": False,
-        "model_max_length": n_positions, "split_special_tokens": True, "clean_up_tokenization_spaces": False})
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "MarianTokenizer",
+            "source_lang": config.data.src,
+            "target_lang": config.data.tgt,
+            "unk_token": pieces[UNK],
+            "eos_token": pieces[EOS],
+            "pad_token": pieces[PAD],
+            "separate_vocabs": False,
+            "model_max_length": n_positions,
+            "split_special_tokens": True,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
 
 
-def _rules(beam: int, alpha: float, max_length: int | None = None, max_new_tokens: int | None = None) -> Any:
+def _rules(
+    beam: int, alpha: float, max_length: int | None = None, max_new_tokens: int | None = None
+) -> Any:
     """How they are to decode so that it is what ours does, as far as it can be."""
     return library().GenerationConfig(
-        num_beams=beam, do_sample=False, length_penalty=alpha, max_length=max_length, max_new_tokens=max_new_tokens,
-        early_stopping="never" if beam > 1 else False, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
-        decoder_start_token_id=BOS, suppress_tokens=[PAD, BOS])
+        num_beams=beam,
+        do_sample=False,
+        length_penalty=alpha,
+        max_length=max_length,
+        max_new_tokens=max_new_tokens,
+        early_stopping="never" if beam > 1 else False,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        suppress_tokens=[PAD, BOS],
+    )
 
 
 def _named(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
     """Each tensor by the name that it has there; what they tie is there once."""
     shape = config.model
-    if shape.tied or shape.norm == "pre":  # Pegasus has it in any case, beside the three that are used
+    if (
+        shape.tied or shape.norm == "pre"
+    ):  # Pegasus has it in any case, beside the three that are used
         yield "model.shared.weight", model.src_embedding.weight.detach().clone()
     if not shape.tied:
         yield "model.encoder.embed_tokens.weight", model.src_embedding.weight.detach()
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", model.projection.weight.detach()
     yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
-    yield "model.encoder.embed_positions.weight", position_table(model.src_positions, config.decoding)
-    yield "model.decoder.embed_positions.weight", position_table(model.tgt_positions, config.decoding).clone()
+    yield (
+        "model.encoder.embed_positions.weight",
+        position_table(model.src_positions, config.decoding),
+    )
+    yield (
+        "model.decoder.embed_positions.weight",
+        position_table(model.tgt_positions, config.decoding).clone(),
+    )
     if shape.norm == "pre":
         yield from _parts("model.encoder.layer_norm", model.encoder_norm)
         yield from _parts("model.decoder.layer_norm", model.decoder_norm)
 
     def attention(name: str, ours: SelfAttention | MemoryAttention) -> Iterator[tuple[str, Tensor]]:
-        for part, product in zip(("q_proj", "k_proj", "v_proj", "out_proj"), projections(ours, shape), strict=True):
+        for part, product in zip(
+            ("q_proj", "k_proj", "v_proj", "out_proj"), projections(ours, shape), strict=True
+        ):
             yield f"{name}.{part}.weight", product
             yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
 
@@ -115,7 +172,9 @@ def _named(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]
     for i, decoder in enumerate(model.decoder):
         yield from layer(f"model.decoder.layers.{i}", decoder)
         yield from attention(f"model.decoder.layers.{i}.encoder_attn", decoder.memory_attention)
-        yield from _parts(f"model.decoder.layers.{i}.encoder_attn_layer_norm", decoder.memory_residual.norm)
+        yield from _parts(
+            f"model.decoder.layers.{i}.encoder_attn_layer_norm", decoder.memory_residual.norm
+        )
 
 
 def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -129,21 +188,41 @@ class HuggingFace:
     def __init__(self, folder: Path) -> None:
         transformers = library()
         self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-            str(folder), use_safetensors=True, local_files_only=True, trust_remote_code=False, dtype=torch.float32)
+            str(folder),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+        )
         self.model.eval()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True,
-                                                                    trust_remote_code=False)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
 
     @torch.inference_mode()
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         found: list[Hypothesis] = []
         for i in range(0, len(src), BATCH):
-            ids, mask = _padded([[*line, EOS] for line in src[i:i + BATCH]])
-            made = self.model.generate(input_ids=ids, attention_mask=mask, return_dict_in_generate=True,
-                                       output_scores=True, generation_config=_rules(beam, alpha, max_new_tokens=limit))
-            outputs = [row[:row.index(EOS)] if EOS in row else row for row in made.sequences[:, 1:].tolist()]
-            scores = made.sequences_scores.tolist() if beam > 1 else [  # greedily they report none
-                sum(each) / len(each)**alpha for each in self.score(src[i:i + BATCH], outputs)]
+            ids, mask = _padded([[*line, EOS] for line in src[i : i + BATCH]])
+            made = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                return_dict_in_generate=True,
+                output_scores=True,
+                generation_config=_rules(beam, alpha, max_new_tokens=limit),
+            )
+            outputs = [
+                row[: row.index(EOS)] if EOS in row else row
+                for row in made.sequences[:, 1:].tolist()
+            ]
+            scores = (
+                made.sequences_scores.tolist()
+                if beam > 1
+                else [  # greedily they report none
+                    sum(each) / len(each) ** alpha
+                    for each in self.score(src[i : i + BATCH], outputs)
+                ]
+            )
             found += map(Hypothesis, outputs, scores)
         return found
 
@@ -151,13 +230,15 @@ class HuggingFace:
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         scores = []
         for i in range(0, len(src), BATCH):
-            targets = tgt[i:i + BATCH]
-            ids, mask = _padded([[*line, EOS] for line in src[i:i + BATCH]])
+            targets = tgt[i : i + BATCH]
+            ids, mask = _padded([[*line, EOS] for line in src[i : i + BATCH]])
             given, _ = _padded([[BOS, *line] for line in targets])
             wanted, _ = _padded([[*line, EOS] for line in targets])
             logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=given).logits
             each = logits.log_softmax(2).gather(2, wanted[:, :, None]).squeeze(2)
-            scores += [row[:len(line) + 1] for row, line in zip(each.tolist(), targets, strict=True)]
+            scores += [
+                row[: len(line) + 1] for row, line in zip(each.tolist(), targets, strict=True)
+            ]
         return scores
 
 

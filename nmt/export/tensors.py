@@ -19,16 +19,22 @@ LEAST_POSITIONS = 1024
 
 def check_expressible(config: ModelConfig) -> None:
     if config.window is not None:
-        raise UserError(f"model.window is {config.window}: neither CTranslate2 nor Hugging Face has restricted "
-                        "self-attention for such a model; only --to safetensors takes it")
+        raise UserError(
+            f"model.window is {config.window}: neither CTranslate2 nor Hugging Face has restricted "
+            "self-attention for such a model; only --to safetensors takes it"
+        )
     if config.d_model % config.n_heads:
-        raise UserError(f"model.n_heads {config.n_heads} does not divide model.d_model {config.d_model}, as "
-                        "CTranslate2 and Hugging Face ask for; only --to safetensors takes it")
+        raise UserError(
+            f"model.n_heads {config.n_heads} does not divide model.d_model {config.d_model}, as "
+            "CTranslate2 and Hugging Face ask for; only --to safetensors takes it"
+        )
     size = config.d_model // config.n_heads
     for name, value in (("d_k", config.key_size), ("d_v", config.value_size)):
         if value > size:
-            raise UserError(f"model.{name} is {value}: CTranslate2 and Hugging Face have room for d_model / n_heads = "
-                            f"{size}; only --to safetensors takes it")
+            raise UserError(
+                f"model.{name} is {value}: CTranslate2 and Hugging Face have room for d_model / n_heads = "
+                f"{size}; only --to safetensors takes it"
+            )
 
 
 def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig) -> list[Tensor]:
@@ -37,14 +43,20 @@ def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig)
     size = config.d_model // config.n_heads
     q, k, v = torch.cat([part.weight.detach() for part in parts]).split(attention.sizes)
     output = _widened(attention.output.weight.detach().T, config.n_heads, size).T.contiguous()
-    return [*(_widened(part, config.n_heads, size) for part in (q * math.sqrt(size / config.key_size), k, v)), output]
+    return [
+        *(
+            _widened(part, config.n_heads, size)
+            for part in (q * math.sqrt(size / config.key_size), k, v)
+        ),
+        output,
+    ]
 
 
 def _widened(x: Tensor, n_heads: int, size: int) -> Tensor:
     """(H * D, d_model) -> (H * size, d_model), zeros beneath each head's rows."""
     heads = x.unflatten(0, (n_heads, -1))
     room = heads.new_zeros(n_heads, size, *x.shape[1:])
-    room[:, :heads.shape[1]] = heads
+    room[:, : heads.shape[1]] = heads
     return room.flatten(0, 1)
 
 
@@ -52,4 +64,6 @@ def position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
     """What is added to the pieces' embeddings: a learned table, or sinusoids as far as decoding can go."""
     if positions.is_learned:
         return positions.table.detach()
-    return sinusoids(max(LEAST_POSITIONS, decoding.max_source + decoding.max_extra + 1), positions.d_model)
+    return sinusoids(
+        max(LEAST_POSITIONS, decoding.max_source + decoding.max_extra + 1), positions.d_model
+    )

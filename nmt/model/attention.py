@@ -33,8 +33,13 @@ class Grid:
     def __init__(self, packed: Packed, groups: list[Tensor], widths: list[int]) -> None:
         self.packed, self.widths = packed, widths
         self.sizes = [group.numel() * width for group, width in zip(groups, widths, strict=True)]
-        self.live, self.tokens = [], []  # of each group (S, L): is there a token, and which (token 0 where not)
-        self.starts = packed.offsets.new_zeros(packed.n_sentences + 1)  # of a sentence's cells, were there one head
+        self.live, self.tokens = (
+            [],
+            [],
+        )  # of each group (S, L): is there a token, and which (token 0 where not)
+        self.starts = packed.offsets.new_zeros(
+            packed.n_sentences + 1
+        )  # of a sentence's cells, were there one head
         self.strides = torch.zeros_like(self.starts)  # from one of its heads to the next
         self.indices: dict[tuple[int, ...], Tensor] = {}
         first = 0
@@ -53,7 +58,9 @@ class Grid:
         n, heads, size = x.shape
         if x.stride(2) != 1 or x.stride(1) != size or x.stride(0) % size:
             x = x.contiguous()
-        each = x.stride(0) // size  # rows of one head for a token, where x is a slice of a wider product
+        each = (
+            x.stride(0) // size
+        )  # rows of one head for a token, where x is a slice of a wider product
         index = self.indices.get((group, heads, each))
         if index is None:
             head = torch.arange(heads, device=x.device)[:, None]
@@ -75,7 +82,9 @@ class Grid:
         if index is None:
             packed, head = self.packed, torch.arange(heads, device=self.starts.device)
             start, stride = self.starts[packed.sentence, None], self.strides[packed.sentence, None]
-            index = (start * heads + stride * head + packed.positions[:, None]).flatten()  # (T * H,)
+            index = (
+                start * heads + stride * head + packed.positions[:, None]
+            ).flatten()  # (T * H,)
             self.indices[heads,] = index
         size = cells[0].shape[2]
         rows = cells[0].as_strided((sum(self.sizes) * heads + 1, size), (size, 1))
@@ -87,8 +96,15 @@ class Field:
     places to each side. Made once for all layers. `is_whole` keeps all sentences in one group. Where queries and keys
     lie end to end, this is an interval of rows: `seen` by a query, `seeing` a key. `path` is the way a GPU takes."""
 
-    def __init__(self, queries: Packed, keys: Packed, causal: bool = False, window: int | None = None,
-                 is_whole: bool = False, path: str = TRITON) -> None:
+    def __init__(
+        self,
+        queries: Packed,
+        keys: Packed,
+        causal: bool = False,
+        window: int | None = None,
+        is_whole: bool = False,
+        path: str = TRITON,
+    ) -> None:
         self.packed, self.causal, self.window, self.path = (queries, keys), causal, window, path
         self.is_on_cpu = queries.tokens.device.type == "cpu"
         self.is_whole = is_whole or not self.is_on_cpu  # elsewhere lengths are not read back
@@ -104,15 +120,21 @@ class Field:
     def seen(self) -> Tensor:
         """For each query the first key row it looks at and one past the last; both 0 in the dead tail."""  # (2, Tq)
         queries, keys = self.packed
-        return self.intervals(queries, keys, ahead=0 if self.causal else self.window, behind=self.window)
+        return self.intervals(
+            queries, keys, ahead=0 if self.causal else self.window, behind=self.window
+        )
 
     @derived
     def seeing(self) -> Tensor:
         """For each key the first query row that looks at it and one past the last; both 0 in the dead tail."""
         queries, keys = self.packed  # (2, Tk)
-        return self.intervals(keys, queries, ahead=self.window, behind=0 if self.causal else self.window)
+        return self.intervals(
+            keys, queries, ahead=self.window, behind=0 if self.causal else self.window
+        )
 
-    def intervals(self, rows: Packed, others: Packed, ahead: int | None, behind: int | None) -> Tensor:
+    def intervals(
+        self, rows: Packed, others: Packed, ahead: int | None, behind: int | None
+    ) -> Tensor:
         """The rows of `others` within a row's sentence that lie at most so many places ahead of it or behind it."""
         # One more sentence, without tokens, stands for the dead tail.
         bounds = torch.stack((others.offsets[:-1], others.offsets[1:]))
@@ -130,11 +152,17 @@ class Field:
         queries, keys = self.packed
         if self.is_whole:
             return [torch.arange(queries.n_sentences, device=queries.tokens.device)]
-        sizes = torch.maximum(queries.lengths, keys.lengths).add(WIDTH - 1).div(WIDTH, rounding_mode="floor")
+        sizes = (
+            torch.maximum(queries.lengths, keys.lengths)
+            .add(WIDTH - 1)
+            .div(WIDTH, rounding_mode="floor")
+        )
         return [(sizes == size).nonzero().squeeze(1) for size in sizes.unique().tolist()]
 
     def grid(self, packed: Packed) -> Grid:
-        longest = [packed.longest if self.is_whole else int(packed.lengths[g].max()) for g in self.groups]
+        longest = [
+            packed.longest if self.is_whole else int(packed.lengths[g].max()) for g in self.groups
+        ]
         return Grid(packed, self.groups, [padded(n) for n in longest])
 
     @derived
@@ -152,7 +180,7 @@ class Field:
         for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
             may = live[:, None, None, :]
             place = torch.arange(max(n_queries, live.shape[1]), device=live.device)
-            ahead = place[:live.shape[1]] - place[:n_queries, None]
+            ahead = place[: live.shape[1]] - place[:n_queries, None]
             if self.causal:
                 may = may & (ahead <= 0)
             if self.window is not None:
@@ -169,15 +197,24 @@ class Field:
 
 class _GridAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, field: Field, seen: list[Tensor] | None) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, field: Field, seen: list[Tensor] | None
+    ) -> Tensor:
         heads, scale = q.shape[1], q.shape[2] ** -0.5
         mixed = field.queries.room(v, heads, v.shape[2])
         saved = []
         for index, mask in enumerate(field.masks):
             q_grid = field.queries.spread(q, index)  # (S * H, Lq, K)
-            k_grid, v_grid = field.keys.spread(k, index), field.keys.spread(v, index)  # (S * H, Lk, K or V)
-            scores = torch.bmm(q_grid, k_grid.transpose(1, 2)).view(mask.shape[0], heads, -1, mask.shape[3])
-            weights = torch.add(mask, scores, alpha=scale).softmax(-1)  # at least fp32, as the mask is
+            k_grid, v_grid = (
+                field.keys.spread(k, index),
+                field.keys.spread(v, index),
+            )  # (S * H, Lk, K or V)
+            scores = torch.bmm(q_grid, k_grid.transpose(1, 2)).view(
+                mask.shape[0], heads, -1, mask.shape[3]
+            )
+            weights = torch.add(mask, scores, alpha=scale).softmax(
+                -1
+            )  # at least fp32, as the mask is
             if field.has_void:
                 weights.mul_(mask == 0)
             if seen is not None:
@@ -192,28 +229,43 @@ class _GridAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         field, heads, saved = ctx.field, ctx.heads, ctx.saved_tensors
-        q_room, k_room = (grid.room(grad, heads, saved[0].shape[2]) for grid in (field.queries, field.keys))
+        q_room, k_room = (
+            grid.room(grad, heads, saved[0].shape[2]) for grid in (field.queries, field.keys)
+        )
         v_room = field.keys.room(grad, heads, saved[2].shape[2])
         for index, live in enumerate(field.queries.live):
-            q_grid, k_grid, v_grid, weights, mixed = saved[5 * index:5 * index + 5]
+            q_grid, k_grid, v_grid, weights, mixed = saved[5 * index : 5 * index + 5]
             d_mixed = field.queries.spread(grad, index)
-            d_mixed.view(live.shape[0], heads, live.shape[1], -1).mul_(live[:, None, :, None].to(grad.dtype))
+            d_mixed.view(live.shape[0], heads, live.shape[1], -1).mul_(
+                live[:, None, :, None].to(grad.dtype)
+            )
             torch.bmm(weights.transpose(1, 2), d_mixed, out=v_room[index])
             d_scores = torch.bmm(d_mixed, v_grid.transpose(1, 2))
-            d_scores.sub_((d_mixed * mixed).sum(-1, keepdim=True)).mul_(weights)  # through the softmax
+            d_scores.sub_((d_mixed * mixed).sum(-1, keepdim=True)).mul_(
+                weights
+            )  # through the softmax
             d_scores.mul_(ctx.scale)
             torch.bmm(d_scores, k_grid, out=q_room[index])
             torch.bmm(d_scores.transpose(1, 2), q_grid, out=k_room[index])
-        return (field.queries.gather(q_room, heads), field.keys.gather(k_room, heads),
-                field.keys.gather(v_room, heads), None, None)
+        return (
+            field.queries.gather(q_room, heads),
+            field.keys.gather(k_room, heads),
+            field.keys.gather(v_room, heads),
+            None,
+            None,
+        )
 
 
 @torch.compiler.disable
-def _grid_attention(q: Tensor, k: Tensor, v: Tensor, field: Field, seen: list[Tensor] | None) -> Tensor:
+def _grid_attention(
+    q: Tensor, k: Tensor, v: Tensor, field: Field, seen: list[Tensor] | None
+) -> Tensor:
     return _GridAttention.apply(q, k, v, field, seen)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, field: Field, weights: list[Tensor] | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, field: Field, weights: list[Tensor] | None = None
+) -> Tensor:
     """softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
 
     A list given as `weights` receives (S, H, Lq, Lk); the field must then be whole.
@@ -221,12 +273,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, field: Field, weights: list[Tensor] 
     queries, keys = field.packed
     if weights is None and not field.is_on_cpu:
         if field.takes_varlen and supports_varlen(q, v):
-            return varlen_attention(q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest,
-                                    field.causal, field.window)
+            return varlen_attention(
+                q,
+                k,
+                v,
+                queries.offsets,
+                keys.offsets,
+                queries.longest,
+                keys.longest,
+                field.causal,
+                field.window,
+            )
         if supports(q, v):
             return packed_attention(q, k, v, field.seen, field.seeing)
     seen: list[Tensor] | None = None if weights is None else []
     mixed = _grid_attention(q, k, v, field, seen)
     if weights is not None and seen is not None:
-        weights.append(seen[0][:, :, :queries.longest, :keys.longest])
+        weights.append(seen[0][:, :, : queries.longest, : keys.longest])
     return mixed

@@ -16,7 +16,9 @@ from torch import Tensor
 from nmt.config import ModelConfig
 from nmt.model.attention import FAR, WIDTH, Field
 
-FEW = 1 << 16  # multiplications of an attention so small that threads would wait longer than they work
+FEW = (
+    1 << 16
+)  # multiplications of an attention so small that threads would wait longer than they work
 FLOAT = 4  # bytes
 
 
@@ -32,8 +34,12 @@ class Cache:
     memory_keys: list[Tensor]  # of each layer (S * H, Ls, K)
     memory_values: list[Tensor]  # (S * H, Ls, V)
     memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else FAR
-    keys: list[Tensor]  # of each layer (S * H, room * B, K): of the first step all hypotheses, of the second ...; zero
-    values: list[Tensor]  # (S * H, room * B, V)      where nothing has been written: products take all of it
+    keys: list[
+        Tensor
+    ]  # of each layer (S * H, room * B, K): of the first step all hypotheses, of the second ...; zero
+    values: list[
+        Tensor
+    ]  # (S * H, room * B, V)      where nothing has been written: products take all of it
     mask: Tensor  # (S, 1, B, room * B) fp32
     length: int = 0  # steps taken
 
@@ -41,12 +47,18 @@ class Cache:
         """Make room for another step, in which each hypothesis sees itself."""
         first = self.length * self.beam
         if first == self.mask.shape[3]:
-            unit = self.beam * -(-WIDTH // self.beam)  # whole steps, at least a vector register full
+            unit = self.beam * -(
+                -WIDTH // self.beam
+            )  # whole steps, at least a vector register full
             more = unit * max(1, first // (4 * unit))
             for rows in (self.keys, self.values):
-                for layer, x in enumerate(rows):  # one after another, so that only one is there twice
+                for layer, x in enumerate(
+                    rows
+                ):  # one after another, so that only one is there twice
                     rows[layer] = torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1)
-            self.mask = torch.cat((self.mask, self.mask.new_full((*self.mask.shape[:3], more), FAR)), 3)
+            self.mask = torch.cat(
+                (self.mask, self.mask.new_full((*self.mask.shape[:3], more), FAR)), 3
+            )
         here = slice(first, first + self.beam)
         self.mask[:, 0, :, here].diagonal(dim1=1, dim2=2).zero_()
         self.length += 1
@@ -59,26 +71,36 @@ class Cache:
     def write(self, cells: Tensor, new: Tensor) -> None:
         """Put a step's keys or values (S, H, B, K) into those of all steps, (S, H, room * B, K)."""
         first = (self.length - 1) * self.beam
-        cells[:, :, first:first + self.beam].copy_(new)
+        cells[:, :, first : first + self.beam].copy_(new)
 
     def narrowed(self, window: int) -> Tensor:
         """The mask of a layer that sees only its own step and `window` steps before it."""
         mask = self.mask.clone()
-        mask[:, :, :, :max(0, (self.length - 1 - window) * self.beam)] = FAR
+        mask[:, :, :, : max(0, (self.length - 1 - window) * self.beam)] = FAR
         return mask
 
     def reorder(self, parents: Tensor) -> None:
         """Each hypothesis continues the one of its sentence that `parents` (S, B) names."""
-        self.mask = self.mask.gather(2, parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3]))
+        self.mask = self.mask.gather(
+            2, parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
+        )
 
     def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
         """Only the first `n` sentences stay, after those at `movers` took the places `holes`."""
-        for rows in (*self.memory_keys, *self.memory_values, *self.keys, *self.values, self.memory_mask, self.mask):
+        for rows in (
+            *self.memory_keys,
+            *self.memory_values,
+            *self.keys,
+            *self.values,
+            self.memory_mask,
+            self.mask,
+        ):
             sentences = rows.view(len(self.mask), -1, *rows.shape[1:])
             sentences[holes] = sentences[movers]
         self.memory_keys, self.memory_values, self.keys, self.values = (
-            [x[:n * self.n_heads] for x in rows]
-            for rows in (self.memory_keys, self.memory_values, self.keys, self.values))
+            [x[: n * self.n_heads] for x in rows]
+            for rows in (self.memory_keys, self.memory_values, self.keys, self.values)
+        )
         self.memory_mask, self.mask = self.memory_mask[:n], self.mask[:n]
 
 
@@ -91,7 +113,9 @@ class Buffers:
         self.memory: dict[str, Tensor] = {}
         self.n_moves = 0
 
-    def place(self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()) -> Tensor:
+    def place(
+        self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()
+    ) -> Tensor:
         """Return a tensor of that shape with `x`, which must lie elsewhere, in its first corner and `fill` around it.
         `largest` is the shape that is to be expected later: memory for it is taken at once."""
         size = max(math.prod(shape), math.prod(largest) if largest else 0)
@@ -100,7 +124,7 @@ class Buffers:
             self.memory.pop(name, None)
             memory = self.memory[name] = x.new_empty(size)
             self.n_moves += 1
-        placed = memory[:math.prod(shape)].view(*shape)
+        placed = memory[: math.prod(shape)].view(*shape)
         corner = placed
         for dimension, n in enumerate(x.shape):
             corner = corner.narrow(dimension, 0, n)
@@ -143,8 +167,12 @@ class StaticCache:
         self.n, self.room, self.most_room = n, room, most_room
         self.n_source = source_width(fresh.memory_mask.shape[3])
         self.tensors = {"memory mask": fresh.memory_mask, "mask": fresh.mask}
-        for kind, layers in (("memory keys", fresh.memory_keys), ("memory values", fresh.memory_values),
-                             ("keys", fresh.keys), ("values", fresh.values)):
+        for kind, layers in (
+            ("memory keys", fresh.memory_keys),
+            ("memory values", fresh.memory_values),
+            ("keys", fresh.keys),
+            ("values", fresh.values),
+        ):
             for layer, x in enumerate(layers):
                 self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
         for name, x in self.tensors.items():
@@ -191,9 +219,13 @@ class StaticCache:
     def advance(self) -> "Step":
         # The place of this step. Warm-ups before a recording may go one step too far; the last place serves them.
         self.place = self.length.clamp(max=min(self.room, self.n_positions) - 1)  # (1,)
-        self.here = self.place * self.beam + torch.arange(self.beam, device=self.place.device)  # (B,)
+        self.here = self.place * self.beam + torch.arange(
+            self.beam, device=self.place.device
+        )  # (B,)
         self.columns = torch.arange(self.room * self.beam, device=self.place.device)
-        self.mask.masked_fill_(self.columns == self.here[:, None], 0.0)  # each hypothesis sees itself
+        self.mask.masked_fill_(
+            self.columns == self.here[:, None], 0.0
+        )  # each hypothesis sees itself
         self.length.add_(1)
         return Step(self)
 
@@ -214,7 +246,9 @@ class StaticCache:
 def static_bytes(config: ModelConfig, beam: int, longest: int, room: int, size: int) -> int:
     """What one sentence takes in a `StaticCache` whose numbers have `size` bytes."""
     places = source_width(longest) + room * beam
-    keys_values = config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
+    keys_values = (
+        config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
+    )
     masks = (source_width(longest) + beam * room * beam) * FLOAT
     return keys_values + masks
 
@@ -236,7 +270,9 @@ class Step:
 
     cache: Cache | StaticCache
 
-    def attend_past(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend_past(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None
+    ) -> Tensor:
         """Self-attention of one new position over itself and the past: (S * B, H, K) -> (S * B, H * V)."""
         cache = self.cache
         keys, values = cache.keys[layer], cache.values[layer]
@@ -249,19 +285,30 @@ class Step:
     def attend_memory(self, q: Tensor, layer: int) -> Tensor:
         """Attention of one new position over the source: (S * B, H, K) -> (S * B, H * V)."""
         cache = self.cache
-        return self._attend(q, cache.memory_keys[layer], cache.memory_values[layer], cache.memory_mask)
+        return self._attend(
+            q, cache.memory_keys[layer], cache.memory_values[layer], cache.memory_mask
+        )
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         beam, heads, size = self.cache.beam, self.cache.n_heads, q.shape[2]
-        keys, values = (x.view(-1, *x.shape[-2:]) for x in (keys, values))  # (S * H, L, K), (S * H, L, V)
-        grid = q.view(-1, beam, heads, size).transpose(1, 2).reshape(-1, beam, size)  # (S * H, B, K)
+        keys, values = (
+            x.view(-1, *x.shape[-2:]) for x in (keys, values)
+        )  # (S * H, L, K), (S * H, L, V)
+        grid = (
+            q.view(-1, beam, heads, size).transpose(1, 2).reshape(-1, beam, size)
+        )  # (S * H, B, K)
         is_small = q.device.type == "cpu" and grid.shape[0] * beam * keys.shape[1] * size <= FEW
         if is_small:  # a product that wakes other threads takes longer than two plain passes
             scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
         else:
             scores = torch.bmm(grid, keys.transpose(1, 2))  # (S * H, B, L)
         scores = scores.view(len(mask), heads, beam, -1)
-        weights = torch.add(mask, scores, alpha=size ** -0.5).softmax(-1).to(q.dtype).view(-1, beam, keys.shape[1])
+        weights = (
+            torch.add(mask, scores, alpha=size**-0.5)
+            .softmax(-1)
+            .to(q.dtype)
+            .view(-1, beam, keys.shape[1])
+        )
         if is_small:
             mixed = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
         else:

@@ -22,7 +22,9 @@ class Packed(nn.Module):
         self.after = "relu" if isinstance(linear, Rectified) else "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.after, [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, self.after, [], ""
+        )
         return y
 
 
@@ -30,15 +32,24 @@ class Packed(nn.Module):
 def packed(model: Transformer, is_bf16: bool) -> Transformer:
     """The model for decoding, which shares what it can with `model`; that one itself where there is nothing to gain."""
     weight = model.projection.weight
-    can_pack = (weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-                and (not is_bf16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    can_pack = (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and (not is_bf16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
     if not (is_bf16 or can_pack):
         return model
     with torch.device("meta"):
         ready = Transformer(model.config, weight.shape[0]).eval()
     ready.load_state_dict(model.state_dict(), assign=True)
-    for mine, its in ((ready.src_positions, model.src_positions), (ready.tgt_positions, model.tgt_positions)):
-        if not mine.is_learned:  # a learned table came with the weights; the model's own must not become bf16
+    for mine, its in (
+        (ready.src_positions, model.src_positions),
+        (ready.tgt_positions, model.tgt_positions),
+    ):
+        if (
+            not mine.is_learned
+        ):  # a learned table came with the weights; the model's own must not become bf16
             mine.table = its.table
     if is_bf16:
         ready.bfloat16()

@@ -20,10 +20,12 @@ class _CheapDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
         n = x.numel()
-        stream = np.random.SFC64(int(torch.randint(2**63 - 1, ())))  # faster by half than torch's generator
+        stream = np.random.SFC64(
+            int(torch.randint(2**63 - 1, ()))
+        )  # faster by half than torch's generator
         bits = torch.from_numpy(stream.random_raw((n + 3) // 4)).view(torch.int16)[:n].view(x.shape)
         keep = torch.empty(x.shape, dtype=x.dtype)
-        torch.ge(bits, threshold - 2**(BITS - 1), out=keep)
+        torch.ge(bits, threshold - 2 ** (BITS - 1), out=keep)
         keep.mul_(2**BITS / (2**BITS - threshold))
         ctx.save_for_backward(keep)
         return x * keep

@@ -20,12 +20,16 @@ from nmt.model.dropout import Dropout
 from nmt.model.embedding import look_up
 from nmt.system.errors import UserError
 
-Weights = list[Tensor] | None  # a list given by the caller collects attention weights; None costs nothing
+Weights = (
+    list[Tensor] | None
+)  # a list given by the caller collects attention weights; None costs nothing
 
 
 def sinusoids(n: int, d_model: int) -> Tensor:
     """Section 3.5: sin in the first half of the columns, cos in the second."""  # (n, d_model)
-    rates = torch.exp(torch.arange(d_model // 2, dtype=torch.float64) * (-math.log(10_000.0) * 2 / d_model))
+    rates = torch.exp(
+        torch.arange(d_model // 2, dtype=torch.float64) * (-math.log(10_000.0) * 2 / d_model)
+    )
     angles = torch.arange(n, dtype=torch.float64)[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
@@ -42,7 +46,9 @@ class Positions(nn.Module):
         if self.is_learned:
             self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         else:
-            self.register_buffer("table", sinusoids(config.max_positions, config.d_model), persistent=False)
+            self.register_buffer(
+                "table", sinusoids(config.max_positions, config.d_model), persistent=False
+            )
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
         table = self.table if longest <= len(self.table) else self.extended(longest)
@@ -51,8 +57,10 @@ class Positions(nn.Module):
     def extended(self, longest: int) -> Tensor:
         """A table for a sentence longer than the model's own, which stays as it is."""
         if self.is_learned:
-            raise UserError(f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
-                            "split it, or train with more positions")
+            raise UserError(
+                f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
+                "split it, or train with more positions"
+            )
         table = self.longer
         if table is None or longest > len(table):
             table = self.longer = sinusoids(2 * longest, self.d_model)
@@ -82,7 +90,9 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
         self.n_heads, self.window = config.n_heads, window
-        self.sizes = [config.n_heads * n for n in (config.key_size, config.key_size, config.value_size)]
+        self.sizes = [
+            config.n_heads * n for n in (config.key_size, config.key_size, config.value_size)
+        ]
         self.output = nn.Linear(self.sizes[2], config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -192,11 +202,15 @@ class DecoderLayer(nn.Module):
         self.memory_attention, self.memory_residual = MemoryAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, memory: Tensor, self_field: Field, memory_field: Field, weights: Weights) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor, self_field: Field, memory_field: Field, weights: Weights
+    ) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), self_field, None))
         residual = self.memory_residual
-        x = residual.after(x, self.memory_attention(residual.before(x), memory, memory_field, weights))
+        x = residual.after(
+            x, self.memory_attention(residual.before(x), memory, memory_field, weights)
+        )
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
@@ -218,14 +232,20 @@ class Transformer(nn.Module):
         self.config, self.n_vocab = config, vocab_size
         self.attention_path = TRITON  # set from outside, before anything is compiled
         self.tgt_embedding = nn.Embedding(vocab_size, config.d_model)
-        self.src_embedding = self.tgt_embedding if config.tied else nn.Embedding(vocab_size, config.d_model)
+        self.src_embedding = (
+            self.tgt_embedding if config.tied else nn.Embedding(vocab_size, config.d_model)
+        )
         self.projection = nn.Linear(config.d_model, vocab_size, bias=False)
         if config.tied:
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
         self.dropout = Dropout(config.dropout)
-        self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in range(config.n_layers)))
-        self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)))
+        self.encoder = cast(
+            Any, nn.ModuleList(EncoderLayer(config) for _ in range(config.n_layers))
+        )
+        self.decoder = cast(
+            Any, nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers))
+        )
         is_pre = config.norm == "pre"  # whose residual stream still needs a norm at its end
         self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
         self.decoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
@@ -239,10 +259,13 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        shared = {id(w): w for w in (self.src_embedding.weight, self.tgt_embedding.weight, self.projection.weight)}
+        shared = {
+            id(w): w
+            for w in (self.src_embedding.weight, self.tgt_embedding.weight, self.projection.weight)
+        }
         learned = [p.table for p in (self.src_positions, self.tgt_positions) if p.is_learned]
         for weight in (*shared.values(), *learned):
-            nn.init.normal_(weight, std=self.config.d_model ** -0.5)
+            nn.init.normal_(weight, std=self.config.d_model**-0.5)
 
     def reserve_positions(self, longest: int) -> None:
         """Have positions for sentences of so many pieces from the start."""
@@ -259,7 +282,13 @@ class Transformer(nn.Module):
     def encode(self, src: Packed, weights: Weights = None) -> Tensor:
         """The memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
-        field = Field(src, src, window=self.config.window, is_whole=weights is not None, path=self.attention_path)
+        field = Field(
+            src,
+            src,
+            window=self.config.window,
+            is_whole=weights is not None,
+            path=self.attention_path,
+        )
         for layer in self.encoder:
             x = layer(x, field, weights)
         return self.encoder_norm(x)
@@ -267,7 +296,9 @@ class Transformer(nn.Module):
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
         """What the projection turns into the logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
-        self_field = Field(tgt, tgt, causal=True, window=self.config.window, path=self.attention_path)
+        self_field = Field(
+            tgt, tgt, causal=True, window=self.config.window, path=self.attention_path
+        )
         memory_field = Field(tgt, src, is_whole=weights is not None, path=self.attention_path)
         for layer in self.decoder:
             x = layer(x, memory, self_field, memory_field, weights)
@@ -281,10 +312,16 @@ class Transformer(nn.Module):
         memory, field = self.encode(src), Field(src, src, is_whole=True)
         grids = [layer.memory_attention.remember(memory, field) for layer in self.decoder]
         n, heads, mask = src.n_sentences, self.config.n_heads, field.masks[0]
-        return Cache(beam, heads, [k for k, _ in grids], [v for _, v in grids], mask,
-                     [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
-                     [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
-                     mask.new_empty(n, 1, beam, 0))
+        return Cache(
+            beam,
+            heads,
+            [k for k, _ in grids],
+            [v for _, v in grids],
+            mask,
+            [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
+            [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
+            mask.new_empty(n, 1, beam, 0),
+        )
 
     def static_cache(self, beam: int) -> StaticCache:
         """A cache for recorded steps, still without sentences."""
@@ -299,11 +336,17 @@ class Transformer(nn.Module):
     def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
         """At most so much memory is taken by a sentence of so many pieces in a search by recorded steps."""
         config, size = self.config, self.tgt_embedding.weight.element_size()
-        layer = config.n_heads * (config.key_size + config.value_size) * size  # keys and values of a place
-        loading = config.n_layers * source_width(longest) * layer  # of the memory, before they are in the cache
+        layer = (
+            config.n_heads * (config.key_size + config.value_size) * size
+        )  # keys and values of a place
+        loading = (
+            config.n_layers * source_width(longest) * layer
+        )  # of the memory, before they are in the cache
         moving = room * beam * layer  # when the room grows or sentences leave
         activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
-        weights = 3 * config.n_heads * beam * max(room * beam, longest) * FLOAT  # of attention, in a step
+        weights = (
+            3 * config.n_heads * beam * max(room * beam, longest) * FLOAT
+        )  # of attention, in a step
         logits = beam * self.n_vocab * (2 * FLOAT + size)  # and their logarithms
         cache = static_bytes(config, beam, longest, room, size)
         return cache + loading + moving + activations + weights + logits
@@ -312,7 +355,9 @@ class Transformer(nn.Module):
         """What the projection turns into the logits after one more piece: (S * B,) -> (S * B, d_model)."""
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
-        n_steps = cache.length if isinstance(cache, Cache) else 0  # the table of a static cache is long enough
+        n_steps = (
+            cache.length if isinstance(cache, Cache) else 0
+        )  # the table of a static cache is long enough
         x = self.tgt_positions(x, cache.positions(tokens), n_steps)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)

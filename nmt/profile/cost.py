@@ -16,7 +16,9 @@ from torch import nn
 from nmt.config import ModelConfig
 from nmt.system.progress import clock
 
-TRAINING = 6  # operations for a multiply-add of the forward pass: two there, four for the two gradients
+TRAINING = (
+    6  # operations for a multiply-add of the forward pass: two there, four for the two gradients
+)
 MEASURED_S = 1.5
 
 
@@ -89,7 +91,9 @@ def peak_memory(device: torch.device) -> int:
     """Bytes: of tensors on a GPU, otherwise the resident memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def ceiling(config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> float:

@@ -75,9 +75,18 @@ class Rehearsal:
 
     def updates(self) -> Loader:
         """Those of the recipe, from its first on; BPE-dropout would write its epochs, so it is left out."""
-        return Loader(lambda _: self.store, self.config.training, self.config.seed, Cursor(), self.world, self.shape)
+        return Loader(
+            lambda _: self.store,
+            self.config.training,
+            self.config.seed,
+            Cursor(),
+            self.world,
+            self.shape,
+        )
 
-    def run(self, updates: Loader, n: int, what: str = "warming up", is_alone: bool = False) -> Timing:
+    def run(
+        self, updates: Loader, n: int, what: str = "warming up", is_alone: bool = False
+    ) -> Timing:
         """`n` updates, on all ranks or on this one `is_alone`."""
         world = self.lone if is_alone else self.world
         timing, ticks = Timing(), Ticks(world.device)
@@ -117,7 +126,7 @@ class Rehearsal:
         if self.config.data.valid is None:
             return 0.0
         dev = open_store(self.folder, "valid", self.vocab.digest)
-        middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3:]
+        middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
         updates, _ = excerpt(dev, middle, self.config.training, self.world.device)
         self.model.eval()
         with updates, torch.no_grad():

@@ -17,17 +17,44 @@ from nmt.model.transformer import FeedForward, MemoryAttention, SelfAttention, T
 from nmt.train.loss import Objective
 
 UPDATE = "update"  # the range of a whole one
-PARTS = ("attention", "feed-forward", "embedding, norm, dropout", "softmax and loss", "optimizer", "data waited",
-         "other")
+PARTS = (
+    "attention",
+    "feed-forward",
+    "embedding, norm, dropout",
+    "softmax and loss",
+    "optimizer",
+    "data waited",
+    "other",
+)
 ATTENTION, FEED_FORWARD, REST, LOSS, OPTIMIZER, WAITED, OTHER = PARTS
 PRODUCTS, IDLE = "matrix products", "GPU without work"
 KERNELS = (  # what the name of a GPU kernel contains, and the part it belongs to; the first match counts
-    ("triton_", REST), ("attention", ATTENTION), ("flash", ATTENTION), ("fmha", ATTENTION), ("loss_rows", LOSS),
-    ("nccl", "sum over ranks"), ("adam", OPTIMIZER), ("multi_tensor_apply", OPTIMIZER), ("gemm", PRODUCTS),
-    ("nvjet", PRODUCTS), ("cutlass", PRODUCTS), ("xmma", PRODUCTS), ("cublas", PRODUCTS), ("splitk", PRODUCTS))
+    ("triton_", REST),
+    ("attention", ATTENTION),
+    ("flash", ATTENTION),
+    ("fmha", ATTENTION),
+    ("loss_rows", LOSS),
+    ("nccl", "sum over ranks"),
+    ("adam", OPTIMIZER),
+    ("multi_tensor_apply", OPTIMIZER),
+    ("gemm", PRODUCTS),
+    ("nvjet", PRODUCTS),
+    ("cutlass", PRODUCTS),
+    ("xmma", PRODUCTS),
+    ("cublas", PRODUCTS),
+    ("splitk", PRODUCTS),
+)
 OWNERS: dict[type[nn.Module], str] = {  # what a module does outside the modules within it
-    SelfAttention: ATTENTION, MemoryAttention: ATTENTION, FeedForward: FEED_FORWARD, Transformer: REST, Objective: LOSS}
-BACKWARD, OF_OPTIMIZER = "autograd::engine::evaluate_function", "Optimizer."  # how torch's own ranges begin
+    SelfAttention: ATTENTION,
+    MemoryAttention: ATTENTION,
+    FeedForward: FEED_FORWARD,
+    Transformer: REST,
+    Objective: LOSS,
+}
+BACKWARD, OF_OPTIMIZER = (
+    "autograd::engine::evaluate_function",
+    "Optimizer.",
+)  # how torch's own ranges begin
 
 
 @contextlib.contextmanager
@@ -73,8 +100,11 @@ def part_of_kernel(name: str) -> str:
 def seconds_of_parts(events: list[FunctionEvent]) -> dict[str, float]:
     """Seconds of each part by the operations' own time on CPU."""
     owners = [_owner(event) for event in events]
-    forward = {event.sequence_nr: owner for event, owner in zip(events, owners, strict=True)  # later ones prevail:
-               if event.sequence_nr >= 0 and owner in PARTS}  # the operation that made the node comes last
+    forward = {
+        event.sequence_nr: owner
+        for event, owner in zip(events, owners, strict=True)  # later ones prevail:
+        if event.sequence_nr >= 0 and owner in PARTS
+    }  # the operation that made the node comes last
     sums = dict.fromkeys(PARTS, 0.0)
     for event, owner in zip(events, owners, strict=True):
         if owner is not None:

@@ -60,22 +60,27 @@ class Profile:
         figures = {
             "on": self.where,
             "model": f"{state.parameters / 1e6:.1f}M parameters: weights {_bytes(state.weights)}, gradients "
-                     f"{_bytes(state.gradients)}, Adam {_bytes(state.adam)}",
+            f"{_bytes(state.gradients)}, Adam {_bytes(state.adam)}",
             "target tokens/s": f"{self.tgt_tokens_per_s:,.0f}",
             "source tokens/s": f"{self.src_tokens_per_s:,.0f}",
             "updates/s": f"{1000 / self.update_ms:.3f}, mean of {self.updates} updates",
             "fill": f"{self.row_fill:.1%} as packed, {self.grid_fill:.1%} were each micro-batch padded to its longest",
             "model speed": f"{_speed(self.flop_per_s)}, {self.flop_per_s / self.ceiling:.1%} of the "
-                           f"{_speed(self.ceiling)} that products of these shapes reach here",
-            "peak memory": _bytes(self.peak)}
+            f"{_speed(self.ceiling)} that products of these shapes reach here",
+            "peak memory": _bytes(self.peak),
+        }
         lines = [f"{name:<16} {text}" for name, text in figures.items()]
         lines += ["", f"{'part of an update':<26} {'ms':>9} {'%':>6}"]
         rows = [*self.parts.items(), ("update", self.update_ms)]
         lines += [f"{name:<26} {ms:>9,.1f} {100 * ms / self.update_ms:>6.1f}" for name, ms in rows]
-        return "\n".join([*lines, f"(parts from updates under a profiler, {self.slowdown:.2f} times as long)"])
+        return "\n".join(
+            [*lines, f"(parts from updates under a profiler, {self.slowdown:.2f} times as long)"]
+        )
 
 
-def profile(config: RunConfig, world: World, seconds: float = 30.0, trace: Path | None = None) -> Profile:
+def profile(
+    config: RunConfig, world: World, seconds: float = 30.0, trace: Path | None = None
+) -> Profile:
     """Time updates for about so long and print where the time went; `trace` is for chrome://tracing or Perfetto."""
     if trace is not None:
         world.on_main(lambda: check_writable(trace))
@@ -85,16 +90,31 @@ def profile(config: RunConfig, world: World, seconds: float = 30.0, trace: Path 
     with rehearsal.updates() as updates:
         timing = rehearsal.run_for(updates, seconds, "timing")
         parts, slowdown = _divide(rehearsal, updates, timing, trace)
-    src_lengths, tgt_lengths = (side.lengths + 1 for side in (rehearsal.store.src, rehearsal.store.tgt))
-    flop = flop_per_token(config.model, rehearsal.vocab.size, float(src_lengths.mean()), float(tgt_lengths.mean()))
+    src_lengths, tgt_lengths = (
+        side.lengths + 1 for side in (rehearsal.store.src, rehearsal.store.tgt)
+    )
+    flop = flop_per_token(
+        config.model, rehearsal.vocab.size, float(src_lengths.mean()), float(tgt_lengths.mean())
+    )
     took = sum(timing.seconds)
     rows = min(config.training.sized, timing.n_tgt // len(timing.seconds))
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     reached = torch.tensor(ceiling(config.model, rows, dtype, world.device), dtype=torch.float64)
-    result = Profile(_where(config, world), len(timing.seconds), 1000 * timing.mean_s, parts, slowdown,
-                     timing.n_src / took, timing.n_tgt / took, timing.live / timing.rows, timing.live / timing.cells,
-                     (flop.src * timing.n_src + flop.tgt * timing.n_tgt) / took, world.sum(reached).item(), timing.peak,
-                     footprint(rehearsal.model))
+    result = Profile(
+        _where(config, world),
+        len(timing.seconds),
+        1000 * timing.mean_s,
+        parts,
+        slowdown,
+        timing.n_src / took,
+        timing.n_tgt / took,
+        timing.live / timing.rows,
+        timing.live / timing.cells,
+        (flop.src * timing.n_src + flop.tgt * timing.n_tgt) / took,
+        world.sum(reached).item(),
+        timing.peak,
+        footprint(rehearsal.model),
+    )
     if world.is_main:
         print(result.table())
     return result
@@ -103,12 +123,15 @@ def profile(config: RunConfig, world: World, seconds: float = 30.0, trace: Path 
 def _choose_attention(config: RunConfig, world: World) -> None:
     """Find out which attention is faster on this GPU; training goes by that from now on."""
     model = config.model
-    path = measure(world.device, config.training.sized, model.n_heads, model.key_size, model.value_size)
+    path = measure(
+        world.device, config.training.sized, model.n_heads, model.key_size, model.value_size
+    )
     say(f"attention: {path} is the fastest here, which is remembered in {cache_file()}")
 
 
-def _divide(rehearsal: Rehearsal, updates: Loader, timing: Timing,
-            trace: Path | None) -> tuple[dict[str, float], float]:
+def _divide(
+    rehearsal: Rehearsal, updates: Loader, timing: Timing, trace: Path | None
+) -> tuple[dict[str, float], float]:
     """The ms of each part of a plain update, and how many times as long one takes under the profiler."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of its own start and end
     training, world = rehearsal.config.training, rehearsal.world
@@ -124,7 +147,9 @@ def _divide(rehearsal: Rehearsal, updates: Loader, timing: Timing,
     if is_cuda:
         parts = _shares_of_gpu(seconds_of_kernels(events), n, whole)
     else:
-        parts = _shares_of_cpu(seconds_of_parts(events), n, whole, timing.waited_s / len(timing.seconds))
+        parts = _shares_of_cpu(
+            seconds_of_parts(events), n, whole, timing.waited_s / len(timing.seconds)
+        )
     return {part: 1000 * took for part, took in parts.items()}, profiled.mean_s / whole
 
 
@@ -136,7 +161,9 @@ def _shares_of_gpu(spent: dict[str, float], n: int, whole: float) -> dict[str, f
     return parts | {IDLE: whole - sum(parts.values())}
 
 
-def _shares_of_cpu(spent: dict[str, float], n: int, whole: float, waited: float) -> dict[str, float]:
+def _shares_of_cpu(
+    spent: dict[str, float], n: int, whole: float, waited: float
+) -> dict[str, float]:
     """Seconds of each part of an update: the profiler slows every operation alike."""
     busy = sum(spent.values()) / n
     scale = (whole - waited) / busy
@@ -197,17 +224,20 @@ class Plan:
     def table(self) -> str:
         figures = {"on": self.where}
         for name, w in zip(("longest", "most sentences"), self.worst, strict=False):
-            figures[name] = (f"{w.pairs:,} pairs, {w.n_src:,} + {w.n_tgt:,} tokens in one micro-batch: "
-                             f"{w.seconds:.3f} s, peak memory by then {_bytes(w.peak)}")
+            figures[name] = (
+                f"{w.pairs:,} pairs, {w.n_src:,} + {w.n_tgt:,} tokens in one micro-batch: "
+                f"{w.seconds:.3f} s, peak memory by then {_bytes(w.peak)}"
+            )
         figures |= {
             "update": f"median {self.median_s:.3f} s, nine in ten within {self.p90_s:.3f} s, of {self.timed}; "
-                      f"peak memory by then {_bytes(self.peak)}",
+            f"peak memory by then {_bytes(self.peak)}",
             "recipe": f"{self.updates:,} updates, {self.epochs:.2f} epochs, {self.src_tokens / 1e6:,.1f}M source and "
-                      f"{self.tgt_tokens / 1e6:,.1f}M target tokens",
+            f"{self.tgt_tokens / 1e6:,.1f}M target tokens",
             "time": f"{self.hours:,.2f} h = {self.hours / 24:,.2f} days: updates {duration(3600 * self.updates_h)}, "
-                    f"NLL of the dev set {self.validations:,} times {duration(3600 * self.validations_h)}",
+            f"NLL of the dev set {self.validations:,} times {duration(3600 * self.validations_h)}",
             "not included": f"decoding the dev set for BLEU, writing {self.checkpoints:,} checkpoints of "
-                            f"{_bytes(self.checkpoint_bytes)}, preparing the data, starting"}
+            f"{_bytes(self.checkpoint_bytes)}, preparing the data, starting",
+        }
         if self.cost is not None:
             figures["price"] = f"{self.cost:,.2f} at {self.price:,.2f} an hour"
         return "\n".join(f"{name:<16} {text}" for name, text in figures.items())
@@ -217,7 +247,9 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
     """Try what needs most memory, time updates, and print what the whole recipe takes, from its first update on."""
     rehearsal, training = Rehearsal(config, world), config.training
     if training.shard and world.size > 1:
-        raise UserError("training.shard: --plan has one rank try the worst alone, which has but a share; use --profile")
+        raise UserError(
+            "training.shard: --plan has one rank try the worst alone, which has but a share; use --profile"
+        )
     store, worst = rehearsal.store, list[Worst]()
 
     def try_worst() -> None:
@@ -236,12 +268,24 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
     checkpoints = training.steps // (training.checkpoint_every or training.steps)
     if training.checkpoint_minutes is not None:
         checkpoints += int(60 * updates_h / training.checkpoint_minutes)
-    result = Plan(_where(config, world), tuple(worst), timed, statistics.median(timing.seconds),
-                  float(np.quantile(timing.seconds, 0.9)), timing.peak, training.steps,
-                  training.steps * timing.n_src / timed, training.steps * timing.n_tgt / timed,
-                  training.steps * timing.n_tgt / timed / (len(store.tgt.ids) + len(store)), updates_h, validations,
-                  validations * world.from_main(rehearsal.dev_seconds()) / 3600, checkpoints,
-                  state.weights + state.adam, price)
+    result = Plan(
+        _where(config, world),
+        tuple(worst),
+        timed,
+        statistics.median(timing.seconds),
+        float(np.quantile(timing.seconds, 0.9)),
+        timing.peak,
+        training.steps,
+        training.steps * timing.n_src / timed,
+        training.steps * timing.n_tgt / timed,
+        training.steps * timing.n_tgt / timed / (len(store.tgt.ids) + len(store)),
+        updates_h,
+        validations,
+        validations * world.from_main(rehearsal.dev_seconds()) / 3600,
+        checkpoints,
+        state.weights + state.adam,
+        price,
+    )
     if world.is_main:
         print(result.table())
     return result
@@ -250,8 +294,10 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
 def _where(config: RunConfig, world: World) -> str:
     is_cuda = world.device.type == "cuda"
     device = torch.cuda.get_device_name(world.device) if is_cuda else "CPU"
-    return (f"{world.size} x {device}, {config.training.precision}, threads {torch.get_num_threads()}, "
-            f"torch {torch.__version__}{', BPE-dropout left out' if config.vocab.bpe_dropout else ''}")
+    return (
+        f"{world.size} x {device}, {config.training.precision}, threads {torch.get_num_threads()}, "
+        f"torch {torch.__version__}{', BPE-dropout left out' if config.vocab.bpe_dropout else ''}"
+    )
 
 
 def _bytes(n: float) -> str:
@@ -259,4 +305,8 @@ def _bytes(n: float) -> str:
 
 
 def _speed(flop_per_s: float) -> str:
-    return f"{flop_per_s / 1e12:,.1f} TFLOP/s" if flop_per_s >= 1e12 else f"{flop_per_s / 1e9:,.1f} GFLOP/s"
+    return (
+        f"{flop_per_s / 1e12:,.1f} TFLOP/s"
+        if flop_per_s >= 1e12
+        else f"{flop_per_s / 1e9:,.1f} GFLOP/s"
+    )

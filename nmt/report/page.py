@@ -76,24 +76,42 @@ def page(settings: dict[str, Any], lines: list[dict[str, Any]], n_damaged: int) 
     name = str(settings.get("name", "run"))
     bleu = points(lines, "valid", "bleu")
     parts = [
-        f"<h1>{shown(name)}</h1>", table(summary(lines)),
-        *chart("Loss in nats per target piece, without smoothing", [
-            Curve("training", "a", points(lines, "train", "nll")), Curve("dev", "b", points(lines, "valid", "nll"))]),
+        f"<h1>{shown(name)}</h1>",
+        table(summary(lines)),
+        *chart(
+            "Loss in nats per target piece, without smoothing",
+            [
+                Curve("training", "a", points(lines, "train", "nll")),
+                Curve("dev", "b", points(lines, "valid", "nll")),
+            ],
+        ),
         *chart("Dev BLEU", [Curve("BLEU", "a", bleu)], from_zero=True),
-        *chart("Target tokens per second", [Curve("tokens/s", "a", points(lines, "train", "tgt_tokens_per_s"))],
-               from_zero=True)]
+        *chart(
+            "Target tokens per second",
+            [Curve("tokens/s", "a", points(lines, "train", "tgt_tokens_per_s"))],
+            from_zero=True,
+        ),
+    ]
     if n_damaged:
-        parts.append(f'<p class="note">{n_damaged} line(s) of metrics.jsonl cannot be read and are left out.</p>')
+        parts.append(
+            f'<p class="note">{n_damaged} line(s) of metrics.jsonl cannot be read and are left out.</p>'
+        )
     parts += ["<h2>Settings</h2>", table(flat(settings))]
     body = "\n".join(parts)
-    return (f'<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-            f"<title>{shown(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n")
+    return (
+        f'<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{shown(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
 
 
 def points(lines: list[dict[str, Any]], kind: str, key: str) -> list[tuple[int, float]]:
     found = [(line["step"], line.get(key)) for line in lines if line.get("kind") == kind]
-    return [(step, float(value)) for step, value in found if isinstance(value, int | float) and math.isfinite(value)]
+    return [
+        (step, float(value))
+        for step, value in found
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]
 
 
 def summary(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -107,13 +125,21 @@ def summary(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
     scores = points(lines, "valid", "bleu")
     if scores:
         step, best = max(scores, key=lambda point: point[1])
-        signature = next(line.get("signature") for line in lines
-                         if line["step"] == step and line.get("kind") == "valid" and line.get("bleu") == best)
+        signature = next(
+            line.get("signature")
+            for line in lines
+            if line["step"] == step and line.get("kind") == "valid" and line.get("bleu") == best
+        )
         rows += [("best dev BLEU", f"{best:.2f} at update {step:,}"), ("signature", str(signature))]
     losses = points(lines, "valid", "nll")
     if losses:
         step, best = min(losses, key=lambda point: point[1])
-        rows.append(("lowest dev loss", f"{best:.4f} at update {step:,}, perplexity {math.exp(min(best, 50)):.2f}"))
+        rows.append(
+            (
+                "lowest dev loss",
+                f"{best:.4f} at update {step:,}, perplexity {math.exp(min(best, 50)):.2f}",
+            )
+        )
     return rows or [("updates", "none logged yet")]
 
 
@@ -131,27 +157,41 @@ def chart(title: str, curves: list[Curve], from_zero: bool = False) -> list[str]
         return LEFT + (WIDTH - LEFT - RIGHT) * (step - across[0]) / (across[-1] - across[0])
 
     def y(value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - upward[0]) / (upward[-1] - upward[0])
+        return (
+            HEIGHT
+            - BOTTOM
+            - (HEIGHT - TOP - BOTTOM) * (value - upward[0]) / (upward[-1] - upward[0])
+        )
 
-    parts = [f"<h2>{shown(title)}</h2>",
-             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{shown(title)} against updates">']
+    parts = [
+        f"<h2>{shown(title)}</h2>",
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{shown(title)} against updates">',
+    ]
     for value in upward:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-                     f'<text class="y" x="{LEFT - 8}" y="{y(value) + 4:.1f}">{value:,.10g}</text>')
-    parts += [f'<text class="x" x="{x(step):.1f}" y="{HEIGHT - 8}">{step:,.10g}</text>' for step in across]
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+            f'<text class="y" x="{LEFT - 8}" y="{y(value) + 4:.1f}">{value:,.10g}</text>'
+        )
+    parts += [
+        f'<text class="x" x="{x(step):.1f}" y="{HEIGHT - 8}">{step:,.10g}</text>' for step in across
+    ]
     for curve in curves:
         places = [(x(step), y(value)) for step, value in curve.points]
         path = " ".join(f"{cx:.1f},{cy:.1f}" for cx, cy in places)
         parts.append(f'<g class="{curve.colour}"><polyline class="curve" points="{path}"/>')
         if len(places) <= DOTS:
-            parts += [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3">'
-                      f"<title>{shown(curve.name)}, update {step:,}: {value:,.6g}</title></circle>"
-                      for (cx, cy), (step, value) in zip(places, curve.points, strict=True)]
+            parts += [
+                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3">'
+                f"<title>{shown(curve.name)}, update {step:,}: {value:,.6g}</title></circle>"
+                for (cx, cy), (step, value) in zip(places, curve.points, strict=True)
+            ]
         parts.append("</g>")
     for i, curve in enumerate(curves if len(curves) > 1 else []):  # the legend
         left, height = WIDTH - 100, TOP + 10 + 18 * i
-        parts.append(f'<g class="{curve.colour}"><path class="curve" d="M{left},{height} h20"/>'
-                     f'<text stroke="none" x="{left + 26}" y="{height + 4}">{shown(curve.name)}</text></g>')
+        parts.append(
+            f'<g class="{curve.colour}"><path class="curve" d="M{left},{height} h20"/>'
+            f'<text stroke="none" x="{left + 26}" y="{height + 4}">{shown(curve.name)}</text></g>'
+        )
     return [*parts, "</svg>"]
 
 
@@ -160,7 +200,9 @@ def ticks(low: float, high: float) -> list[float]:
     if high <= low:
         high = low + (abs(low) or 1.0)
     unit = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= (high - low) / 5 * (1 - 1e-9))
+    step = next(
+        unit * factor for factor in (1, 2, 5, 10) if unit * factor >= (high - low) / 5 * (1 - 1e-9)
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * i for i in range(first, last + 1)]
 
@@ -168,15 +210,25 @@ def ticks(low: float, high: float) -> list[float]:
 def flat(value: Any, key: str = "") -> list[tuple[str, str]]:
     """The settings as rows (section.key, value)."""
     if isinstance(value, dict) and value:
-        return [row for name, inner in value.items() for row in flat(inner, f"{key}.{name}" if key else name)]
+        return [
+            row
+            for name, inner in value.items()
+            for row in flat(inner, f"{key}.{name}" if key else name)
+        ]
     if isinstance(value, list) and value:
         return [row for i, inner in enumerate(value) for row in flat(inner, f"{key}[{i}]")]
     return [(key, value if isinstance(value, str) else json.dumps(value))]
 
 
 def table(rows: list[tuple[str, str]]) -> str:
-    return "<table>\n" + "".join(f'<tr><td class="name">{shown(name)}</td><td>{shown(value)}</td></tr>\n'
-                                 for name, value in rows) + "</table>"
+    return (
+        "<table>\n"
+        + "".join(
+            f'<tr><td class="name">{shown(name)}</td><td>{shown(value)}</td></tr>\n'
+            for name, value in rows
+        )
+        + "</table>"
+    )
 
 
 def shown(text: str) -> str:

@@ -32,7 +32,9 @@ class Rung:
     tokens: str = ""  # what the signature says of them instead of tok:none
     is_papers: bool = False  # Table 2 was counted so
 
-    def prepared(self, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[list[str], list[str]]:
+    def prepared(
+        self, hypotheses: Sequence[str], references: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
         return list(map(self.hypothesis, hypotheses)), list(map(self.reference, references))
 
 
@@ -84,27 +86,57 @@ def _tokenized(language: str) -> Iterator[Rung]:
 
     rung = partial(Rung, metric=partial(BLEU, tokenize="none", force=True, smooth_method="none"))
     name = f"moses-2017.{language}"
-    yield rung("BLEU tokenised", hypothesis=tokens, reference=tokens, tokens=name, is_papers=language == "fr")
+    yield rung(
+        "BLEU tokenised",
+        hypothesis=tokens,
+        reference=tokens,
+        tokens=name,
+        is_papers=language == "fr",
+    )
     if language == "de":
-        yield rung("BLEU tokenised, split", hypothesis=split, reference=split, tokens=f"{name}+atat")
-        yield rung("BLEU tokenised, split, plain quotes", hypothesis=split, reference=split_plain,
-                   tokens=f"{name}+atat+refquotes", is_papers=True)
+        yield rung(
+            "BLEU tokenised, split", hypothesis=split, reference=split, tokens=f"{name}+atat"
+        )
+        yield rung(
+            "BLEU tokenised, split, plain quotes",
+            hypothesis=split,
+            reference=split_plain,
+            tokens=f"{name}+atat+refquotes",
+            is_papers=True,
+        )
 
 
-def measure(rung: Rung, hypotheses: Sequence[str], references: Sequence[str], test: str, pair: str,
-            n_bootstrap: int = 0) -> Measured:
+def measure(
+    rung: Rung,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    test: str,
+    pair: str,
+    n_bootstrap: int = 0,
+) -> Measured:
     """Climb one rung, with so many resamples also its 95 % interval. `test` names the set, `pair` is like en-de."""
     check(hypotheses, references)
     texts, gold = rung.prepared(hypotheses, references)
     metric = rung.metric()
     value = metric.corpus_score(texts, [gold]).score
     signature = metric.get_signature()
-    for key, said in (("test", test), ("lang", pair), ("tok", rung.tokens), ("lines", str(len(texts))),
-                      ("lists", rung.tokens and moses.LISTS)):
+    for key, said in (
+        ("test", test),
+        ("lang", pair),
+        ("tok", rung.tokens),
+        ("lines", str(len(texts))),
+        ("lists", rung.tokens and moses.LISTS),
+    ):
         if said:
             signature.update(key, said)
-    bounds = interval(rung.metric(), texts, gold, n_bootstrap, seed_asked_for()) if n_bootstrap else None
+    bounds = (
+        interval(rung.metric(), texts, gold, n_bootstrap, seed_asked_for()) if n_bootstrap else None
+    )
     if bounds:
         signature.update("bs", str(bounds.n))
         signature.update("seed", str(bounds.seed))
-    return Measured(Score(rung.name, value, f"{signature.format()}|nmt:{version('nmt')}"), bounds, rung.is_papers)
+    return Measured(
+        Score(rung.name, value, f"{signature.format()}|nmt:{version('nmt')}"),
+        bounds,
+        rung.is_papers,
+    )

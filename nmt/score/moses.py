@@ -14,23 +14,59 @@ import regex  # for Perl's classes of characters, which `re` does not know
 LISTS = f"sacremoses-{version('sacremoses')}"  # of abbreviations, for signatures
 
 # replace-unicode-punctuation.perl, before its correction of 2019: a full-width 1 became a quote.
-PUNCTUATION = str.maketrans(dict(zip(
-    "，、”“∶：？《》）！（；１」「０３２５６９７８４～’━〈〉【】％…。．",
-    [*',,""::?"")!(;"""032569784~\'-<>[]%', "...", ". ", ". "], strict=True)))
+PUNCTUATION = str.maketrans(
+    dict(
+        zip(
+            "，、”“∶：？《》）！（；１」「０３２５６９７８４～’━〈〉【】％…。．",
+            [*',,""::?"")!(;"""032569784~\'-<>[]%', "...", ". ", ". "],
+            strict=True,
+        )
+    )
+)
 JUNK = re.compile(r"[\0-\x08\x0e-\x1f]")  # not the white space among them
 SYMBOL = regex.compile(r"([^\p{Alnum} .'`,\-])")
 DOTS = re.compile(r"\.{2,}")
 # What a match takes is not looked at again (in a,,5 the second comma stays with the 5), hence groups, no lookaround.
-COMMAS = [(regex.compile(pattern), spaced) for pattern, spaced in (
-    (r"(\P{N}),", r"\1 , "), (r",(\P{N})", r" , \1"), (r"(\p{N}),$", r"\1 ,"))]
-LEFT = ((r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"), (r"(\P{Alpha})'(\p{Alpha})", r"\1 ' \2"),
-        (r"(\p{Alpha})'(\P{Alpha})", r"\1 ' \2"), (r"(\p{Alpha})'(\p{Alpha})", r"\1' \2"))
-RIGHT = ((r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"), (r"([^\p{Alpha}\p{N}])'(\p{Alpha})", r"\1 ' \2"),
-         (r"(\p{Alpha})'(\P{Alpha})", r"\1 ' \2"), (r"(\p{Alpha})'(\p{Alpha})", r"\1 '\2"), (r"(\p{N})'(s)", r"\1 '\2"))
-APOSTROPHES = {"en": RIGHT, "fr": LEFT, "it": LEFT, "ga": LEFT}  # l' eau, do n't; else each stands alone
+COMMAS = [
+    (regex.compile(pattern), spaced)
+    for pattern, spaced in (
+        (r"(\P{N}),", r"\1 , "),
+        (r",(\P{N})", r" , \1"),
+        (r"(\p{N}),$", r"\1 ,"),
+    )
+]
+LEFT = (
+    (r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"),
+    (r"(\P{Alpha})'(\p{Alpha})", r"\1 ' \2"),
+    (r"(\p{Alpha})'(\P{Alpha})", r"\1 ' \2"),
+    (r"(\p{Alpha})'(\p{Alpha})", r"\1' \2"),
+)
+RIGHT = (
+    (r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"),
+    (r"([^\p{Alpha}\p{N}])'(\p{Alpha})", r"\1 ' \2"),
+    (r"(\p{Alpha})'(\P{Alpha})", r"\1 ' \2"),
+    (r"(\p{Alpha})'(\p{Alpha})", r"\1 '\2"),
+    (r"(\p{N})'(s)", r"\1 '\2"),
+)
+APOSTROPHES = {
+    "en": RIGHT,
+    "fr": LEFT,
+    "it": LEFT,
+    "ga": LEFT,
+}  # l' eau, do n't; else each stands alone
 LETTER = regex.compile(r"\p{Alpha}")
-ESCAPES = str.maketrans({"&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;",
-                         "[": "&#91;", "]": "&#93;"})
+ESCAPES = str.maketrans(
+    {
+        "&": "&amp;",
+        "|": "&#124;",
+        "<": "&lt;",
+        ">": "&gt;",
+        "'": "&apos;",
+        '"': "&quot;",
+        "[": "&#91;",
+        "]": "&#93;",
+    }
+)
 COMPOUND = re.compile(rb"(\S)-(\S)")
 QUOTES = str.maketrans(dict.fromkeys("„“”‟«»", '"'))
 
@@ -42,16 +78,26 @@ def tokenizer(language: str) -> Callable[[str], str]:
     """
     from sacremoses.corpus import NonbreakingPrefixes
 
-    entries = [entry.partition(" #NUMERIC_ONLY#") for entry in NonbreakingPrefixes().words(language)]
+    entries = [
+        entry.partition(" #NUMERIC_ONLY#") for entry in NonbreakingPrefixes().words(language)
+    ]
     always = {prefix for prefix, numeric, _ in entries if not numeric}
     before_digits = {prefix for prefix, numeric, _ in entries if numeric}
-    apostrophes = [(regex.compile(pattern), spaced) for pattern, spaced in APOSTROPHES.get(language, ())]
+    apostrophes = [
+        (regex.compile(pattern), spaced) for pattern, spaced in APOSTROPHES.get(language, ())
+    ]
 
     def is_kept(word: str, following: str) -> bool:
         """Whether the final dot of `word` belongs to it: an abbreviation, or no end, as the next word is lower case."""
         prefix = word[:-1]
-        return ("." in prefix and bool(LETTER.search(prefix)) or prefix in always or following[:1].islower()
-                or prefix in before_digits and following[:1] in tuple("0123456789"))
+        return (
+            "." in prefix
+            and bool(LETTER.search(prefix))
+            or prefix in always
+            or following[:1].islower()
+            or prefix in before_digits
+            and following[:1] in tuple("0123456789")
+        )
 
     def tokenize(line: str) -> str:
         line = line.translate(PUNCTUATION)
@@ -59,7 +105,9 @@ def tokenizer(language: str) -> Callable[[str], str]:
         if not text:
             return "" if JUNK.search(line) else line
         text = SYMBOL.sub(r" \1 ", text)
-        text = DOTS.sub(lambda run: " " + "\0" * len(run[0]) + " ", text)  # dots again at the end; JUNK left no other
+        text = DOTS.sub(
+            lambda run: " " + "\0" * len(run[0]) + " ", text
+        )  # dots again at the end; JUNK left no other
         for pattern, spaced in COMMAS:
             text = pattern.sub(spaced, text)
         for pattern, spaced in apostrophes:
@@ -83,7 +131,9 @@ def split_compounds(tokens: str) -> str:
 
     Its Perl reads bytes, so of A-B-C only the first hyphen is split (the B is used up), but of A-Ü-C both are.
     """
-    return COMPOUND.sub(rb"\1 ##AT##-##AT## \2", tokens.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+    return COMPOUND.sub(rb"\1 ##AT##-##AT## \2", tokens.encode(errors="surrogatepass")).decode(
+        errors="surrogatepass"
+    )
 
 
 def plain_quotes(text: str) -> str:

@@ -37,7 +37,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
-        raise UserError(f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "
-                        "both need one line for each source sentence")
+        raise UserError(
+            f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "
+            "both need one line for each source sentence"
+        )
     if not references:
         raise UserError("nothing to score: 0 translations and 0 references")

@@ -70,19 +70,33 @@ def seed_asked_for() -> int:
     """The seed that the sacrebleu command line would use here."""
     text = os.environ.get(SEED, "12345")
     if not text.isdecimal() or int(text) == 0:
-        raise UserError(f"{SEED} is {text!r}; it must be a whole number above 0, or unset for 12345")
+        raise UserError(
+            f"{SEED} is {text!r}; it must be a whole number above 0, or unset for 12345"
+        )
     return int(text)
 
 
-def interval(metric: "Metric", hypotheses: Sequence[str], references: Sequence[str], n: int = 1000,
-             seed: int = 12345) -> Interval:
+def interval(
+    metric: "Metric",
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    n: int = 1000,
+    seed: int = 12345,
+) -> Interval:
     """The 95 % interval of one system's score; the lists hold what the metric itself is to tokenise. By PairedTest:
     `corpus_score(n_bootstrap=...)` would do it in half the time, but fails where chrF draws both 0 and other scores."""
     return interval_of(tested(metric, [hypotheses], references, "bs", n, seed)[0], n, seed)
 
 
-def compare(metric: "Metric", a: Sequence[str], b: Sequence[str], references: Sequence[str], n_bootstrap: int = 1000,
-            n_randomisation: int = 10000, seed: int = 12345) -> Comparison:
+def compare(
+    metric: "Metric",
+    a: Sequence[str],
+    b: Sequence[str],
+    references: Sequence[str],
+    n_bootstrap: int = 1000,
+    n_randomisation: int = 10000,
+    seed: int = 12345,
+) -> Comparison:
     """Paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and Maxwell 2005) of system b against a."""
     first, second = tested(metric, [a, b], references, "bs", n_bootstrap, seed)
     shuffled = tested(metric, [a, b], references, "ar", n_randomisation, seed)[1]
@@ -90,14 +104,31 @@ def compare(metric: "Metric", a: Sequence[str], b: Sequence[str], references: Se
     assert second.p_value is not None and shuffled.p_value is not None
     # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or none.
     least = 2.0 ** (1 - min(1_000, sum(ours != theirs for ours, theirs in zip(a, b, strict=True))))
-    p_bootstrap, p_randomisation = (max(p, least) if difference else 1.0 for p in (second.p_value, shuffled.p_value))
-    return Comparison(first.score, second.score, difference, p_bootstrap, p_randomisation,
-                      interval_of(first, n_bootstrap, seed), interval_of(second, n_bootstrap, seed),
-                      n_bootstrap, n_randomisation, seed)
+    p_bootstrap, p_randomisation = (
+        max(p, least) if difference else 1.0 for p in (second.p_value, shuffled.p_value)
+    )
+    return Comparison(
+        first.score,
+        second.score,
+        difference,
+        p_bootstrap,
+        p_randomisation,
+        interval_of(first, n_bootstrap, seed),
+        interval_of(second, n_bootstrap, seed),
+        n_bootstrap,
+        n_randomisation,
+        seed,
+    )
 
 
-def tested(metric: "Metric", systems: Sequence[Sequence[str]], references: Sequence[str], test: str, n: int,
-           seed: int) -> list["Result"]:
+def tested(
+    metric: "Metric",
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    test: str,
+    n: int,
+    seed: int,
+) -> list["Result"]:
     from sacrebleu.significance import PairedTest
 
     for lines in systems:
@@ -153,4 +184,8 @@ def share_within(angle: float, freedom: int) -> float:
     for k in range(freedom // 2):
         total += term
         term *= math.cos(angle) ** 2 * (2 * k + 1 + is_odd) / (2 * k + 2 + is_odd)
-    return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total) if is_odd else math.sin(angle) * total
+    return (
+        2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
+        if is_odd
+        else math.sin(angle) * total
+    )

@@ -15,7 +15,9 @@ Result = TypeVar("Result")
 WARM_UPS = 2  # to compile, to tune, and to allocate what stays
 
 
-def capture(work: Callable[[], Result], device: torch.device, pool: Any = None) -> Callable[[], Result]:
+def capture(
+    work: Callable[[], Result], device: torch.device, pool: Any = None
+) -> Callable[[], Result]:
     """Return what repeats `work` as one launch. `work` runs `WARM_UPS` times before: the caller undoes what that did.
 
     Graphs with one `pool` (`torch.cuda.graph_pool_handle()`) share memory and must not run at the same time.
@@ -31,7 +33,10 @@ def capture(work: Callable[[], Result], device: torch.device, pool: Any = None) 
     graph = torch.cuda.CUDAGraph()
     # thread_local: the loader's thread may pin memory meanwhile, which a recording in mode "global" would not survive.
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-    with torch.cuda.stream(stream), recording:  # where a recording fails, torch 2.13 does not put the stream back
+    with (
+        torch.cuda.stream(stream),
+        recording,
+    ):  # where a recording fails, torch 2.13 does not put the stream back
         result = work()
 
     def replay() -> Result:

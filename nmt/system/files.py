@@ -27,8 +27,15 @@ from nmt.system.errors import UserError
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
-RUN_FILES = ("config.yaml", "vocab.model", "metrics.jsonl", "status.json", "report.html", "results.json",
-             "averaging.json")  # what a run folder keeps beside its checkpoints
+RUN_FILES = (
+    "config.yaml",
+    "vocab.model",
+    "metrics.jsonl",
+    "status.json",
+    "report.html",
+    "results.json",
+    "averaging.json",
+)  # what a run folder keeps beside its checkpoints
 
 
 def digest(path: Path) -> str:
@@ -50,7 +57,9 @@ def make_folder(path: Path) -> Path:
     """`path` as an existing folder in which files can be made; the user hears at once when it cannot be one."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()  # nameless or unique: threads may ask at the same time
+        tempfile.TemporaryFile(
+            dir=path
+        ).close()  # nameless or unique: threads may ask at the same time
     except OSError as error:
         why = "it is a file" if path.is_file() else error.strerror
         raise UserError(f"{path}: cannot be written ({why}); choose another folder") from None
@@ -62,7 +71,9 @@ def check_writable(path: Path) -> None:
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise UserError(f"{path}: is not a plain file; give another place")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"{path}: its folder does not exist or cannot be written; choose another place")
+        raise UserError(
+            f"{path}: its folder does not exist or cannot be written; choose another place"
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -72,8 +83,10 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of the file `path`, atomically."""
     # A name of the same length as any, for a file name may be as long as names can be.
-    temporary = path.with_name(f".{hashlib.sha256(path.name.encode(errors='surrogateescape')).hexdigest()[:16]}"
-                               f".{os.getpid()}.tmp")
+    temporary = path.with_name(
+        f".{hashlib.sha256(path.name.encode(errors='surrogateescape')).hexdigest()[:16]}"
+        f".{os.getpid()}.tmp"
+    )
     try:
         with open(temporary, "wb") as file:
             file.write(data)
@@ -87,7 +100,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    write_bytes(path, text.encode(errors="backslashreplace"))  # a file name's stray bytes become JSON escapes
+    write_bytes(
+        path, text.encode(errors="backslashreplace")
+    )  # a file name's stray bytes become JSON escapes
 
 
 def read_json(path: Path) -> Any:
@@ -126,9 +141,14 @@ def seal(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
     are not computed again."""
     entries = {}
     for file in sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != "."):
-        file.chmod(folder.stat().st_mode & 0o666)  # safetensors would keep colleagues from reading weights
+        file.chmod(
+            folder.stat().st_mode & 0o666
+        )  # safetensors would keep colleagues from reading weights
         sync(file)
-        entries[file.name] = {"sha256": known.get(file.name) or digest(file), "size": file.stat().st_size}
+        entries[file.name] = {
+            "sha256": known.get(file.name) or digest(file),
+            "size": file.stat().st_size,
+        }
     write_json(folder / MANIFEST, entries)
     sync(folder)
 
@@ -137,7 +157,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: no {MANIFEST}; not a complete checkpoint or store")
     if (size := size_of(folder / MANIFEST)) > MAX_MANIFEST_BYTES:
-        raise UserError(f"{folder / MANIFEST}: {size} bytes are too many; damaged, use another copy")
+        raise UserError(
+            f"{folder / MANIFEST}: {size} bytes are too many; damaged, use another copy"
+        )
     entries = read_json(folder / MANIFEST)
     if not isinstance(entries, dict):
         raise UserError(f"{folder / MANIFEST}: damaged, use another copy")
@@ -148,9 +170,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _is_entry(entry: Any) -> bool:
-    return (isinstance(entry, dict) and entry.keys() == {"sha256", "size"}
-            and type(entry["size"]) is int and 0 <= entry["size"] < 2**63
-            and isinstance(entry["sha256"], str) and re.fullmatch("[0-9a-f]{64}", entry["sha256"]) is not None)
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"sha256", "size"}
+        and type(entry["size"]) is int
+        and 0 <= entry["size"] < 2**63
+        and isinstance(entry["sha256"], str)
+        and re.fullmatch("[0-9a-f]{64}", entry["sha256"]) is not None
+    )
 
 
 def size_of(path: Path) -> int:
@@ -178,18 +205,26 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     entries = read_manifest(folder)
     for name in needed:
         if name not in entries:
-            raise UserError(f"{folder}: its {MANIFEST} names no {name}; not a complete folder of its kind")
+            raise UserError(
+                f"{folder}: its {MANIFEST} names no {name}; not a complete folder of its kind"
+            )
     for name, entry in entries.items():
         if (size := size_of(folder / name)) != entry["size"]:
-            raise UserError(f"{folder / name}: {size} bytes, not {entry['size']} as {MANIFEST} says; damaged, "
-                            "use another copy")
+            raise UserError(
+                f"{folder / name}: {size} bytes, not {entry['size']} as {MANIFEST} says; damaged, "
+                "use another copy"
+            )
     for name in entries if only is None else only:
         try:
             is_same = digest(folder / name) == entries[name]["sha256"]
         except OSError as error:
-            raise UserError(f"{folder / name}: cannot be read ({error.strerror}); use another copy") from None
+            raise UserError(
+                f"{folder / name}: cannot be read ({error.strerror}); use another copy"
+            ) from None
         if not is_same:
-            raise UserError(f"{folder / name}: its sha256 is not the one in {MANIFEST}; damaged, use another copy")
+            raise UserError(
+                f"{folder / name}: its sha256 is not the one in {MANIFEST}; damaged, use another copy"
+            )
 
 
 def remove_folder(path: Path) -> None:
@@ -205,7 +240,9 @@ def sweep(folder: Path) -> None:
         if path.suffix == ".old" and not (whole := path.with_name(path.stem[1:])).exists():
             os.rename(path, whole)  # its successor did not come to bear the name
         elif path.suffix in (".tmp", ".gone", ".old"):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+            shutil.rmtree(
+                path, ignore_errors=True
+            ) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def point(link: Path, target: str) -> None:
@@ -225,14 +262,18 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(file.fileno()).st_nlink:  # its holder has just gone, and another may have come
+            if not os.fstat(
+                file.fileno()
+            ).st_nlink:  # its holder has just gone, and another may have come
                 raise BlockingIOError(errno.EAGAIN, "changed hands")
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             file.seek(0)
-            raise UserError(f"{folder}: in use by {file.read().strip() or 'another process'}; "
-                            "wait for it or choose another folder") from None
+            raise UserError(
+                f"{folder}: in use by {file.read().strip() or 'another process'}; "
+                "wait for it or choose another folder"
+            ) from None
         file.seek(0)
         file.truncate()
         started = time.strftime("%Y-%m-%d %H:%M:%S")

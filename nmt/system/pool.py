@@ -24,11 +24,15 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 AHEAD = 2  # tasks that wait for a free process
 QUICK_S = 0.1
-KILLED = ("a worker process was killed, perhaps for want of memory; what is finished is kept: run it again, with one "
-          "worker if it happens again (data.workers=1, of nmt-translate --workers 1)")
+KILLED = (
+    "a worker process was killed, perhaps for want of memory; what is finished is kept: run it again, with one "
+    "worker if it happens again (data.workers=1, of nmt-translate --workers 1)"
+)
 
 
-def ordered(work: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Iterator[Result]:
+def ordered(
+    work: Callable[[Task], Result], tasks: Iterable[Task], workers: int
+) -> Iterator[Result]:
     """`map(work, tasks)` on so many processes. `work` is a function of a module, or a partial of one."""
     tasks = iter(tasks)
     for task in tasks:

@@ -35,14 +35,28 @@ def duration(seconds: float) -> str:
 class Progress:
     """Counts work done. `figures` stand behind the bar or in the line, such as `loss 3.21`."""
 
-    def __init__(self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True) -> None:
+    def __init__(
+        self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True
+    ) -> None:
         self.what, self.total, self.unit, self.start, self.done = what, total, unit, start, start
         self.began = self.last_line = clock()
         self.is_shown = is_shown
         self.figures = ""
         is_terminal = is_shown and sys.stderr.isatty()
-        self.bar = tqdm(desc=what, total=total, initial=start, unit=f" {unit}", file=sys.stderr, leave=False,
-                        dynamic_ncols=True, unit_scale=(total or 0) > 99_999) if is_terminal else None
+        self.bar = (
+            tqdm(
+                desc=what,
+                total=total,
+                initial=start,
+                unit=f" {unit}",
+                file=sys.stderr,
+                leave=False,
+                dynamic_ncols=True,
+                unit_scale=(total or 0) > 99_999,
+            )
+            if is_terminal
+            else None
+        )
 
     def advance(self, n: int = 1, figures: str | None = None) -> None:
         self.done += n
@@ -65,16 +79,24 @@ class Progress:
     def line(self) -> str:
         rate = (self.done - self.start) / max(clock() - self.began, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
-        ends = "" if not self.total or not rate else f", {duration((self.total - self.done) / rate)} left"
-        return f"{self.what}: {self.done:,}{total} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f}/s{ends}" + (
-            f"  {self.figures}" if self.figures else "")
+        ends = (
+            ""
+            if not self.total or not rate
+            else f", {duration((self.total - self.done) / rate)} left"
+        )
+        return (
+            f"{self.what}: {self.done:,}{total} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f}/s{ends}"
+            + (f"  {self.figures}" if self.figures else "")
+        )
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
 
-def tracked(items: Iterable[Item], what: str, unit: str, total: int | None = None) -> Iterator[Item]:
+def tracked(
+    items: Iterable[Item], what: str, unit: str, total: int | None = None
+) -> Iterator[Item]:
     """`items`, with progress shown as they are taken."""
     progress = Progress(what, total, unit)
     try:

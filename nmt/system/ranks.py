@@ -19,7 +19,9 @@ from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.runtime import end_with_parent, limit_silence, quicken_products
 
-SILENCE_S = 120  # after which a host that vanished is given up; Linux would wait for 15 minutes or forever
+SILENCE_S = (
+    120  # after which a host that vanished is given up; Linux would wait for 15 minutes or forever
+)
 
 # In an update all ranks do the same work. Their first updates may be minutes apart, because each compiles and reads the
 # checkpoint by itself; a rank that is later than this hangs, and the run should end instead of holding its GPUs.
@@ -33,7 +35,9 @@ class World:
     rank: int
     size: int
     device: torch.device
-    patient: torch.distributed.ProcessGroup | None = None  # of many ranks: the group in which they may wait for hours
+    patient: torch.distributed.ProcessGroup | None = (
+        None  # of many ranks: the group in which they may wait for hours
+    )
 
     @property
     def is_main(self) -> bool:
@@ -73,7 +77,9 @@ class World:
         if code:
             raise SystemExit(int(code))  # the main rank tells why
 
-    def go_through(self, work: Iterable[object], wishes: Callable[[], Sequence[float]]) -> list[float]:
+    def go_through(
+        self, work: Iterable[object], wishes: Callable[[], Sequence[float]]
+    ) -> list[float]:
         """Each rank goes through its own `work`, of which some may have none; after each item they sum what they wish.
         Ends when all are through, or early when any wishes for anything; returns the sums."""
         items = iter(work)
@@ -102,13 +108,17 @@ def put(target: Tensor, value: Tensor) -> None:
         )
 
         assert isinstance(target, DTensor)
-        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+        value = distribute_tensor(
+            value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+        )
     target.copy_(value)
 
 
 def is_lost(error: RuntimeError, world: World) -> bool:
     """Whether the connection to another rank broke."""
-    return world.size > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error))
+    return world.size > 1 and (
+        isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+    )
 
 
 @contextlib.contextmanager
@@ -121,8 +131,10 @@ def join(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     device = choose_device(asked, local_rank)
     if device.type == "cuda":
         if local_rank >= torch.cuda.device_count():
-            raise UserError(f"torchrun started {local_rank + 1} or more processes here, but there are "
-                            f"{torch.cuda.device_count()} GPUs; lower --nproc-per-node")
+            raise UserError(
+                f"torchrun started {local_rank + 1} or more processes here, but there are "
+                f"{torch.cuda.device_count()} GPUs; lower --nproc-per-node"
+            )
         torch.cuda.set_device(device)
     else:
         quicken_products()

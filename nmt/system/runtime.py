@@ -24,7 +24,9 @@ def settle() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/nmt/inductor")  # so that a second start is quick
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", f"{cache}/nmt/inductor"
+    )  # so that a second start is quick
     os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/nmt/triton")
     n_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if n_ranks > 1:  # else each rank would start as many compilers as the machine has cores
@@ -70,13 +72,20 @@ def limit_silence(seconds: int) -> None:
     """End the connections that are open now when the other side has been silent for so long: nobody else does."""
     if sys.platform != "linux":
         return
-    tcp = {socket.TCP_KEEPIDLE: seconds // 4, socket.TCP_KEEPINTVL: seconds // 8, socket.TCP_KEEPCNT: 6,
-           socket.TCP_USER_TIMEOUT: seconds * 1_000}
+    tcp = {
+        socket.TCP_KEEPIDLE: seconds // 4,
+        socket.TCP_KEEPINTVL: seconds // 8,
+        socket.TCP_KEEPCNT: 6,
+        socket.TCP_USER_TIMEOUT: seconds * 1_000,
+    }
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 with socket.socket(fileno=os.dup(number)) as link:
-                    if link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM:
+                    if (
+                        link.family in (socket.AF_INET, socket.AF_INET6)
+                        and link.type == socket.SOCK_STREAM
+                    ):
                         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                         for option, value in tcp.items():
                             link.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -20,9 +20,13 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         place = f"{event.start_mark.name}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
-            raise UserError(f"{place}: aliases (*{event.anchor}) are not accepted; write the value out")
+            raise UserError(
+                f"{place}: aliases (*{event.anchor}) are not accepted; write the value out"
+            )
         if event.tag is not None:
-            raise UserError(f"{place}: objects and tags ({event.tag}) are not accepted; write plain values")
+            raise UserError(
+                f"{place}: objects and tags ({event.tag}) are not accepted; write plain values"
+            )
         return super().compose_node(parent, index)
 
 
@@ -32,14 +36,22 @@ class _Dumper(yaml.SafeDumper):
 
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
-        ("bool", r"true|false|True|False", "tfTF"),
-        ("int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
-        ("float", r"(?=.{1,99}$)(?:"  # of bounded length: this pattern takes quadratic time to refuse a text
-         r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+\.(?:[eE][-+]?[0-9]+)?)", "-+.0123456789"),
-        ("null", r"~|null|Null|", "~nN\0")):
+    ("bool", r"true|false|True|False", "tfTF"),
+    ("int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
+    (
+        "float",
+        r"(?=.{1,99}$)(?:"  # of bounded length: this pattern takes quadratic time to refuse a text
+        r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+\.(?:[eE][-+]?[0-9]+)?)",
+        "-+.0123456789",
+    ),
+    ("null", r"~|null|Null|", "~nN\0"),
+):
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"),
-                                     [c if c != "\0" else "" for c in _first])
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}",
+            re.compile(rf"^(?:{_pattern})$"),
+            [c if c != "\0" else "" for c in _first],
+        )
 
 
 @dataclass(frozen=True)
@@ -88,11 +100,15 @@ def parse_yaml(text: str, name: str) -> Source:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{name}{f':{mark.line + 1}' if mark else ''}: not valid YAML: {problem}") from None
+        raise UserError(
+            f"{name}{f':{mark.line + 1}' if mark else ''}: not valid YAML: {problem}"
+        ) from None
     except (RecursionError, ValueError):
         raise UserError(f"{name}: not valid YAML: nested too deeply or a number too long") from None
     if not isinstance(values, dict):
-        raise UserError(f"{name}: a config is a mapping of sections, this is {type(values).__name__}")
+        raise UserError(
+            f"{name}: a config is a mapping of sections, this is {type(values).__name__}"
+        )
     return Source(values, places)
 
 

@@ -28,8 +28,15 @@ SPARE = 1 << 24  # bytes for the small files, and for whoever else writes
 class Keeper:
     """Of the main rank, which alone writes. `is_apart`: training goes on meanwhile."""
 
-    def __init__(self, run: RunFolder, config: RunConfig, vocab_model: bytes, journal: Journal, saved: int,
-                 is_apart: bool) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        config: RunConfig,
+        vocab_model: bytes,
+        journal: Journal,
+        saved: int,
+        is_apart: bool,
+    ) -> None:
         self.run, self.config, self.vocab_model, self.journal = run, config, vocab_model, journal
         self.saved, self.is_apart = saved, is_apart  # the update of the last good one
         self.failures = 0  # in a row
@@ -74,8 +81,10 @@ class Keeper:
         """The end: the last checkpoint must be there."""
         self.settle(is_waiting=True)
         if self.failures:
-            raise Failure(f"the checkpoint of update {self._step} could not be written: {self._trouble}; make room, "
-                          "then start the same command again: it goes on from the last good one")
+            raise Failure(
+                f"the checkpoint of update {self._step} could not be written: {self._trouble}; make room, "
+                "then start the same command again: it goes on from the last good one"
+            )
 
     def order(self, state: TrainState) -> None:
         """Name the last and the best checkpoint and prune, also what a killed predecessor did not come to."""
@@ -85,10 +94,14 @@ class Keeper:
                 checkpoint.name_checkpoint(self.run, "last", state.step)
             if self.run.checkpoint(state.best_step).exists():
                 checkpoint.name_checkpoint(self.run, "best", state.best_step)
-            kept = int(best.readlink().name.removeprefix("step-")) if best.is_symlink() else 0  # the best there is
+            kept = (
+                int(best.readlink().name.removeprefix("step-")) if best.is_symlink() else 0
+            )  # the best there is
             checkpoint.prune(self.run, self.config.training.keep_checkpoints, kept, state.step)
         except OSError as error:
-            say(f"warning: {self.run.checkpoints}: the old checkpoints are not in order yet ({_told(error)})")
+            say(
+                f"warning: {self.run.checkpoints}: the old checkpoints are not in order yet ({_told(error)})"
+            )
 
     def close(self) -> None:
         """Wait for what is being written, for the lock of the run goes next."""
@@ -98,7 +111,9 @@ class Keeper:
     def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in tensors.items():
             if name not in self._host:
-                self._host[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+                self._host[name] = torch.empty(
+                    value.shape, dtype=value.dtype, pin_memory=value.is_cuda
+                )
             self._host[name].copy_(value, non_blocking=True)
         return {name: self._host[name] for name in tensors}
 
@@ -107,15 +122,23 @@ class Keeper:
         free, needed = shutil.disk_usage(self.run.checkpoints).free, snapshot.size + SPARE
         if free < needed:
             raise Failure(f"{self.run.checkpoints}: {needed:,} bytes are needed, {free:,} are free")
-        checkpoint.save(self.run.checkpoint(state.step), snapshot, state, self.config, self.vocab_model)
+        checkpoint.save(
+            self.run.checkpoint(state.step), snapshot, state, self.config, self.vocab_model
+        )
         self.order(state)
 
     def _fail(self, step: int, error: Exception) -> None:
         self.failures += 1
         self._step, self._trouble = step, _told(error)
-        say(f"warning: the checkpoint of update {step} could not be written: {self._trouble}; training goes on, the "
-            f"next one is another try ({self.failures} of {TRIES} failures in a row, which end the run)")
+        say(
+            f"warning: the checkpoint of update {step} could not be written: {self._trouble}; training goes on, the "
+            f"next one is another try ({self.failures} of {TRIES} failures in a row, which end the run)"
+        )
 
 
 def _told(error: Exception) -> str:
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    return (
+        f"{error.filename}: {error.strerror}"
+        if isinstance(error, OSError) and error.filename
+        else str(error)
+    )

@@ -15,7 +15,10 @@ from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
 from nmt.train.loss_triton import fused_loss_forward, supports
 
-CHUNK, ROWS = 48_000_000, 512  # logits held at a time, but never fewer rows: each chunk passes over all weights
+CHUNK, ROWS = (
+    48_000_000,
+    512,
+)  # logits held at a time, but never fewer rows: each chunk passes over all weights
 BLOCK = 2_000_000  # logits in full precision, which the caches hold
 
 
@@ -23,10 +26,13 @@ class _FusedLoss(torch.autograd.Function):
     """(hidden (T, d), weight (V, d), labels (T,)) -> (smoothed sum, NLL sum); labels below 0 do not count."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float,
-                needs_grad: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
+    ) -> tuple[Tensor, Tensor]:
         work = fused_loss_forward if supports(hidden) else chunked_loss_forward
-        smoothed, nll, grad_hidden, grad_weight = work(hidden, weight, labels, smoothing, needs_grad)
+        smoothed, nll, grad_hidden, grad_weight = work(
+            hidden, weight, labels, smoothing, needs_grad
+        )
         if needs_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll)
@@ -38,8 +44,9 @@ class _FusedLoss(torch.autograd.Function):
         return grad_hidden * grad, grad_weight * grad, None, None, None
 
 
-def chunked_loss_forward(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float,
-                         needs_grad: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def chunked_loss_forward(
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden` and `weight`."""
     n_rows, n_vocab, device = hidden.shape[0], weight.shape[0], hidden.device.type
     others = smoothing / (n_vocab - 1)
@@ -62,27 +69,39 @@ def chunked_loss_forward(hidden: Tensor, weight: Tensor, labels: Tensor, smoothi
         all_logits = hidden @ vocab_sum[:, None]
         for first in range(0, n_rows, size):
             rows = slice(first, min(first + size, n_rows))
-            shares = torch.mm(hidden_fast[rows], weight_fast.T, out=room[:rows.stop - first])  # (C, V), still logits
+            shares = torch.mm(
+                hidden_fast[rows], weight_fast.T, out=room[: rows.stop - first]
+            )  # (C, V), still logits
             for start in range(first, rows.stop, block):
                 part = slice(start, min(start + block, rows.stop))
-                products = shares[start - first:part.stop - first]
+                products = shares[start - first : part.stop - first]
                 logits = products.to(exact)
                 gold_logit, top = logits.gather(1, label[part]), logits.amax(1, keepdim=True)
                 products.copy_(torch.softmax(logits, 1, out=logits))
-                log_total = top - logits.amax(1, keepdim=True).log()  # the largest share is never too small for it
+                log_total = (
+                    top - logits.amax(1, keepdim=True).log()
+                )  # the largest share is never too small for it
                 nll += ((log_total - gold_logit) * counts[part]).sum()
-                smoothed += ((log_total - gold * gold_logit - others * all_logits[part]) * counts[part]).sum()
+                smoothed += (
+                    (log_total - gold * gold_logit - others * all_logits[part]) * counts[part]
+                ).sum()
             if grad_hidden is not None:
                 grad_hidden[rows] = shares @ weight_fast
                 product = shares.T @ counted_fast[rows]
-                grad_weight = product.to(exact) if grad_weight is None else grad_weight.add_(product)
-    if grad_hidden is not None and grad_weight is not None:  # the gold piece's and smoothing's part, for all rows
+                grad_weight = (
+                    product.to(exact) if grad_weight is None else grad_weight.add_(product)
+                )
+    if (
+        grad_hidden is not None and grad_weight is not None
+    ):  # the gold piece's and smoothing's part, for all rows
         grad_hidden.sub_(weight[label[:, 0]], alpha=gold).sub_(vocab_sum, alpha=others).mul_(counts)
         grad_weight.index_add_(0, label[:, 0], counted, alpha=-gold).sub_(others * counted.sum(0))
     return smoothed, nll, grad_hidden, grad_weight
 
 
-def loss_sums(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def loss_sums(
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
     """The label-smoothed loss and the plain NLL, each summed over the labels that count."""
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _FusedLoss.apply(hidden, weight, labels, smoothing, needs_grad)

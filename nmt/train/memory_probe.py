@@ -46,28 +46,34 @@ def run_shape(config: RunConfig, store: TokenStore, world: World) -> BatchShape 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------
 
+
 def worst_orders(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
     """The pairs whose first ones need most memory: the longest sentences, then the most sentences."""
     src, tgt = store.src.lengths, store.tgt.lengths
     return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
 
 
-def excerpt(store: TokenStore, order: np.ndarray, training: TrainingConfig, device: torch.device,
-            shape: BatchShape | None = None) -> tuple[Loader, int]:
+def excerpt(
+    store: TokenStore,
+    order: np.ndarray,
+    training: TrainingConfig,
+    device: torch.device,
+    shape: BatchShape | None = None,
+) -> tuple[Loader, int]:
     """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many these are."""
     n_tokens = training.sized
     ends = [np.cumsum(side.lengths[order[:n_tokens]] + 1) for side in (store.src, store.tgt)]
     n_pairs = min(int(end.searchsorted(n_tokens, "right")) for end in ends)
     if shape is not None:
         n_pairs = min(n_pairs, shape.sentences)
-    ids = order[:max(1, n_pairs)]
+    ids = order[: max(1, n_pairs)]
     chosen = TokenStore(_chosen(store.src, ids), _chosen(store.tgt, ids))
     one_micro = replace(training, src_tokens=n_tokens, tgt_tokens=n_tokens)
     return Loader(lambda _: chosen, one_micro, 0, Cursor(), World(0, 1, device), shape), len(ids)
 
 
 def _chosen(side: Side, ids: np.ndarray) -> Side:
-    rows = [np.asarray(side.ids[side.offsets[i]:side.offsets[i + 1]]) for i in ids]
+    rows = [np.asarray(side.ids[side.offsets[i] : side.offsets[i + 1]]) for i in ids]
     return Side(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
 
 
@@ -91,11 +97,14 @@ def explained_out_of_memory(micro_tokens: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
-                        f"training.micro_tokens={max(1, micro_tokens // 2)}; updates keep their sentences") from None
+        raise UserError(
+            f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
+            f"training.micro_tokens={max(1, micro_tokens // 2)}; updates keep their sentences"
+        ) from None
 
 
 # ---- the size of a micro-batch -----------------------------------------------------------------------------------
+
 
 def settled(config: RunConfig, world: World) -> RunConfig:
     """`micro_tokens: auto` becomes what the run began with, or else an equal share of an update that fits."""
@@ -104,14 +113,18 @@ def settled(config: RunConfig, world: World) -> RunConfig:
         return config
     size = 0
 
-    def settle() -> None:  # by one rank, for it writes that file while others may not have looked yet
+    def settle() -> (
+        None
+    ):  # by one rank, for it writes that file while others may not have looked yet
         nonlocal size
         began = RunFolder(config.folder).config
         if began.is_file():
             size = load_config(str(began)).training.sized
             if useful_share(training, size, world.size) >= USEFUL:
                 return
-            say(f"the run began with micro-batches of {size} tokens, which would leave most of {world.size} ranks idle")
+            say(
+                f"the run began with micro-batches of {size} tokens, which would leave most of {world.size} ranks idle"
+            )
         size = choose_micro_tokens(config, world)
         say(f"training.micro_tokens: auto is {size} here")
 
@@ -141,7 +154,9 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
         n_rounds = n_rounds + 1 if is_cpu else 2 * n_rounds
     if is_cpu:
         return CPU_MICRO_TOKENS
-    raise UserError("training.micro_tokens: auto finds nothing that fits; lower model.d_model or model.n_layers")
+    raise UserError(
+        "training.micro_tokens: auto finds nothing that fits; lower model.d_model or model.n_layers"
+    )
 
 
 def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:

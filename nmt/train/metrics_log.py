@@ -18,7 +18,9 @@ class Journal:
         self.path, self.size, self.waiting = path, size, b""
         there = path.stat().st_size if path.exists() else 0
         if there < size:
-            say(f"warning: {path}: {there} of {size} bytes are left; lines before this update are missing")
+            say(
+                f"warning: {path}: {there} of {size} bytes are left; lines before this update are missing"
+            )
             self.size = path.read_bytes().rfind(b"\n") + 1 if there else 0  # a line cut in two goes
         if there:
             os.truncate(path, self.size)
@@ -30,7 +32,9 @@ class Journal:
             self._write()
         except OSError as error:
             if is_new_trouble:
-                say(f"warning: {self.path}: cannot be written ({error.strerror}); its lines are kept in memory")
+                say(
+                    f"warning: {self.path}: cannot be written ({error.strerror}); its lines are kept in memory"
+                )
 
     def secured(self) -> int:
         """How many bytes are on the disk for good, all lines among them."""

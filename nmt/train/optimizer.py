@@ -17,11 +17,13 @@ class Adam(torch.optim.Adam):
 
 def learning_rate(step: int, d_model: int, config: OptimizerConfig) -> float:
     """scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); the first update is step 1."""
-    return config.scale * d_model ** -0.5 * min(step ** -0.5, step * config.warmup_steps ** -1.5)
+    return config.scale * d_model**-0.5 * min(step**-0.5, step * config.warmup_steps**-1.5)
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Adam:
-    return Adam(model.parameters(), lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    return Adam(
+        model.parameters(), lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Adam, rate: float) -> None:

@@ -33,7 +33,11 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     if world.device.type == "cpu" or _has_kernels(model):
         return True
     if world.is_main:
-        reason = f"no attention kernel takes heads wider than {WIDEST}" if triton is not None else "triton is missing"
+        reason = (
+            f"no attention kernel takes heads wider than {WIDEST}"
+            if triton is not None
+            else "triton is missing"
+        )
         say(f"not compiled, which costs speed: {reason}")
     return False
 
@@ -52,10 +56,18 @@ class CompiledObjective(nn.Module):
 
         # Choices by timing could change the order of sums from start to start, and so the bits of a continued run.
         torch._inductor.config.deterministic = True
-        self.sums = torch.compile(self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND)
+        self.sums = torch.compile(
+            self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
+        )
 
-    def plain_sums(self, src_tokens: Tensor, src_offsets: Tensor, tgt_tokens: Tensor, tgt_offsets: Tensor,
-                   labels: Tensor) -> tuple[Tensor, Tensor]:
+    def plain_sums(
+        self,
+        src_tokens: Tensor,
+        src_offsets: Tensor,
+        tgt_tokens: Tensor,
+        tgt_offsets: Tensor,
+        labels: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         src = Packed(src_tokens, src_offsets, self.shape.longest, self.shape.tokens)
         tgt = Packed(tgt_tokens, tgt_offsets, self.shape.longest, self.shape.tokens)
         return self.objective(Batch(src, tgt, labels, 0))
@@ -64,7 +76,9 @@ class CompiledObjective(nn.Module):
         return self.sums(*batch.tensors)
 
 
-def forward_backward(objective: nn.Module, batch: Batch, scale: Tensor | float, is_bf16: bool) -> Tensor:
+def forward_backward(
+    objective: nn.Module, batch: Batch, scale: Tensor | float, is_bf16: bool
+) -> Tensor:
     """Add the gradient of scale * the smoothed loss; returns the (smoothed, plain) sums, on the device."""
     with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=is_bf16):
         loss, nll = objective(batch)
@@ -81,7 +95,7 @@ class FlatGradients:
             ends.append(ends[-1] + -(-p.numel() // ALIGNMENT) * ALIGNMENT)
         self.buffer = torch.zeros(ends[-1], device=parameters[0].device)
         for p, begin in zip(parameters, ends, strict=False):
-            p.grad = self.buffer[begin:begin + p.numel()].view_as(p)
+            p.grad = self.buffer[begin : begin + p.numel()].view_as(p)
 
 
 class Replica:
@@ -91,8 +105,14 @@ class Replica:
     only BPE-dropout without a bound on its pieces can make, runs as plain code.
     """
 
-    def __init__(self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None = None,
-                 is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        world: World,
+        is_bf16: bool,
+        shape: BatchShape | None = None,
+        is_shared: bool = False,
+    ) -> None:
         self.objective, self.is_bf16, self.shape = objective, is_bf16, shape
         self.compiled: CompiledObjective | None = None
         self.flat: FlatGradients | None = None
@@ -103,7 +123,9 @@ class Replica:
         elif is_cuda or world.size > 1:  # one CPU alone saves a pass over the gradients
             self.flat = FlatGradients(list(objective.parameters()))
         if shape is not None:
-            objective.model.reserve_positions(shape.longest)  # before an address of the table is recorded
+            objective.model.reserve_positions(
+                shape.longest
+            )  # before an address of the table is recorded
             self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
 
     def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
@@ -126,8 +148,12 @@ class Replica:
         plain code, and what cannot be recorded unrecorded, with a word about it."""
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
-        src = Packed(batch.src.tokens.clone(), batch.src.offsets.clone(), batch.src.longest, batch.src.n_live)
-        tgt = Packed(batch.tgt.tokens.clone(), batch.tgt.offsets.clone(), batch.tgt.longest, batch.tgt.n_live)
+        src = Packed(
+            batch.src.tokens.clone(), batch.src.offsets.clone(), batch.src.longest, batch.src.n_live
+        )
+        tgt = Packed(
+            batch.tgt.tokens.clone(), batch.tgt.offsets.clone(), batch.tgt.longest, batch.tgt.n_live
+        )
         self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
         self.scale = torch.zeros((), device=device)
         model = self.objective.model
@@ -171,7 +197,9 @@ class Replica:
         return total_norm([p.grad for p in self.objective.parameters() if p.grad is not None])
 
 
-def make_replica(objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None) -> Replica:
+def make_replica(
+    objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None
+) -> Replica:
     """To be called before there is an optimizer, because the parameters of a share are others."""
     if world.device.type == "cuda":
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)

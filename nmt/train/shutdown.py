@@ -61,7 +61,9 @@ class Stop:
                 continue
             if not self.signal:
                 self.signal, began = number, clock()
-                say("asked to stop: saving at the end of this update; asked once more, it ends at once")
+                say(
+                    "asked to stop: saving at the end of this update; asked once more, it ends at once"
+                )
             elif clock() - began > SAME_S:
                 os._exit(128 + number)
 
@@ -97,9 +99,19 @@ class Status:
 
     def tell(self, state: State, code: int | None = None, message: str = "") -> None:
         try:
-            write_json(self.run.status, {
-                "state": state, "step": self.step, "steps": self.steps, "exit_code": code, "message": message,
-                "host": socket.gethostname(), "pid": os.getpid(), "updated": time.strftime("%Y-%m-%d %H:%M:%S")})
+            write_json(
+                self.run.status,
+                {
+                    "state": state,
+                    "step": self.step,
+                    "steps": self.steps,
+                    "exit_code": code,
+                    "message": message,
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
+                },
+            )
         except OSError as error:
             say(f"warning: {self.run.status}: cannot be written ({error.strerror})")
 
@@ -111,6 +123,10 @@ class Status:
         except SystemExit:  # the main rank has told why
             raise
         except BaseException as error:
-            text = str(error) if isinstance(error, UserError | Failure) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, UserError | Failure)
+                else f"{type(error).__name__}: {error}"
+            )
             self.tell("failed", code_of(error), text.partition("\n")[0])
             raise

@@ -54,19 +54,34 @@ class Speed:
     waited_s: float = 0.0
 
     def add(self, update: Update) -> None:
-        self.n_src, self.n_tgt, self.updates = self.n_src + update.n_src, self.n_tgt + update.n_tgt, self.updates + 1
+        self.n_src, self.n_tgt, self.updates = (
+            self.n_src + update.n_src,
+            self.n_tgt + update.n_tgt,
+            self.updates + 1,
+        )
 
     def figures(self) -> dict[str, Any]:
         elapsed = max(clock() - self.began, 1e-9)
-        return {"src_tokens_per_s": round(self.n_src / elapsed, 1), "tgt_tokens_per_s": round(self.n_tgt / elapsed, 1),
-                "updates_per_s": round(self.updates / elapsed, 3), "waited_s": round(self.waited_s, 3)}
+        return {
+            "src_tokens_per_s": round(self.n_src / elapsed, 1),
+            "tgt_tokens_per_s": round(self.n_tgt / elapsed, 1),
+            "updates_per_s": round(self.updates / elapsed, 3),
+            "waited_s": round(self.waited_s, 3),
+        }
 
 
 class Trainer:
     """A model, its optimizer and where training stands. `train` below runs it."""
 
-    def __init__(self, config: RunConfig, world: World, run: RunFolder, stop: Stop, status: Status,
-                 report: Report) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        run: RunFolder,
+        stop: Stop,
+        status: Status,
+        report: Report,
+    ) -> None:
         self.config, self.world, self.run, self.stop, self.status = config, world, run, stop, status
         self.write_report = report
         self.store_folder = Path(config.data.store)
@@ -90,7 +105,9 @@ class Trainer:
         if world.is_main:
             self.journal = Journal(self.run.metrics, self.state.metrics_bytes)
             is_apart = world.device.type == "cuda"
-            self.keeper = Keeper(self.run, config, self.vocab.model, self.journal, self.state.step, is_apart)
+            self.keeper = Keeper(
+                self.run, config, self.vocab.model, self.journal, self.state.step, is_apart
+            )
 
     def resume(self) -> TrainState:
         """Load the newest good checkpoint into model and optimizer, if there is one."""
@@ -106,8 +123,10 @@ class Trainer:
             return TrainState()
         found = found or checkpoint.found_by_main(self.run, step)
         if Vocab(found.vocab_model).digest != self.vocab.digest:
-            raise UserError(f"{self.store_folder}: its BPE model is not the one of {found.path}; "
-                            "give the data.store that belongs to this run, or another out=DIR")
+            raise UserError(
+                f"{self.store_folder}: its BPE model is not the one of {found.path}; "
+                "give the data.store that belongs to this run, or another out=DIR"
+            )
         checkpoint.load_weights(found, self.model)
         return checkpoint.load_optimizer(found, self.model, self.optimizer)
 
@@ -145,9 +164,13 @@ class Trainer:
             self.norm = outcome.norm
             self.speed.add(update)
             self.state = replace(
-                state, skipped=0, tokens_seen=state.tokens_seen + update.n_tgt,
-                window_loss=state.window_loss + outcome.loss, window_nll=state.window_nll + outcome.nll,
-                window_tokens=state.window_tokens + update.n_tgt)
+                state,
+                skipped=0,
+                tokens_seen=state.tokens_seen + update.n_tgt,
+                window_loss=state.window_loss + outcome.loss,
+                window_nll=state.window_nll + outcome.nll,
+                window_tokens=state.window_tokens + update.n_tgt,
+            )
         else:
             self.norm = 0.0
             self.state = replace(state, skipped=state.skipped + 1)
@@ -162,21 +185,33 @@ class Trainer:
         """An update was not applied: tell which, and stop if that is the rule or it comes too often."""
         sent, training, world = outcome.sent, self.config.training, self.world
         told = explain(outcome, self.run.path, self.model, self.store, self.vocab, world)
-        self.log({"kind": "skipped", "step": sent.step, "loss": str(outcome.loss), "grad_norm": str(outcome.norm)})
+        self.log(
+            {
+                "kind": "skipped",
+                "step": sent.step,
+                "loss": str(outcome.loss),
+                "grad_norm": str(outcome.norm),
+            }
+        )
         if training.on_nonfinite == "skip" and self.state.skipped <= SKIPS:
             if world.is_main:
                 say(f"warning: {told}")
             return
 
         def fail() -> None:
-            raise Failure(f"{told}; the last checkpoint is good: go on from it with training.on_nonfinite=skip, or "
-                          "begin anew (out=DIR) with a lower optimizer.scale or more optimizer.warmup_steps")
+            raise Failure(
+                f"{told}; the last checkpoint is good: go on from it with training.on_nonfinite=skip, or "
+                "begin anew (out=DIR) with a lower optimizer.scale or more optimizer.warmup_steps"
+            )
 
         world.on_main(fail)
 
     def save(self) -> None:
         """A checkpoint of this update, unless there is one."""
-        if self.state.skipped and not total_norm([p.detach() for p in self.model.parameters()]).isfinite():
+        if (
+            self.state.skipped
+            and not total_norm([p.detach() for p in self.model.parameters()]).isfinite()
+        ):
             return  # it would not be good
         if self.saved_step != self.state.step:
             snapshot = checkpoint.snapshot(self.model, self.optimizer, self.world.is_main)
@@ -185,7 +220,9 @@ class Trainer:
                 self.keeper.save(snapshot, self.state)
                 self.tell("running")
 
-            self.world.on_main(write)  # a slow disk must not make the others give up in their next update
+            self.world.on_main(
+                write
+            )  # a slow disk must not make the others give up in their next update
             self.saved_step = self.state.step
         elif self.state.best_step == self.state.step:
 
@@ -201,7 +238,9 @@ class Trainer:
         on."""
         if self.dev is None or self.exit_code or not self.is_validation_due:
             return
-        model = whole_model(self.model, self.vocab.size) if self.config.training.shard else self.model
+        model = (
+            whole_model(self.model, self.vocab.size) if self.config.training.shard else self.model
+        )
         translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
         result = validate(translator, self.dev, self.config, self.world, self.go_through)
         if result is None:
@@ -209,13 +248,23 @@ class Trainer:
         best, step, score = self.state.best, self.state.step, result.bleu
         goodness = self.world.from_main(result.goodness)
         is_best = goodness > (-math.inf if best is None else best)
-        self.log({"kind": "valid", "step": step, "nll": round(result.nll, 5), "ppl": round(result.perplexity, 3),
-                  "bleu": score and score.value, "signature": score and score.signature,
-                  "elapsed_s": round(self.state.elapsed_s, 1)})
+        self.log(
+            {
+                "kind": "valid",
+                "step": step,
+                "nll": round(result.nll, 5),
+                "ppl": round(result.perplexity, 3),
+                "bleu": score and score.value,
+                "signature": score and score.signature,
+                "elapsed_s": round(self.state.elapsed_s, 1),
+            }
+        )
         if self.world.is_main:
             told = f", BLEU {score.value:.2f}" if score else ""
-            say(f"update {step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}{told}"
-                f"{'  (best)' if is_best else ''}")
+            say(
+                f"update {step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}{told}"
+                f"{'  (best)' if is_best else ''}"
+            )
         self.state = replace(self.state, validated=step)
         if is_best:
             self.state = replace(self.state, best=goodness, best_step=step)
@@ -230,15 +279,31 @@ class Trainer:
         """Updates until the recipe ends or somebody asks for an end."""
         training, world = self.config.training, self.world
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
-        segmentations = Segmentations(self.store_folder, self.config.vocab.bpe_dropout, self.config.seed,
-                                      self.config.data.clean.max_pieces, self.config.data.workers)
-        loader = Loader(segmentations, training, self.config.seed, self.state.cursor, world, self.shape)
+        segmentations = Segmentations(
+            self.store_folder,
+            self.config.vocab.bpe_dropout,
+            self.config.seed,
+            self.config.data.clean.max_pieces,
+            self.config.data.workers,
+        )
+        loader = Loader(
+            segmentations, training, self.config.seed, self.state.cursor, world, self.shape
+        )
         # segmentations are closed first: otherwise the loader may wait for an epoch that is no longer needed
-        with (contextlib.closing(progress), explained_out_of_memory(training.sized), loader as updates, segmentations):
-            if world.device.type == "cuda":  # before any search records graphs: a graph must not outlive an older one
+        with (
+            contextlib.closing(progress),
+            explained_out_of_memory(training.sized),
+            loader as updates,
+            segmentations,
+        ):
+            if (
+                world.device.type == "cuda"
+            ):  # before any search records graphs: a graph must not outlive an older one
                 try_worst(self.replica, self.store, training, world)
             self.validate()  # what a stop cut short
-            if self.state.step == training.steps and not self.exit_code:  # there is no later one to hold the score
+            if (
+                self.state.step == training.steps and not self.exit_code
+            ):  # there is no later one to hold the score
                 self.saved_step = -1
                 self.save()
             self.speed = Speed(clock())
@@ -247,12 +312,19 @@ class Trainer:
                 update = next(updates)
                 self.speed.waited_s += clock() - began
                 step = self.state.step + 1
-                self.outcomes.send(run_update(self.replica, self.optimizer, update, step, self.config, world,
-                                              self.wishes))
-                self.state = replace(self.state, step=step, cursor=update.after, elapsed_s=clock() - self.began)
+                self.outcomes.send(
+                    run_update(
+                        self.replica, self.optimizer, update, step, self.config, world, self.wishes
+                    )
+                )
+                self.state = replace(
+                    self.state, step=step, cursor=update.after, elapsed_s=clock() - self.began
+                )
                 is_logged = self.is_due(training.log_every) or step in (1, training.steps)
                 is_saved = self.is_due(training.checkpoint_every) or step == training.steps
-                for outcome in self.outcomes.arrived(is_logged or is_saved or self.is_validation_due):
+                for outcome in self.outcomes.arrived(
+                    is_logged or is_saved or self.is_validation_due
+                ):
                     self.take(outcome)
                 progress.advance(1, self.report() if is_logged else None)
                 began = clock()
@@ -268,7 +340,9 @@ class Trainer:
             self.exit_code = 0  # nothing is left to do
         if world.is_main and not self.exit_code:
             segmentations.remove()
-        world.on_main(self.conclude)  # all wait: torchrun ends the others as soon as one has left with a code
+        world.on_main(
+            self.conclude
+        )  # all wait: torchrun ends the others as soon as one has left with a code
 
     def tell(self, state: State, code: int | None = None, message: str = "") -> None:
         self.status.step = self.keeper.saved
@@ -277,13 +351,21 @@ class Trainer:
     def conclude(self) -> None:
         """On the main rank: what the next one will find."""
         self.keeper.finish()
-        name = signal.Signals(self.stop.signal).name if self.stop.signal else "a signal to another rank"
+        name = (
+            signal.Signals(self.stop.signal).name
+            if self.stop.signal
+            else "a signal to another rank"
+        )
         if self.exit_code:
-            self.tell("preempted", self.exit_code, f"asked to stop by {name}; the same command goes on")
+            self.tell(
+                "preempted", self.exit_code, f"asked to stop by {name}; the same command goes on"
+            )
         else:
             self.tell("done", 0)
-        say(f"{'stopped' if self.exit_code else 'done'}: {self.state.step} updates in "
-            f"{duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}")
+        say(
+            f"{'stopped' if self.exit_code else 'done'}: {self.state.step} updates in "
+            f"{duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}"
+        )
         try:
             self.write_report(self.run.path)
         except (OSError, UserError) as error:
@@ -296,10 +378,25 @@ class Trainer:
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
         if not n:  # all were skipped
             return ""
-        rate, loss, nll = self.optimizer.param_groups[0]["lr"], state.window_loss / n, state.window_nll / n
-        self.log({"kind": "train", "step": state.step, "epoch": state.cursor.epoch, "loss": round(loss, 5),
-                  "nll": round(nll, 5), "ppl": round(math.exp(min(nll, 50.0)), 3), "lr": rate,
-                  "grad_norm": float(f"{self.norm:.5g}"), **speed, "elapsed_s": round(state.elapsed_s, 1)})
+        rate, loss, nll = (
+            self.optimizer.param_groups[0]["lr"],
+            state.window_loss / n,
+            state.window_nll / n,
+        )
+        self.log(
+            {
+                "kind": "train",
+                "step": state.step,
+                "epoch": state.cursor.epoch,
+                "loss": round(loss, 5),
+                "nll": round(nll, 5),
+                "ppl": round(math.exp(min(nll, 50.0)), 3),
+                "lr": rate,
+                "grad_norm": float(f"{self.norm:.5g}"),
+                **speed,
+                "elapsed_s": round(state.elapsed_s, 1),
+            }
+        )
         return f"loss {loss:.3f}, nll {nll:.3f}, lr {rate:.2e}, {speed['tgt_tokens_per_s']:,.0f} target tokens/s"
 
 
@@ -314,8 +411,10 @@ def _claim(config: RunConfig, run: RunFolder, status: Status, stack: contextlib.
     began = load_config(str(run.config)) if run.config.is_file() else None
     changes = differences(began, config) if began else []
     if changes:
-        raise UserError(f"{run.path}: this run began with other settings ({'; '.join(changes)}); "
-                        "restore them, choose another out=DIR, or remove the folder to start anew")
+        raise UserError(
+            f"{run.path}: this run began with other settings ({'; '.join(changes)}); "
+            "restore them, choose another out=DIR, or remove the folder to start anew"
+        )
     if began != config:
         write_text(run.config, dump(config))
 
@@ -323,9 +422,11 @@ def _claim(config: RunConfig, run: RunFolder, status: Status, stack: contextlib.
 def _describe(trainer: Trainer) -> None:
     config, store = trainer.config, trainer.store
     size = sum(p.numel() for p in trainer.model.parameters())
-    say(f"model: {size / 1e6:.1f}M parameters, {trainer.vocab.size:,} pieces; data: {len(store):,} pairs, "
+    say(
+        f"model: {size / 1e6:.1f}M parameters, {trainer.vocab.size:,} pieces; data: {len(store):,} pairs, "
         f"{len(store.tgt.ids):,} target pieces; {config.training.precision} on {trainer.world.size} x "
-        f"{trainer.world.device.type}; run folder {trainer.run.path}")
+        f"{trainer.world.device.type}; run folder {trainer.run.path}"
+    )
     if trainer.state.step:
         say(f"continuing after update {trainer.state.step}")
 
@@ -340,8 +441,10 @@ def _begin(trainer: Trainer) -> None:
 
 def _conclude_alone(error: Exception, status: Status, world: World) -> None:
     """The connection to another rank broke: it has failed and says why, or it was killed."""
-    say(f"stopped: another rank is gone ({str(error).partition(chr(10))[0]}); the same command goes on from the last "
-        "checkpoint")
+    say(
+        f"stopped: another rank is gone ({str(error).partition(chr(10))[0]}); the same command goes on from the last "
+        "checkpoint"
+    )
     if world.is_main and not status.has_failed:
         status.tell("preempted", PREEMPTED, "another rank is gone; the same command goes on")
 
@@ -363,11 +466,15 @@ def train(config: RunConfig, world: World, report: Report = lambda _: None) -> i
             if trainer.state.step < config.training.steps or trainer.is_validation_due:
                 trainer.loop()
             elif world.is_main:
-                say(f"nothing to do: {trainer.state.step} updates are done; raise training.steps to go on")
+                say(
+                    f"nothing to do: {trainer.state.step} updates are done; raise training.steps to go on"
+                )
                 trainer.tell("done", 0)
         except RuntimeError as error:
             if not is_lost(error, world):
                 raise
             _conclude_alone(error, status, world)
-            raise SystemExit(PREEMPTED) from error  # a return would take down the group, and wait for who is gone
+            raise SystemExit(
+                PREEMPTED
+            ) from error  # a return would take down the group, and wait for who is gone
         return trainer.exit_code

@@ -58,11 +58,20 @@ class Outcome:
 
 def micro_seed(seed: int, step: int, number: int) -> int:
     """What seeds the dropout of micro-batch `number` of an update, wherever it runs."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {number}".encode(), digest_size=7).digest())
+    return int.from_bytes(
+        hashlib.blake2b(f"{seed} {step} {number}".encode(), digest_size=7).digest()
+    )
 
 
-def run_update(replica: Replica, optimizer: Adam, update: Update, step: int, config: RunConfig, world: World,
-               wishes: Callable[[], Wishes] = Wishes) -> Sent:
+def run_update(
+    replica: Replica,
+    optimizer: Adam,
+    update: Update,
+    step: int,
+    config: RunConfig,
+    world: World,
+    wishes: Callable[[], Wishes] = Wishes,
+) -> Sent:
     """One optimizer update; nothing of it is waited for. `wishes` are asked for at its end."""
     # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
@@ -73,7 +82,9 @@ def run_update(replica: Replica, optimizer: Adam, update: Update, step: int, con
 
     # what all ranks have found together
     replica.sum_gradients(world)
-    norm = replica.gradient_norm() / world.size  # which is equal on all ranks, and summed over them below
+    norm = (
+        replica.gradient_norm() / world.size
+    )  # which is equal on all ranks, and summed over them below
     mine = torch.tensor(wishes(), dtype=torch.float64).to(world.device, non_blocking=True)
     figures = world.sum(torch.cat((micro_sums.double().sum(0), norm.double()[None], mine)))
 

@@ -24,7 +24,9 @@ from nmt.system.ranks import World
 from nmt.train.loss import loss_sums
 from nmt.translate.translator import Translation, Translator
 
-GoThrough = Callable[[Iterable[object]], bool]  # does all of the work, unless somebody asks for an end meanwhile
+GoThrough = Callable[
+    [Iterable[object]], bool
+]  # does all of the work, unless somebody asks for an end meanwhile
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class DevSet:
 
 def open_dev(folder: Path, vocab: Vocab) -> DevSet:
     """That of a store."""
-    texts = [(folder / f"valid.{side}.txt").read_bytes().decode().split("\n")[:-1] for side in ("src", "tgt")]
+    texts = [
+        (folder / f"valid.{side}.txt").read_bytes().decode().split("\n")[:-1]
+        for side in ("src", "tgt")
+    ]
     return DevSet(open_store(folder, "valid", vocab.digest), *texts)
 
 
@@ -56,18 +61,25 @@ class Validation:
 
 
 @torch.inference_mode()
-def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world: World,
-            go_through: GoThrough) -> float | None:
+def dev_nll(
+    translator: Translator,
+    store: TokenStore,
+    micro_tokens: int,
+    world: World,
+    go_through: GoThrough,
+) -> float | None:
     """Mean NLL per target piece; the ranks share the work. None if it was cut short."""
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
-    bounds = cut(store.src.lengths[order] + 1, store.tgt.lengths[order] + 1, micro_tokens, micro_tokens)
+    bounds = cut(
+        store.src.lengths[order] + 1, store.tgt.lengths[order] + 1, micro_tokens, micro_tokens
+    )
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     n_tokens = 0
 
     def add(n: int) -> None:
         nonlocal n_tokens
-        batch = make_batch(store, order[bounds[n]:bounds[n + 1]]).to(world.device)
+        batch = make_batch(store, order[bounds[n] : bounds[n + 1]]).to(world.device)
         _, nll = loss_sums(model(batch.src, batch.tgt), model.projection.weight, batch.labels, 0.0)
         total.add_(nll.double())
         n_tokens += batch.n_tokens
@@ -83,17 +95,22 @@ def dev_nll(translator: Translator, store: TokenStore, micro_tokens: int, world:
     return nll / count
 
 
-def validate(translator: Translator, dev: DevSet, config: RunConfig, world: World,
-             go_through: GoThrough) -> Validation | None:
+def validate(
+    translator: Translator, dev: DevSet, config: RunConfig, world: World, go_through: GoThrough
+) -> Validation | None:
     """On all ranks, of which the first decodes; None if it was cut short."""
     nll = dev_nll(translator, dev.store, config.training.sized, world, go_through)
     if nll is None or not config.evaluation.bleu:
         return None if nll is None else Validation(nll, None)
-    sources = dev.sources[:config.evaluation.sentences]
+    sources = dev.sources[: config.evaluation.sentences]
     results = [Translation("", 0.0)] * len(sources)
-    with (closing(Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)) as progress,
-          closing(translator.translating(sources, results)) as batches):
+    with (
+        closing(
+            Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
+        ) as progress,
+        closing(translator.translating(sources, results)) as batches,
+    ):
         if not go_through(map(progress.advance, batches if world.is_main else ())):
             return None
     texts = [result.text for result in results]
-    return Validation(nll, bleu(texts, dev.references[:len(sources)]) if world.is_main else None)
+    return Validation(nll, bleu(texts, dev.references[: len(sources)]) if world.is_main else None)

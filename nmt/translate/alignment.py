@@ -18,14 +18,19 @@ CELLS = 1 << 18  # target times source pieces looked at together, for each head 
 
 
 @torch.inference_mode()
-def align(model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> list[list[int]]:
+def align(
+    model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]
+) -> list[list[int]]:
     """For each target piece the index of a source piece, both without marks. Without any source piece it is 0."""
     links: list[list[int]] = []
     while len(links) < len(src):
         first = last = len(links)
         longest_src = longest_tgt = 0
         while last < len(src):
-            longest_src, longest_tgt = max(longest_src, len(src[last]) + 1), max(longest_tgt, len(tgt[last]) + 1)
+            longest_src, longest_tgt = (
+                max(longest_src, len(src[last]) + 1),
+                max(longest_tgt, len(tgt[last]) + 1),
+            )
             if last > first and (last + 1 - first) * longest_src * longest_tgt > CELLS:
                 break
             last += 1
@@ -33,14 +38,18 @@ def align(model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequen
     return links
 
 
-def _aligned(model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> list[list[int]]:
+def _aligned(
+    model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]
+) -> list[list[int]]:
     device = model.projection.weight.device
     sources = pack([[*ids, EOS] for ids in src]).to(device)
-    targets = pack([[BOS, *ids] for ids in tgt]).to(device)  # at the place of each piece stands the one before
+    targets = pack([[BOS, *ids] for ids in tgt]).to(
+        device
+    )  # at the place of each piece stands the one before
     layers: list[Tensor] = []
     model.decode(targets, model.encode(sources), sources, layers)
     seen = layers[max(0, len(layers) - 2)].mean(1)  # (S, Lt, Ls)
     places = torch.arange(seen.shape[2], device=device)
     allowed = places < (sources.lengths - 1).clamp(min=1)[:, None]  # not the closing eos
     best = seen.masked_fill(~allowed[:, None], -1.0).argmax(2).tolist()
-    return [row[:len(ids)] for row, ids in zip(best, tgt, strict=True)]
+    return [row[: len(ids)] for row, ids in zip(best, tgt, strict=True)]

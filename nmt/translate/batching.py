@@ -30,21 +30,32 @@ class GpuSearch:
     """Searches any number of sentences on a GPU. What is recorded for one batch serves later ones, so keep it as long
     as there are sentences and the weights of the model stay as they are."""
 
-    def __init__(self, model: Speaker, config: DecodingConfig, device: torch.device,
-                 n_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Speaker,
+        config: DecodingConfig,
+        device: torch.device,
+        n_bytes: int | None = None,
+    ) -> None:
         self.model, self.config, self.device = model, config, device
         self.graph_search = GraphSearch(model, config, device)
         self.n_bytes = free_bytes(device) if n_bytes is None else n_bytes
 
-    def searching(self, sources: Sequence[Sequence[int]], n_best: int = 1,
-                  prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
+    def searching(
+        self,
+        sources: Sequence[Sequence[int]],
+        n_best: int = 1,
+        prefixes: Sequence[Sequence[int]] | None = None,
+    ) -> Iterator[Found]:
         """What the function `searching` yields."""
         batches = deque(self.cut(sources, n_best, prefixes))
         while batches:
             batch = batches.popleft()
             forced = None if prefixes is None else [prefixes[i] for i in batch]
             try:
-                found = self.graph_search.search(pack([sources[i] for i in batch]).to(self.device), n_best, forced)
+                found = self.graph_search.search(
+                    pack([sources[i] for i in batch]).to(self.device), n_best, forced
+                )
             except RuntimeError as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
@@ -60,8 +71,12 @@ class GpuSearch:
             middle = len(batch) // 2
             batches.extendleft((batch[middle:], batch[:middle]))
 
-    def cut(self, sources: Sequence[Sequence[int]], n_best: int = 1,
-            prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[list[int]]:
+    def cut(
+        self,
+        sources: Sequence[Sequence[int]],
+        n_best: int = 1,
+        prefixes: Sequence[Sequence[int]] | None = None,
+    ) -> Iterator[list[int]]:
         """Indices of the sentences, long ones first."""
         if self.config.batch_tokens is not None:
             yield from cut(sources, self.config, n_best)
@@ -75,8 +90,14 @@ class GpuSearch:
             order = order[n:]
 
 
-def searching(model: Speaker, sources: Sequence[Sequence[int]], config: DecodingConfig, device: torch.device,
-              n_best: int = 1, prefixes: Sequence[Sequence[int]] | None = None) -> Iterator[Found]:
+def searching(
+    model: Speaker,
+    sources: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    device: torch.device,
+    n_best: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Iterator[Found]:
     """Batch by batch, the sentences found and what was found. Sources end with eos."""
     if device.type == "cuda":
         yield from GpuSearch(model, config, device).searching(sources, n_best, prefixes)
@@ -84,7 +105,9 @@ def searching(model: Speaker, sources: Sequence[Sequence[int]], config: Decoding
 
     def one(batch: list[int]) -> Found:
         forced = None if prefixes is None else [prefixes[i] for i in batch]
-        return batch, search(model, pack([sources[i] for i in batch]).to(device), config, n_best, forced)
+        return batch, search(
+            model, pack([sources[i] for i in batch]).to(device), config, n_best, forced
+        )
 
     batches = list(cut(sources, config, n_best))
     n = min(len(batches), torch.get_num_threads(), MOST)
@@ -95,7 +118,9 @@ def searching(model: Speaker, sources: Sequence[Sequence[int]], config: Decoding
         yield from _in_turn(pool, one, batches, 2 * n)
 
 
-def cut(sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 1) -> Iterator[list[int]]:
+def cut(
+    sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 1
+) -> Iterator[list[int]]:
     """Indices of the sentences, long ones first: at most `batch_tokens` padded tokens together, and `SAID` times as
     many in what all their hypotheses say, for that fills the memory."""
     batch: list[int] = []
@@ -124,8 +149,12 @@ def _threads(n: int) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(all_threads)
 
 
-def _in_turn(pool: ThreadPoolExecutor, work: Callable[[list[int]], Found], tasks: Iterable[list[int]],
-             ahead: int) -> Iterator[Found]:
+def _in_turn(
+    pool: ThreadPoolExecutor,
+    work: Callable[[list[int]], Found],
+    tasks: Iterable[list[int]],
+    ahead: int,
+) -> Iterator[Found]:
     """`map(work, tasks)`, of which so many are under way."""
     flying: deque[Future[Found]] = deque()
     for task in tasks:

@@ -60,7 +60,9 @@ class Ensemble:
         learned = [model.config for model in models if model.config.positions == "learned"]
         self.config, self.n_vocab = models[0].config, models[0].n_vocab
         if learned:  # the shortest table bounds them all
-            self.config = replace(learned[0], max_positions=min(config.max_positions for config in learned))
+            self.config = replace(
+                learned[0], max_positions=min(config.max_positions for config in learned)
+            )
 
     def start(self, src: Packed, beam: int) -> Caches:
         return Caches([model.start(src, beam) for model in self.models])
@@ -78,10 +80,16 @@ class Ensemble:
 
     def step(self, tokens: Tensor, cache: Caches | StaticCaches) -> Tensor:
         """What the models' projections take, side by side."""
-        return torch.cat([model.step(tokens, each) for model, each in zip(self.models, cache.each, strict=True)], 1)
+        return torch.cat(
+            [model.step(tokens, each) for model, each in zip(self.models, cache.each, strict=True)],
+            1,
+        )
 
     def projection(self, hidden: Tensor) -> Tensor:
         """Logits whose softmax is the mean of the models' probabilities."""
         parts = hidden.split(self.sizes, 1)
-        each = [model.projection(x).float().log_softmax(1) for model, x in zip(self.models, parts, strict=True)]
+        each = [
+            model.projection(x).float().log_softmax(1)
+            for model, x in zip(self.models, parts, strict=True)
+        ]
         return torch.stack(each).logsumexp(0) - math.log(len(each))

@@ -23,13 +23,20 @@ class Layout:
     def request(self) -> Request:
         return Request(self.n_best or 1, self.has_alignments)
 
-    def lines(self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText) -> str:
+    def lines(
+        self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText
+    ) -> str:
         """What is written for line `number`, counted from 1; ends with a line end."""
         if self.is_json:
-            return json.dumps(self._object(number, source, candidates, translator), ensure_ascii=False) + "\n"
+            return (
+                json.dumps(self._object(number, source, candidates, translator), ensure_ascii=False)
+                + "\n"
+            )
         if self.n_best is None:
             return self._row([], candidates[0], self.has_scores)
-        return "".join(self._row([str(number - 1)], one, True) for one in candidates)  # as Marian and fairseq count
+        return "".join(
+            self._row([str(number - 1)], one, True) for one in candidates
+        )  # as Marian and fairseq count
 
     def _row(self, before: list[str], one: Translation, has_score: bool) -> str:
         text = one.text.replace("\n", " ")
@@ -40,10 +47,14 @@ class Layout:
             return text + "\n"
         return "\t".join(column.replace("\t", " ") for column in columns) + "\n"
 
-    def _object(self, number: int, source: str, candidates: Sequence[Translation],
-                translator: TextToText) -> dict[str, Any]:
-        made: dict[str, Any] = {"line": number, "source": source, "candidates": [
-            {"text": one.text, "score": round(one.score, 6)} for one in candidates]}
+    def _object(
+        self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText
+    ) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "line": number,
+            "source": source,
+            "candidates": [{"text": one.text, "score": round(one.score, 6)} for one in candidates],
+        }
         if self.has_alignments:
             vocab = translator.vocab
             made["source_pieces"] = vocab.pieces(vocab.encode([source])[0])

@@ -38,7 +38,9 @@ from nmt.translate.search import (
 )
 
 ROOM = 32  # steps, at first; doubled when they are used up
-FEWEST = 16  # sentences: a step of fewer takes no less time, so the last ones are not moved together
+FEWEST = (
+    16  # sentences: a step of fewer takes no less time, so the last ones are not moved together
+)
 AHEAD = 4  # steps that the host may launch beyond those whose outcome it knows
 UNRECORDED = 16  # steps of a shape before it is recorded, which costs about as much
 MOST_GRAPHS = 128
@@ -58,8 +60,9 @@ class GraphSearch:
         self.n_uses: Counter[tuple[int, ...]] = Counter()  # of a shape, in steps
 
     @torch.inference_mode()
-    def search(self, src: Packed, n_best: int = 1,
-               prefixes: Sequence[Sequence[int]] | None = None) -> list[list[Hypothesis]]:
+    def search(
+        self, src: Packed, n_best: int = 1, prefixes: Sequence[Sequence[int]] | None = None
+    ) -> list[list[Hypothesis]]:
         """What `beam.search` returns."""
         self._prepare(n_best)
         n_steps = self._load(src, prefixes)
@@ -80,7 +83,9 @@ class GraphSearch:
             if not living:
                 return results
             sentences = [sentences[row] for row in living]
-            self._resize(_sent(torch.tensor(living), self.device), size_class(len(living)), self.room)
+            self._resize(
+                _sent(torch.tensor(living), self.device), size_class(len(living)), self.room
+            )
             news = News(self.device)
         raise AssertionError(f"{len(sentences)} sentences are not done at their limits")
 
@@ -133,15 +138,22 @@ class GraphSearch:
             ids=self._placed("ids", live.ids, (n, self.beam, room), EOS),
             scores=self._placed("scores", live.scores, (n, self.beam), NEVER),
             finished_ids=self._placed("finished_ids", live.finished_ids, (n, n_kept, room), EOS),
-            finished_scores=self._placed("finished_scores", live.finished_scores, (n, n_kept), NEVER),
-            n_finished=self._placed("n_finished", live.n_finished, (n,), 0))
+            finished_scores=self._placed(
+                "finished_scores", live.finished_scores, (n, n_kept), NEVER
+            ),
+            n_finished=self._placed("n_finished", live.n_finished, (n,), 0),
+        )
         self.is_done = self._placed("is_done", done, (n,), True)
-        self.lots = self._placed("lots", lots, (n, self.beam, self.most_room if self.config.sample else 0), 0.0)
+        self.lots = self._placed(
+            "lots", lots, (n, self.beam, self.most_room if self.config.sample else 0), 0.0
+        )
 
     def _placed(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
         """Memory is taken for the room that the batch may need in the end, so that it need not move on the way."""
         has_room = name in ("forced", "ids", "finished_ids")
-        return self.buffers.place(name, x, shape, fill, (*shape[:-1], self.most_room) if has_room else shape)
+        return self.buffers.place(
+            name, x, shape, fill, (*shape[:-1], self.most_room) if has_room else shape
+        )
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +168,9 @@ class GraphSearch:
         config, beam = self.config, width(self.config, n_best)
         room = most_room(count_steps(longest, longest_prefix, config))
         n_kept = beam if config.stopping == "likely" else n_best
-        state = (beam + n_kept + 1) * room * ID  # pieces of the living, of the finished, and demanded ones
+        state = (
+            (beam + n_kept + 1) * room * ID
+        )  # pieces of the living, of the finished, and demanded ones
         growing = 3 * (2 * beam + n_kept) * room * ID
         drawing = 0
         if config.sample:
@@ -177,7 +191,13 @@ class GraphSearch:
             return self._step
         if shape not in self.graphs:
             # A recording makes some steps to warm up. What they change is put back.
-            state = [*vars(self.live).values(), self.is_done, self.length, self.n_living, *self.cache.state()]
+            state = [
+                *vars(self.live).values(),
+                self.is_done,
+                self.length,
+                self.n_living,
+                *self.cache.state(),
+            ]
             saved = [x.clone() for x in state]
             self.graphs[shape] = capture(self._step, self.device, self.pool)
             for x, before in zip(state, saved, strict=True):
@@ -215,7 +235,13 @@ class GraphSearch:
         """Take down what was found of the sentences that are done. Returns the rows of the others. Waits once."""
         live = self.live
         ids, scores, done = _fetched(
-            (live.finished_ids[:, :self.n_best], live.finished_scores[:, :self.n_best], self.is_done), self.device)
+            (
+                live.finished_ids[:, : self.n_best],
+                live.finished_scores[:, : self.n_best],
+                self.is_done,
+            ),
+            self.device,
+        )
         living = []
         for row, sentence in enumerate(sentences):
             if done[row]:
@@ -288,6 +314,8 @@ def _fetched(tensors: Sequence[Tensor], device: torch.device) -> list[list[Any]]
         return [x.tolist() for x in tensors]
     copies = []
     for x in tensors:
-        copies.append(torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True))
+        copies.append(
+            torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        )
     torch.cuda.current_stream(device).synchronize()
     return [x.tolist() for x in copies]

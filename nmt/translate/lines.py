@@ -18,7 +18,10 @@ from nmt.data.vocab import SPACE
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 
-FIRST, LARGEST = 32, 1_024  # lines of a chunk; measured: 64 lose a quarter of the speed, more than 1,024 gain none
+FIRST, LARGEST = (
+    32,
+    1_024,
+)  # lines of a chunk; measured: 64 lose a quarter of the speed, more than 1,024 gain none
 BUFFER, CHUNK_BYTES, LINE_BYTES = 1 << 16, 2 << 20, 16 << 20
 PAUSE_S = 0.05  # a source that is silent for so long has no more for the moment
 TOLD = 3  # lines that are not UTF-8 and named each
@@ -50,8 +53,10 @@ class Lines:
                 yield Chunk(first + rest, lines[rest:], n_bytes)
             first += len(block)
         if first <= skip:
-            raise UserError(f"{self.name}: has {first - 1:,} lines, fewer than the {skip:,} that are done; give the "
-                            "input that the output is of")
+            raise UserError(
+                f"{self.name}: has {first - 1:,} lines, fewer than the {skip:,} that are done; give the "
+                "input that the output is of"
+            )
         if self.n_bad > TOLD:
             say(f"warning: {self.name}: {self.n_bad:,} lines are not valid UTF-8")
 
@@ -82,13 +87,17 @@ def _blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
             rest.append(last)
             n_rest += len(last)
         is_pausing = not select.select([handle], [], [], PAUSE_S)[0]
-        while len(ready) >= size or (ready and (is_pausing or n_ready > CHUNK_BYTES or n_rest > LINE_BYTES)):
+        while len(ready) >= size or (
+            ready and (is_pausing or n_ready > CHUNK_BYTES or n_rest > LINE_BYTES)
+        ):
             block, ready = ready[:size], ready[size:]
             n_ready, n = sum(map(len, ready)), n + len(block)
             yield block
             size = min(largest, 2 * size)
         if n_rest > LINE_BYTES:
-            raise UserError(f"{name}:{n + 1}: more than {LINE_BYTES:,} bytes without a line end; is it text?")
+            raise UserError(
+                f"{name}:{n + 1}: more than {LINE_BYTES:,} bytes without a line end; is it text?"
+            )
     ready.extend([b"".join(rest)] if rest else [])
     while ready:
         yield ready[:size]
@@ -109,7 +118,9 @@ def opened_source(path: str | None) -> Iterator[Lines]:
         yield Lines(0, "standard input")
         return
     if path.endswith((".gz", ".xz", ".zst", ".bz2")):
-        raise UserError(f"{path}: is packed; give its text, such as gzip -dc {path} | nmt-translate ...")
+        raise UserError(
+            f"{path}: is packed; give its text, such as gzip -dc {path} | nmt-translate ..."
+        )
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -137,12 +148,16 @@ def with_prefixes(chunks: Iterator[Chunk], prefixes: Lines, skip: int = 0) -> It
             waiting.extend(other.lines)
         n = chunk.first + len(chunk.lines) - 1
         if len(waiting) < len(chunk.lines):
-            raise UserError(f"{prefixes.name}: ends after {n - len(chunk.lines) + len(waiting):,} lines, the input has "
-                            "more; give a line for each line of it, empty where nothing is forced")
-        yield replace(chunk, prefixes=waiting[:len(chunk.lines)])
-        del waiting[:len(chunk.lines)]
+            raise UserError(
+                f"{prefixes.name}: ends after {n - len(chunk.lines) + len(waiting):,} lines, the input has "
+                "more; give a line for each line of it, empty where nothing is forced"
+            )
+        yield replace(chunk, prefixes=waiting[: len(chunk.lines)])
+        del waiting[: len(chunk.lines)]
     if waiting or next(others, None) is not None:
-        raise UserError(f"{prefixes.name}: has more lines than the input, which has {n:,}; give a line for each of it")
+        raise UserError(
+            f"{prefixes.name}: has more lines than the input, which has {n:,}; give a line for each of it"
+        )
 
 
 ENDS = "\"'”’»)]"
@@ -156,7 +171,9 @@ def split(pieces: Sequence[str], longest: int) -> list[range]:
     parts = []
     start, n = 0, len(pieces)
     while n - start > longest:
-        aim = -(-(n - start) // -(-(n - start) // longest))  # if all that are needed were of one size
+        aim = -(
+            -(n - start) // -(-(n - start) // longest)
+        )  # if all that are needed were of one size
         places = range(start + max(1, aim // 2), start + longest + 1)
         end = max(places, key=lambda place: (_worth(pieces, place), -abs(place - start - aim)))
         parts.append(range(start, end))
@@ -166,10 +183,16 @@ def split(pieces: Sequence[str], longest: int) -> list[range]:
 
 def _worth(pieces: Sequence[str], place: int) -> int:
     """How good it is to part before piece `place`."""
-    before = "".join(pieces[max(0, place - 3):place])
+    before = "".join(pieces[max(0, place - 3) : place])
     if pieces[place].startswith(SPACE):
         return 3 if SENTENCE_END.search(before) else 2 if CLAUSE_END.search(before) else 1
-    return 3 if before.endswith(("。", "！", "？")) else 2 if before.endswith(("，", "、", "；", "：")) else 0
+    return (
+        3
+        if before.endswith(("。", "！", "？"))
+        else 2
+        if before.endswith(("，", "、", "；", "："))
+        else 0
+    )
 
 
 def keep_whole_lines(path: str) -> int:

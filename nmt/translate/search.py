@@ -61,7 +61,7 @@ def penalty(length: Length, config: DecodingConfig) -> Tensor:
     size = torch.as_tensor(length, dtype=torch.float32)
     if config.penalty == "gnmt":
         return ((5.0 + size) / 6.0) ** config.length_penalty
-    return size ** config.length_penalty if config.penalty == "length" else torch.ones_like(size)
+    return size**config.length_penalty if config.penalty == "length" else torch.ones_like(size)
 
 
 @dataclass
@@ -88,8 +88,13 @@ class Beams:
 
 
 @torch.inference_mode()
-def search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
-           prefixes: Sequence[Sequence[int]] | None = None) -> list[list[Hypothesis]]:
+def search(
+    model: Speaker,
+    src: Packed,
+    config: DecodingConfig,
+    n_best: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
     """The `n_best` best translations of each sentence, best first. Source sentences end with eos; a translation begins
     with the pieces that `prefixes` gives for its sentence. With `config.sample`, so many draws in place of the best."""
     beam = width(config, n_best)
@@ -107,7 +112,10 @@ def search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
             say(live, model, hidden, lots[live.sentences, :, length - 1], length, config)
         done = is_done(live, length, config, n_best)
         if done.any():
-            found = [x[done].tolist() for x in (live.finished_ids[:, :n_best], live.finished_scores[:, :n_best])]
+            found = [
+                x[done].tolist()
+                for x in (live.finished_ids[:, :n_best], live.finished_scores[:, :n_best])
+            ]
             for sentence, rows, scores in zip(live.sentences[done].tolist(), *found, strict=True):
                 results[sentence] = hypotheses(rows, scores)
             n = int((~done).sum())
@@ -124,12 +132,19 @@ def width(config: DecodingConfig, n_best: int) -> int:
     if config.sample:
         return n_best
     if n_best > config.beam:
-        raise UserError(f"the {n_best} best of a beam of {config.beam} are asked for; raise decoding.beam")
+        raise UserError(
+            f"the {n_best} best of a beam of {config.beam} are asked for; raise decoding.beam"
+        )
     return config.beam
 
 
-def begin(src: Packed, config: DecodingConfig, model: ModelConfig, n_best: int,
-          prefixes: Sequence[Sequence[int]] | None) -> Beams:
+def begin(
+    src: Packed,
+    config: DecodingConfig,
+    model: ModelConfig,
+    n_best: int,
+    prefixes: Sequence[Sequence[int]] | None,
+) -> Beams:
     n, device, beam = src.n_sentences, src.tokens.device, width(config, n_best)
     prefixes = prefixes or [[]] * n
     longest = max(map(len, prefixes))
@@ -139,25 +154,44 @@ def begin(src: Packed, config: DecodingConfig, model: ModelConfig, n_best: int,
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
         if longest >= model.max_positions:
-            raise UserError(f"a prefix of {longest} pieces is longer than model.max_positions {model.max_positions} "
-                            "allows; shorten it")
+            raise UserError(
+                f"a prefix of {longest} pieces is longer than model.max_positions {model.max_positions} "
+                "allows; shorten it"
+            )
         limits.clamp_(max=model.max_positions - 1)
     n_kept = beam if config.stopping == "likely" else n_best
     scores = torch.zeros(n, beam, device=device)
     if not config.sample:
         scores[:, 1:] = NEVER  # there is but one beginning
-    return Beams(torch.arange(n, device=device), limits, forced, torch.full((n, beam), BOS, device=device),
-                 torch.full((n, beam, 0), EOS, device=device), scores,
-                 torch.full((n, n_kept, 0), EOS, device=device), torch.full((n, n_kept), NEVER, device=device),
-                 torch.zeros(n, dtype=torch.int64, device=device))
+    return Beams(
+        torch.arange(n, device=device),
+        limits,
+        forced,
+        torch.full((n, beam), BOS, device=device),
+        torch.full((n, beam, 0), EOS, device=device),
+        scores,
+        torch.full((n, n_kept, 0), EOS, device=device),
+        torch.full((n, n_kept), NEVER, device=device),
+        torch.zeros(n, dtype=torch.int64, device=device),
+    )
 
 
-def advance(live: Beams, model: Speaker, hidden: Tensor, length: Length, config: DecodingConfig) -> Tensor:
+def advance(
+    live: Beams, model: Speaker, hidden: Tensor, length: Length, config: DecodingConfig
+) -> Tensor:
     """One piece more for each hypothesis, by search; returns which one each of them continues, (S, B)."""
     beam = config.beam
     only = _musts(live, length)
-    parts = [_continuations(logits, live.scores[here], only[here], length <= config.min_length,
-                            2 * beam if beam > 1 else 1) for here, logits in _blocks(model, hidden, beam)]
+    parts = [
+        _continuations(
+            logits,
+            live.scores[here],
+            only[here],
+            length <= config.min_length,
+            2 * beam if beam > 1 else 1,
+        )
+        for here, logits in _blocks(model, hidden, beam)
+    ]
     parents, pieces, scores = (torch.cat(part) for part in zip(*parts, strict=True))
     rank = torch.arange(scores.shape[1], device=scores.device)
     if config.finishing == "shrink":
@@ -171,7 +205,9 @@ def advance(live: Beams, model: Speaker, hidden: Tensor, length: Length, config:
         counted = counted & (live.n_finished[:, None] + counted.cumsum(1) <= beam)
     ending = scores.masked_fill(~counted, NEVER) / penalty(length, config).to(scores.device)
     live.n_finished = live.n_finished + counted.sum(1)
-    live.finished_scores, order = torch.cat((live.finished_scores, ending), 1).topk(live.finished_scores.shape[1], 1)
+    live.finished_scores, order = torch.cat((live.finished_scores, ending), 1).topk(
+        live.finished_scores.shape[1], 1
+    )
     live.finished_ids = _rows(torch.cat((_widened(live.finished_ids, grown), grown), 1), order)
 
     # The living: the best of the others.
@@ -187,19 +223,31 @@ def is_done(live: Beams, length: Length, config: DecodingConfig, n_best: int) ->
     if config.sample:
         return done
     if config.stopping == "exact":
-        done |= best / penalty(live.limits + 1, config).to(best.device) <= live.finished_scores[:, n_best - 1]
+        done |= (
+            best / penalty(live.limits + 1, config).to(best.device)
+            <= live.finished_scores[:, n_best - 1]
+        )
     elif config.stopping == "full":
         done |= live.n_finished >= config.beam
     elif config.stopping == "likely":
-        done |= best / penalty(length, config).to(best.device) <= live.finished_scores[:, config.beam - 1]
+        done |= (
+            best / penalty(length, config).to(best.device)
+            <= live.finished_scores[:, config.beam - 1]
+        )
     return done
 
 
 def hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothesis]:
     """What was finished of a sentence that is done, best first."""
-    found = [Hypothesis(row[:row.index(EOS)], score) for row, score in zip(rows, scores, strict=True) if score > NEVER]
+    found = [
+        Hypothesis(row[: row.index(EOS)], score)
+        for row, score in zip(rows, scores, strict=True)
+        if score > NEVER
+    ]
     if not found:
-        raise Failure("the search found nothing, for the model's scores are no numbers; take another checkpoint")
+        raise Failure(
+            "the search found nothing, for the model's scores are no numbers; take another checkpoint"
+        )
     return sorted(found, key=lambda one: -one.score)
 
 
@@ -209,7 +257,7 @@ def _blocks(model: Speaker, hidden: Tensor, beam: int) -> Iterator[tuple[slice, 
     size = n_sentences if hidden.device.type != "cpu" else max(1, BLOCK // (beam * model.n_vocab))
     for first in range(0, n_sentences, size):
         here = slice(first, min(first + size, n_sentences))
-        yield here, model.projection(hidden[here.start * beam:here.stop * beam]).float()
+        yield here, model.projection(hidden[here.start * beam : here.stop * beam]).float()
 
 
 def _musts(live: Beams, length: Length) -> Tensor:
@@ -252,8 +300,9 @@ def _forbid(logits: Tensor, must_go_on: bool | Tensor) -> None:
         logits[:, EOS] = NEVER
 
 
-def _continuations(logits: Tensor, scores: Tensor, only: Tensor, must_go_on: bool | Tensor,
-                   n: int) -> tuple[Tensor, Tensor, Tensor]:
+def _continuations(
+    logits: Tensor, scores: Tensor, only: Tensor, must_go_on: bool | Tensor, n: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The n best (parent, piece, log-probability) of each sentence, each (S, n), of logits (S * B, V) and what their
     hypotheses weigh, (S, B)."""
     # torch's log_softmax takes half the time of its logsumexp
@@ -282,9 +331,9 @@ def _best(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
     n_groups = logits.shape[1] // GROUP
     if n_groups < 4 * n:
         return logits.topk(min(n, logits.shape[1]), 1)
-    grouped = logits[:, :n_groups * GROUP].unflatten(1, (n_groups, GROUP))
+    grouped = logits[:, : n_groups * GROUP].unflatten(1, (n_groups, GROUP))
     groups = grouped.amax(2).topk(n, 1, sorted=False).indices  # (R, n)
-    rest = logits[:, n_groups * GROUP:]
+    rest = logits[:, n_groups * GROUP :]
     values, index = torch.cat((_rows(grouped, groups).flatten(1), rest), 1).topk(n, 1)
     group, place = (index // GROUP).clamp(max=n - 1), index - index // GROUP * GROUP
     pieces = groups.gather(1, group) * GROUP + place
@@ -298,34 +347,51 @@ def _rows(tensor: Tensor, index: Tensor) -> Tensor:
 
 # ---- sampling ----------------------------------------------------------------------------------------------------
 
+
 def draw_lots(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
     """What chance decides, (S, n, longest): numbers in [0, 1) that follow from the seed and the sentence alone."""
     sizes, tokens = (limits + 1).tolist(), src.tokens.cpu().numpy()
     lots = np.zeros((len(sizes), n, max(sizes)), np.float32)
     for i, (first, last) in enumerate(pairwise(src.offsets.tolist())):
-        key = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=16, salt=seed.to_bytes(16)).digest()
+        key = hashlib.blake2b(
+            tokens[first:last].tobytes(), digest_size=16, salt=seed.to_bytes(16)
+        ).digest()
         stream = np.random.Generator(np.random.Philox(key=int.from_bytes(key)))
-        lots[i, :, :sizes[i]] = stream.random((n, sizes[i]), np.float32)
+        lots[i, :, : sizes[i]] = stream.random((n, sizes[i]), np.float32)
     return torch.from_numpy(lots).to(limits.device)
 
 
-def say(live: Beams, model: Speaker, hidden: Tensor, lots: Tensor, length: Length, config: DecodingConfig) -> None:
+def say(
+    live: Beams,
+    model: Speaker,
+    hidden: Tensor,
+    lots: Tensor,
+    length: Length,
+    config: DecodingConfig,
+) -> None:
     """One piece more for each hypothesis, drawn; each is alone."""
     only, n = _musts(live, length), live.scores.shape[1]
-    drawn = [_drawn(logits, only[here], lots[here].reshape(-1, 1), length <= config.min_length, config)
-             for here, logits in _blocks(model, hidden, n)]
+    drawn = [
+        _drawn(logits, only[here], lots[here].reshape(-1, 1), length <= config.min_length, config)
+        for here, logits in _blocks(model, hidden, n)
+    ]
     pieces, log_probs = (torch.cat(part).view(-1, n) for part in zip(*drawn, strict=True))
     scores = live.scores + log_probs
     ended = (pieces == EOS) & (scores > NEVER)
     live.tokens = pieces
     live.ids = _extended(live.ids, pieces, length)
-    live.finished_scores = torch.where(ended, scores / penalty(length, config).to(scores.device), live.finished_scores)
-    live.finished_ids = torch.where(ended[:, :, None], live.ids, _widened(live.finished_ids, live.ids))
+    live.finished_scores = torch.where(
+        ended, scores / penalty(length, config).to(scores.device), live.finished_scores
+    )
+    live.finished_ids = torch.where(
+        ended[:, :, None], live.ids, _widened(live.finished_ids, live.ids)
+    )
     live.scores = scores.masked_fill(ended, NEVER)
 
 
-def _drawn(logits: Tensor, only: Tensor, lots: Tensor, must_go_on: bool | Tensor,
-           config: DecodingConfig) -> tuple[Tensor, Tensor]:
+def _drawn(
+    logits: Tensor, only: Tensor, lots: Tensor, must_go_on: bool | Tensor, config: DecodingConfig
+) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
     log_probs = logits.log_softmax(1)
     _forbid(logits, must_go_on)

@@ -63,12 +63,18 @@ def opened(job: Job) -> Opened:
         torch.set_num_threads(max(1, torch.get_num_threads() // job.workers))
     device = choose_device(asked_device(job.overrides))
     if job.is_exported:
-        translator, config = make_engine(Path(job.checkpoints[0]), job.overrides, torch.get_num_threads(), device.type)
+        translator, config = make_engine(
+            Path(job.checkpoints[0]), job.overrides, torch.get_num_threads(), device.type
+        )
         return Opened(translator, config, [job.checkpoints[0]])
     checkpoint, *others = [load(Path(path)) for path in job.checkpoints]
     config = changed(checkpoint.config, job.overrides)
-    return Opened(make_translator(checkpoint, device, config.decoding, others), config,
-                  [str(one.path) for one in (checkpoint, *others)], (checkpoint, *others))
+    return Opened(
+        make_translator(checkpoint, device, config.decoding, others),
+        config,
+        [str(one.path) for one in (checkpoint, *others)],
+        (checkpoint, *others),
+    )
 
 
 def answer(job: Job, task: Chunk | str) -> Answer:
@@ -80,10 +86,14 @@ def answer(job: Job, task: Chunk | str) -> Answer:
     try:
         found = translator.candidates(lines, job.layout.request, prefixes, task.first)
     except LineTooLong as error:
-        lines, mistake = lines[:error.index], str(error)
-        found = translator.candidates(lines, job.layout.request, prefixes and prefixes[:error.index], task.first)
-    text = "".join(job.layout.lines(task.first + i, line, candidates, translator)
-                   for i, (line, candidates) in enumerate(zip(lines, found, strict=True)))
+        lines, mistake = lines[: error.index], str(error)
+        found = translator.candidates(
+            lines, job.layout.request, prefixes and prefixes[: error.index], task.first
+        )
+    text = "".join(
+        job.layout.lines(task.first + i, line, candidates, translator)
+        for i, (line, candidates) in enumerate(zip(lines, found, strict=True))
+    )
     return Answer(text.encode(errors="replace"), len(lines), task.n_bytes, mistake)
 
 
@@ -97,8 +107,10 @@ def answers(job: Job, chunks: Iterator[Chunk], out: IO[bytes]) -> Generator[Answ
             except BrokenPipeError:
                 raise
             except OSError as error:
-                raise Failure(f"{out.name}: cannot be written ({error.strerror}); with --resume a file goes on from "
-                              "its last whole line") from None
+                raise Failure(
+                    f"{out.name}: cannot be written ({error.strerror}); with --resume a file goes on from "
+                    "its last whole line"
+                ) from None
             yield result
             if result.mistake is not None:
                 raise UserError(result.mistake)
@@ -115,7 +127,7 @@ def write_whole(out: IO[bytes], data: bytes) -> None:
     with _uninterrupted():
         left = memoryview(data)
         while left:
-            left = left[out.write(left):]
+            left = left[out.write(left) :]
         out.flush()
 
 
@@ -143,17 +155,25 @@ def _uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def output_file(path: str, is_resumed: bool, inputs: Sequence[int]) -> Iterator[tuple[IO[bytes], int]]:
+def output_file(
+    path: str, is_resumed: bool, inputs: Sequence[int]
+) -> Iterator[tuple[IO[bytes], int]]:
     """The file `path`, open at its end, and how many lines it has: none, or the whole ones that it had. It must be none
     of the open files `inputs`."""
     try:
         file = open(path, "ab", buffering=0)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another -o FILE") from None
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); choose another -o FILE"
+        ) from None
     with file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe or a device: nothing to lock or count
+        if not stat.S_ISREG(
+            os.fstat(file.fileno()).st_mode
+        ):  # a pipe or a device: nothing to lock or count
             if is_resumed:
-                raise UserError(f"{path}: is no plain file, whose lines --resume could count; leave one of them out")
+                raise UserError(
+                    f"{path}: is no plain file, whose lines --resume could count; leave one of them out"
+                )
             yield file, 0
             return
         if any(os.path.sameopenfile(file.fileno(), handle) for handle in inputs):
@@ -161,8 +181,9 @@ def output_file(path: str, is_resumed: bool, inputs: Sequence[int]) -> Iterator[
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{path}: another nmt-translate writes there; wait for it or choose another -o FILE"
-                            ) from None
+            raise UserError(
+                f"{path}: another nmt-translate writes there; wait for it or choose another -o FILE"
+            ) from None
         if is_resumed:
             yield file, keep_whole_lines(path)
         else:

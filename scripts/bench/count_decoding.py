@@ -25,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from roofline import GPUS, LAUNCH_S, Gpu, product_s, traffic_s  # noqa: E402
 
 N_VOCAB, BEAM, SENTENCES = 37_000, 4, 3_003
-FEW, MORE = 8, 24  # sentences of the two counted steps: on a CPU more would go through their logits in blocks
+FEW, MORE = (
+    8,
+    24,
+)  # sentences of the two counted steps: on a CPU more would go through their logits in blocks
 HOST_S = 9e-6  # of an operation that is launched by itself, from Python
 RECORDING_S = 0.05  # of one graph
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
@@ -38,7 +41,9 @@ class Operation:
     product: tuple[int, int, int, int] | None  # how many, rows, columns, inner size
 
 
-CountedSteps = dict[int, tuple[list[Operation], list[Operation]]]  # by room: over FEW sentences, over MORE
+CountedSteps = dict[
+    int, tuple[list[Operation], list[Operation]]
+]  # by room: over FEW sentences, over MORE
 
 
 class Noted(TorchDispatchMode):
@@ -48,14 +53,20 @@ class Noted(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         returned = function._schema.returns
-        is_view = bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+        is_view = bool(returned) and all(
+            r.alias_info is not None and not r.alias_info.is_write for r in returned
+        )
         name = function._schema.name
         if is_view or "empty" in name or "_unsafe_view" in name:
             return result
-        tensors = {id(x): x for x in pytree.tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)}
+        tensors = {
+            id(x): x for x in pytree.tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)
+        }
         n_bytes = sum(x.numel() * x.element_size() for x in tensors.values())
         self.operations.append(Operation(name, n_bytes, _product(name, args)))
         return result
@@ -144,9 +155,15 @@ def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     names = ("A100", "H100", "H200")
-    print("| seconds | " + " | ".join(["steps recorded", "steps not yet recorded", "recording", "all"]) + " |")
+    print(
+        "| seconds | "
+        + " | ".join(["steps recorded", "steps not yet recorded", "recording", "all"])
+        + " |"
+    )
     print("|---" * 5 + "|")
     counted: CountedSteps = {}
     for name in names:

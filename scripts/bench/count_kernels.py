@@ -51,7 +51,9 @@ class Counts:
         return sum(kernel.count for kernel in self.kernels)
 
     def fused_bytes(self) -> int:
-        return sum(kernel.count * kernel.n_bytes for kernel in self.kernels if kernel.kind == "fused")
+        return sum(
+            kernel.count * kernel.n_bytes for kernel in self.kernels if kernel.kind == "fused"
+        )
 
 
 class _CountedError(Exception):
@@ -81,7 +83,9 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
 
     found: Counter[Kernel] = Counter()
     with _as_on_gpu(), _counting(found), torch.autocast("cpu", torch.bfloat16):
-        compiled = CompiledObjective(Objective(model, config.training.label_smoothing), shape, is_one_graph=True)
+        compiled = CompiledObjective(
+            Objective(model, config.training.label_smoothing), shape, is_one_graph=True
+        )
         try:
             compiled(batch)
         except Exception as error:
@@ -91,8 +95,17 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     kernels = [Kernel(one.kind, n, one.n_bytes, one.product) for one, n in found.items()]
     parameters = list(model.parameters())
     n_parameters = sum(p.numel() for p in parameters)
-    return Counts(config.name, n_ranks, tokens, config.model.n_heads, config.model.d_model, config.model.n_layers,
-                  n_parameters, len(parameters), sorted(kernels, key=lambda one: (one.kind, one.n_bytes)))
+    return Counts(
+        config.name,
+        n_ranks,
+        tokens,
+        config.model.n_heads,
+        config.model.d_model,
+        config.model.n_layers,
+        n_parameters,
+        len(parameters),
+        sorted(kernels, key=lambda one: (one.kind, one.n_bytes)),
+    )
 
 
 class _as_on_gpu:
@@ -124,9 +137,13 @@ class _as_on_gpu:
             return F.dropout(x, self.rate, True)
 
         self.patches: list[tuple[Any, str, Any]] = [
-            (nmt.model.transformer, "Field", FieldOnGpu), (LayerNorm, "forward", normalize), (Dropout, "forward", drop),
+            (nmt.model.transformer, "Field", FieldOnGpu),
+            (LayerNorm, "forward", normalize),
+            (Dropout, "forward", drop),
             (nmt.model.transformer, "look_up", nmt.model.embedding._LookUp.apply),
-            (nmt.train.loss, "supports", lambda hidden: True), (nmt.model.attention, "supports", lambda q, v: True)]
+            (nmt.train.loss, "supports", lambda hidden: True),
+            (nmt.model.attention, "supports", lambda q, v: True),
+        ]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:
             setattr(owner, name, value)
@@ -206,7 +223,9 @@ def _kernel_of(node: Any) -> Kernel | None:
     if not isinstance(node, scheduler.ExternKernelSchedulerNode):
         return Kernel("fused", 1, n_bytes)
     operation: Any = node.node
-    name = getattr(operation, "python_kernel_name", None) or str(getattr(operation, "op_overload", ""))
+    name = getattr(operation, "python_kernel_name", None) or str(
+        getattr(operation, "op_overload", "")
+    )
     name = name or type(operation).__name__
     if type(operation).__name__ == "MultiOutput" or "as_strided" in name:
         return None
@@ -222,33 +241,55 @@ def load(path: Path) -> list[Counts]:
     """Counts written by `--json`."""
     found = []
     for entry in json.loads(path.read_text()):
-        kernels = [Kernel(one["kind"], one["count"], one["n_bytes"], one["product"] and tuple(one["product"]))
-                   for one in entry.pop("kernels")]
+        kernels = [
+            Kernel(
+                one["kind"], one["count"], one["n_bytes"], one["product"] and tuple(one["product"])
+            )
+            for one in entry.pop("kernels")
+        ]
         found.append(Counts(**entry, kernels=kernels))
     return found
 
 
 def table(all_counts: list[Counts]) -> str:
-    lines = ["| | tokens | launches | fused kernels | GB they move | products | other operations |",
-             "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | tokens | launches | fused kernels | GB they move | products | other operations |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for counts in all_counts:
         of_kind: Counter[str] = Counter()
         for kernel in counts.kernels:
             of_kind[kernel.kind] += kernel.count
         others = sum(n for kind, n in of_kind.items() if kind not in ("fused", "product"))
-        lines.append(f"| {counts.size}, {counts.n_ranks} ranks | {counts.tokens:,} | {counts.launches():,} | "
-                     f"{of_kind['fused']:,} | {counts.fused_bytes() / 1e9:.1f} | {of_kind['product']:,} | {others:,} |")
+        lines.append(
+            f"| {counts.size}, {counts.n_ranks} ranks | {counts.tokens:,} | {counts.launches():,} | "
+            f"{of_kind['fused']:,} | {counts.fused_bytes() / 1e9:.1f} | {of_kind['product']:,} | {others:,} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", nargs="+", default=["base.yaml"], metavar="FILE", help="shipped configs")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1], metavar="N", help="numbers of GPUs")
-    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="settings, such as model.n_layers=1")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--config", nargs="+", default=["base.yaml"], metavar="FILE", help="shipped configs"
+    )
+    parser.add_argument(
+        "--ranks", nargs="+", type=int, default=[1], metavar="N", help="numbers of GPUs"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="settings, such as model.n_layers=1",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the counts to a file")
     args = parser.parse_args()
-    all_counts = [count_kernels(config, n_ranks, args.set) for config in args.config for n_ranks in args.ranks]
+    all_counts = [
+        count_kernels(config, n_ranks, args.set) for config in args.config for n_ranks in args.ranks
+    ]
     if args.json:
         rows = [json.dumps(asdict(counts)) for counts in all_counts]
         Path(args.json).write_text("[" + ",\n".join(rows) + "]\n")

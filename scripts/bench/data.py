@@ -51,6 +51,7 @@ STAGE = re.compile(r"^stage (.+): ([\d.,]+) s, ([\d.,]+) (\w+), ([\d.,]+)/s$")
 
 # ---- the corpus -------------------------------------------------------------------------------------------------
 
+
 def make_corpus(folder: Path, data: Path, n_pairs: int) -> str:
     """Write folder/train.{en,de} and the dev set beside them unless they are there; what they are, in words."""
     made_with = {"pairs": n_pairs, "seed": SEED, "rare": [RARE_WORDS, RARE_TYPES], "version": 1}
@@ -72,10 +73,14 @@ def make_corpus(folder: Path, data: Path, n_pairs: int) -> str:
     progress.close()
     n_distinct = len(np.unique(np.concatenate(marks)))
     for language in ("en", "de"):
-        shutil.copyfile(data / "news-en-de" / f"newstest2013.{language}", folder / f"valid.{language}")
+        shutil.copyfile(
+            data / "news-en-de" / f"newstest2013.{language}", folder / f"valid.{language}"
+        )
     seconds = clock() - began
-    summary = (f"{n_pairs:,} pairs, {n_distinct:,} of them distinct, of {words[0] / n_pairs:.1f} English and "
-               f"{words[1] / n_pairs:.1f} German words on average")
+    summary = (
+        f"{n_pairs:,} pairs, {n_distinct:,} of them distinct, of {words[0] / n_pairs:.1f} English and "
+        f"{words[1] / n_pairs:.1f} German words on average"
+    )
     say(f"made {summary} in {seconds:.0f} s, {n_pairs / seconds:,.0f} pairs/s")
     write_json(marker, {"made_with": made_with, "summary": summary})
     return summary
@@ -85,7 +90,9 @@ def _pool(data: Path) -> tuple[list[bytes], list[bytes]]:
     """All training sentences below `data` that have at most 60 words."""
     folders = [folder for folder in sorted(data.glob("*")) if any(folder.glob("train.de*"))]
     if not folders or not (data / "news-en-de" / "newstest2013.en").is_file():
-        raise UserError(f"--data {data}: needs folders with train.en and train.de (or .xz) and news-en-de/newstest2013")
+        raise UserError(
+            f"--data {data}: needs folders with train.en and train.de (or .xz) and news-en-de/newstest2013"
+        )
     sides: tuple[list[bytes], list[bytes]] = [], []
     for folder in folders:
         texts = [_lines(folder / f"train.{language}") for language in ("en", "de")]
@@ -98,10 +105,14 @@ def _pool(data: Path) -> tuple[list[bytes], list[bytes]]:
 
 def _lines(path: Path) -> list[bytes]:
     packed = path.with_name(path.name + ".xz")
-    return (lzma.decompress(packed.read_bytes()) if packed.is_file() else path.read_bytes()).split(b"\n")[:-1]
+    return (lzma.decompress(packed.read_bytes()) if packed.is_file() else path.read_bytes()).split(
+        b"\n"
+    )[:-1]
 
 
-def _batches(en: list[bytes], de: list[bytes], n_pairs: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def _batches(
+    en: list[bytes], de: list[bytes], n_pairs: int
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Sentences are drawn in one long row, which is cut where the wanted lengths (log-normal, up to 100) end."""
     draw = np.random.default_rng(SEED)
     n_words = np.array([line.count(b" ") + 1 for line in en])
@@ -110,19 +121,30 @@ def _batches(en: list[bytes], de: list[bytes], n_pairs: int) -> Iterator[tuple[l
         lengths = np.clip(draw.lognormal(2.68, 0.75, BATCH), 1, 100)
         row = draw.integers(len(en), size=int(lengths.sum() / n_words.mean() * 1.1))
         cuts = np.searchsorted(np.cumsum(n_words[row]), np.cumsum(lengths))
-        bounds = [0, *np.unique(cuts[(cuts > 0) & (cuts < len(row))]).tolist()][:n_pairs + 1]
+        bounds = [0, *np.unique(cuts[(cuts > 0) & (cuts < len(row))]).tolist()][: n_pairs + 1]
         rare = [draw.poisson(rate, len(bounds) - 1) for rate in RARE_WORDS]
-        rare[1] = np.maximum(rare[1], np.diff(bounds) == 1)  # a sentence that stands alone must differ from its like
+        rare[1] = np.maximum(
+            rare[1], np.diff(bounds) == 1
+        )  # a sentence that stands alone must differ from its like
         ranks = row.tolist()
-        batch = [[b" ".join([side[i] for i in ranks[a:b]]) for a, b in pairwise(bounds)] for side in (en, de)]
-        for lines, counts, n_types, (heads, tails) in zip(batch, rare, RARE_TYPES, parts, strict=True):
+        batch = [
+            [b" ".join([side[i] for i in ranks[a:b]]) for a, b in pairwise(bounds)]
+            for side in (en, de)
+        ]
+        for lines, counts, n_types, (heads, tails) in zip(
+            batch, rare, RARE_TYPES, parts, strict=True
+        ):
             where = np.repeat(np.arange(len(counts)), counts).tolist()
             words = draw.integers(n_types, size=len(where)).tolist()
             places = draw.integers(1 << 30, size=len(where)).tolist()
             for i, word, place in zip(where, words, places, strict=True):
                 line = lines[i].split(b" ")
                 head, tail = divmod(word, len(tails))
-                rare_word = heads[head % len(heads)] + tails[tail] if word % 8 else b"%d,%03d" % divmod(word, 1000)
+                rare_word = (
+                    heads[head % len(heads)] + tails[tail]
+                    if word % 8
+                    else b"%d,%03d" % divmod(word, 1000)
+                )
                 line[place % len(line)] = rare_word
                 lines[i] = b" ".join(line)
         n_pairs -= len(bounds) - 1
@@ -131,29 +153,57 @@ def _batches(en: list[bytes], de: list[bytes], n_pairs: int) -> Iterator[tuple[l
 
 def _parts_of_words(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """3,000 beginnings and 3,000 endings of frequent words: together they are the rare ones."""
-    words = sorted({word for line in lines[::7] for word in line.split(b" ") if 6 < len(word) < 16 and word.isalpha()})
+    words = sorted(
+        {
+            word
+            for line in lines[::7]
+            for word in line.split(b" ")
+            if 6 < len(word) < 16 and word.isalpha()
+        }
+    )
     chosen = np.random.default_rng(SEED).permutation(len(words))[:20_000].tolist()
-    heads = sorted({words[i][:len(words[i]) // 2 + 1] for i in chosen})
-    tails = sorted({words[i][len(words[i]) // 2:] for i in chosen})
-    return heads[::len(heads) // 3000 or 1][:3000], tails[::len(tails) // 3000 or 1][:3000]
+    heads = sorted({words[i][: len(words[i]) // 2 + 1] for i in chosen})
+    tails = sorted({words[i][len(words[i]) // 2 :] for i in chosen})
+    return heads[:: len(heads) // 3000 or 1][:3000], tails[:: len(tails) // 3000 or 1][:3000]
 
 
 # ---- nmt-prepare, from outside ----------------------------------------------------------------------------------
+
 
 class Run:
     """nmt-prepare in a session of its own, its output passed on and its memory watched."""
 
     def __init__(self, work: Path, corpus: Path, store: Path) -> None:
-        settings = {"data": {"root": str(corpus), "store": str(store), "workers": 2,
-                             "train": [{"src": "train.en", "tgt": "train.de"}],
-                             "valid": {"src": "valid.en", "tgt": "valid.de"}}, "vocab": {"size": 37_000}}
+        settings = {
+            "data": {
+                "root": str(corpus),
+                "store": str(store),
+                "workers": 2,
+                "train": [{"src": "train.en", "tgt": "train.de"}],
+                "valid": {"src": "valid.en", "tgt": "valid.de"},
+            },
+            "vocab": {"size": 37_000},
+        }
         write_json(work / "bench.yaml", settings)  # JSON is YAML
-        self.command = [sys.executable, "-m", "nmt.commands.prepare", "--config", str(work / "bench.yaml"), "--offline"]
+        self.command = [
+            sys.executable,
+            "-m",
+            "nmt.commands.prepare",
+            "--config",
+            str(work / "bench.yaml"),
+            "--offline",
+        ]
         self.lines: list[str] = []
         self.peak_bytes = 0
         self.began = clock()
-        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
@@ -207,8 +257,13 @@ def _memory(folder: Path) -> int:
 def digest_of(store: Path) -> str:
     """The one digest of all its data files, after each of them has been read and found right."""
     verify(store)
-    return store_digest({name: entry["sha256"] for name, entry in read_json(store / MANIFEST).items()
-                         if name != LEDGER})
+    return store_digest(
+        {
+            name: entry["sha256"]
+            for name, entry in read_json(store / MANIFEST).items()
+            if name != LEDGER
+        }
+    )
 
 
 def fresh(store: Path) -> Path:
@@ -223,28 +278,48 @@ def measure(work: Path, corpus: Path, n_pairs: int) -> tuple[list[tuple[str, ...
     run = Run(work, corpus, store)
     run.finish()
     size, digest = sum(file.stat().st_size for file in store.iterdir()), digest_of(store)
-    rows: list[tuple[str, ...]] = [(m[1], f"{m[2]} s", f"{m[3]} {m[4]}, {m[5]}/s")
-                                   for m in map(STAGE.match, run.lines) if m]
-    rows += [("**all**", f"**{run.seconds:.1f} s**", f"{n_pairs:,} pairs, {n_pairs / run.seconds:,.0f}/s"),
-             ("peak memory, all processes", f"{run.peak_bytes / 2**20:,.0f} MiB", f"every {SAMPLE_S} s"),
-             ("store", f"{size / 2**20:,.0f} MiB", f"`{digest[:16]}`")]
+    rows: list[tuple[str, ...]] = [
+        (m[1], f"{m[2]} s", f"{m[3]} {m[4]}, {m[5]}/s") for m in map(STAGE.match, run.lines) if m
+    ]
+    rows += [
+        (
+            "**all**",
+            f"**{run.seconds:.1f} s**",
+            f"{n_pairs:,} pairs, {n_pairs / run.seconds:,.0f}/s",
+        ),
+        ("peak memory, all processes", f"{run.peak_bytes / 2**20:,.0f} MiB", f"every {SAMPLE_S} s"),
+        ("store", f"{size / 2**20:,.0f} MiB", f"`{digest[:16]}`"),
+    ]
     return rows, run.seconds, digest
 
 
-def kill(work: Path, corpus: Path, n_kills: int, seconds: float, digest: str) -> list[tuple[str, ...]]:
+def kill(
+    work: Path, corpus: Path, n_kills: int, seconds: float, digest: str
+) -> list[tuple[str, ...]]:
     """Kill it at random moments and start it again; each time it comes to its end, the store must be the same."""
     draw, store = random.Random(SEED), fresh(work / "store-killed")
     done, digests, ended = 0, [], False
     while done < n_kills or not ended:
-        ended = Run(work, corpus, store).finish(draw.uniform(0, seconds) if done < n_kills else float("inf"))
+        ended = Run(work, corpus, store).finish(
+            draw.uniform(0, seconds) if done < n_kills else float("inf")
+        )
         if ended:
             digests.append(digest_of(store))
             fresh(store)
         done += not ended
         say(f"{done} of {n_kills} kills, {len(digests)} complete stores")
-    return [("kill -9 of all processes", str(done), f"at random moments of {seconds:.0f} s, seed {SEED}"),
-            ("stores completed after them", str(len(digests)),
-             f"{digests.count(digest)} with the digest of the undisturbed one")]
+    return [
+        (
+            "kill -9 of all processes",
+            str(done),
+            f"at random moments of {seconds:.0f} s, seed {SEED}",
+        ),
+        (
+            "stores completed after them",
+            str(len(digests)),
+            f"{digests.count(digest)} with the digest of the undisturbed one",
+        ),
+    ]
 
 
 # ---- beside others ----------------------------------------------------------------------------------------------
@@ -261,7 +336,9 @@ with open(target, "wb") as file:
         for ids in encode(block):
             file.write(array.array("H", ids).tobytes())
 """
-OURS = READ + """
+OURS = (
+    READ
+    + """
 from functools import partial
 sys.path.insert(0, sys.argv[4])
 from data import encode_lines
@@ -270,12 +347,19 @@ with open(target, "wb") as file:
     for ids in ordered(partial(encode_lines, model), blocks, 2):
         file.write(ids)
 """
-MODULE = READ + """
+)
+MODULE = (
+    READ
+    + """
 import sentencepiece
 processor = sentencepiece.SentencePieceProcessor(model_file=model)
 def encode(block): return processor.encode(block, num_threads=2)
-""" + WRITE
-TOKENIZERS = READ + """
+"""
+    + WRITE
+)
+TOKENIZERS = (
+    READ
+    + """
 import os
 os.environ["RAYON_NUM_THREADS"] = "2"
 import tokenizers
@@ -288,7 +372,9 @@ else:
     tokenizer.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=37000, special_tokens=["<unk>"]))
     tokenizer.save(model)
 def encode(block): return [found.ids for found in tokenizer.encode_batch(block)]
-""" + WRITE
+"""
+    + WRITE
+)
 
 
 @functools.lru_cache(1)
@@ -304,33 +390,88 @@ def encode_lines(model: str, lines: list[str]) -> bytes:
 def compare(work: Path, corpus: Path, python: str) -> str:
     """The table of tools that turn a text file into a file of ids or pieces, timed as whole processes, in turn."""
     text, out, ours = work / "peers.txt", work / "peers.out", work / "store" / "vocab.model"
-    with open(corpus / "train.en", "rb") as en, open(corpus / "train.de", "rb") as de, open(text, "wb") as file:
+    with (
+        open(corpus / "train.en", "rb") as en,
+        open(corpus / "train.de", "rb") as de,
+        open(text, "wb") as file,
+    ):
         for _, pair in zip(range(PEER_LINES // 2), zip(en, de, strict=True), strict=False):
             file.writelines(pair)
     with open(text, "rb") as file:
         n_lines = sum(1 for _ in file)
-    commands = {"nmt, CorpusEncoder, 2 workers": [sys.executable, "-c", OURS, str(text), str(out), str(ours),
-                                                  str(Path(__file__).resolve().parent)]}
+    commands = {
+        "nmt, CorpusEncoder, 2 workers": [
+            sys.executable,
+            "-c",
+            OURS,
+            str(text),
+            str(out),
+            str(ours),
+            str(Path(__file__).resolve().parent),
+        ]
+    }
     rows: list[tuple[str, ...]] = []
     if spm_encode := shutil.which("spm_encode"):
-        commands["SentencePiece, spm_encode"] = [spm_encode, f"--model={ours}", "--output_format=id", f"--input={text}",
-                                                 f"--output={out}"]
+        commands["SentencePiece, spm_encode"] = [
+            spm_encode,
+            f"--model={ours}",
+            "--output_format=id",
+            f"--input={text}",
+            f"--output={out}",
+        ]
     else:
         rows.append(("SentencePiece, spm_encode", "-", "not installed; its Python module instead"))
-        commands["SentencePiece, Python module, 2 threads"] = [sys.executable, "-c", MODULE, str(text), str(out),
-                                                               str(ours)]
+        commands["SentencePiece, Python module, 2 threads"] = [
+            sys.executable,
+            "-c",
+            MODULE,
+            str(text),
+            str(out),
+            str(ours),
+        ]
     if _has(python, "subword_nmt", rows):
         codes, sample = work / "peers.codes", work / "peers.sample"
         if not codes.is_file():
             say("subword-nmt learns from 20,000 lines, once: minutes")
             sample.write_bytes(b"\n".join(text.read_bytes().split(b"\n")[:20_000]) + b"\n")
-            _do([python, "-m", "subword_nmt.learn_bpe", "-s", "37000", "-i", str(sample), "-o", str(out)], out)
+            _do(
+                [
+                    python,
+                    "-m",
+                    "subword_nmt.learn_bpe",
+                    "-s",
+                    "37000",
+                    "-i",
+                    str(sample),
+                    "-o",
+                    str(out),
+                ],
+                out,
+            )
             out.rename(codes)
-        commands["subword-nmt apply-bpe, 2 workers"] = [python, "-m", "subword_nmt.apply_bpe", "-c", str(codes), "-i",
-                                                        str(text), "-o", str(out), "--num-workers", "2"]
+        commands["subword-nmt apply-bpe, 2 workers"] = [
+            python,
+            "-m",
+            "subword_nmt.apply_bpe",
+            "-c",
+            str(codes),
+            "-i",
+            str(text),
+            "-o",
+            str(out),
+            "--num-workers",
+            "2",
+        ]
     if _has(python, "tokenizers", rows):
         name = "HF tokenizers, encode_batch, 2 threads"
-        commands[name] = [python, "-c", TOKENIZERS, str(text), str(out), str(work / "peers.tokenizer.json")]
+        commands[name] = [
+            python,
+            "-c",
+            TOKENIZERS,
+            str(text),
+            str(out),
+            str(work / "peers.tokenizer.json"),
+        ]
         _do(commands[name], out)  # learns
     rates: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(ROUNDS):
@@ -339,13 +480,22 @@ def compare(work: Path, corpus: Path, python: str) -> str:
             _do(command, out)
             rates[name].append(n_lines / (clock() - began))
             say(f"{name}: {rates[name][-1]:,.0f} lines/s")
-    rows = [(name, f"{statistics.median(found):,.0f}", f"{min(found):,.0f} - {max(found):,.0f}")
-            for name, found in rates.items()] + rows
-    return table((f"{n_lines:,} lines, file to file", f"lines/s, median of {ROUNDS}", "range"), rows)
+    rows = [
+        (name, f"{statistics.median(found):,.0f}", f"{min(found):,.0f} - {max(found):,.0f}")
+        for name, found in rates.items()
+    ] + rows
+    return table(
+        (f"{n_lines:,} lines, file to file", f"lines/s, median of {ROUNDS}", "range"), rows
+    )
 
 
 def _has(python: str, module: str, rows: list[tuple[str, ...]]) -> bool:
-    is_there = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+    is_there = (
+        subprocess.run(
+            [python, "-c", f"import {module}"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
     if not is_there:
         rows.append((module, "-", f"not installed in {python}; name another with --peer-python"))
     return is_there
@@ -355,14 +505,19 @@ def _do(command: list[str], makes: Path) -> None:
     makes.unlink(missing_ok=True)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not makes.is_file() or not makes.stat().st_size:
-        raise UserError(f"{command[0]} failed: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+        raise UserError(
+            f"{command[0]} failed: {(done.stderr.strip() or 'no output').splitlines()[-1]}"
+        )
 
 
 # ---- the report -------------------------------------------------------------------------------------------------
 
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
 
 
 def machine() -> str:
@@ -370,8 +525,10 @@ def machine() -> str:
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = ", ".join(f"{name} {version(name)}" for name in ("nmt", "numpy", "sentencepiece"))
-    return (f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB; "
-            f"Python {platform.python_version()}, {versions}")
+    return (
+        f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB; "
+        f"Python {platform.python_version()}, {versions}"
+    )
 
 
 def work(args: argparse.Namespace) -> int:
@@ -380,29 +537,57 @@ def work(args: argparse.Namespace) -> int:
     folder = Path(args.work).resolve()
     corpus = folder / f"corpus-{args.pairs}"
     made = make_corpus(corpus, Path(args.data), args.pairs)
-    print(f"{made}.\nSynthetic in size: sentences of other corpora, joined, with rare words put in.\n\n{machine()}\n\n"
-          f"    python {' '.join(sys.argv)}\n")
+    print(
+        f"{made}.\nSynthetic in size: sentences of other corpora, joined, with rare words put in.\n\n{machine()}\n\n"
+        f"    python {' '.join(sys.argv)}\n"
+    )
     rows, seconds, digest = measure(folder, corpus, args.pairs)
     print(table(("nmt-prepare, 2 workers, 37,000 pieces", "", ""), rows), flush=True)
     if args.kills:
-        print(table(("restarts", "", ""), kill(folder, corpus, args.kills, seconds, digest)), flush=True)
+        print(
+            table(("restarts", "", ""), kill(folder, corpus, args.kills, seconds, digest)),
+            flush=True,
+        )
     if args.peers:
         print(compare(folder, corpus, args.peer_python))
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.replace("%", "%%"),
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=4_500_000, metavar="N", help="size of the corpus (4,500,000)")
-    parser.add_argument("--data", default="../shared/data", metavar="DIR", help="real text (../shared/data): folders "
-                        "with train.en and train.de, plain or .xz, and news-en-de/newstest2013.{en,de}")
-    parser.add_argument("--work", default="build/bench-data", metavar="DIR", help="for corpus and store; the corpus is "
-                        "kept and used again (build/bench-data)")
-    parser.add_argument("--kills", type=int, default=0, metavar="N",
-                        help="then kill it so many times, start it again each time, and compare the stores")
-    parser.add_argument("--peers", action="store_true", help="then encode the first lines beside other tools")
-    parser.add_argument("--peer-python", default=sys.executable, metavar="PATH",
-                        help="the Python that has subword-nmt and tokenizers")
+    parser = argparse.ArgumentParser(
+        description=__doc__.replace("%", "%%"), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=4_500_000, metavar="N", help="size of the corpus (4,500,000)"
+    )
+    parser.add_argument(
+        "--data",
+        default="../shared/data",
+        metavar="DIR",
+        help="real text (../shared/data): folders "
+        "with train.en and train.de, plain or .xz, and news-en-de/newstest2013.{en,de}",
+    )
+    parser.add_argument(
+        "--work",
+        default="build/bench-data",
+        metavar="DIR",
+        help="for corpus and store; the corpus is kept and used again (build/bench-data)",
+    )
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=0,
+        metavar="N",
+        help="then kill it so many times, start it again each time, and compare the stores",
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="then encode the first lines beside other tools"
+    )
+    parser.add_argument(
+        "--peer-python",
+        default=sys.executable,
+        metavar="PATH",
+        help="the Python that has subword-nmt and tokenizers",
+    )
     arguments = parser.parse_args()
     sys.exit(guarded(lambda: work(arguments), "bench_data"))

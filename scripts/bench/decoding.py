@@ -20,13 +20,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 FORCED = 16
-SETTINGS = {"greedy forced": (1, True), "beam 4 forced": (4, True), "greedy free": (1, False),
-            "beam 4 free": (4, False), "one by one, greedy forced": (1, True), "one by one, beam 4 forced": (4, True)}
+SETTINGS = {
+    "greedy forced": (1, True),
+    "beam 4 forced": (4, True),
+    "greedy free": (1, False),
+    "beam 4 free": (4, False),
+    "one by one, greedy forced": (1, True),
+    "one by one, beam 4 forced": (4, True),
+}
 ONE_BY_ONE = 50  # sentences
-SYSTEMS = ("ours fp32", "ours bf16", "ctranslate2 float32", "ctranslate2 int8", "huggingface bfloat16")
+SYSTEMS = (
+    "ours fp32",
+    "ours bf16",
+    "ctranslate2 float32",
+    "ctranslate2 int8",
+    "huggingface bfloat16",
+)
 
 
-def prepare(folder: Path, data: Path, checkpoint: Path | None, n_lines: int, systems: list[str]) -> None:
+def prepare(
+    folder: Path, data: Path, checkpoint: Path | None, n_lines: int, systems: list[str]
+) -> None:
     """The model for all systems, and the sentences."""
     import torch
     from safetensors.torch import save_file
@@ -40,7 +54,11 @@ def prepare(folder: Path, data: Path, checkpoint: Path | None, n_lines: int, sys
     from nmt.translate.translator import make_translator
 
     if checkpoint is None:
-        lines = [line for side in ("en", "de") for line in (data / f"train.{side}").read_bytes().split(b"\n")]
+        lines = [
+            line
+            for side in ("en", "de")
+            for line in (data / f"train.{side}").read_bytes().split(b"\n")
+        ]
         write_words(folder / "words", word_counts(lines))
         vocab = Vocab(learn(folder / "words", VocabConfig(size=10_000)))
         torch.manual_seed(1)
@@ -76,7 +94,11 @@ class Ours:
 
         quicken_products()
         config, weights = load_config(str(folder / CONFIG)), load_file(folder / MODEL)
-        model = Transformer(config.model, len(weights["tgt_embedding.weight"])).eval().requires_grad_(False)
+        model = (
+            Transformer(config.model, len(weights["tgt_embedding.weight"]))
+            .eval()
+            .requires_grad_(False)
+        )
         for name, p in model.named_parameters():
             p.copy_(weights[name])
         self.config = replace(config.decoding, precision=precision)
@@ -90,7 +112,9 @@ class Ours:
         if is_forced:
             config = replace(config, max_ratio=0.0, max_extra=FORCED, min_length=FORCED)
         found: list[list[int]] = [[] for _ in ids]
-        for batch, bests in searching(self.model, [[*line, EOS] for line in ids], config, self.device):
+        for batch, bests in searching(
+            self.model, [[*line, EOS] for line in ids], config, self.device
+        ):
             for i, best in zip(batch, bests, strict=True):
                 found[i] = best[0].ids
         return found
@@ -111,10 +135,15 @@ def invariance(folder: Path, n_lines: int) -> None:
         ours = Ours(folder, precision)
         each = [search(ours.model, pack([line]), ours.config)[0][0] for line in sources]
         alone = alone or each
-        row: dict[str, Any] = {"precision": precision, "lines": len(each),
-                               "differ from fp32": sum(a.ids != b.ids for a, b in zip(alone, each, strict=True))}
-        for name, groups in (("batches of 64", [sources[i:i + 64] for i in range(0, len(sources), 64)]),
-                             ("batches of 4,096 tokens", [sources])):
+        row: dict[str, Any] = {
+            "precision": precision,
+            "lines": len(each),
+            "differ from fp32": sum(a.ids != b.ids for a, b in zip(alone, each, strict=True)),
+        }
+        for name, groups in (
+            ("batches of 64", [sources[i : i + 64] for i in range(0, len(sources), 64)]),
+            ("batches of 4,096 tokens", [sources]),
+        ):
             found: list[Hypothesis] = []
             for group in groups:
                 of_group: dict[int, Hypothesis] = {}
@@ -123,7 +152,13 @@ def invariance(folder: Path, n_lines: int) -> None:
                 found += [of_group[i] for i in range(len(group))]
             row[f"differ in {name}"] = sum(a.ids != b.ids for a, b in zip(each, found, strict=True))
             row[f"largest difference of a score in {name}"] = max(
-                (abs(a.score - b.score) for a, b in zip(each, found, strict=True) if a.ids == b.ids), default=0.0)
+                (
+                    abs(a.score - b.score)
+                    for a, b in zip(each, found, strict=True)
+                    if a.ids == b.ids
+                ),
+                default=0.0,
+            )
         print(json.dumps(row), flush=True)
 
 
@@ -138,8 +173,15 @@ class CTranslate2:
         names = [[self.pieces[i] for i in line] for line in ids]
         lengths = (FORCED, FORCED) if is_forced else (0, max(map(len, ids)) + 50)
         results = self.engine.translator.translate_batch(
-            names, beam_size=beam, length_penalty=0.6, min_decoding_length=lengths[0], max_decoding_length=lengths[1],
-            max_input_length=0, max_batch_size=4096, batch_type="tokens")
+            names,
+            beam_size=beam,
+            length_penalty=0.6,
+            min_decoding_length=lengths[0],
+            max_decoding_length=lengths[1],
+            max_input_length=0,
+            max_batch_size=4096,
+            batch_type="tokens",
+        )
         return [result.hypotheses[0] for result in results]
 
 
@@ -158,13 +200,24 @@ class HuggingFace:
         found: list[list[int]] = [[] for _ in ids]
         with torch.inference_mode():
             for first in range(0, len(order), 128):
-                part = order[first:first + 128]
+                part = order[first : first + 128]
                 longest = max(len(ids[i]) for i in part) + 1
-                rows = torch.tensor([[*ids[i], EOS, *[PAD] * (longest - 1 - len(ids[i]))] for i in part])
-                lengths = ({"min_new_tokens": FORCED + 1, "max_new_tokens": FORCED + 1} if is_forced
-                           else {"max_new_tokens": longest + 50})
-                out = self.model.generate(input_ids=rows, attention_mask=(rows != PAD).long(), num_beams=beam,
-                                          do_sample=False, length_penalty=0.6, **lengths)
+                rows = torch.tensor(
+                    [[*ids[i], EOS, *[PAD] * (longest - 1 - len(ids[i]))] for i in part]
+                )
+                lengths = (
+                    {"min_new_tokens": FORCED + 1, "max_new_tokens": FORCED + 1}
+                    if is_forced
+                    else {"max_new_tokens": longest + 50}
+                )
+                out = self.model.generate(
+                    input_ids=rows,
+                    attention_mask=(rows != PAD).long(),
+                    num_beams=beam,
+                    do_sample=False,
+                    length_penalty=0.6,
+                    **lengths,
+                )
                 for i, row in zip(part, out[:, 1:].tolist(), strict=True):
                     found[i] = [piece for piece in row if piece not in (PAD, EOS)]
         return found
@@ -183,8 +236,13 @@ def serve(folder: Path, system: str, threads: int) -> None:
     torch.set_num_threads(threads)
     engine, kind = system.split()
     ids = json.loads((folder / "ids.json").read_text())
-    speaker = (Ours(folder, "bf16" if kind == "bf16" else "fp32") if engine == "ours" else
-               CTranslate2(folder, kind, threads) if engine == "ctranslate2" else HuggingFace(folder, kind))
+    speaker = (
+        Ours(folder, "bf16" if kind == "bf16" else "fp32")
+        if engine == "ours"
+        else CTranslate2(folder, kind, threads)
+        if engine == "ctranslate2"
+        else HuggingFace(folder, kind)
+    )
     for beam in (1, 4):
         speaker.translate(ids[:100], beam, True)
     for line in sys.stdin:
@@ -197,7 +255,9 @@ def serve(folder: Path, system: str, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="a folder with train.{en,de} and test.en")
     parser.add_argument("--checkpoint", type=Path, help="instead of random weights")
     parser.add_argument("--lines", type=int, default=1000)
@@ -205,7 +265,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
-    parser.add_argument("--invariance", type=int, metavar="N", help="instead of times: what N lines owe their company")
+    parser.add_argument(
+        "--invariance",
+        type=int,
+        metavar="N",
+        help="instead of times: what N lines owe their company",
+    )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -217,9 +282,15 @@ def main() -> None:
             invariance(Path(name), args.invariance)
             return
         prepare(Path(name), args.data, args.checkpoint, args.lines, args.systems)
-        servants = {system: subprocess.Popen(
-            [sys.executable, __file__, "--serve", name, system, "--threads", str(args.threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for system in args.systems}
+        servants = {
+            system: subprocess.Popen(
+                [sys.executable, __file__, "--serve", name, system, "--threads", str(args.threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for system in args.systems
+        }
         speeds: dict[tuple[str, str], list[float]] = {}
         rows: dict[tuple[str, str], list[Any]] = {}
         for setting in args.settings:
@@ -234,9 +305,19 @@ def main() -> None:
                 each = speeds[system, setting]
                 n, n_pieces, _ = rows[system, setting]
                 best = max(each)
-                print(json.dumps({"system": system, "setting": setting, "pieces_per_s": round(best),
-                                  "median": round(statistics.median(each)), "ms_per_sentence":
-                                  round(1e3 * n_pieces / best / n, 1), "pieces": n_pieces}), flush=True)
+                print(
+                    json.dumps(
+                        {
+                            "system": system,
+                            "setting": setting,
+                            "pieces_per_s": round(best),
+                            "median": round(statistics.median(each)),
+                            "ms_per_sentence": round(1e3 * n_pieces / best / n, 1),
+                            "pieces": n_pieces,
+                        }
+                    ),
+                    flush=True,
+                )
         for servant in servants.values():
             servant.communicate("")
 

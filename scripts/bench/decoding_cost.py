@@ -24,10 +24,17 @@ NAMES = {"length": "pieces of source and of translation", "batch_tokens": "decod
 
 
 def points(precision: str) -> list[dict[str, int | str]]:
-    usual: dict[str, int | str] = {"precision": precision, "beam": 4, "length": 16, "batch_tokens": 1024}
-    return [*({"by": "beam", **usual, "beam": beam} for beam in BEAMS),
-            *({"by": "length", **usual, "length": length} for length in LENGTHS),
-            *({"by": "batch", **usual, "batch_tokens": batch} for batch in BATCHES)]
+    usual: dict[str, int | str] = {
+        "precision": precision,
+        "beam": 4,
+        "length": 16,
+        "batch_tokens": 1024,
+    }
+    return [
+        *({"by": "beam", **usual, "beam": beam} for beam in BEAMS),
+        *({"by": "length", **usual, "length": length} for length in LENGTHS),
+        *({"by": "batch", **usual, "batch_tokens": batch} for batch in BATCHES),
+    ]
 
 
 def measure(point: dict[str, int | str]) -> dict[str, float]:
@@ -46,11 +53,20 @@ def measure(point: dict[str, int | str]) -> dict[str, float]:
 
     torch.manual_seed(1)
     length, batch_tokens = int(point["length"]), int(point["batch_tokens"])
-    model = packed(Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False), point["precision"] == "bf16")
+    model = packed(
+        Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False),
+        point["precision"] == "bf16",
+    )
     n = max(8, 2 * batch_tokens // (length + 1))
     sources = [[*row, EOS] for row in torch.randint(4, N_VOCAB, (n, length)).tolist()]
-    config = replace(DecodingConfig(), beam=int(point["beam"]), max_ratio=0.0, max_extra=length, min_length=length,
-                     batch_tokens=batch_tokens)
+    config = replace(
+        DecodingConfig(),
+        beam=int(point["beam"]),
+        max_ratio=0.0,
+        max_extra=length,
+        min_length=length,
+        batch_tokens=batch_tokens,
+    )
 
     def go(some: list[list[int]]) -> float:
         began = clock()
@@ -61,8 +77,12 @@ def measure(point: dict[str, int | str]) -> dict[str, float]:
     go(sources[:4])
     seconds = go(sources)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"sentences": n, "ms_per_sentence": round(1e3 * seconds / n, 3),
-            "pieces_per_s": round(n * (length + 1) / seconds), "peak_mb": round(peak / 1e6)}
+    return {
+        "sentences": n,
+        "ms_per_sentence": round(1e3 * seconds / n, 3),
+        "pieces_per_s": round(n * (length + 1) / seconds),
+        "peak_mb": round(peak / 1e6),
+    }
 
 
 def plot(rows: list[dict[str, float | str]], path: Path) -> None:
@@ -73,10 +93,15 @@ def plot(rows: list[dict[str, float | str]], path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "nmt"  # the same picture, the same file
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6))
-    for axis, (by, x, y, unit) in zip(axes, (
+    for axis, (by, x, y, unit) in zip(
+        axes,
+        (
             ("beam", "beam", "ms_per_sentence", "ms for a sentence of 16 pieces"),
             ("length", "length", "ms_per_sentence", "ms for a sentence, beam 4"),
-            ("batch", "batch_tokens", "peak_mb", "MB at the peak, beam 4, two batches at a time")), strict=True):
+            ("batch", "batch_tokens", "peak_mb", "MB at the peak, beam 4, two batches at a time"),
+        ),
+        strict=True,
+    ):
         for precision in ("fp32", "bf16"):
             of = [row for row in rows if row["by"] == by and row["precision"] == precision]
             axis.plot([row[x] for row in of], [row[y] for row in of], marker="o", label=precision)
@@ -92,7 +117,9 @@ def plot(rows: list[dict[str, float | str]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", type=Path, metavar="SVG", help="draw what standard input holds")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     args = parser.parse_args()

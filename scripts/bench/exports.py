@@ -29,31 +29,56 @@ SETTINGS = {"greedy": (1, 0.0), "beam 4": (4, 0.0), "beam 4 / |Y|": (4, 1.0)}
 KINDS = ("ctranslate2:float32", "huggingface:float32", "ctranslate2:int8")
 
 
-def exported(folder: Path, to: str, quantization: str, translator: Translator, checkpoint: Checkpoint) -> Side:
+def exported(
+    folder: Path, to: str, quantization: str, translator: Translator, checkpoint: Checkpoint
+) -> Side:
     room = ctranslate2 if to == "ctranslate2" else huggingface
     room.write(folder, translator.model, translator.vocab, checkpoint.config, quantization)
-    return ctranslate2.CTranslate2(folder, 1) if to == "ctranslate2" else huggingface.HuggingFace(folder)
+    return (
+        ctranslate2.CTranslate2(folder, 1)
+        if to == "ctranslate2"
+        else huggingface.HuggingFace(folder)
+    )
 
 
-def differences(mine: list[Hypothesis], other: list[Hypothesis], ours: Ours, src: list[list[int]], alpha: float,
-                limit: int) -> dict[str, Any]:
+def differences(
+    mine: list[Hypothesis],
+    other: list[Hypothesis],
+    ours: Ours,
+    src: list[list[int]],
+    alpha: float,
+    limit: int,
+) -> dict[str, Any]:
     """Of the sentences that both sides ended: how many are the same, whose output is better by our model, and the
     largest difference of the scores that both sides gave the same output."""
     ended = [i for i in range(len(src)) if max(len(mine[i].ids), len(other[i].ids)) < limit]
     differ = [i for i in ended if mine[i].ids != other[i].ids]
-    judged = [[sum(scores) / len(scores)**alpha
-               for scores in ours.score([src[i] for i in differ], [found[i].ids for i in differ])]
-              for found in (mine, other)]
-    return {"ended": len(ended), "same": len(ended) - len(differ),
-            "ours better": sum(a > b + 1e-5 for a, b in zip(*judged, strict=True)),
-            "theirs better": sum(b > a + 1e-5 for a, b in zip(*judged, strict=True)),
-            "score": max(abs(mine[i].score - other[i].score) for i in ended if mine[i].ids == other[i].ids)}
+    judged = [
+        [
+            sum(scores) / len(scores) ** alpha
+            for scores in ours.score([src[i] for i in differ], [found[i].ids for i in differ])
+        ]
+        for found in (mine, other)
+    ]
+    return {
+        "ended": len(ended),
+        "same": len(ended) - len(differ),
+        "ours better": sum(a > b + 1e-5 for a, b in zip(*judged, strict=True)),
+        "theirs better": sum(b > a + 1e-5 for a, b in zip(*judged, strict=True)),
+        "score": max(
+            abs(mine[i].score - other[i].score) for i in ended if mine[i].ids == other[i].ids
+        ),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="CHECKPOINT")
-    parser.add_argument("--data", type=Path, required=True, help="a folder with test.SRC and test.TGT")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="a folder with test.SRC and test.TGT"
+    )
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--limit", type=int, default=100, help="pieces of an output")
     parser.add_argument("--kinds", nargs="+", default=KINDS)
@@ -61,24 +86,39 @@ def main() -> None:
     for path in args.runs:
         checkpoint = load(path)
         data = checkpoint.config.data
-        src, ref = ((args.data / f"test.{language}").read_text(encoding="utf-8").split("\n")[:args.lines]
-                    for language in (data.src, data.tgt))
+        src, ref = (
+            (args.data / f"test.{language}").read_text(encoding="utf-8").split("\n")[: args.lines]
+            for language in (data.src, data.tgt)
+        )
         translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
         ids, ours = translator.vocab.encode(src), Ours(translator.model)
         for to, quantization in (kind.split(":") for kind in args.kinds):
-            found = {name: Ours(ours.model, "full" if to == "ctranslate2" and alpha else "exact").search(
-                ids, beam, alpha, args.limit) for name, (beam, alpha) in SETTINGS.items()}
+            found = {
+                name: Ours(ours.model, "full" if to == "ctranslate2" and alpha else "exact").search(
+                    ids, beam, alpha, args.limit
+                )
+                for name, (beam, alpha) in SETTINGS.items()
+            }
             with tempfile.TemporaryDirectory() as folder:
                 theirs = exported(Path(folder), to, quantization, translator, checkpoint)
                 began = clock()
                 agreement = compare(ours, theirs, ids, args.limit)
-                row = {"run": str(path), "to": to, "type": quantization, "greedy lines": agreement.lines,
-                       "greedy same": agreement.lines - agreement.differing,
-                       "largest": agreement.largest, "mean": agreement.mean}
+                row = {
+                    "run": str(path),
+                    "to": to,
+                    "type": quantization,
+                    "greedy lines": agreement.lines,
+                    "greedy same": agreement.lines - agreement.differing,
+                    "largest": agreement.largest,
+                    "mean": agreement.mean,
+                }
                 for name, setting in SETTINGS.items():
                     other = theirs.search(ids, *setting, args.limit)
                     row[name] = differences(found[name], other, ours, ids, setting[1], args.limit)
-                    texts = (translator.vocab.decode([one.ids for one in side]) for side in (found[name], other))
+                    texts = (
+                        translator.vocab.decode([one.ids for one in side])
+                        for side in (found[name], other)
+                    )
                     row[f"{name}, BLEU"] = [round(bleu(lines, ref).value, 2) for lines in texts]
                 json.dump(row | {"seconds": round(clock() - began)}, sys.stdout)
                 print(flush=True)

@@ -26,8 +26,10 @@ from typing import Any, NamedTuple, Protocol
 SPEED_UNTIL_S = 600.0  # no speed check begins later than this
 START_S = 180.0  # that a process may take to import torch and find its GPU
 PASSED, FAILED, CRASHED, SKIPPED, LEFT_OUT = "passed", "failed", "crashed", "skipped", "left out"
-REHEARSED = ("This is a rehearsal on a CPU with tiny sizes. It proves that the script works and nothing about a GPU; "
-             "its times mean nothing.")
+REHEARSED = (
+    "This is a rehearsal on a CPU with tiny sizes. It proves that the script works and nothing about a GPU; "
+    "its times mean nothing."
+)
 
 
 class Check(NamedTuple):
@@ -64,6 +66,7 @@ NAMES = tuple(check.name for check in CHECKS)
 
 # ---- the process that computes -----------------------------------------------------------------------------------
 
+
 class Performer(Protocol):
     """Who carries out checks, and tells of what machine."""
 
@@ -84,8 +87,13 @@ class Worker:
     """A process that has imported torch and carries out one check after the other."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-                                        start_new_session=True)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
         try:
             self.machine = self.read(START_S)
         except WorkerGone:
@@ -127,7 +135,9 @@ class Worker:
 def start_worker(check: Check, is_rehearsal: bool) -> Worker:
     environment = dict(os.environ)
     if not check.may_interpret:
-        environment.pop("TRITON_INTERPRET", None)  # a whole model in the interpreter would take hours
+        environment.pop(
+            "TRITON_INTERPRET", None
+        )  # a whole model in the interpreter would take hours
     if is_rehearsal:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, __file__, "--worker"]
@@ -164,16 +174,29 @@ def answer_checks(is_rehearsal: bool) -> int:
 
 # ---- one check after the other -----------------------------------------------------------------------------------
 
+
 def told(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def empty_answer(verdict: str, reason: str) -> dict[str, Any]:
-    return {"verdict": verdict, "reason": reason, "rows": [], "tables": [], "notes": [], "figures": {}}
+    return {
+        "verdict": verdict,
+        "reason": reason,
+        "rows": [],
+        "tables": [],
+        "notes": [],
+        "figures": {},
+    }
 
 
-def run_checks(checks: Sequence[Check], first: Performer, start: Start, is_rehearsal: bool,
-               clock: Callable[[], float] = time.monotonic) -> Iterator[dict[str, Any]]:
+def run_checks(
+    checks: Sequence[Check],
+    first: Performer,
+    start: Start,
+    is_rehearsal: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[dict[str, Any]]:
     """Carry out all checks, whatever becomes of each."""
     began = clock()
     performer: Performer | None = first
@@ -184,13 +207,17 @@ def run_checks(checks: Sequence[Check], first: Performer, start: Start, is_rehea
             named = {"name": check.name, "title": check.title}
             if check.is_speed and clock() - began > SPEED_UNTIL_S:
                 told(f"{head}: left out")
-                late = f"{SPEED_UNTIL_S / 60:.0f} minutes were over; --only {check.name} measures it"
+                late = (
+                    f"{SPEED_UNTIL_S / 60:.0f} minutes were over; --only {check.name} measures it"
+                )
                 yield {**named, **empty_answer(LEFT_OUT, late), "seconds": 0.0}
                 continue
             told(f"{head}: {check.title}, at most {check.budget_s:.0f} s")
             check_began = clock()
             is_apart = check.is_speed and not is_rehearsal  # a rehearsal measures no memory
-            is_other = "TRITON_INTERPRET" in os.environ and check.may_interpret != last.may_interpret
+            is_other = (
+                "TRITON_INTERPRET" in os.environ and check.may_interpret != last.may_interpret
+            )
             must_be_new = number > 1 and (is_apart or is_other)
             try:
                 if performer is not None and must_be_new:
@@ -220,6 +247,7 @@ def is_good(results: Sequence[dict[str, Any]]) -> bool:
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
@@ -230,7 +258,12 @@ def page(found: dict[str, Any]) -> str:
     lines = [f"## {found['machine']['name']}", ""]
     if found["is_rehearsal"]:
         lines += [f"**{REHEARSED}**", ""]
-    lines += [f"    {found['command']}", "", f"{found['date']}; {found['machine']['versions']}.", ""]
+    lines += [
+        f"    {found['command']}",
+        "",
+        f"{found['date']}; {found['machine']['versions']}.",
+        "",
+    ]
     lines += ["### Verdicts", ""]
     verdicts = []
     for check in found["checks"]:
@@ -261,15 +294,24 @@ def section(check: dict[str, Any]) -> list[str]:
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="first_gpu.py", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="first_gpu.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--list", action="store_true", help="name the checks and leave")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=NAMES, help="carry out these checks alone")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=NAMES, help="carry out these checks alone"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON too")
-    parser.add_argument("--rehearse", action="store_true",
-                        help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU; "
-                        "with TRITON_INTERPRET=1 the kernels are interpreted")
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU; "
+        "with TRITON_INTERPRET=1 the kernels are interpreted",
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -298,16 +340,23 @@ def main(argv: Sequence[str] | None = None, start: Start = start_worker) -> int:
         return 2
     if not args.rehearse and not first.machine["n_gpus"]:
         first.close()
-        told(f"first_gpu: error: no GPU that torch can use ({first.machine['versions']}); install the torch built for "
-             "your driver (pytorch.org), or give --rehearse to try this script on the CPU")
+        told(
+            f"first_gpu: error: no GPU that torch can use ({first.machine['versions']}); install the torch built for "
+            "your driver (pytorch.org), or give --rehearse to try this script on the CPU"
+        )
         return 2
 
     # all checks
     results = list(run_checks(checks, first, start, args.rehearse))
     given = sys.argv[1:] if argv is None else argv
-    found = {"is_rehearsal": args.rehearse, "is_good": is_good(results), "date": time.strftime("%Y-%m-%d"),
-             "command": " ".join(["python scripts/bench/first_gpu.py", *given]), "machine": first.machine,
-             "checks": results}
+    found = {
+        "is_rehearsal": args.rehearse,
+        "is_good": is_good(results),
+        "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(["python scripts/bench/first_gpu.py", *given]),
+        "machine": first.machine,
+        "checks": results,
+    }
 
     # what came of them
     print(page(found), end="", flush=True)

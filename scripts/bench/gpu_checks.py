@@ -79,11 +79,19 @@ class Sheet:
 
     def bound(self, what: str, value: float, most: float) -> None:
         """`value` must be at most so much; NaN is not."""
-        self.rows.append({"what": what, "found": f"{value:.2g}", "asked": f"at most {most:.2g}",
-                          "holds": bool(value <= most)})
+        self.rows.append(
+            {
+                "what": what,
+                "found": f"{value:.2g}",
+                "asked": f"at most {most:.2g}",
+                "holds": bool(value <= most),
+            }
+        )
 
     def require(self, what: str, found: object, asked: object) -> None:
-        self.rows.append({"what": what, "found": str(found), "asked": str(asked), "holds": bool(found == asked)})
+        self.rows.append(
+            {"what": what, "found": str(found), "asked": str(asked), "holds": bool(found == asked)}
+        )
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
         self.tables.append({"header": header, "rows": rows})
@@ -122,12 +130,23 @@ class Bench:
 def make_bench(is_rehearsal: bool) -> Bench:
     if is_rehearsal:
         model = ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=1)
-        return Bench(CPU, 2, True, model, n_vocab=200, n_pairs=80, longest=40, micro_tokens=256, n_updates=5)
+        return Bench(
+            CPU, 2, True, model, n_vocab=200, n_pairs=80, longest=40, micro_tokens=256, n_updates=5
+        )
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", 0) if n_gpus else CPU
     model = ModelConfig(d_model=256, d_ff=1024, n_heads=4, n_layers=2)
-    return Bench(device, n_gpus, False, model, n_vocab=2_000, n_pairs=600, longest=200, micro_tokens=1_024,
-                 n_updates=50)
+    return Bench(
+        device,
+        n_gpus,
+        False,
+        model,
+        n_vocab=2_000,
+        n_pairs=600,
+        longest=200,
+        micro_tokens=1_024,
+        n_updates=50,
+    )
 
 
 def describe_machine(bench: Bench) -> dict[str, Any]:
@@ -141,7 +160,11 @@ def describe_machine(bench: Bench) -> dict[str, Any]:
         versions += f", CUDA {torch.version.cuda}"
     if triton is not None:
         versions += f", triton {triton.__version__}"
-    return {"name": f"Rehearsal on {name}" if bench.is_rehearsal else name, "n_gpus": n_gpus, "versions": versions}
+    return {
+        "name": f"Rehearsal on {name}" if bench.is_rehearsal else name,
+        "n_gpus": n_gpus,
+        "versions": versions,
+    }
 
 
 def perform(check: Callable[[Bench, Sheet], None], bench: Bench) -> dict[str, Any]:
@@ -160,8 +183,14 @@ def perform(check: Callable[[Bench, Sheet], None], bench: Bench) -> dict[str, An
         verdict, reason = "passed", ""
         if sheet.faults:
             verdict, reason = "failed", shortened(sheet.faults)
-    return {"verdict": verdict, "reason": reason, "rows": sheet.rows, "tables": sheet.tables, "notes": sheet.notes,
-            "figures": _plain(sheet.figures)}
+    return {
+        "verdict": verdict,
+        "reason": reason,
+        "rows": sheet.rows,
+        "tables": sheet.tables,
+        "notes": sheet.notes,
+        "figures": _plain(sheet.figures),
+    }
 
 
 def shortened(faults: list[str]) -> str:
@@ -207,6 +236,7 @@ def _plain(value: Any) -> Any:
 
 # ---- made data ---------------------------------------------------------------------------------------------------
 
+
 def news_lengths(n: int, longest: int, random: np.random.Generator) -> list[np.ndarray]:
     """Pieces of sources and targets: log-normal, 28 in the mean, targets 1.15 times as long."""
     spread = 0.6
@@ -251,6 +281,7 @@ def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:
 
 # ---- models ------------------------------------------------------------------------------------------------------
 
+
 def make_objective(config: ModelConfig, n_vocab: int) -> Objective:
     """The same weights each time; biases and the scales of norms, which begin at 0 and 1, are moved to matter."""
     torch.manual_seed(0)
@@ -261,10 +292,14 @@ def make_objective(config: ModelConfig, n_vocab: int) -> Objective:
     return Objective(model, 0.1)
 
 
-def make_replica(bench: Bench, precision: Precision, dropout: float, shape: BatchShape | None) -> Replica:
+def make_replica(
+    bench: Bench, precision: Precision, dropout: float, shape: BatchShape | None
+) -> Replica:
     """The bench's model on its device; with a shape as compiled code, on a GPU as a CUDA graph."""
     torch.compiler.reset()  # each new model counts against the limit of recompilations
-    objective = make_objective(replace(bench.model, dropout=dropout), bench.n_vocab).to(bench.device)
+    objective = make_objective(replace(bench.model, dropout=dropout), bench.n_vocab).to(
+        bench.device
+    )
     return Replica(objective, bench.world, precision == "bf16", shape)
 
 
@@ -325,20 +360,31 @@ def worst_gradient(ours: Pass, exact: Pass) -> tuple[str, float]:
 
 # ---- 1: the environment ------------------------------------------------------------------------------------------
 
+
 def check_environment(bench: Bench, sheet: Sheet) -> None:
     figures: dict[str, Any] = {
-        "python": sys.version.split()[0], "torch": torch.__version__, "CUDA of torch": torch.version.cuda,
-        "triton": None if triton is None else triton.__version__, "CPU cores": os.cpu_count(), "GPUs": 0}
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "CUDA of torch": torch.version.cuda,
+        "triton": None if triton is None else triton.__version__,
+        "CPU cores": os.cpu_count(),
+        "GPUs": 0,
+    }
     if bench.is_cuda:
         of_gpu = torch.cuda.get_device_properties(bench.device)
         figures |= {
-            "GPUs": torch.cuda.device_count(), "GPU": of_gpu.name,
+            "GPUs": torch.cuda.device_count(),
+            "GPU": of_gpu.name,
             "memory of each, GiB": round(of_gpu.total_memory / 2**30, 1),
             "multiprocessors": of_gpu.multi_processor_count,
-            "compute capability": f"{of_gpu.major}.{of_gpu.minor}", "driver": driver_version(),
+            "compute capability": f"{of_gpu.major}.{of_gpu.minor}",
+            "driver": driver_version(),
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
-            "bf16 in hardware": torch.cuda.is_bf16_supported(including_emulation=False)}
-        sheet.require("triton is installed, which comes with torch for CUDA", triton is not None, True)
+            "bf16 in hardware": torch.cuda.is_bf16_supported(including_emulation=False),
+        }
+        sheet.require(
+            "triton is installed, which comes with torch for CUDA", triton is not None, True
+        )
         sheet.require("bf16 in hardware, the default precision", figures["bf16 in hardware"], True)
     sheet.figures |= figures
     sheet.table(["", ""], [[name, str(value)] for name, value in figures.items()])
@@ -354,6 +400,7 @@ def driver_version() -> str:
 
 
 # ---- 2: attention ------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -395,7 +442,9 @@ def check_attention(bench: Bench, sheet: Sheet) -> None:
     for path in paths:
         repeat_attention(bench, sheet, path)
     if TRITON not in paths:
-        sheet.note("Our kernels were not run: they need a GPU, or TRITON_INTERPRET=1. The CPU's grids stood in.")
+        sheet.note(
+            "Our kernels were not run: they need a GPU, or TRITON_INTERPRET=1. The CPU's grids stood in."
+        )
     if VARLEN not in paths:
         sheet.note("torch's kernel was not run: it needs a GPU and torch 2.12 or newer.")
 
@@ -462,30 +511,47 @@ def attention_written_out(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tenso
     return torch.einsum("hij,jhd->ihd", weights, v)
 
 
-def attend_by(path: str, heads: list[Tensor], queries: Packed, keys: Packed, case: AttentionCase) -> Tensor:
+def attend_by(
+    path: str, heads: list[Tensor], queries: Packed, keys: Packed, case: AttentionCase
+) -> Tensor:
     q, k, v = heads
     truth = Field(queries, keys, case.causal, case.window)
     if path == TRITON:
         return packed_attention(q, k, v, truth.seen, truth.seeing)
     if path == VARLEN:
-        return varlen_attention(q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest, case.causal,
-                                case.window)
+        return varlen_attention(
+            q,
+            k,
+            v,
+            queries.offsets,
+            keys.offsets,
+            queries.longest,
+            keys.longest,
+            case.causal,
+            case.window,
+        )
     return attend(q, k, v, truth)
 
 
-def random_heads(queries: Packed, keys: Packed, case: AttentionCase, precision: Precision) -> list[Tensor]:
+def random_heads(
+    queries: Packed, keys: Packed, case: AttentionCase, precision: Precision
+) -> list[Tensor]:
     """Views into fused products, as the model makes them."""
     torch.manual_seed(3)
     sizes = [case.n_heads * case.d_k, case.n_heads * case.d_k, case.n_heads * case.d_v]
     products = []
     for side in (queries, keys):
-        rows = torch.randn(len(side.tokens), sum(sizes), device=side.tokens.device).to(DTYPES[precision])
+        rows = torch.randn(len(side.tokens), sum(sizes), device=side.tokens.device).to(
+            DTYPES[precision]
+        )
         products.append(rows.split(sizes, -1))
     parts = [products[0][0], products[1][1], products[1][2]]
     return [part.unflatten(-1, (case.n_heads, -1)) for part in parts]
 
 
-def compare_attention(bench: Bench, sheet: Sheet, path: str, case: AttentionCase, precision: Precision) -> None:
+def compare_attention(
+    bench: Bench, sheet: Sheet, path: str, case: AttentionCase, precision: Precision
+) -> None:
     """NaN stands in all rows that see nothing or are not seen, and in their gradients."""
     queries, keys = attention_sides(bench, case.is_self)
     may = who_sees_whom(queries, keys, case.causal, case.window)
@@ -506,13 +572,17 @@ def compare_attention(bench: Bench, sheet: Sheet, path: str, case: AttentionCase
 
     errors = []
     is_zero = True
-    pairs = zip((out, *grads), (expected, *expected_grads), (sees, sees, is_seen, is_seen), strict=True)
+    pairs = zip(
+        (out, *grads), (expected, *expected_grads), (sees, sees, is_seen, is_seen), strict=True
+    )
     for found, truth, is_used in pairs:
         errors.append(relative_error(found, truth))
         is_zero = is_zero and not found[~is_used].any()
     name = f"{path}, {case.what}, heads {case.n_heads} x {case.d_k}, {precision}"
     sheet.bound(f"{name}: values", errors[0], KERNEL_BOUNDS[precision])
-    sheet.bound(f"{name}: worst gradient", torch.tensor(errors[1:]).max().item(), KERNEL_BOUNDS[precision])
+    sheet.bound(
+        f"{name}: worst gradient", torch.tensor(errors[1:]).max().item(), KERNEL_BOUNDS[precision]
+    )
     if not is_zero:
         sheet.require(f"{name}: zero where nothing is seen", is_zero, True)
 
@@ -521,7 +591,10 @@ def repeat_attention(bench: Bench, sheet: Sheet, path: str) -> None:
     case = AttentionCase("", 2, 16, 16, causal=True) if bench.is_rehearsal else CASES[1]
     queries, keys = attention_sides(bench, case.is_self)
     is_rounded = "bf16" in attention_precisions(bench, path)
-    leaves = [x.detach().requires_grad_() for x in random_heads(queries, keys, case, "bf16" if is_rounded else "fp32")]
+    leaves = [
+        x.detach().requires_grad_()
+        for x in random_heads(queries, keys, case, "bf16" if is_rounded else "fp32")
+    ]
     runs = []
     for _ in range(3):
         out = attend_by(path, leaves, queries, keys, case)
@@ -532,12 +605,15 @@ def repeat_attention(bench: Bench, sheet: Sheet, path: str) -> None:
             is_repeated = is_repeated and torch.equal(first, again)
     sheet.figures[f"{path} repeats to the bit"] = is_repeated
     if path == VARLEN:  # torch may add up gradients with atomics, and we cannot ask it not to
-        sheet.note(f"{path}: three passes gave {'the same' if is_repeated else 'different'} bits (not asked of it).")
+        sheet.note(
+            f"{path}: three passes gave {'the same' if is_repeated else 'different'} bits (not asked of it)."
+        )
     else:
         sheet.require(f"{path}: three passes give the same bits", is_repeated, True)
 
 
 # ---- 3: the loss -------------------------------------------------------------------------------------------------
+
 
 def check_loss(bench: Bench, sheet: Sheet) -> None:
     """The kernel over rows, and the whole loss with the projection."""
@@ -552,7 +628,9 @@ def check_loss(bench: Bench, sheet: Sheet) -> None:
                 compare_loss_rows(bench, sheet, n_rows, n_vocab, precision)
             compare_loss(bench, sheet, n_rows, n_vocab, precision)
     if not has_kernel:
-        sheet.note("The kernel was not run: it needs a GPU, or TRITON_INTERPRET=1. The CPU's loss stood in.")
+        sheet.note(
+            "The kernel was not run: it needs a GPU, or TRITON_INTERPRET=1. The CPU's loss stood in."
+        )
 
 
 def random_labels(n_rows: int, n_vocab: int, device: torch.device) -> Tensor:
@@ -563,7 +641,9 @@ def random_labels(n_rows: int, n_vocab: int, device: torch.device) -> Tensor:
     return labels
 
 
-def smoothed_losses(logits: Tensor, labels: Tensor, gold: float, others: float) -> tuple[Tensor, Tensor]:
+def smoothed_losses(
+    logits: Tensor, labels: Tensor, gold: float, others: float
+) -> tuple[Tensor, Tensor]:
     """The smoothed sum and the NLL sum by the definition, of float64 logits."""
     counts = labels >= 0
     label = labels.clamp(min=0)[:, None]
@@ -574,7 +654,9 @@ def smoothed_losses(logits: Tensor, labels: Tensor, gold: float, others: float) 
     return torch.where(counts, smoothed, 0.0).sum(), torch.where(counts, nll, 0.0).sum()
 
 
-def compare_loss_rows(bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision) -> None:
+def compare_loss_rows(
+    bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision
+) -> None:
     """The last columns are padding: what stands there must not count."""
     torch.manual_seed(4)
     padding = -n_vocab % EVEN
@@ -590,18 +672,22 @@ def compare_loss_rows(bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, pre
     name = f"rows, {n_rows:,} x {n_vocab:,}, {precision}"
     sheet.bound(f"{name}: smoothed", relative_error(losses[0].double().sum(), smoothed), EXACT)
     sheet.bound(f"{name}: NLL", relative_error(losses[1].double().sum(), nll), EXACT)
-    sheet.bound(f"{name}: gradient", relative_error(logits[:, :n_vocab], grad), KERNEL_BOUNDS[precision])
+    sheet.bound(
+        f"{name}: gradient", relative_error(logits[:, :n_vocab], grad), KERNEL_BOUNDS[precision]
+    )
     uncounted = float(logits[labels < 0].abs().sum() + logits[:, n_vocab:].abs().sum())
     sheet.bound(f"{name}: gradient of what does not count", uncounted, 0.0)
 
 
-def compare_loss(bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision) -> None:
+def compare_loss(
+    bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision
+) -> None:
     """bf16: under autocast, as training calls it; hidden states arrive in bf16."""
     torch.manual_seed(5)
     d_model = bench.model.d_model
     is_rounded = precision == "bf16"
     hidden = torch.randn(n_rows, d_model, device=bench.device).to(DTYPES[precision])
-    weight = torch.randn(n_vocab, d_model, device=bench.device) * d_model ** -0.5
+    weight = torch.randn(n_vocab, d_model, device=bench.device) * d_model**-0.5
     labels = random_labels(n_rows, n_vocab, bench.device)
     exact = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
     others = 0.1 / (n_vocab - 1)
@@ -614,13 +700,21 @@ def compare_loss(bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precisio
     grads = torch.autograd.grad(found[0], ours)
     sums = torch.stack(found).detach()
     name = f"loss, {n_rows:,} x {n_vocab:,}, {precision}"
-    sheet.bound(f"{name}: sums", relative_error(sums, torch.stack(truth).detach()),
-                ROUNDED_SUMS if is_rounded else EXACT)
+    sheet.bound(
+        f"{name}: sums",
+        relative_error(sums, torch.stack(truth).detach()),
+        ROUNDED_SUMS if is_rounded else EXACT,
+    )
     for what, gradient, true_gradient in zip(("hidden", "weight"), grads, true_grads, strict=True):
-        sheet.bound(f"{name}: gradient of {what}", relative_error(gradient, true_gradient), KERNEL_BOUNDS[precision])
+        sheet.bound(
+            f"{name}: gradient of {what}",
+            relative_error(gradient, true_gradient),
+            KERNEL_BOUNDS[precision],
+        )
 
 
 # ---- 4: one micro-batch ------------------------------------------------------------------------------------------
+
 
 def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
     """The path that trains, and the plain one, against the CPU in float64 with the same weights."""
@@ -628,7 +722,9 @@ def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
     config = replace(bench.model, dropout=0.0)
     exact = cpu_pass(config, bench.n_vocab, batch, torch.float64)
     on_cpu = cpu_pass(config, bench.n_vocab, batch, torch.float32)
-    sheet.bound("the CPU's own fp32: all gradients", gradient_error(on_cpu, exact), GRADIENT_BOUNDS["fp32"])
+    sheet.bound(
+        "the CPU's own fp32: all gradients", gradient_error(on_cpu, exact), GRADIENT_BOUNDS["fp32"]
+    )
     precisions: list[Precision] = ["fp32", "bf16"]
     for precision in precisions:
         replica = make_replica(bench, precision, 0.0, shape)
@@ -651,7 +747,9 @@ def cpu_pass(config: ModelConfig, n_vocab: int, batch: Batch, dtype: torch.dtype
     return run_pass(Replica(objective, World(0, 1, CPU), is_bf16=False), batch)
 
 
-def plain_pass(bench: Bench, config: ModelConfig, batch: Batch, precision: Precision, path: str) -> Pass:
+def plain_pass(
+    bench: Bench, config: ModelConfig, batch: Batch, precision: Precision, path: str
+) -> Pass:
     objective = make_objective(config, bench.n_vocab).to(bench.device)
     objective.model.attention_path = path
     return run_pass(Replica(objective, bench.world, precision == "bf16"), batch)
@@ -659,7 +757,11 @@ def plain_pass(bench: Bench, config: ModelConfig, batch: Batch, precision: Preci
 
 def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: Precision) -> None:
     is_rounded = precision == "bf16"
-    sheet.bound(f"{name}: loss", relative_error(ours.sums, exact.sums), ROUNDED_SUMS if is_rounded else EXACT)
+    sheet.bound(
+        f"{name}: loss",
+        relative_error(ours.sums, exact.sums),
+        ROUNDED_SUMS if is_rounded else EXACT,
+    )
     error = gradient_error(ours, exact)
     sheet.bound(f"{name}: all gradients", error, GRADIENT_BOUNDS[precision])
     worst_name, worst = worst_gradient(ours, exact)
@@ -668,6 +770,7 @@ def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: 
 
 
 # ---- 5: dtypes ---------------------------------------------------------------------------------------------------
+
 
 def check_dtypes(bench: Bench, sheet: Sheet) -> None:
     """Under bf16 autocast torch makes fp32 of a norm, which would double what each layer reads and writes."""
@@ -713,7 +816,9 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
     same pairs in each update must cost less and less."""
     store = bench_store(bench)
     shape = shape_for(store, bench.micro_tokens)
-    plain = Replica(make_objective(replace(bench.model, dropout=0.0), bench.n_vocab), World(0, 1, CPU), False)
+    plain = Replica(
+        make_objective(replace(bench.model, dropout=0.0), bench.n_vocab), World(0, 1, CPU), False
+    )
     expected = train_losses(bench, plain, store, shape, CPU)
     rows = [["CPU, fp32", *ends(expected)]]
     precisions: list[Precision] = ["fp32", "bf16"]
@@ -722,17 +827,24 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
         found = train_losses(bench, replica, store, shape, bench.device)
         rows.append([precision, *ends(found)])
         gap = (torch.tensor(found) - torch.tensor(expected)).abs().max().item()
-        sheet.bound(f"{precision}: largest difference of a token's loss", gap, LOSS_BOUNDS[precision])
+        sheet.bound(
+            f"{precision}: largest difference of a token's loss", gap, LOSS_BOUNDS[precision]
+        )
     same_pairs = one_update_of(store, bench.micro_tokens)
-    dropped = train_losses(bench, make_replica(bench, "bf16", 0.1, shape), same_pairs, shape, bench.device)
+    dropped = train_losses(
+        bench, make_replica(bench, "bf16", 0.1, shape), same_pairs, shape, bench.device
+    )
     rows.append(["bf16, dropout 0.1, the same pairs", *ends(dropped)])
-    sheet.bound("bf16, dropout 0.1: last loss over first, the same pairs", dropped[-1] / dropped[0], LEARNED)
+    sheet.bound(
+        "bf16, dropout 0.1: last loss over first, the same pairs", dropped[-1] / dropped[0], LEARNED
+    )
     sheet.table(["loss of a token", "first update", f"update {bench.n_updates}"], rows)
     sheet.figures["losses with dropout"] = dropped
 
 
-def train_losses(bench: Bench, replica: Replica, store: TokenStore, shape: BatchShape,
-                 device: torch.device) -> list[float]:
+def train_losses(
+    bench: Bench, replica: Replica, store: TokenStore, shape: BatchShape, device: torch.device
+) -> list[float]:
     """NLL a token of each update."""
     rates = OptimizerConfig(warmup_steps=4 * bench.n_updates)
     config = RunConfig(model=bench.model, optimizer=rates, training=training_config(bench))
@@ -754,15 +866,18 @@ def ends(losses: list[float]) -> list[str]:
 def one_update_of(store: TokenStore, n_tokens: int) -> TokenStore:
     """The first pairs, as many as make one update, which then is a whole epoch."""
     ends_of_sides = [np.cumsum(side.lengths + 1) for side in (store.src, store.tgt)]
-    n_pairs = min(int(ends_of_side.searchsorted(n_tokens, "right")) for ends_of_side in ends_of_sides)
+    n_pairs = min(
+        int(ends_of_side.searchsorted(n_tokens, "right")) for ends_of_side in ends_of_sides
+    )
     sides = []
     for side in (store.src, store.tgt):
-        offsets = side.offsets[:n_pairs + 1]
-        sides.append(Side(side.ids[:offsets[-1]], offsets))
+        offsets = side.offsets[: n_pairs + 1]
+        sides.append(Side(side.ids[: offsets[-1]], offsets))
     return TokenStore(sides[0], sides[1])
 
 
 # ---- 7: graph and dropout ----------------------------------------------------------------------------------------
+
 
 def check_graph(bench: Bench, sheet: Sheet) -> None:
     """What is recorded once must do what the same code does when it is called, and draw dropout from the seed."""
@@ -775,7 +890,11 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
     for _ in range(2):
         replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0)
     halves = {name: gradient / 2 for name, gradient in gradients_of(replica).items()}
-    sheet.bound("two replays add up: error of half of it", gradient_error(Pass(replayed.sums, halves), replayed), EXACT)
+    sheet.bound(
+        "two replays add up: error of half of it",
+        gradient_error(Pass(replayed.sums, halves), replayed),
+        EXACT,
+    )
 
     replica = make_replica(bench, "bf16", 0.1, shape)
     first = run_pass(replica, batch, 1)
@@ -783,12 +902,16 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
         sheet.require("a CUDA graph was recorded", has_graph(replica), True)
     compare_runs(sheet, "dropout, the same seed twice", run_pass(replica, batch, 1), first)
     other = run_pass(replica, batch, 2)
-    sheet.require("dropout, another seed: the same sums", torch.equal(first.sums, other.sums), False)
+    sheet.require(
+        "dropout, another seed: the same sums", torch.equal(first.sums, other.sums), False
+    )
     called = called_pass(replica, batch, 1)
     is_equal = torch.equal(first.sums, called.sums)
     sheet.figures["dropout: a replay has the sums of a call"] = is_equal
-    sheet.note(f"With dropout a replay gives {'the same' if is_equal else 'other'} sums as a call of the same code "
-               "with the same seed (not asked: a run only ever replays).")
+    sheet.note(
+        f"With dropout a replay gives {'the same' if is_equal else 'other'} sums as a call of the same code "
+        "with the same seed (not asked: a run only ever replays)."
+    )
     anew = run_pass(make_replica(bench, "bf16", 0.1, shape), batch, 1)
     compare_runs(sheet, "dropout, a graph recorded anew", anew, first)
 
@@ -804,7 +927,9 @@ def compare_runs(sheet: Sheet, name: str, ours: Pass, other: Pass) -> None:
             unequal.append(gradient_name)
     sheet.figures[f"{name}: gradients with other bits"] = unequal
     if unequal:
-        sheet.note(f"{name}: {len(unequal)} of {len(other.gradients)} gradients have other bits: {shortened(unequal)}.")
+        sheet.note(
+            f"{name}: {len(unequal)} of {len(other.gradients)} gradients have other bits: {shortened(unequal)}."
+        )
 
 
 def called_pass(replica: Replica, batch: Batch, seed: int) -> Pass:
@@ -828,7 +953,9 @@ def check_compilations(bench: Bench, sheet: Sheet) -> None:
     n_of_each = [max(1, bench.micro_tokens // (int(length) + 1)) for length in lengths]
     random = np.random.default_rng(6)
     each = np.repeat(lengths, n_of_each)
-    store = TokenStore(make_side(each, bench.n_vocab, random), make_side(each, bench.n_vocab, random))
+    store = TokenStore(
+        make_side(each, bench.n_vocab, random), make_side(each, bench.n_vocab, random)
+    )
     shape = shape_for(store, bench.micro_tokens)
     replica = make_replica(bench, "bf16", 0.1, shape)
     before = n_graphs()
@@ -847,7 +974,9 @@ def check_compilations(bench: Bench, sheet: Sheet) -> None:
             after_first = n_graphs()
     sheet.require(f"sentences of 1 to {bench.longest} pieces: one shape", has_one_shape, True)
     sheet.require("all losses are finite", is_finite, True)
-    sheet.require(f"compilations after the first of {N_LENGTHS} micro-batches", n_graphs() - after_first, 0)
+    sheet.require(
+        f"compilations after the first of {N_LENGTHS} micro-batches", n_graphs() - after_first, 0
+    )
     if bench.is_cuda:
         sheet.require("compilations in all", n_graphs() - before, 1)
         sheet.require("as one CUDA graph", has_graph(replica), True)
@@ -862,6 +991,7 @@ def n_graphs() -> int:
 
 # ---- 9: ranks ----------------------------------------------------------------------------------------------------
 
+
 def check_ranks(bench: Bench, sheet: Sheet) -> None:
     """One update by all GPUs against the same by one process; then one rank fails, and all must end."""
     if bench.n_ranks < 2:
@@ -873,7 +1003,9 @@ def check_ranks(bench: Bench, sheet: Sheet) -> None:
         code = run_ranks(bench, folder, ROOM_S + FAILURE_S)
         ended = time.time()
         if not (folder / "failed").exists():
-            raise RuntimeError(f"the ranks did not finish an update (exit code {code}); they say why above")
+            raise RuntimeError(
+                f"the ranks did not finish an update (exit code {code}); they say why above"
+            )
         sums: dict[str, list[float]] = {}
         for rank in range(bench.n_ranks):
             sums |= json.loads((folder / f"sums-{rank}.json").read_text())
@@ -886,8 +1018,10 @@ def check_ranks(bench: Bench, sheet: Sheet) -> None:
     theirs = torch.tensor([alone.sums[number] for number in shared], dtype=torch.float64)
     sheet.bound("losses of each, with dropout", relative_error(ours, theirs), 1e-6)
     sheet.bound("gradients summed over ranks", relative_error(together, alone.gradients), EXACT)
-    sheet.note(f"{bench.n_ranks} ranks; the losses of micro-batches have "
-               f"{'the same bits' if torch.equal(ours, theirs) else 'other bits'} as in one process.")
+    sheet.note(
+        f"{bench.n_ranks} ranks; the losses of micro-batches have "
+        f"{'the same bits' if torch.equal(ours, theirs) else 'other bits'} as in one process."
+    )
     sheet.require("a rank fails: the exit code tells", code != 0, True)
     sheet.require("a rank fails: ranks that went on", n_survived, 0)
     sheet.bound("a rank fails: seconds until all have ended", ended - failed_at, FAILURE_S)
@@ -921,8 +1055,16 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
 
 def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
     """Start as many ranks as there are GPUs, to do what `folder`/order.json says; returns torchrun's exit code."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={bench.n_ranks}",
-               str(Path(__file__).with_name("first_gpu.py")), "--rank", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={bench.n_ranks}",
+        str(Path(__file__).with_name("first_gpu.py")),
+        "--rank",
+        str(folder),
+    ]
     if bench.is_rehearsal:
         command.append("--rehearse")
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -963,6 +1105,7 @@ def update_and_fail(bench: Bench, world: World, folder: Path) -> None:
 
 # ---- 10: continuation --------------------------------------------------------------------------------------------
 
+
 def check_continuation(bench: Bench, sheet: Sheet) -> None:
     """Through nmt-train, on the embedded corpus: every tensor of the two checkpoints must have the same bits."""
     folder = Path(tempfile.mkdtemp())
@@ -970,7 +1113,9 @@ def check_continuation(bench: Bench, sheet: Sheet) -> None:
         train_demo(bench, folder, "parts", 10)
         train_demo(bench, folder, "parts", 20)
         train_demo(bench, folder, "whole", 20)
-        parts, whole = (RunFolder(folder / name).checkpoints / "last" for name in ("parts", "whole"))
+        parts, whole = (
+            RunFolder(folder / name).checkpoints / "last" for name in ("parts", "whole")
+        )
         n_tensors = 0
         unequal = []
         for file in ("model.safetensors", "optimizer.safetensors"):
@@ -1000,10 +1145,21 @@ def train_demo(bench: Bench, folder: Path, name: str, steps: int) -> None:
         size = {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_layers": 1}
         tokens = 512
     precision = "bf16" if bench.is_cuda else "fp32"
-    settings = {"data.store": folder / "store", "out": folder / name, "data.workers": 1, "data.valid": "null",
-                "data.test": "null", "vocab.size": 300, "training.steps": steps, "training.src_tokens": tokens,
-                "training.tgt_tokens": tokens, "training.micro_tokens": tokens // 2, "training.precision": precision,
-                "training.checkpoint_every": "null", "training.log_every": 10}
+    settings = {
+        "data.store": folder / "store",
+        "out": folder / name,
+        "data.workers": 1,
+        "data.valid": "null",
+        "data.test": "null",
+        "vocab.size": 300,
+        "training.steps": steps,
+        "training.src_tokens": tokens,
+        "training.tgt_tokens": tokens,
+        "training.micro_tokens": tokens // 2,
+        "training.precision": precision,
+        "training.checkpoint_every": "null",
+        "training.log_every": 10,
+    }
     settings |= {f"model.{key}": value for key, value in size.items()}
     torch.compiler.reset()
     arguments = [f"{key}={value}" for key, value in settings.items()]

@@ -49,6 +49,7 @@ N_SENTENCES, FORCED = 3_003, 28  # sentences of newstest2014, and pieces of each
 
 # ---- training ----------------------------------------------------------------------------------------------------
 
+
 @dataclass(frozen=True)
 class Recipe:
     config: RunConfig  # without micro_tokens
@@ -63,8 +64,12 @@ def make_recipe(bench: Bench, size: str) -> Recipe:
     if not bench.is_rehearsal:
         return Recipe(config, N_VOCAB, N_PAIRS, LONGEST, TIMED)
     n_heads = 4 if size == "big" else 2
-    model = replace(bench.model, n_heads=n_heads, d_model=16 * n_heads, dropout=config.model.dropout)
-    training = replace(config.training, src_tokens=bench.micro_tokens, tgt_tokens=bench.micro_tokens)
+    model = replace(
+        bench.model, n_heads=n_heads, d_model=16 * n_heads, dropout=config.model.dropout
+    )
+    training = replace(
+        config.training, src_tokens=bench.micro_tokens, tgt_tokens=bench.micro_tokens
+    )
     tiny = replace(config, model=model, training=training)
     return Recipe(tiny, bench.n_vocab, bench.n_pairs, bench.longest, n_timed=3)
 
@@ -105,7 +110,9 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
         micro_tokens = equal_share(update_tokens, world.size * n_rounds)
         training = replace(recipe.config.training, micro_tokens=micro_tokens)
         trial = try_out(replace(recipe.config, training=training), recipe, store, path, world)
-        n_failed = world.sum(torch.tensor([float(trial is None)])).item()  # all ranks must take the same size
+        n_failed = world.sum(
+            torch.tensor([float(trial is None)])
+        ).item()  # all ranks must take the same size
         if trial is not None and not n_failed:
             return trial
         del trial
@@ -115,7 +122,9 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
     raise Skip(f"micro-batches of {micro_tokens} tokens do not fit into memory")
 
 
-def try_out(config: RunConfig, recipe: Recipe, store: TokenStore, path: str, world: World) -> Trial | None:
+def try_out(
+    config: RunConfig, recipe: Recipe, store: TokenStore, path: str, world: World
+) -> Trial | None:
     """Compile, record and run one micro-batch, and have the optimizer make its moments; None if that does not fit."""
     try:
         torch.compiler.reset()
@@ -125,10 +134,19 @@ def try_out(config: RunConfig, recipe: Recipe, store: TokenStore, path: str, wor
         shape = None
         if config.training.is_compiled(world.device.type):
             shape = shape_for(store, config.training.sized)
-        replica = make_replica(Objective(model, config.training.label_smoothing), world, config.training, shape)
+        replica = make_replica(
+            Objective(model, config.training.label_smoothing), world, config.training, shape
+        )
         optimizer = make_optimizer(model, config.optimizer)
         began = clock()
-        with Loader(lambda _: store, config.training, config.seed, Cursor(), World(0, 1, world.device), shape) as some:
+        with Loader(
+            lambda _: store,
+            config.training,
+            config.seed,
+            Cursor(),
+            World(0, 1, world.device),
+            shape,
+        ) as some:
             batch = next(some).micros[0].batch
         replica.run(batch, 0.0, 0).sum().item()
         first_update_s = clock() - began
@@ -151,7 +169,9 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
     config, replica = trial.config, trial.replica
     ticks = Ticks(world.device)
     sent, n_src, n_tgt, n_micros = [], [], [], 0
-    with Loader(lambda _: store, config.training, config.seed, Cursor(), world, replica.shape) as updates:
+    with Loader(
+        lambda _: store, config.training, config.seed, Cursor(), world, replica.shape
+    ) as updates:
         for step in range(1, WARM_UPS + recipe.n_timed + 1):
             update = next(updates)
             outcome = run_update(replica, trial.optimizer, update, step, config, world)
@@ -167,7 +187,10 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
     is_finite = bool(torch.stack(sent)[:, :3].isfinite().all())
     peaks = [0, 0]
     if bench.is_cuda:
-        peaks = [torch.cuda.max_memory_allocated(world.device), torch.cuda.max_memory_reserved(world.device)]
+        peaks = [
+            torch.cuda.max_memory_allocated(world.device),
+            torch.cuda.max_memory_reserved(world.device),
+        ]
 
     # operations against the products of this GPU
     means = [float(side.lengths.mean()) + 1 for side in (store.src, store.tgt)]
@@ -178,9 +201,20 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
     for src, tgt, took in zip(n_src, n_tgt, seconds, strict=True):
         rates.append(tgt / took)
         shares.append((flop.src * src + flop.tgt * tgt) / took / (most * world.size))
-    return Speed(statistics.median(rates), min(rates), max(rates), statistics.median(shares), most,
-                 trial.first_update_s, config.training.sized, n_micros, peaks[0], peaks[1], is_finite,
-                 has_graph(replica))
+    return Speed(
+        statistics.median(rates),
+        min(rates),
+        max(rates),
+        statistics.median(shares),
+        most,
+        trial.first_update_s,
+        config.training.sized,
+        n_micros,
+        peaks[0],
+        peaks[1],
+        is_finite,
+        has_graph(replica),
+    )
 
 
 def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
@@ -188,29 +222,74 @@ def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
     name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
     try:
         answer: float | None = importlib.import_module("roofline").predict(size, name, n_ranks)
-    except (ImportError, LookupError, OSError, ValueError) as error:  # it must not cost what was measured
+    except (
+        ImportError,
+        LookupError,
+        OSError,
+        ValueError,
+    ) as error:  # it must not cost what was measured
         say(f"no prediction: {error}")
         return None
     return answer
 
 
-def write_speed(bench: Bench, sheet: Sheet, size: str, path: str, n_ranks: int, speed: Speed) -> None:
+def write_speed(
+    bench: Bench, sheet: Sheet, size: str, path: str, n_ranks: int, speed: Speed
+) -> None:
     roof = predicted(bench, size, n_ranks)
     of_roof = "no prediction"
     if roof:
         of_roof = f"{speed.tgt_tokens_per_s / roof:.0%} of {roof:,.0f}"
     sheet.table(
-        ["size", "GPUs", "attention", "target tokens/s", "range", "of the products' ceiling", "of the roofline"],
-        [[size, str(n_ranks), path, f"{speed.tgt_tokens_per_s:,.0f}", f"{speed.slowest:,.0f} to {speed.fastest:,.0f}",
-          f"{speed.share_of_ceiling:.1%} of {speed.ceiling / 1e12:,.4g} TFLOP/s", of_roof]])
+        [
+            "size",
+            "GPUs",
+            "attention",
+            "target tokens/s",
+            "range",
+            "of the products' ceiling",
+            "of the roofline",
+        ],
+        [
+            [
+                size,
+                str(n_ranks),
+                path,
+                f"{speed.tgt_tokens_per_s:,.0f}",
+                f"{speed.slowest:,.0f} to {speed.fastest:,.0f}",
+                f"{speed.share_of_ceiling:.1%} of {speed.ceiling / 1e12:,.4g} TFLOP/s",
+                of_roof,
+            ]
+        ],
+    )
     sheet.table(
-        ["micro-batch", "micro-batches an update", "first one, with compiling", "peak of tensors", "peak reserved"],
-        [[f"{speed.micro_tokens:,} tokens a side", str(speed.micros), f"{speed.first_update_s:.1f} s",
-          gigabytes(speed.peak_tensors), gigabytes(speed.peak_reserved)]])
+        [
+            "micro-batch",
+            "micro-batches an update",
+            "first one, with compiling",
+            "peak of tensors",
+            "peak reserved",
+        ],
+        [
+            [
+                f"{speed.micro_tokens:,} tokens a side",
+                str(speed.micros),
+                f"{speed.first_update_s:.1f} s",
+                gigabytes(speed.peak_tensors),
+                gigabytes(speed.peak_reserved),
+            ]
+        ],
+    )
     sheet.require("all losses are finite", speed.is_finite, True)
     if bench.is_cuda:
         sheet.require("as one CUDA graph", speed.has_graph, True)
-    sheet.figures |= {"size": size, "GPUs": n_ranks, "attention": path, "roofline": roof, **asdict(speed)}
+    sheet.figures |= {
+        "size": size,
+        "GPUs": n_ranks,
+        "attention": path,
+        "roofline": roof,
+        **asdict(speed),
+    }
 
 
 def gigabytes(n_bytes: int) -> str:
@@ -247,6 +326,7 @@ def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
 
 # ---- the choice of an attention ----------------------------------------------------------------------------------
 
+
 def check_attention_choice(bench: Bench, sheet: Sheet) -> None:
     """Measured once for the heads of base and big, and remembered in the user's cache folder for later runs."""
     model = load_config("base.yaml").model
@@ -257,12 +337,21 @@ def check_attention_choice(bench: Bench, sheet: Sheet) -> None:
             timer = None if bench.is_cuda else milliseconds_on_cpu
             path = measure(bench.device, n_rows, n_heads, model.key_size, model.value_size, timer)
             name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "cpu"
-            sheet.require(f"{size}: the answer is remembered", chosen(name, model.key_size, model.value_size), path)
+            sheet.require(
+                f"{size}: the answer is remembered",
+                chosen(name, model.key_size, model.value_size),
+                path,
+            )
             times = remembered_times(name)
-            cells = [f"{times[way]:.3f} ms" if way in times else "cannot run here" for way in (TRITON, VARLEN)]
+            cells = [
+                f"{times[way]:.3f} ms" if way in times else "cannot run here"
+                for way in (TRITON, VARLEN)
+            ]
             rows.append([f"{size}, {n_heads} heads of {model.key_size}", *cells, path])
             sheet.figures[size] = {"path": path, "ms": times}
-    sheet.table(["forward and backward of two layers", "ours (triton)", "torch's (varlen)", "faster"], rows)
+    sheet.table(
+        ["forward and backward of two layers", "ours (triton)", "torch's (varlen)", "faster"], rows
+    )
 
 
 @contextmanager
@@ -300,15 +389,27 @@ def milliseconds_on_cpu(work: Callable[[], object]) -> float:
 
 # ---- decoding ----------------------------------------------------------------------------------------------------
 
+
 def check_decoding(bench: Bench, sheet: Sheet) -> None:
     """Random weights never end a sentence by themselves, so each translation is given the same length."""
     recipe = make_recipe(bench, "base")
     n_sentences, n_pieces = (40, 5) if bench.is_rehearsal else (N_SENTENCES, FORCED)
     sources = news_sources(n_sentences, recipe)
     torch.manual_seed(1)
-    model = Transformer(recipe.config.model, recipe.n_vocab).to(bench.device).eval().requires_grad_(False)
+    model = (
+        Transformer(recipe.config.model, recipe.n_vocab)
+        .to(bench.device)
+        .eval()
+        .requires_grad_(False)
+    )
     ready = packed(model, is_bf16=True)
-    config = replace(recipe.config.decoding, max_ratio=0.0, max_extra=n_pieces, min_length=n_pieces, precision="bf16")
+    config = replace(
+        recipe.config.decoding,
+        max_ratio=0.0,
+        max_extra=n_pieces,
+        min_length=n_pieces,
+        precision="bf16",
+    )
     decode(ready, sources[:100], config, bench)  # warms up
     if bench.is_cuda:
         forget_peak(bench.device)
@@ -318,11 +419,33 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
     n_complete = sum(len(ids) == n_pieces for ids in found)
     sheet.require(f"translations of {n_pieces} pieces", n_complete, n_sentences)
     peak = torch.cuda.max_memory_reserved(bench.device) if bench.is_cuda else 0
-    sheet.table(["sentences", "pieces of each", "seconds", "sentences/s", "pieces/s, ends included", "peak reserved"],
-                [[f"{n_sentences:,}", str(n_pieces), f"{seconds:.2f}", f"{n_sentences / seconds:,.0f}",
-                  f"{n_sentences * (n_pieces + 1) / seconds:,.0f}", gigabytes(peak)]])
+    sheet.table(
+        [
+            "sentences",
+            "pieces of each",
+            "seconds",
+            "sentences/s",
+            "pieces/s, ends included",
+            "peak reserved",
+        ],
+        [
+            [
+                f"{n_sentences:,}",
+                str(n_pieces),
+                f"{seconds:.2f}",
+                f"{n_sentences / seconds:,.0f}",
+                f"{n_sentences * (n_pieces + 1) / seconds:,.0f}",
+                gigabytes(peak),
+            ]
+        ],
+    )
     sheet.note(f"Beam {config.beam}, bf16, batches as large as memory holds, ids to ids.")
-    sheet.figures |= {"sentences": n_sentences, "pieces": n_pieces, "seconds": seconds, "peak": peak}
+    sheet.figures |= {
+        "sentences": n_sentences,
+        "pieces": n_pieces,
+        "seconds": seconds,
+        "peak": peak,
+    }
 
 
 def news_sources(n: int, recipe: Recipe) -> list[list[int]]:
@@ -333,7 +456,9 @@ def news_sources(n: int, recipe: Recipe) -> list[list[int]]:
     return sources
 
 
-def decode(model: Transformer, sources: list[list[int]], config: DecodingConfig, bench: Bench) -> list[list[int]]:
+def decode(
+    model: Transformer, sources: list[list[int]], config: DecodingConfig, bench: Bench
+) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in sources]
     for batch, bests in searching(model, sources, config, bench.device):
         for number, best in zip(batch, bests, strict=True):
@@ -347,5 +472,7 @@ FUNCTIONS: dict[str, Callable[[Bench, Sheet], None]] = {
 }
 for _size in ("base", "big"):
     for _path in (TRITON, VARLEN):
-        FUNCTIONS[f"{_size}-{_path}"] = functools.partial(check_training_speed, size=_size, path=_path)
+        FUNCTIONS[f"{_size}-{_path}"] = functools.partial(
+            check_training_speed, size=_size, path=_path
+        )
     FUNCTIONS[f"{_size}-ranks"] = functools.partial(check_speed_of_ranks, size=_size)

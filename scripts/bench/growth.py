@@ -72,8 +72,12 @@ class FullLogits(Objective):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         weight = self.model.projection.weight
         logits = F.linear(self.model(batch.src, batch.tgt), weight)  # (T, V)
-        smoothing = self.smoothing * len(weight) / (len(weight) - 1)  # torch's rule smooths over the gold piece too
-        loss = F.cross_entropy(logits, batch.labels, ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+        smoothing = (
+            self.smoothing * len(weight) / (len(weight) - 1)
+        )  # torch's rule smooths over the gold piece too
+        loss = F.cross_entropy(
+            logits, batch.labels, ignore_index=-1, reduction="sum", label_smoothing=smoothing
+        )
         return loss, loss.detach()
 
 
@@ -82,40 +86,56 @@ SOFTMAXES = {"chunked": Objective, "full": FullLogits}
 
 def drawn_lengths(n_tokens: int) -> np.ndarray:
     """As in WMT14: log-normal, 30 tokens in the mean, 128 at most; the last one fills up to exactly n_tokens."""
-    normal = np.random.default_rng(1).standard_normal(n_tokens) * 0.6 + np.log(30) - 0.18  # mean exp(m + s^2 / 2)
+    normal = (
+        np.random.default_rng(1).standard_normal(n_tokens) * 0.6 + np.log(30) - 0.18
+    )  # mean exp(m + s^2 / 2)
     lengths = np.clip(np.exp(normal).round().astype(np.int64), 2, 128)
     ends = np.minimum(lengths.cumsum(), n_tokens)
-    return np.diff(ends[:ends.searchsorted(n_tokens) + 1], prepend=0)
+    return np.diff(ends[: ends.searchsorted(n_tokens) + 1], prepend=0)
 
 
 def sweep(name: str, model: ModelConfig, n_vocab: int) -> list[Case]:
     usual, doubling = drawn_lengths(TOKENS), [1 << i for i in range(7)]
-    return {"micro-batch": [Case(512 * n, model, n_vocab, drawn_lengths(512 * n)) for n in doubling],
-            "length": [Case(8 * n, model, n_vocab, np.full(TOKENS // 8 // n, 8 * n)) for n in doubling],
-            "layers": [Case(n, replace(model, n_layers=n), n_vocab, usual) for n in (1, 2, 3, 4, 6, 8)],
-            "vocabulary": [Case(n, model, n, usual) for n in (8_000, 16_000, 32_000, 64_000)]}[name]
+    return {
+        "micro-batch": [Case(512 * n, model, n_vocab, drawn_lengths(512 * n)) for n in doubling],
+        "length": [Case(8 * n, model, n_vocab, np.full(TOKENS // 8 // n, 8 * n)) for n in doubling],
+        "layers": [Case(n, replace(model, n_layers=n), n_vocab, usual) for n in (1, 2, 3, 4, 6, 8)],
+        "vocabulary": [Case(n, model, n, usual) for n in (8_000, 16_000, 32_000, 64_000)],
+    }[name]
 
 
 def made_update(case: Case, world: World) -> Update:
     """New each time, for a batch keeps what was once derived from it."""
     n_tokens, offsets = int(case.lengths.sum()), np.concatenate(([0], np.cumsum(case.lengths - 1)))
     random = np.random.default_rng(2)
-    src, tgt = (Side(random.integers(4, case.n_vocab, offsets[-1], np.uint16), offsets) for _ in range(2))
+    src, tgt = (
+        Side(random.integers(4, case.n_vocab, offsets[-1], np.uint16), offsets) for _ in range(2)
+    )
     batch = make_batch(TokenStore(src, tgt), np.arange(len(case.lengths))).to(world.device)
     return Update([Micro(0, batch)], n_tokens, n_tokens, Cursor())
 
 
-def measure(cases: list[Case], training: TrainingConfig, n_updates: int, world: World, warm_up: int = WARM_UP,
-            softmax: str = "chunked") -> list[Row]:
+def measure(
+    cases: list[Case],
+    training: TrainingConfig,
+    n_updates: int,
+    world: World,
+    warm_up: int = WARM_UP,
+    softmax: str = "chunked",
+) -> list[Row]:
     """Cases of the same model and vocabulary train one model, as batches of a run do."""
     trained = {}
     for config, n_vocab in {(case.model, case.n_vocab) for case in cases}:
         model = Transformer(config, n_vocab).to(world.device)
         objective = SOFTMAXES[softmax](model, training.label_smoothing)
-        replica = make_replica(objective, world, training, None)  # shapes vary, so nothing is compiled
+        replica = make_replica(
+            objective, world, training, None
+        )  # shapes vary, so nothing is compiled
         trained[config, n_vocab] = replica, make_optimizer(model, OptimizerConfig())
     seconds: list[list[float]] = [[] for _ in cases]
-    for step in tracked(range(1, warm_up + n_updates + 1), "all variants", "rounds", warm_up + n_updates):
+    for step in tracked(
+        range(1, warm_up + n_updates + 1), "all variants", "rounds", warm_up + n_updates
+    ):
         for case, times in zip(cases, seconds, strict=True):
             run = RunConfig(model=case.model, training=training)
             update, ticks = made_update(case, world), Ticks(world.device)
@@ -125,18 +145,24 @@ def measure(cases: list[Case], training: TrainingConfig, n_updates: int, world: 
             times += ticks.seconds() if step > warm_up else []
     rows = []
     for (value, config, n_vocab, lengths), times in zip(cases, seconds, strict=True):
-        seen = float((lengths**2).sum() / lengths.sum())  # the length of the sentence around a token, in the mean
+        seen = float(
+            (lengths**2).sum() / lengths.sum()
+        )  # the length of the sentence around a token, in the mean
         flop = flop_per_token(config, n_vocab, seen, seen)
-        rows.append(Row(value, times, float(lengths.sum() / statistics.median(times)), flop.src + flop.tgt))
+        rows.append(
+            Row(value, times, float(lengths.sum() / statistics.median(times)), flop.src + flop.tgt)
+        )
     return rows
 
 
 def table(name: str, rows: list[Row]) -> str:
     head = f"| {name} | ms (least - most) | target tokens/s | MFLOP/token | GFLOP/s |\n|--:|--:|--:|--:|--:|\n"
     times = [[1e3 * f(row.seconds) for f in (statistics.median, min, max)] for row in rows]
-    return head + "".join(f"| {row.value:,} | {ms:,.1f} ({least:,.1f} - {most:,.1f}) | {row.rate:,.0f} | "
-                          f"{row.flop / 1e6:,.1f} | {row.rate * row.flop / 1e9:,.1f} |\n"
-                          for row, (ms, least, most) in zip(rows, times, strict=True))
+    return head + "".join(
+        f"| {row.value:,} | {ms:,.1f} ({least:,.1f} - {most:,.1f}) | {row.rate:,.0f} | "
+        f"{row.flop / 1e6:,.1f} | {row.rate * row.flop / 1e9:,.1f} |\n"
+        for row, (ms, least, most) in zip(rows, times, strict=True)
+    )
 
 
 def plot(results: dict[str, list[Row]], path: Path) -> None:
@@ -151,35 +177,58 @@ def plot(results: dict[str, list[Row]], path: Path) -> None:
         axis.minorticks_off()  # which a log scale labels too
         work.plot(values, [row.rate * row.flop / 1e9 for row in rows], "s--", color="gray")
         work.set(ylabel="GFLOP/s (dashed)", ylim=(0, None))
-    for axis in figure.axes[len(results):4]:  # sweeps left out; after the four come the right-hand scales
+    for axis in figure.axes[
+        len(results) : 4
+    ]:  # sweeps left out; after the four come the right-hand scales
         axis.set_axis_off()
     figure.savefig(path, dpi=120)
 
 
 def compare_memory(args: argparse.Namespace) -> None:
-    print(f"| one update of {args.tokens:,} + {args.tokens:,} tokens | peak memory, GB |\n|---|--:|")
+    print(
+        f"| one update of {args.tokens:,} + {args.tokens:,} tokens | peak memory, GB |\n|---|--:|"
+    )
     peaks = []
     for softmax, name in zip(SOFTMAXES, ("softmax in chunks", "full logits"), strict=True):
-        options = [f"--memory={softmax}", f"--tokens={args.tokens}", f"--precision={args.precision}"]
-        done = subprocess.run([sys.executable, __file__, f"--model={args.model}", *options], capture_output=True,
-                              text=True, check=False)
-        is_lacking = done.returncode == -9 or "OutOfMemory" in done.stderr or "allocate memory" in done.stderr
+        options = [
+            f"--memory={softmax}",
+            f"--tokens={args.tokens}",
+            f"--precision={args.precision}",
+        ]
+        done = subprocess.run(
+            [sys.executable, __file__, f"--model={args.model}", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        is_lacking = (
+            done.returncode == -9
+            or "OutOfMemory" in done.stderr
+            or "allocate memory" in done.stderr
+        )
         if done.returncode and not is_lacking:
             raise RuntimeError(f"{' '.join(options)}: exit {done.returncode}\n{done.stderr}")
         peaks += [] if is_lacking else [int(done.stdout)]
-        print(f"| {name} | {'does not fit, or killed' if is_lacking else f'{peaks[-1] / 1e9:.2f}'} |", flush=True)
+        print(
+            f"| {name} | {'does not fit, or killed' if is_lacking else f'{peaks[-1] / 1e9:.2f}'} |",
+            flush=True,
+        )
     print(f"| ratio | {peaks[1] / peaks[0]:.2f} |" if len(peaks) == 2 else "")
 
 
 def main(args: argparse.Namespace) -> int:
     if min(args.updates, args.tokens) < 1:
-        raise UserError(f"--updates {args.updates}, --tokens {args.tokens}: both must be at least 1")
+        raise UserError(
+            f"--updates {args.updates}, --tokens {args.tokens}: both must be at least 1"
+        )
     if not args.memory and importlib.util.find_spec("matplotlib") is None:
         raise UserError("matplotlib, for the plot, is not installed; pip install 'nmt[plot]'")
     args.model = args.model or ("base" if args.memory else "small")
     model, n_vocab = MODELS[args.model]
     with join() as world:
-        training = TrainingConfig(precision=args.precision, compile="off" if args.memory else "auto")
+        training = TrainingConfig(
+            precision=args.precision, compile="off" if args.memory else "auto"
+        )
         if args.memory in SOFTMAXES:
             case = Case(args.tokens, model, n_vocab, drawn_lengths(args.tokens))
             measure([case], training, 1, world, 0, args.memory)
@@ -187,7 +236,9 @@ def main(args: argparse.Namespace) -> int:
             return 0
         device = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
         n_threads = torch.get_num_threads()
-        print(f"{device}, {n_threads} threads, torch {torch.__version__}, {args.model} {args.precision}\n")
+        print(
+            f"{device}, {n_threads} threads, torch {torch.__version__}, {args.model} {args.precision}\n"
+        )
         if args.memory:
             compare_memory(args)
             return 0
@@ -200,14 +251,36 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, help="small: 256/1024, 3+3 layers, 10k (base for --memory)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", choices=MODELS, help="small: 256/1024, 3+3 layers, 10k (base for --memory)"
+    )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="(fp32)")
-    parser.add_argument("--updates", type=int, default=7, metavar="N", help="timed updates of each variant (7)")
-    parser.add_argument("--only", nargs="+", choices=SWEEPS, default=list(SWEEPS), help="some of the sweeps")
-    parser.add_argument("--out", type=Path, default=Path("build/bench-growth"), metavar="FOLDER", help="for growth.png")
-    parser.add_argument("--memory", nargs="?", const="both", choices=("both", *SOFTMAXES), help="compare peak memory")
-    parser.add_argument("--tokens", type=int, default=25_000, metavar="N", help="a side, for --memory (25,000)")
+    parser.add_argument(
+        "--updates", type=int, default=7, metavar="N", help="timed updates of each variant (7)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=SWEEPS, default=list(SWEEPS), help="some of the sweeps"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/bench-growth"),
+        metavar="FOLDER",
+        help="for growth.png",
+    )
+    parser.add_argument(
+        "--memory",
+        nargs="?",
+        const="both",
+        choices=("both", *SOFTMAXES),
+        help="compare peak memory",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=25_000, metavar="N", help="a side, for --memory (25,000)"
+    )
     return parser.parse_args(words)
 
 

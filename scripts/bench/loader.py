@@ -38,7 +38,9 @@ def drawn_lengths(n: int, like: str | None) -> "tuple[np.ndarray, np.ndarray]":
         lengths = [side.lengths.astype(np.uint16) for side in (store.src, store.tgt)]
         pairs = random.integers(len(store), size=n, dtype=np.uint32)
         return lengths[0][pairs], lengths[1][pairs]
-    source = random.standard_normal(n, np.float32) * 0.6 + np.log(29) - 0.18  # mean exp(m + s^2 / 2)
+    source = (
+        random.standard_normal(n, np.float32) * 0.6 + np.log(29) - 0.18
+    )  # mean exp(m + s^2 / 2)
     target = source + random.standard_normal(n, np.float32) * 0.15
     src, tgt = (np.clip(np.exp(side), 1, 250).astype(np.uint16) for side in (source, target))
     return src, tgt
@@ -52,12 +54,17 @@ def written(folder: Path, n: int, like: str | None, has_ids: bool) -> "TokenStor
     from nmt.system.progress import tracked
 
     def side(name: str, lengths: np.ndarray) -> Side:
-        ids, offsets = ArrayWriter(folder / f"{name}.ids.npy", "uint16"), ArrayWriter(folder / name, "int64")
+        ids, offsets = (
+            ArrayWriter(folder / f"{name}.ids.npy", "uint16"),
+            ArrayWriter(folder / name, "int64"),
+        )
         offsets.append(np.zeros(1))
         end, random = 0, np.random.default_rng(2)
         for first in tracked(range(0, n, 1 << 20), f"write {name}", "million pairs"):
-            ends = end + np.cumsum(lengths[first:first + (1 << 20)], dtype=np.int64)
-            ids.append(random.integers(4, N_PIECES, int(ends[-1]) - end if has_ids else 0, dtype=np.uint16))
+            ends = end + np.cumsum(lengths[first : first + (1 << 20)], dtype=np.int64)
+            ids.append(
+                random.integers(4, N_PIECES, int(ends[-1]) - end if has_ids else 0, dtype=np.uint16)
+            )
             offsets.append(ends)
             end = int(ends[-1])
         ids.close()
@@ -93,15 +100,20 @@ def time_plan(n: int, like: str | None) -> str:
 
         from nmt.data.store import Side
 
-        src, tgt = (Side(np.empty(0, np.uint16), np.load(f"{folder}/{name}", mmap_mode="r")) for name in ("src", "tgt"))
+        src, tgt = (
+            Side(np.empty(0, np.uint16), np.load(f"{folder}/{name}", mmap_mode="r"))
+            for name in ("src", "tgt")
+        )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = clock()
         plan = plan_epoch(src.lengths, tgt.lengths, 1, 0, TrainingConfig(micro_tokens=MICRO_TOKENS))
         seconds = clock() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1e9 if sys.platform == "darwin" else 1e6
-    return (f"plan     {n:>12,} pairs  {len(plan):,} updates in {seconds:.2f} s, peak RSS {peak / unit:.2f} GB "
-            f"({before / unit:.2f} before), {fill(plan, TrainingConfig(micro_tokens=MICRO_TOKENS))}")
+    return (
+        f"plan     {n:>12,} pairs  {len(plan):,} updates in {seconds:.2f} s, peak RSS {peak / unit:.2f} GB "
+        f"({before / unit:.2f} before), {fill(plan, TrainingConfig(micro_tokens=MICRO_TOKENS))}"
+    )
 
 
 def time_loader(n: int, like: str | None, seconds: float) -> str:
@@ -126,18 +138,24 @@ def time_loader(n: int, like: str | None, seconds: float) -> str:
             n_tgt += plan.n_tokens(number)[1]
             number += 1
         took = clock() - began
-    return (f"loader   {n:>12,} pairs  {n_pairs / took:,.0f} pairs/s, {n_tgt / took:,.0f} target tokens/s, "
-            f"{number} updates in {took:.2f} s on one core, {fill(plan, config)}")
+    return (
+        f"loader   {n:>12,} pairs  {n_pairs / took:,.0f} pairs/s, {n_tgt / took:,.0f} target tokens/s, "
+        f"{number} updates in {took:.2f} s on one core, {fill(plan, config)}"
+    )
 
 
 def work(args: argparse.Namespace) -> int:
-    rows = [time_plan(args.plan, args.like)] if args.plan else []  # first, before torch takes memory
+    rows = (
+        [time_plan(args.plan, args.like)] if args.plan else []
+    )  # first, before torch takes memory
     if args.pairs:
         rows.append(time_loader(args.pairs, args.like, args.seconds))
     import numpy as np
 
-    print(f"python {platform.python_version()}, numpy {np.__version__}, lengths "
-          f"{'as in ' + args.like if args.like else 'log-normal, mean 29'}")
+    print(
+        f"python {platform.python_version()}, numpy {np.__version__}, lengths "
+        f"{'as in ' + args.like if args.like else 'log-normal, mean 29'}"
+    )
     print("\n".join(rows))
     return 0
 
@@ -145,11 +163,24 @@ def work(args: argparse.Namespace) -> int:
 if __name__ == "__main__":
     for library in ("OMP", "MKL", "OPENBLAS"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=4_500_000, metavar="N",
-                        help="pairs of the loader's store (4.5M); 0: no loader")
-    parser.add_argument("--plan", type=int, default=0, metavar="N", help="also time the plan of an epoch of N pairs")
-    parser.add_argument("--like", metavar="STORE", help="a prepared store whose lengths to draw from")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to load (10)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=4_500_000,
+        metavar="N",
+        help="pairs of the loader's store (4.5M); 0: no loader",
+    )
+    parser.add_argument(
+        "--plan", type=int, default=0, metavar="N", help="also time the plan of an epoch of N pairs"
+    )
+    parser.add_argument(
+        "--like", metavar="STORE", help="a prepared store whose lengths to draw from"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="how long to load (10)"
+    )
     arguments = parser.parse_args()
     sys.exit(guarded(lambda: work(arguments), "bench_loader"))

@@ -93,30 +93,46 @@ class Meter:
 
 # ---- loops of our own writing -----------------------------------------------------------------------------------
 
+
 class Plain(nn.Module):
     """torch.nn.Transformer with the rest that it needs: embeddings, sinusoids, the tied projection."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self.embedding = nn.Embedding(job.n_vocab, job.d_model, padding_idx=PAD)
-        nn.init.normal_(self.embedding.weight, std=job.d_model ** -0.5)
-        self.transformer = nn.Transformer(job.d_model, job.n_heads, job.n_layers, job.n_layers, job.d_ff, job.dropout,
-                                          batch_first=True)
+        nn.init.normal_(self.embedding.weight, std=job.d_model**-0.5)
+        self.transformer = nn.Transformer(
+            job.d_model,
+            job.n_heads,
+            job.n_layers,
+            job.n_layers,
+            job.d_ff,
+            job.dropout,
+            batch_first=True,
+        )
         self.project = nn.Linear(job.d_model, job.n_vocab, bias=False)
         self.project.weight = self.embedding.weight
         self.dropout = nn.Dropout(job.dropout)
-        angles = torch.arange(1024)[:, None] / 10_000 ** (torch.arange(0, job.d_model, 2) / job.d_model)
+        angles = torch.arange(1024)[:, None] / 10_000 ** (
+            torch.arange(0, job.d_model, 2) / job.d_model
+        )
         self.positions = nn.Buffer(torch.cat((angles.sin(), angles.cos()), 1))
 
     def embed(self, ids: Tensor) -> Tensor:
         scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(scaled + self.positions[:ids.shape[1]])
+        return self.dropout(scaled + self.positions[: ids.shape[1]])
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
-        hidden = self.transformer(self.embed(src), self.embed(tgt), tgt_mask=future, tgt_is_causal=True,
-                                  src_key_padding_mask=src == PAD, tgt_key_padding_mask=tgt == PAD,
-                                  memory_key_padding_mask=src == PAD)
+        hidden = self.transformer(
+            self.embed(src),
+            self.embed(tgt),
+            tgt_mask=future,
+            tgt_is_causal=True,
+            src_key_padding_mask=src == PAD,
+            tgt_key_padding_mask=tgt == PAD,
+            memory_key_padding_mask=src == PAD,
+        )
         return self.project(hidden)
 
 
@@ -142,13 +158,31 @@ class Marian(nn.Module):
         super().__init__()
         from transformers import MarianConfig, MarianMTModel
 
-        self.model = MarianMTModel(MarianConfig(
-            vocab_size=job.n_vocab, d_model=job.d_model, encoder_layers=job.n_layers, decoder_layers=job.n_layers,
-            encoder_attention_heads=job.n_heads, decoder_attention_heads=job.n_heads, encoder_ffn_dim=job.d_ff,
-            decoder_ffn_dim=job.d_ff, dropout=job.dropout, attention_dropout=0.0, activation_dropout=0.0,
-            activation_function="relu", scale_embedding=True, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
-            decoder_start_token_id=BOS, forced_eos_token_id=EOS, max_position_embeddings=1024, use_cache=False,
-            attn_implementation="sdpa" if torch.cuda.is_available() else "eager"))  # the faster one
+        self.model = MarianMTModel(
+            MarianConfig(
+                vocab_size=job.n_vocab,
+                d_model=job.d_model,
+                encoder_layers=job.n_layers,
+                decoder_layers=job.n_layers,
+                encoder_attention_heads=job.n_heads,
+                decoder_attention_heads=job.n_heads,
+                encoder_ffn_dim=job.d_ff,
+                decoder_ffn_dim=job.d_ff,
+                dropout=job.dropout,
+                attention_dropout=0.0,
+                activation_dropout=0.0,
+                activation_function="relu",
+                scale_embedding=True,
+                pad_token_id=PAD,
+                bos_token_id=BOS,
+                eos_token_id=EOS,
+                decoder_start_token_id=BOS,
+                forced_eos_token_id=EOS,
+                max_position_embeddings=1024,
+                use_cache=False,
+                attn_implementation="sdpa" if torch.cuda.is_available() else "eager",
+            )
+        )  # the faster one
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         return self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt).logits
@@ -156,8 +190,13 @@ class Marian(nn.Module):
 
 def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded (sentences, length) of like lengths: the source with its end mark, the target with both marks."""
-    sides = [[[int(token[1:]) for token in line.split()] for line in
-              (Path(job.text) / f"train.{side}").read_text(encoding="ascii").splitlines()] for side in ("src", "tgt")]
+    sides = [
+        [
+            [int(token[1:]) for token in line.split()]
+            for line in (Path(job.text) / f"train.{side}").read_text(encoding="ascii").splitlines()
+        ]
+        for side in ("src", "tgt")
+    ]
     pairs = sorted(zip(*sides, strict=True), key=lambda pair: (len(pair[1]), len(pair[0])))
     groups: list[list[tuple[list[int], list[int]]]] = []
     room = 0
@@ -170,11 +209,16 @@ def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
     draw = random.Random(1)
     while True:
         for group in draw.sample(groups, len(groups)):
-            yield (_padded([[*src, EOS] for src, _ in group]), _padded([[BOS, *tgt, EOS] for _, tgt in group]))
+            yield (
+                _padded([[*src, EOS] for src, _ in group]),
+                _padded([[BOS, *tgt, EOS] for _, tgt in group]),
+            )
 
 
 def _padded(rows: list[list[int]]) -> Tensor:
-    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
+    return nn.utils.rnn.pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD
+    )
 
 
 def loop(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
@@ -186,14 +230,19 @@ def loop(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
         meter.count(tgt[:, 1:], PAD)
         with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
             logits = model(src.to(device), inputs)
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD,
-                                   label_smoothing=job.smoothing)
+            loss = F.cross_entropy(
+                logits.flatten(0, 1),
+                labels.flatten(),
+                ignore_index=PAD,
+                label_smoothing=job.smoothing,
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
 
 # ---- toolkits, through their own commands -----------------------------------------------------------------------
+
 
 def command(job: Job, config: dict[str, Any], *arguments: str) -> None:
     """Write the config (JSON is YAML) and put the command line where the toolkit looks for it."""
@@ -205,25 +254,60 @@ def command(job: Job, config: dict[str, Any], *arguments: str) -> None:
 def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     """What eole and OpenNMT-py have in common: the data, and the training. Their batches are so many padded tokens of
     the longer side with both marks, so more than `tokens` are asked for."""
-    data = {"data": {"all": {"path_src": f"{job.text}/train.src", "path_tgt": f"{job.text}/train.tgt"}},
-            "src_vocab": f"{job.text}/vocab.txt", "tgt_vocab": f"{job.text}/vocab.txt", "share_vocab": True,
-            "src_vocab_size": job.n_vocab, "tgt_vocab_size": job.n_vocab, "seed": 1, "report_every": 1000}
-    return data, {"batch_type": "tokens", "batch_size": round(job.tokens * 1.09), "normalization": "tokens",
-                  "dropout": [job.dropout], "attention_dropout": [0.0], "label_smoothing": job.smoothing,
-                  "optim": "adam", "adam_beta2": 0.98, "learning_rate": 2.0, "decay_method": "noam",
-                  "warmup_steps": 4000, "max_grad_norm": 0, "num_workers": 0, "train_steps": 1_000_000,
-                  "valid_steps": 1_000_000, "save_checkpoint_steps": 0, "world_size": 1,
-                  "gpu_ranks": [0] if torch.cuda.is_available() else []}
+    data = {
+        "data": {"all": {"path_src": f"{job.text}/train.src", "path_tgt": f"{job.text}/train.tgt"}},
+        "src_vocab": f"{job.text}/vocab.txt",
+        "tgt_vocab": f"{job.text}/vocab.txt",
+        "share_vocab": True,
+        "src_vocab_size": job.n_vocab,
+        "tgt_vocab_size": job.n_vocab,
+        "seed": 1,
+        "report_every": 1000,
+    }
+    return data, {
+        "batch_type": "tokens",
+        "batch_size": round(job.tokens * 1.09),
+        "normalization": "tokens",
+        "dropout": [job.dropout],
+        "attention_dropout": [0.0],
+        "label_smoothing": job.smoothing,
+        "optim": "adam",
+        "adam_beta2": 0.98,
+        "learning_rate": 2.0,
+        "decay_method": "noam",
+        "warmup_steps": 4000,
+        "max_grad_norm": 0,
+        "num_workers": 0,
+        "train_steps": 1_000_000,
+        "valid_steps": 1_000_000,
+        "save_checkpoint_steps": 0,
+        "world_size": 1,
+        "gpu_ranks": [0] if torch.cuda.is_available() else [],
+    }
 
 
 def eole(job: Job, meter: Meter) -> None:
     meter.watch_losses()
     data, training = opennmt(job)
-    training |= {"compute_dtype": job.precision, "model_path": f"{job.scratch}/model", "log_attention_entropy": False,
-                 "param_init_method": "xavier_uniform"}
-    model = {"architecture": "transformer", "layers": job.n_layers, "hidden_size": job.d_model, "heads": job.n_heads,
-             "transformer_ff": job.d_ff, "share_embeddings": True, "share_decoder_embeddings": True,
-             "embeddings": {"word_vec_size": job.d_model, "position_encoding_type": "SinusoidalInterleaved"}}
+    training |= {
+        "compute_dtype": job.precision,
+        "model_path": f"{job.scratch}/model",
+        "log_attention_entropy": False,
+        "param_init_method": "xavier_uniform",
+    }
+    model = {
+        "architecture": "transformer",
+        "layers": job.n_layers,
+        "hidden_size": job.d_model,
+        "heads": job.n_heads,
+        "transformer_ff": job.d_ff,
+        "share_embeddings": True,
+        "share_decoder_embeddings": True,
+        "embeddings": {
+            "word_vec_size": job.d_model,
+            "position_encoding_type": "SinusoidalInterleaved",
+        },
+    }
     command(job, data | {"training": training, "model": model}, "train", "-config", "CONFIG")
     import_module("eole.bin.main").main()
 
@@ -231,11 +315,21 @@ def eole(job: Job, meter: Meter) -> None:
 def opennmt_py(job: Job, meter: Meter) -> None:
     meter.watch_losses()
     data, training = opennmt(job)
-    model = {"encoder_type": "transformer", "decoder_type": "transformer", "layers": job.n_layers,
-             "hidden_size": job.d_model, "word_vec_size": job.d_model, "heads": job.n_heads,
-             "transformer_ff": job.d_ff, "position_encoding": True, "share_embeddings": True,
-             "share_decoder_embeddings": True, "param_init": 0, "param_init_glorot": True,
-             "save_model": f"{job.scratch}/model"}  # never written
+    model = {
+        "encoder_type": "transformer",
+        "decoder_type": "transformer",
+        "layers": job.n_layers,
+        "hidden_size": job.d_model,
+        "word_vec_size": job.d_model,
+        "heads": job.n_heads,
+        "transformer_ff": job.d_ff,
+        "position_encoding": True,
+        "share_embeddings": True,
+        "share_decoder_embeddings": True,
+        "param_init": 0,
+        "param_init_glorot": True,
+        "save_model": f"{job.scratch}/model",
+    }  # never written
     command(job, data | training | model, "-config", "CONFIG")
     import_module("onmt.bin.train").main()
 
@@ -251,25 +345,63 @@ def joeynmt(job: Job, meter: Meter) -> None:
     manager._train_step = counted
     manager._save_checkpoint = lambda *_: None  # it would write one on the way out
     side = {"level": "word", "voc_file": f"{job.text}/vocab.txt", "tokenizer_type": None}
-    part = {"type": "transformer", "num_layers": job.n_layers, "num_heads": job.n_heads, "hidden_size": job.d_model,
-            "ff_size": job.d_ff, "dropout": job.dropout, "layer_norm": "post",
-            "embeddings": {"embedding_dim": job.d_model, "scale": True, "dropout": 0.0}}
-    command(job, {
-        "name": "bench", "joeynmt_version": version("joeynmt"), "model_dir": f"{job.scratch}/model", "use_cuda": True,
-        "data": {"train": f"{job.text}/train", "dev": f"{job.text}/valid", "dataset_type": "plain",
-                 "src": {"lang": "src", **side}, "trg": {"lang": "tgt", **side}},
-        "testing": {"batch_size": 64, "batch_type": "sentence"},
-        "training": {"optimizer": "adam", "adam_betas": [0.9, 0.98], "scheduling": "noam", "batch_type": "token",
-                     "batch_size": round(job.tokens * 2.2),  # padded, and it mixes lengths
-                     "normalization": "tokens", "label_smoothing": job.smoothing, "epochs": 1000, "overwrite": True,
-                     "validation_freq": 1_000_000, "logging_freq": 1_000_000},
-        "model": {"tied_embeddings": True, "tied_softmax": True, "initializer": "xavier_uniform",
-                  "embed_initializer": "xavier_uniform", "encoder": part, "decoder": part},
-    }, "train", "CONFIG", "--skip-test")
+    part = {
+        "type": "transformer",
+        "num_layers": job.n_layers,
+        "num_heads": job.n_heads,
+        "hidden_size": job.d_model,
+        "ff_size": job.d_ff,
+        "dropout": job.dropout,
+        "layer_norm": "post",
+        "embeddings": {"embedding_dim": job.d_model, "scale": True, "dropout": 0.0},
+    }
+    command(
+        job,
+        {
+            "name": "bench",
+            "joeynmt_version": version("joeynmt"),
+            "model_dir": f"{job.scratch}/model",
+            "use_cuda": True,
+            "data": {
+                "train": f"{job.text}/train",
+                "dev": f"{job.text}/valid",
+                "dataset_type": "plain",
+                "src": {"lang": "src", **side},
+                "trg": {"lang": "tgt", **side},
+            },
+            "testing": {"batch_size": 64, "batch_type": "sentence"},
+            "training": {
+                "optimizer": "adam",
+                "adam_betas": [0.9, 0.98],
+                "scheduling": "noam",
+                "batch_type": "token",
+                "batch_size": round(job.tokens * 2.2),  # padded, and it mixes lengths
+                "normalization": "tokens",
+                "label_smoothing": job.smoothing,
+                "epochs": 1000,
+                "overwrite": True,
+                "validation_freq": 1_000_000,
+                "logging_freq": 1_000_000,
+            },
+            "model": {
+                "tied_embeddings": True,
+                "tied_softmax": True,
+                "initializer": "xavier_uniform",
+                "embed_initializer": "xavier_uniform",
+                "encoder": part,
+                "decoder": part,
+            },
+        },
+        "train",
+        "CONFIG",
+        "--skip-test",
+    )
     import_module("joeynmt.__main__").main()
 
 
-SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {  # and the package whose version is told
+SYSTEMS: dict[
+    str, tuple[str, Callable[[Job, Meter], None]]
+] = {  # and the package whose version is told
     "plain": ("torch", lambda job, meter: loop(job, meter, Plain)),
     "lean": ("torch", lambda job, meter: loop(job, meter, Lean)),
     "marian": ("transformers", lambda job, meter: loop(job, meter, Marian)),
@@ -290,9 +422,20 @@ def main(path: str) -> None:
     with suppress(Finished):
         work(job, meter)
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on Linux
-    print(json.dumps({"tgt_tokens": meter.tokens, "seconds": meter.seconds, "peak_rss_mb": round(rss / 1024, 1),
-                      "threads": torch.get_num_threads(), "precision": job.precision,
-                      "versions": {name: version(name) for name in ("torch", package)}}), file=answer, flush=True)
+    print(
+        json.dumps(
+            {
+                "tgt_tokens": meter.tokens,
+                "seconds": meter.seconds,
+                "peak_rss_mb": round(rss / 1024, 1),
+                "threads": torch.get_num_threads(),
+                "precision": job.precision,
+                "versions": {name: version(name) for name in ("torch", package)},
+            }
+        ),
+        file=answer,
+        flush=True,
+    )
     os._exit(0)  # a toolkit's threads and workers may wait for a loop that has been left
 
 

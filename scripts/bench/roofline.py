@@ -80,7 +80,9 @@ def traffic_s(n_bytes: float, gpu: Gpu) -> float:
     return max(SMALLEST_S, n_bytes / speed)
 
 
-def programs_s(tokens: int, n_heads: int, blocks: float, kind: tuple[float, float, int], gpu: Gpu) -> float:
+def programs_s(
+    tokens: int, n_heads: int, blocks: float, kind: tuple[float, float, int], gpu: Gpu
+) -> float:
     """Seconds of the programs of an attention kernel, wave by wave."""
     start, each, held = kind
     programs = math.ceil(tokens / TILE) * n_heads
@@ -90,19 +92,36 @@ def programs_s(tokens: int, n_heads: int, blocks: float, kind: tuple[float, floa
 def attention_s(counts: Counts, is_backward: bool, gpu: Gpu) -> float:
     """Seconds of one call of attention, the mean of the encoder's, the decoder's own, and that over the memory."""
     tokens, heads = counts.tokens, counts.n_heads
-    seen = (TILE + MEAN_LENGTH, TILE + MEAN_LENGTH / 2, TILE + MEAN_LENGTH)  # rows of the other side; causal: half
+    seen = (
+        TILE + MEAN_LENGTH,
+        TILE + MEAN_LENGTH / 2,
+        TILE + MEAN_LENGTH,
+    )  # rows of the other side; causal: half
     blocks = sum(seen) / len(seen) / BLOCK + 0.5
     heads_bytes = 2 * tokens * counts.d_model
     if not is_backward:
         return max(programs_s(tokens, heads, blocks, FORWARD, gpu), traffic_s(4 * heads_bytes, gpu))
-    computed = programs_s(tokens, heads, blocks, OF_KEYS, gpu) + programs_s(tokens, heads, blocks, OF_QUERIES, gpu)
+    computed = programs_s(tokens, heads, blocks, OF_KEYS, gpu) + programs_s(
+        tokens, heads, blocks, OF_QUERIES, gpu
+    )
     return max(computed, traffic_s(10 * heads_bytes, gpu))
 
 
 def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
     """Milliseconds of the parts of an update, one micro-batch on each rank."""
-    parts = dict.fromkeys(("products", "fused", "attention", "loss rows", "gradients", "launches", "optimizer",
-                           "sum over ranks"), 0.0)
+    parts = dict.fromkeys(
+        (
+            "products",
+            "fused",
+            "attention",
+            "loss rows",
+            "gradients",
+            "launches",
+            "optimizer",
+            "sum over ranks",
+        ),
+        0.0,
+    )
     for kernel in counts.kernels:
         if kernel.product is not None:
             parts["products"] += kernel.count * product_s(*kernel.product, gpu)
@@ -112,10 +131,16 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
             parts["attention"] += kernel.count * attention_s(counts, "backward" in kernel.kind, gpu)
         elif "loss_rows" not in kernel.kind:
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
-    parts["loss rows"] = 2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15  # read once, written once
-    parts["gradients"] = max(counts.n_tensors * SMALLEST_S, 12 * counts.n_parameters / gpu.bytes_per_s)
+    parts["loss rows"] = (
+        2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15
+    )  # read once, written once
+    parts["gradients"] = max(
+        counts.n_tensors * SMALLEST_S, 12 * counts.n_parameters / gpu.bytes_per_s
+    )
     parts["launches"] = (counts.launches() + counts.n_tensors) * LAUNCH_S
-    parts["optimizer"] = (28 + 4 + 4) * counts.n_parameters / gpu.bytes_per_s + 1e-4  # Adam, the norm, the clearing
+    parts["optimizer"] = (
+        28 + 4 + 4
+    ) * counts.n_parameters / gpu.bytes_per_s + 1e-4  # Adam, the norm, the clearing
     if counts.n_ranks > 1:
         moved = 2 * (counts.n_ranks - 1) / counts.n_ranks * 4 * counts.n_parameters
         parts["sum over ranks"] = moved / gpu.link_bytes_per_s + 3e-5
@@ -137,20 +162,26 @@ def predict(size: str, gpu_name: str, n_ranks: int) -> float | None:
 
 def table(all_counts: list[Counts]) -> str:
     parts = list(update_ms(all_counts[0], GPUS["H100"]))
-    lines = ["| ms of an update | launches | " + " | ".join(parts) + " | total | target tokens/s |",
-             "|---" * (len(parts) + 4) + "|"]
+    lines = [
+        "| ms of an update | launches | " + " | ".join(parts) + " | total | target tokens/s |",
+        "|---" * (len(parts) + 4) + "|",
+    ]
     for name in ("H100", "H200"):
         for counts in all_counts:
             took = update_ms(counts, GPUS[name])
             cells = " | ".join(f"{ms:.1f}" for ms in took.values())
             rate = target_tokens_per_s(counts, GPUS[name])
-            lines.append(f"| {counts.size}, {counts.n_ranks} x {name} | {counts.launches() + counts.n_tensors:,} | "
-                         f"{cells} | {sum(took.values()):.1f} | {rate / 1e6:.2f}M |")
+            lines.append(
+                f"| {counts.size}, {counts.n_ranks} x {name} | {counts.launches() + counts.n_tensors:,} | "
+                f"{cells} | {sum(took.values()):.1f} | {rate / 1e6:.2f}M |"
+            )
     return "\n".join(lines)
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(table(load(COUNTS)))
     return 0
 

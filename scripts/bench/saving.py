@@ -26,9 +26,22 @@ def demo_seconds(folder: Path, updates: int, every: int | None) -> float:
     shutil.rmtree(run, ignore_errors=True)
     setting = "null" if every is None else str(every)
     subprocess.run(
-        [sys.executable, "-m", "nmt.commands.train", "--config", "demo.yaml", f"data.store={folder / 'store'}",
-         f"out={run}", f"training.steps={updates}", f"training.checkpoint_every={setting}", "evaluation.bleu=false",
-         "training.validate_every=1000000"], check=True, stderr=subprocess.DEVNULL)
+        [
+            sys.executable,
+            "-m",
+            "nmt.commands.train",
+            "--config",
+            "demo.yaml",
+            f"data.store={folder / 'store'}",
+            f"out={run}",
+            f"training.steps={updates}",
+            f"training.checkpoint_every={setting}",
+            "evaluation.bleu=false",
+            "training.validate_every=1000000",
+        ],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return max(line["elapsed_s"] for line in lines if line["kind"] == "train")
 
@@ -39,8 +52,11 @@ def demo(args: argparse.Namespace, folder: Path) -> None:
         without.append(demo_seconds(folder, args.updates, None))
         with_them.append(demo_seconds(folder, args.updates, args.every))
     ratios = [a / b - 1 for a, b in zip(with_them, without, strict=True)]
-    print(f"demo, {args.updates} updates, a checkpoint every {args.every}: {with_them} s, without: {without} s; "
-          f"median of the ratios {100 * statistics.median(ratios):+.2f} %", flush=True)
+    print(
+        f"demo, {args.updates} updates, a checkpoint every {args.every}: {with_them} s, without: {without} s; "
+        f"median of the ratios {100 * statistics.median(ratios):+.2f} %",
+        flush=True,
+    )
 
 
 def folders(folder: Path) -> None:
@@ -77,9 +93,12 @@ def folders(folder: Path) -> None:
             began = clock()
             verify(path)
             times.append(clock() - began)
-        print(f"{name}, {size / 1e9:.3f} GB: on the disk in {statistics.median(seconds):.2f} s (median of 3), "
-              f"verified in {times[0]:.2f} s {'from the disk' if is_cold else '(cache not dropped)'}, "
-              f"{min(times[1:]):.2f} s from the cache", flush=True)
+        print(
+            f"{name}, {size / 1e9:.3f} GB: on the disk in {statistics.median(seconds):.2f} s (median of 3), "
+            f"verified in {times[0]:.2f} s {'from the disk' if is_cold else '(cache not dropped)'}, "
+            f"{min(times[1:]):.2f} s from the cache",
+            flush=True,
+        )
         shutil.rmtree(path)
 
 
@@ -102,11 +121,21 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=201, help="of the demo, in each run (default: 201)")
-    parser.add_argument("--every", type=int, default=50, help="updates between checkpoints (default: 50)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind, in turn (default: 3)")
-    parser.add_argument("--folder", help="where to write some gigabytes (default: the system's temporary folder)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--updates", type=int, default=201, help="of the demo, in each run (default: 201)"
+    )
+    parser.add_argument(
+        "--every", type=int, default=50, help="updates between checkpoints (default: 50)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="runs of each kind, in turn (default: 3)"
+    )
+    parser.add_argument(
+        "--folder", help="where to write some gigabytes (default: the system's temporary folder)"
+    )
     return guarded(lambda: work(parser.parse_args()), "bench_saving")
 
 

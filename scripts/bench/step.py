@@ -50,10 +50,14 @@ def work(args: argparse.Namespace) -> int:
         model = Transformer(config.model, vocab.size).to(world.device)
         store = open_store(folder, "train")
         shape = run_shape(config, store, world)
-        replica = make_replica(Objective(model, config.training.label_smoothing), world, config.training, shape)
+        replica = make_replica(
+            Objective(model, config.training.label_smoothing), world, config.training, shape
+        )
         optimizer = make_optimizer(model, config.optimizer)
         tokens, seconds = [], []
-        with Loader(lambda _: store, config.training, config.seed, Cursor(), world, shape) as updates:
+        with Loader(
+            lambda _: store, config.training, config.seed, Cursor(), world, shape
+        ) as updates:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
                 update = next(updates)
@@ -64,19 +68,34 @@ def work(args: argparse.Namespace) -> int:
         rates = [n / took for n, took in zip(tokens, seconds, strict=True)]
         if args.json:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(json.dumps({"tgt_tokens": tokens, "seconds": seconds, "peak_rss_mb": round(peak, 1),
-                              "threads": torch.get_num_threads(), "precision": config.training.precision,
-                              "versions": {"torch": torch.__version__}}))
+            print(
+                json.dumps(
+                    {
+                        "tgt_tokens": tokens,
+                        "seconds": seconds,
+                        "peak_rss_mb": round(peak, 1),
+                        "threads": torch.get_num_threads(),
+                        "precision": config.training.precision,
+                        "versions": {"torch": torch.__version__},
+                    }
+                )
+            )
             return 0
-        print(f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates ({min(rates):,.0f} - "
-              f"{max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads")
+        print(
+            f"{statistics.median(rates):,.0f} target tokens/s, median of {len(rates)} updates ({min(rates):,.0f} - "
+            f"{max(rates):,.0f}); {config.training.precision}, {torch.get_num_threads()} threads"
+        )
     return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_config_arguments(parser)
     parser.add_argument("--updates", type=int, default=20, metavar="N", help="updates to time (20)")
-    parser.add_argument("--json", action="store_true", help="each update's tokens and seconds, as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="each update's tokens and seconds, as JSON"
+    )
     arguments = parser.parse_intermixed_args()
     sys.exit(guarded(lambda: work(arguments), "bench_step"))

@@ -36,7 +36,11 @@ from nmt.system.runtime import settle
 SCRIPTS = Path(__file__).resolve().parent
 SKIP = 7  # first updates, which ask for memory; as many as bench_step.py leaves out
 TIMEOUT_S = 1800  # of a process
-SIZES = {"base": (512, 2048, 8, 6), "small": (256, 1024, 4, 3), "tiny": (32, 64, 2, 1)}  # d_model, d_ff, heads, layers
+SIZES = {
+    "base": (512, 2048, 8, 6),
+    "small": (256, 1024, 4, 3),
+    "tiny": (32, 64, 2, 1),
+}  # d_model, d_ff, heads, layers
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
     "plain": "a loop over torch.nn.Transformer: labels that are not padding",
@@ -47,16 +51,32 @@ SYSTEMS = {
     "joeynmt": "`joeynmt train`: ntokens of its batches",
 }
 OWN = ("ours", "plain", "lean")  # need nothing that is not installed
-NAMES = [f"{system}-{precision}" for precision in ("bf16", "fp32") for system in SYSTEMS
-         if (system, precision) not in (("opennmt", "bf16"), ("joeynmt", "bf16"))]  # which they lack on CPU
-QUICK = {"sizes": ["tiny"], "systems": ["ours-bf16", "plain-bf16", "ours-fp32", "lean-fp32"], "config": "demo.yaml",
-         "tokens": 300, "updates": 3, "rounds": 1}
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
-          "MALLOC_TOP_PAD_": str(256 << 20), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+NAMES = [
+    f"{system}-{precision}"
+    for precision in ("bf16", "fp32")
+    for system in SYSTEMS
+    if (system, precision) not in (("opennmt", "bf16"), ("joeynmt", "bf16"))
+]  # which they lack on CPU
+QUICK = {
+    "sizes": ["tiny"],
+    "systems": ["ours-bf16", "plain-bf16", "ours-fp32", "lean-fp32"],
+    "config": "demo.yaml",
+    "tokens": 300,
+    "updates": 3,
+    "rounds": 1,
+}
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(256 << 20),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 INSTALL = (  # what the last three require includes an older torch, and much that training does not need
     "torch numpy transformers==5.23.0 sentencepiece sacrebleu pyyaml configargparse safetensors rich six pyonmttok "
     "pandas rapidfuzz pyahocorasick subword-nmt tensorboard pydantic ctranslate2 aiohttp importlib_metadata matplotlib "
-    "spacy fasttext-wheel datasets fastapi uvicorn", "--no-deps eole==0.6.4 OpenNMT-py==3.5.1 joeynmt==2.3.0")
+    "spacy fasttext-wheel datasets fastapi uvicorn",
+    "--no-deps eole==0.6.4 OpenNMT-py==3.5.1 joeynmt==2.3.0",
+)
 
 
 @dataclass(frozen=True)
@@ -75,12 +95,17 @@ def parse(answer: str, precision: str, ceiling: float) -> Result:
         rates = [n / s for n, s in zip(told["tgt_tokens"], told["seconds"], strict=True)]
         if told["precision"] != precision:
             raise ValueError(f"it ran in {told['precision']}")
-        return Result(rates, fmean(told["tgt_tokens"]), told["peak_rss_mb"], told["versions"], ceiling)
+        return Result(
+            rates, fmean(told["tgt_tokens"]), told["peak_rss_mb"], told["versions"], ceiling
+        )
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"not the answer of a {precision} process: {answer.strip()[-200:]!r}; {error!r}") from None
+        raise UserError(
+            f"not the answer of a {precision} process: {answer.strip()[-200:]!r}; {error!r}"
+        ) from None
 
 
 # ---- the work, the machine, the processes -----------------------------------------------------------------------
+
 
 def write_text(store: Path, folder: Path) -> int:
     """{train,valid}.{src,tgt} and vocab.txt, for who reads text; the size of the vocabulary. Its words are numbers,
@@ -91,18 +116,27 @@ def write_text(store: Path, folder: Path) -> int:
         pairs = open_store(store, split)
         for name, side in (("src", pairs.src), ("tgt", pairs.tgt)):
             words = [f"t{i}" for i in np.asarray(side.ids).tolist()]
-            lines = (" ".join(words[a:b]) + "\n" for a, b in pairwise(np.asarray(side.offsets).tolist()))
+            lines = (
+                " ".join(words[a:b]) + "\n" for a, b in pairwise(np.asarray(side.offsets).tolist())
+            )
             (folder / f"{split}.{name}").write_text("".join(lines), encoding="ascii")
-    (folder / "vocab.txt").write_text("".join(f"t{i}\n" for i in range(n_vocab) if i not in (PAD, BOS, EOS)))
+    (folder / "vocab.txt").write_text(
+        "".join(f"t{i}\n" for i in range(n_vocab) if i not in (PAD, BOS, EOS))
+    )
     return n_vocab
 
 
-def gflop_per_token(d_model: int, d_ff: int, n_layers: int, n_vocab: int, pairs: TokenStore) -> float:
+def gflop_per_token(
+    d_model: int, d_ff: int, n_layers: int, n_vocab: int, pairs: TokenStore
+) -> float:
     """Training costs six operations for each weight that a token passes, and for each product of attention: source
     tokens pass the encoder and cross-attention's keys and values, target tokens the rest of the decoder and the
     softmax; a query has two products with each key, and causal attention sees half of them."""
     src, tgt = (side.lengths + 1.0 for side in (pairs.src, pairs.tgt))  # with end marks
-    weights = n_layers * (6 * d_model + 2 * d_ff) * d_model * (src.sum() + tgt.sum()) + d_model * n_vocab * tgt.sum()
+    weights = (
+        n_layers * (6 * d_model + 2 * d_ff) * d_model * (src.sum() + tgt.sum())
+        + d_model * n_vocab * tgt.sum()
+    )
     attention = n_layers * d_model * (2 * src @ src + tgt @ tgt + 2 * src @ tgt)
     return float(6 * (weights + attention) / tgt.sum() / 1e9)
 
@@ -115,11 +149,15 @@ def ceilings(threads: int, n: int = 2048) -> dict[str, float]:
     torch.set_num_threads(threads)
     is_cuda = torch.cuda.is_available()
     inner = 4 * n if is_cuda else n
-    a, b = (torch.randn(rows, inner, device="cuda" if is_cuda else "cpu") for rows in (2 * inner, inner))
+    a, b = (
+        torch.randn(rows, inner, device="cuda" if is_cuda else "cpu") for rows in (2 * inner, inner)
+    )
     low = a.bfloat16(), b.bfloat16()
     paths = {"bf16": lambda: linear(*low), "fp32": lambda: linear(a, b)}
     if not is_cuda and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        paths["fp32 oneDNN"] = lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+        paths["fp32 oneDNN"] = lambda: torch.ops.mkldnn._linear_pointwise(
+            a, b, None, "none", [], ""
+        )
     best = {}
     for name, product in paths.items():
         times = []
@@ -135,7 +173,9 @@ def ceilings(threads: int, n: int = 2048) -> dict[str, float]:
 
 def ceiling_of(precision: str, *measured: dict[str, float]) -> float:
     """By the fastest path there is, the mean of the measurements."""
-    return fmean(max(rate for path, rate in each.items() if path.startswith(precision)) for each in measured)
+    return fmean(
+        max(rate for path, rate in each.items() if path.startswith(precision)) for each in measured
+    )
 
 
 class Bench:
@@ -143,46 +183,102 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.work = args, Path(args.work).resolve()
-        self.env = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}  # before settle() adds to it
+        self.env = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(args.threads),
+        }  # before settle() adds to it
         settle()
-        folders = {"root": args.data_root, "store": args.store or str(self.work / f"store-{Path(args.config).stem}")}
-        self.overrides = [*(f"data.{k}={json.dumps(v)}" for k, v in folders.items() if v), *args.overrides]
+        folders = {
+            "root": args.data_root,
+            "store": args.store or str(self.work / f"store-{Path(args.config).stem}"),
+        }
+        self.overrides = [
+            *(f"data.{k}={json.dumps(v)}" for k, v in folders.items() if v),
+            *args.overrides,
+        ]
         config = load_config(args.config, self.overrides)
         prepare(config.data, config.vocab, config.seed)
         self.pairs = open_store(Path(config.data.store), "train")
         self.n_vocab = write_text(Path(config.data.store), self.work / "text")
 
     def command(self, system: str, precision: str, size: str) -> list[str]:
-        args, sizes = self.args, dict(zip(("d_model", "d_ff", "n_heads", "n_layers"), SIZES[size], strict=True))
+        args, sizes = (
+            self.args,
+            dict(zip(("d_model", "d_ff", "n_heads", "n_layers"), SIZES[size], strict=True)),
+        )
         if system == "ours":
-            return [sys.executable, str(SCRIPTS / "bench_step.py"), "--json", "--updates", str(args.updates),
-                    "--config", args.config, *(f"model.{key}={n}" for key, n in sizes.items()), "model.dropout=0.1",
-                    "training.label_smoothing=0.1", f"training.precision={precision}",
-                    f"training.src_tokens={args.tokens}", f"training.tgt_tokens={args.tokens}", *self.overrides]
+            return [
+                sys.executable,
+                str(SCRIPTS / "bench_step.py"),
+                "--json",
+                "--updates",
+                str(args.updates),
+                "--config",
+                args.config,
+                *(f"model.{key}={n}" for key, n in sizes.items()),
+                "model.dropout=0.1",
+                "training.label_smoothing=0.1",
+                f"training.precision={precision}",
+                f"training.src_tokens={args.tokens}",
+                f"training.tgt_tokens={args.tokens}",
+                *self.overrides,
+            ]
         job = self.work / f"{system}-{precision}-{size}.json"
-        job.write_text(json.dumps({"system": system, "precision": precision, "text": str(self.work / "text"),
-                                   "scratch": str(self.work), "n_vocab": self.n_vocab, "tokens": args.tokens,
-                                   "updates": args.updates, "seconds": args.seconds, "threads": args.threads,
-                                   "skip": SKIP, **sizes}), encoding="utf-8")
-        return [sys.executable if system in OWN else args.peer_python, str(SCRIPTS / "bench_peers.py"), str(job)]
+        job.write_text(
+            json.dumps(
+                {
+                    "system": system,
+                    "precision": precision,
+                    "text": str(self.work / "text"),
+                    "scratch": str(self.work),
+                    "n_vocab": self.n_vocab,
+                    "tokens": args.tokens,
+                    "updates": args.updates,
+                    "seconds": args.seconds,
+                    "threads": args.threads,
+                    "skip": SKIP,
+                    **sizes,
+                }
+            ),
+            encoding="utf-8",
+        )
+        return [
+            sys.executable if system in OWN else args.peer_python,
+            str(SCRIPTS / "bench_peers.py"),
+            str(job),
+        ]
 
     def run(self, size: str, name: str) -> str:
         """One process from start to end: what it printed. What it said on the way lies in a log."""
         system, precision = name.split("-")
-        log, env = self.work / f"{name}-{size}.log", self.env if system == "ours" else self.env | MALLOC
+        log, env = (
+            self.work / f"{name}-{size}.log",
+            self.env if system == "ours" else self.env | MALLOC,
+        )
         try:
             with open(log, "wb") as file:
-                done = subprocess.run(self.command(system, precision, size), env=env, stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.PIPE, stderr=file, text=True, check=True, timeout=TIMEOUT_S)
+                done = subprocess.run(
+                    self.command(system, precision, size),
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
+                    check=True,
+                    timeout=TIMEOUT_S,
+                )
         except subprocess.SubprocessError as error:  # tells what ran; the log tells why it failed
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
             raise UserError(f"{name}, {size}: {error}; {said[-1][:200]!r}, see {log}") from None
         return done.stdout
 
-    def measure(self) -> tuple[dict[tuple[str, str], list[Result]], list[dict[str, float]], list[str]]:
+    def measure(
+        self,
+    ) -> tuple[dict[tuple[str, str], list[Result]], list[dict[str, float]], list[str]]:
         """Results of (size, system), one for each round; the machine's ceilings, in order; what failed."""
         results: dict[tuple[str, str], list[Result]] = {
-            (size, name): [] for size in self.args.sizes for name in self.args.systems}
+            (size, name): [] for size in self.args.sizes for name in self.args.systems
+        }
         seen, failed = [ceilings(self.args.threads)], []
         for size, name in list(results) * self.args.rounds:
             if (size, name) not in results:
@@ -191,7 +287,9 @@ class Bench:
             try:
                 answer = self.run(size, name)
                 seen.append(ceilings(self.args.threads))
-                results[size, name].append(parse(answer, precision, ceiling_of(precision, *seen[-2:])))
+                results[size, name].append(
+                    parse(answer, precision, ceiling_of(precision, *seen[-2:]))
+                )
                 say(f"{name}, {size}: {median(results[size, name][-1].rates):,.0f} target tokens/s")
             except UserError as error:  # the others go on
                 failed.append(str(error))
@@ -202,6 +300,7 @@ class Bench:
 
 # ---- the report -------------------------------------------------------------------------------------------------
 
+
 def spread(values: Sequence[float], form: str) -> str:
     return f"{median(values):{form}} ({min(values):{form}} - {max(values):{form}})"
 
@@ -211,9 +310,15 @@ def row(name: str, mine: list[Result], ours: list[Result], gflop: float) -> tupl
     rates = [median(each.rates) for each in mine]
     ratios = [median(other.rates) / rate for other, rate in zip(ours, rates, strict=False)]
     shares = [rate * gflop / each.ceiling for rate, each in zip(rates, mine, strict=True)]
-    return (name, spread(rates, ",.0f"), spread(ratios, ".2f") if ratios else "-", spread(shares, ".0%"),
-            f"{fmean(each.n_tokens for each in mine):,.0f}", str(sum(len(each.rates) for each in mine)),
-            f"{max(each.peak_rss_mb for each in mine) / 1024:.1f} GiB")
+    return (
+        name,
+        spread(rates, ",.0f"),
+        spread(ratios, ".2f") if ratios else "-",
+        spread(shares, ".0%"),
+        f"{fmean(each.n_tokens for each in mine):,.0f}",
+        str(sum(len(each.rates) for each in mine)),
+        f"{max(each.peak_rss_mb for each in mine) / 1024:.1f} GiB",
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -227,38 +332,76 @@ def work(args: argparse.Namespace) -> int:
     bench = Bench(args)
     results, seen, failed = bench.measure()
     import torch
+
     gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    print(f"{gpu}{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores\n\n    python {args.line}\n\n"
-          f"{args.threads} threads, {args.rounds} rounds in turn: the median (range) of their medians over updates.\n")
+    print(
+        f"{gpu}{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores\n\n    python {args.line}\n\n"
+        f"{args.threads} threads, {args.rounds} rounds in turn: the median (range) of their medians over updates.\n"
+    )
     for size in args.sizes:
         d_model, d_ff, n_heads, n_layers = SIZES[size]
         gflop = gflop_per_token(d_model, d_ff, n_layers, bench.n_vocab, bench.pairs)
-        print(f"{size}: d_model {d_model}, d_ff {d_ff}, {n_heads} heads, {n_layers} + {n_layers} layers, "
-              f"{bench.n_vocab:,} pieces; {gflop:.4g} GFLOP for a target token\n")
-        rows = [row(name, mine, results.get((size, f"ours-{name.split('-')[1]}"), []), gflop)
-                for (its_size, name), mine in results.items() if its_size == size]
-        print(table((size, "target tokens/s", "ours / it", "of ceiling", "tokens/update", "updates", "memory"), rows))
-    print(table(("ceiling: one large product", "GFLOP/s, between all processes"),
-                [(path, spread([each[path] for each in seen], ",.0f")) for path in seen[0]]))
+        print(
+            f"{size}: d_model {d_model}, d_ff {d_ff}, {n_heads} heads, {n_layers} + {n_layers} layers, "
+            f"{bench.n_vocab:,} pieces; {gflop:.4g} GFLOP for a target token\n"
+        )
+        rows = [
+            row(name, mine, results.get((size, f"ours-{name.split('-')[1]}"), []), gflop)
+            for (its_size, name), mine in results.items()
+            if its_size == size
+        ]
+        print(
+            table(
+                (
+                    size,
+                    "target tokens/s",
+                    "ours / it",
+                    "of ceiling",
+                    "tokens/update",
+                    "updates",
+                    "memory",
+                ),
+                rows,
+            )
+        )
+    print(
+        table(
+            ("ceiling: one large product", "GFLOP/s, between all processes"),
+            [(path, spread([each[path] for each in seen], ",.0f")) for path in seen[0]],
+        )
+    )
     versions = {name.split("-")[0]: mine[0].versions for (_, name), mine in results.items()}
-    print(table(("system", "what runs: what counts its target tokens", "versions"),
-                [(system, SYSTEMS[system], ", ".join(map(" ".join, its.items()))) for system, its in versions.items()]))
+    print(
+        table(
+            ("system", "what runs: what counts its target tokens", "versions"),
+            [
+                (system, SYSTEMS[system], ", ".join(map(" ".join, its.items())))
+                for system, its in versions.items()
+            ],
+        )
+    )
     wait = bench.env.get("OMP_WAIT_POLICY", "unset (ours spins but shortly)")
-    print(f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. Ours keeps freed memory by itself "
-          f"(nmt/system/runtime.py); the others have {' '.join(map('='.join, MALLOC.items()))}")
+    print(
+        f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. Ours keeps freed memory by itself "
+        f"(nmt/system/runtime.py); the others have {' '.join(map('='.join, MALLOC.items()))}"
+    )
     for line in failed:
         print(f"\nFailed: {line}")
     return 1 if failed else 0
 
 
 def check(args: argparse.Namespace) -> None:
-    args.systems = args.systems or [name for name in NAMES if args.peer_python or name.startswith(OWN)]
+    args.systems = args.systems or [
+        name for name in NAMES if args.peer_python or name.startswith(OWN)
+    ]
     for name in args.systems:
         if name not in NAMES:
             raise UserError(f"--systems {name}: give some of {', '.join(NAMES)}")
         if not name.startswith(OWN) and not os.access(args.peer_python or "", os.X_OK):
-            raise UserError(f"--systems {name}: --peer-python {args.peer_python} is no program; --make-peers makes one")
+            raise UserError(
+                f"--systems {name}: --peer-python {args.peer_python} is no program; --make-peers makes one"
+            )
     for key in ("tokens", "updates", "rounds", "threads", "seconds"):
         if not vars(args)[key] > 0:
             raise UserError(f"--{key} {vars(args)[key]}: give more than 0")
@@ -267,31 +410,64 @@ def check(args: argparse.Namespace) -> None:
 def make_peers(folder: Path) -> int:
     python = str(folder / "bin" / "python")
     install = [python, "-m", "pip", "install", "-c", str(SCRIPTS.parent / "constraints.txt")]
-    for command in ([sys.executable, "-m", "venv", str(folder)], *([*install, *some.split()] for some in INSTALL)):
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        *([*install, *some.split()] for some in INSTALL),
+    ):
         say(" ".join(command))
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise UserError(f"--make-peers {folder}: the command above failed; what it said tells why")
+            raise UserError(
+                f"--make-peers {folder}: the command above failed; what it said tells why"
+            )
     say(f"now give --peer-python {python}")
     return 0
 
 
 def main(line: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add_overrides(parser)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["base", "small"], help="(base small)")
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help=f"of {', '.join(NAMES)} (all that can run)")
-    for key, default, what in (("rounds", 3, ""), ("updates", 15, "to time in each process "), ("threads", 2, ""),
-                               ("seconds", 30, "after which all but ours stop "), ("tokens", 4096, "in an update ")):
-        parser.add_argument(f"--{key}", type=int, default=default, metavar="N", help=f"{what}({default})")
-    parser.add_argument("--config", default="multi30k.yaml", metavar="FILE", help="of the data (multi30k.yaml)")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, default=["base", "small"], help="(base small)"
+    )
+    parser.add_argument(
+        "--systems", nargs="+", metavar="NAME", help=f"of {', '.join(NAMES)} (all that can run)"
+    )
+    for key, default, what in (
+        ("rounds", 3, ""),
+        ("updates", 15, "to time in each process "),
+        ("threads", 2, ""),
+        ("seconds", 30, "after which all but ours stop "),
+        ("tokens", 4096, "in an update "),
+    ):
+        parser.add_argument(
+            f"--{key}", type=int, default=default, metavar="N", help=f"{what}({default})"
+        )
+    parser.add_argument(
+        "--config", default="multi30k.yaml", metavar="FILE", help="of the data (multi30k.yaml)"
+    )
     parser.add_argument("--data-root", metavar="DIR", help="the config's data.root")
-    parser.add_argument("--store", metavar="DIR", help="prepared with that config, or made there (WORK/store-CONFIG)")
-    parser.add_argument("--work", default="build/bench-train", metavar="DIR", help="(build/bench-train)")
+    parser.add_argument(
+        "--store",
+        metavar="DIR",
+        help="prepared with that config, or made there (WORK/store-CONFIG)",
+    )
+    parser.add_argument(
+        "--work", default="build/bench-train", metavar="DIR", help="(build/bench-train)"
+    )
     parser.add_argument("--peer-python", metavar="PATH", help="the Python that has the peers")
-    parser.add_argument("--make-peers", metavar="DIR", help="only make a virtual environment with the peers")
-    parser.add_argument("--quick", action="store_true", help="tiny, on the embedded corpus: does it all run?")
-    parser.set_defaults(line=f"scripts/bench/train.py {' '.join(line)}", **(QUICK if "--quick" in line else {}))
+    parser.add_argument(
+        "--make-peers", metavar="DIR", help="only make a virtual environment with the peers"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny, on the embedded corpus: does it all run?"
+    )
+    parser.set_defaults(
+        line=f"scripts/bench/train.py {' '.join(line)}", **(QUICK if "--quick" in line else {})
+    )
     args = parser.parse_intermixed_args(line)
     return guarded(lambda: work(args), "bench_train")
 

@@ -48,29 +48,43 @@ def state_of(folder: Path) -> dict[str, object]:
 
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     """Other tensors in the same checkpoint, sealed."""
-    save_file(change({name: value.clone() for name, value in load_file(folder / MODEL).items()}), folder / MODEL)
+    save_file(
+        change({name: value.clone() for name, value in load_file(folder / MODEL).items()}),
+        folder / MODEL,
+    )
     seal(folder)
 
 
 def expected(folders: list[Path], weights: list[float]) -> dict[str, np.ndarray]:
     """By numpy, in float64."""
     files = [load_file(folder / MODEL) for folder in folders]
-    return {name: np.average([file[name].double().numpy() for file in files], axis=0, weights=weights)
-            for name in files[0]}
+    return {
+        name: np.average([file[name].double().numpy() for file in files], axis=0, weights=weights)
+        for name in files[0]
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weights", [None, [0.1, 0.5, 1.0, 3.0, 7.0]])
-def test_the_mean_is_exact(dtype: torch.dtype, weights: list[float] | None, tmp_path: Path,
-                           monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.average.mean.PIECE", 37)  # tensors of many pieces, the last one shorter
+def test_the_mean_is_exact(
+    dtype: torch.dtype, weights: list[float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "nmt.average.mean.PIECE", 37
+    )  # tensors of many pieces, the last one shorter
     folders = [tmp_path / str(seed) for seed in range(5)]
     rng = torch.Generator().manual_seed(1)
 
-    def wide(weights: dict[str, Tensor]) -> dict[str, Tensor]:  # magnitudes from 1e-4 to 1e4, of both signs
-        return {name: (torch.randn(value.shape, generator=rng)
-                       * 10 ** (8 * torch.rand(value.shape, generator=rng) - 4)).to(dtype)
-                for name, value in weights.items()}
+    def wide(
+        weights: dict[str, Tensor],
+    ) -> dict[str, Tensor]:  # magnitudes from 1e-4 to 1e4, of both signs
+        return {
+            name: (
+                torch.randn(value.shape, generator=rng)
+                * 10 ** (8 * torch.rand(value.shape, generator=rng) - 4)
+            ).to(dtype)
+            for name, value in weights.items()
+        }
 
     for seed, folder in enumerate(folders):
         write(folder, seed)
@@ -84,13 +98,20 @@ def test_the_mean_is_exact(dtype: torch.dtype, weights: list[float] | None, tmp_
 
 def test_of_one_it_is_the_identity_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "a")
-    rewrite(tmp_path / "a", lambda weights: {name: value.copysign(torch.tensor(-1.0)) * 0 for name, value
-                                             in weights.items()})  # zeros with a sign
+    rewrite(
+        tmp_path / "a",
+        lambda weights: {
+            name: value.copysign(torch.tensor(-1.0)) * 0 for name, value in weights.items()
+        },
+    )  # zeros with a sign
     write(tmp_path / "b")
     for name in "ab":
         average([tmp_path / name], tmp_path / MEAN)
         for tensor, value in load_file(tmp_path / MEAN / MODEL).items():
-            assert value.numpy().tobytes() == load_file(tmp_path / name / MODEL)[tensor].numpy().tobytes()
+            assert (
+                value.numpy().tobytes()
+                == load_file(tmp_path / name / MODEL)[tensor].numpy().tobytes()
+            )
     assert digest(tmp_path / MEAN / MODEL) == digest(tmp_path / "b" / MODEL)
 
 
@@ -98,14 +119,21 @@ def test_tied_weights_count_once_and_the_mean_translates(tmp_path: Path) -> None
     models = [write(tmp_path / str(seed), seed) for seed in range(3)]
     average([tmp_path / str(seed) for seed in range(3)], tmp_path / MEAN)
     names = set(load_file(tmp_path / MEAN / MODEL))
-    assert names == {name for name, _ in models[0].named_parameters()} and "projection.weight" not in names
+    assert (
+        names == {name for name, _ in models[0].named_parameters()}
+        and "projection.weight" not in names
+    )
     checkpoint = load(tmp_path / MEAN)
     model = Transformer(checkpoint.config.model, 11)
     load_weights(checkpoint, model)
     mean = torch.stack([m.projection.weight.detach().double() for m in models]).mean(0)
     assert (model.projection.weight.double() - mean).abs().max() < 1e-7
     assert model.projection.weight is model.tgt_embedding.weight
-    assert state_of(tmp_path / MEAN) == {"averaged": ["0", "1", "2"], "step": 7, "elapsed_s": [2.25] * 3}
+    assert state_of(tmp_path / MEAN) == {
+        "averaged": ["0", "1", "2"],
+        "step": 7,
+        "elapsed_s": [2.25] * 3,
+    }
     assert not (tmp_path / MEAN / "optimizer.safetensors").exists()
 
 
@@ -114,11 +142,18 @@ def lacking(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] = {
-    "another shape": (lambda w: w | {"tgt_embedding.weight": torch.zeros(11, 9)}, "tgt_embedding.weight"),
+    "another shape": (
+        lambda w: w | {"tgt_embedding.weight": torch.zeros(11, 9)},
+        "tgt_embedding.weight",
+    ),
     "one too few": (lacking, "tgt_embedding.weight"),
     "one too many": (lambda w: w | {"projection.weight": torch.zeros(11, 8)}, "projection.weight"),
-    "integers": (lambda w: w | {"tgt_embedding.weight": torch.zeros(11, 8, dtype=torch.int32)}, "I32"),
-    "NaN": (lambda w: w | {"tgt_embedding.weight": torch.full((11, 8), torch.nan)}, "no number")}
+    "integers": (
+        lambda w: w | {"tgt_embedding.weight": torch.zeros(11, 8, dtype=torch.int32)},
+        "I32",
+    ),
+    "NaN": (lambda w: w | {"tgt_embedding.weight": torch.full((11, 8), torch.nan)}, "no number"),
+}
 
 
 @pytest.mark.parametrize("case", MISFITS)
@@ -137,10 +172,16 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
     """Each is good by itself."""
     vocab = make_vocab(tmp_path)
     shape = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=1)
-    for name, other in {"a": shape, "wider": replace(shape, d_ff=64), "untied": replace(shape, tied=False)}.items():
+    for name, other in {
+        "a": shape,
+        "wider": replace(shape, d_ff=64),
+        "untied": replace(shape, tied=False),
+    }.items():
         make_checkpoint(tmp_path / name, vocab, other)
     for name, key in {"wider": "d_ff: 48 -> 64", "untied": "tied: True -> False"}.items():
-        with pytest.raises(UserError, match=rf"{name}: is of another run than .*\(model.{key}\); only one run's"):
+        with pytest.raises(
+            UserError, match=rf"{name}: is of another run than .*\(model.{key}\); only one run's"
+        ):
             average([tmp_path / "a", tmp_path / name], tmp_path / MEAN)
     write(tmp_path / "c")
     write(tmp_path / "d", vocab=pieces("ghijkl"))
@@ -157,38 +198,55 @@ def configure(folder: Path, **changes: Any) -> None:
     seal(folder)
 
 
-def test_two_runs_do_not_average(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_do_not_average(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Not even of equal shapes and pieces. What may change between two sittings makes no other run."""
     ours, other = run.checkpoint(40), tmp_path / "other"
     shutil.copytree(run.checkpoint(50), other)
     configure(other, seed=2, evaluation=EvaluationConfig(bleu=False))
     assert nmt_average([str(ours), str(other), "-o", str(tmp_path / MEAN)]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and f"{other}: is of another run than {ours} (seed: 1 -> 2; evaluation.bleu: " in told[0]
+    assert (
+        len(told) == 1
+        and f"{other}: is of another run than {ours} (seed: 1 -> 2; evaluation.bleu: " in told[0]
+    )
     assert not (tmp_path / MEAN).exists()
     configure(other, data=DataConfig(src="e\nn" + "x" * 1000))
     with pytest.raises(UserError) as caught:
         average([ours, other], tmp_path / MEAN)
-    assert "e\\nnxxx" in str(caught.value) and str(caught.value).isprintable() and len(str(caught.value)) < 700
+    assert (
+        "e\\nnxxx" in str(caught.value)
+        and str(caught.value).isprintable()
+        and len(str(caught.value)) < 700
+    )
     shutil.copy(ours / "config.yaml", other)
     longer = replace(CONFIG.training, steps=200_000)
-    configure(other, name="renamed", out="elsewhere", training=longer, decoding=DecodingConfig(beam=1))
+    configure(
+        other, name="renamed", out="elsewhere", training=longer, decoding=DecodingConfig(beam=1)
+    )
     average([other, ours], tmp_path / MEAN)
     assert load(tmp_path / MEAN).config.training == longer  # of the newest
     average([tmp_path / MEAN, run.checkpoint(10)], tmp_path / "again")
 
 
-def test_the_oldest_first_and_by_its_own_folder(run: RunFolder, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_first_and_by_its_own_folder(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not by best or last, which move; each with its own weight."""
     best_one = run.checkpoints / "best"
     best_one.symlink_to("step-0000050")
     average([best_one, run.checkpoint(10), run.checkpoint(30)], tmp_path / MEAN, [6.0, 1.0, 3.0])
     assert state_of(tmp_path / MEAN) == {
-        "averaged": ["step-0000010", "step-0000030", "step-0000050"], "step": 50, "elapsed_s": [180.0, 840.0, 1800.0],
-        "weights": [0.1, 0.3, 0.6]}
+        "averaged": ["step-0000010", "step-0000030", "step-0000050"],
+        "step": 50,
+        "elapsed_s": [180.0, 840.0, 1800.0],
+        "weights": [0.1, 0.3, 0.6],
+    }
     found = load_file(tmp_path / MEAN / MODEL)
-    for name, value in expected([run.checkpoint(step) for step in (10, 30, 50)], [0.1, 0.3, 0.6]).items():
+    for name, value in expected(
+        [run.checkpoint(step) for step in (10, 30, 50)], [0.1, 0.3, 0.6]
+    ).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
     from nmt.average import mean as averaging
 
@@ -210,16 +268,22 @@ def test_the_oldest_first_and_by_its_own_folder(run: RunFolder, tmp_path: Path,
 
 
 @pytest.mark.parametrize("place", ["step-0009999", "step-0000050/mean", "mine", "."])
-def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(place: str, run: RunFolder, tmp_path: Path,
-                                                              capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
+    place: str, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted(run.path.rglob("*"))
     (tmp_path / "link").symlink_to(run.checkpoints)
     for out in (run.checkpoints / place, tmp_path / "link" / place):
         assert nmt_average([str(run.path), "-o", str(out)]) == 2
         told = capsys.readouterr().err
-        assert "for the checkpoints of training alone" in told.splitlines()[-1] and "verifying" not in told
+        assert (
+            "for the checkpoints of training alone" in told.splitlines()[-1]
+            and "verifying" not in told
+        )
     assert sorted(run.path.rglob("*")) == before
-    average([run.checkpoint(50)], tmp_path / "checkpoints" / MEAN)  # a folder of that name that is no run's
+    average(
+        [run.checkpoint(50)], tmp_path / "checkpoints" / MEAN
+    )  # a folder of that name that is no run's
 
 
 def test_it_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
@@ -235,7 +299,9 @@ def test_it_never_replaces_anything_but_an_average(tmp_path: Path) -> None:
     load(tmp_path / MEAN)
 
 
-def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_is_replaced_until_somebody_edits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "a")
     card = tmp_path / MEAN / "README.md"
     average([tmp_path / "a"], tmp_path / MEAN)
@@ -243,8 +309,15 @@ def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path, monkeypatch:
     assert averaged_in(tmp_path / MEAN) == ["a"] and load(tmp_path / MEAN).state["step"] == 7
     average([tmp_path / "a"], tmp_path / MEAN)
     assert not card.exists()  # nmt-average writes another
-    edits = [marked("# Title\n").replace("Title", "Titel"), marked("text\n") + "mine\n", "# My own\n", "", "\n",
-             marked("text\n").replace("\n", "\r\n"), marked("text\n").removesuffix("\n")]
+    edits = [
+        marked("# Title\n").replace("Title", "Titel"),
+        marked("text\n") + "mine\n",
+        "# My own\n",
+        "",
+        "\n",
+        marked("text\n").replace("\n", "\r\n"),
+        marked("text\n").removesuffix("\n"),
+    ]
     for text in edits:
         card.write_text(text, newline="")
         assert not is_our_card(card)
@@ -271,13 +344,23 @@ def test_a_card_is_replaced_until_somebody_edits_it(tmp_path: Path, monkeypatch:
 STATES: dict[str, tuple[dict[str, object], str | None]] = {
     "as before this was kept": ({"averaged": ["a", "b"], "step": 9}, None),
     "with times": ({"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5, 3]}, None),
-    "with weights": ({"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5, 3.0], "weights": [0.25, 0.75]}, None),
-    "too few times": ({"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5]}, "elapsed_s has 1 values for 2"),
+    "with weights": (
+        {"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5, 3.0], "weights": [0.25, 0.75]},
+        None,
+    ),
+    "too few times": (
+        {"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5]},
+        "elapsed_s has 1 values for 2",
+    ),
     "times in words": ({"averaged": ["a"], "step": 9, "elapsed_s": ["long"]}, "elapsed_s"),
     "one time for all": ({"averaged": ["a"], "step": 9, "elapsed_s": 3.0}, "elapsed_s"),
-    "weights of none": ({"averaged": ["a"], "step": 9, "weights": []}, "weights has 0 values for 1"),
+    "weights of none": (
+        {"averaged": ["a"], "step": 9, "weights": []},
+        "weights has 0 values for 1",
+    ),
     "unknown": ({"averaged": ["a"], "step": 9, "why": []}, "'why' is unknown"),
-    "no step": ({"averaged": ["a"]}, "'step' is missing")}
+    "no step": ({"averaged": ["a"]}, "'step' is missing"),
+}
 
 
 @pytest.mark.parametrize("case", STATES)
@@ -309,28 +392,55 @@ def run(template: Path, tmp_path: Path) -> RunFolder:
     """Those, of which four were validated."""
     shutil.copytree(template.parent, tmp_path, dirs_exist_ok=True)
     folder = RunFolder(tmp_path / "run")
-    lines = [{"kind": "valid", "step": step, "bleu": bleu, "nll": nll}
-             for step, bleu, nll in ((5, 99., 0.1), (10, 20., 3.0), (20, 22., 2.5), (40, 21., 2.0), (50, 22., 2.2))]
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "valid", "st')
+    lines = [
+        {"kind": "valid", "step": step, "bleu": bleu, "nll": nll}
+        for step, bleu, nll in (
+            (5, 99.0, 0.1),
+            (10, 20.0, 3.0),
+            (20, 22.0, 2.5),
+            (40, 21.0, 2.0),
+            (50, 22.0, 2.2),
+        )
+    ]
+    folder.metrics.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "valid", "st'
+    )
     return folder
 
 
-@pytest.mark.parametrize(("asked", "steps"), [
-    ((None, None, None, None), [10, 20, 30, 40, 50]), ((2, None, None, None), [40, 50]),
-    ((None, 1, None, None), [50]), ((None, 2, None, None), [20, 50]), ((None, 3, None, None), [20, 40, 50]),
-    ((3, None, 12.0, None), []), ((2, None, 6.0, None), [40, 50]), ((3, None, 6.5, None), [10, 30, 50]),
-    ((None, None, None, 0.5), [10, 20, 30, 40, 50]), ((2, None, 6.5, 0.5), [30, 50])])
-def test_which_checkpoints_are_taken(asked: tuple[int | None, int | None, float | None, float | None],
-                                     steps: list[int], run: RunFolder) -> None:
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        ((None, None, None, None), [10, 20, 30, 40, 50]),
+        ((2, None, None, None), [40, 50]),
+        ((None, 1, None, None), [50]),
+        ((None, 2, None, None), [20, 50]),
+        ((None, 3, None, None), [20, 40, 50]),
+        ((3, None, 12.0, None), []),
+        ((2, None, 6.0, None), [40, 50]),
+        ((3, None, 6.5, None), [10, 30, 50]),
+        ((None, None, None, 0.5), [10, 20, 30, 40, 50]),
+        ((2, None, 6.5, 0.5), [30, 50]),
+    ],
+)
+def test_which_checkpoints_are_taken(
+    asked: tuple[int | None, int | None, float | None, float | None],
+    steps: list[int],
+    run: RunFolder,
+) -> None:
     n_last, n_best, minutes, decay = asked
     if not steps:
-        with pytest.raises(UserError, match="has 2 checkpoints that are 12 minutes of training apart, 3 are"):
+        with pytest.raises(
+            UserError, match="has 2 checkpoints that are 12 minutes of training apart, 3 are"
+        ):
             choose(run, *asked)
         return
     moments, _ = choose(run, n_last, n_best, minutes, decay)
     assert [moment.step for moment in moments] == steps
     ages = range(len(steps) - 1, -1, -1)
-    assert [moment.weight for moment in moments] == [1.0 if decay is None else decay ** age for age in ages]
+    assert [moment.weight for moment in moments] == [
+        1.0 if decay is None else decay**age for age in ages
+    ]
 
 
 def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:
@@ -342,53 +452,83 @@ def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:
 
 
 REFUSED: list[tuple[list[str], str]] = [
-    (["--last", "6"], "has 5 checkpoints, 6 are"), (["--last", "0"], "--last 0"), (["--best", "0"], "--best 0"),
-    (["--best", "1", "--last", "1"], "--best and --last"), (["--best", "1", "--ema"], "--best and --ema"),
-    (["--best", "1", "--curve"], "--best and --curve"), (["--every", "0"], "--every 0"), (["--every", "nan"], "nan"),
-    (["--every", "9"], "5 are asked for"), (["--ema", "1"], "--ema 1"), (["--ema", "0"], "--ema 0"),
-    (["--ema", "1e-320"], "--ema 9.99989e-321: give a decay of at least 0.01"), (["--ema", "0.0099"], "--ema 0.0099"),
-    (["--curve", "--last", "2"], "--curve and --last"), (["--curve", "-o", "x"], "--curve and -o"),
-    (["--curve", "0,2"], "--curve 0,2"), (["--curve", "1,9"], "has 5 checkpoints, 9 are"),
-    (["--curve"], "data.valid"), (["../one"], "give -o DIR"),
+    (["--last", "6"], "has 5 checkpoints, 6 are"),
+    (["--last", "0"], "--last 0"),
+    (["--best", "0"], "--best 0"),
+    (["--best", "1", "--last", "1"], "--best and --last"),
+    (["--best", "1", "--ema"], "--best and --ema"),
+    (["--best", "1", "--curve"], "--best and --curve"),
+    (["--every", "0"], "--every 0"),
+    (["--every", "nan"], "nan"),
+    (["--every", "9"], "5 are asked for"),
+    (["--ema", "1"], "--ema 1"),
+    (["--ema", "0"], "--ema 0"),
+    (["--ema", "1e-320"], "--ema 9.99989e-321: give a decay of at least 0.01"),
+    (["--ema", "0.0099"], "--ema 0.0099"),
+    (["--curve", "--last", "2"], "--curve and --last"),
+    (["--curve", "-o", "x"], "--curve and -o"),
+    (["--curve", "0,2"], "--curve 0,2"),
+    (["--curve", "1,9"], "has 5 checkpoints, 9 are"),
+    (["--curve"], "data.valid"),
+    (["../one"], "give -o DIR"),
     (["../one", "-o", "x", "--ema"], "--ema goes with one run"),
-    (["../one", "-o", "x", "--curve"], "--curve goes with one run")]
+    (["../one", "-o", "x", "--curve"], "--curve goes with one run"),
+]
 
 
 @pytest.mark.parametrize(("arguments", "told"), REFUSED)
-def test_bad_combinations_in_one_line(arguments: list[str], told: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_combinations_in_one_line(
+    arguments: list[str],
+    told: str,
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(run.path)
     before = sorted(run.path.iterdir())
     assert nmt_average([str(run.path), *arguments]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err, captured.err
+    assert captured.out == "" and captured.err.count("\n") == 1 and told in captured.err, (
+        captured.err
+    )
     assert sorted(run.path.iterdir()) == before
 
 
-@pytest.mark.parametrize("arguments", [["--ema", "runs"], ["--curve", "runs"], ["--every", "often"]])
+@pytest.mark.parametrize(
+    "arguments", [["--ema", "runs"], ["--curve", "runs"], ["--every", "often"]]
+)
 def test_a_run_in_the_wrong_place(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_average(["x", *arguments])
     assert left.value.code == 2 and "put it first" in capsys.readouterr().err
 
 
-def test_weights_and_minutes_are_said_and_kept(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_and_minutes_are_said_and_kept(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert nmt_average([str(run.path), "--ema", "0.5", "--last", "2"]) == 0
     said = capsys.readouterr()
     assert said.out == "" and "update 40, minute 24.0, weight 0.3333" in said.err
     assert "update 50, minute 30.0, weight 0.6667" in said.err
-    assert state_of(run.average) == {"averaged": ["step-0000040", "step-0000050"], "step": 50,
-                                     "elapsed_s": [1440.0, 1800.0], "weights": [1 / 3, 2 / 3]}
+    assert state_of(run.average) == {
+        "averaged": ["step-0000040", "step-0000050"],
+        "step": 50,
+        "elapsed_s": [1440.0, 1800.0],
+        "weights": [1 / 3, 2 / 3],
+    }
     found = load_file(run.average / MODEL)
     for name, value in expected([run.checkpoint(40), run.checkpoint(50)], [0.5, 1.0]).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
     assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
-    assert state_of(run.average)["elapsed_s"] == [840.0, 1800.0] and is_our_card(run.average / "README.md")
+    assert state_of(run.average)["elapsed_s"] == [840.0, 1800.0] and is_our_card(
+        run.average / "README.md"
+    )
 
 
 @pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
-def test_results_that_cannot_be_read_cost_no_average(fault: str, run: RunFolder,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_cannot_be_read_cost_no_average(
+    fault: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.config.write_text(dump(CONFIG))
     results = run.path / "results.json"
     if fault == "a folder":
@@ -401,7 +541,9 @@ def test_results_that_cannot_be_read_cost_no_average(fault: str, run: RunFolder,
     assert is_our_card(run.average / "README.md") and results.exists()
 
 
-def test_a_checkpoint_that_is_pruned_meanwhile(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_pruned_meanwhile(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nmt.average import mean as averaging
 
     def pruned(paths: list[Path]) -> object:
@@ -437,18 +579,35 @@ def test_twenty_need_less_memory_than_two(tmp_path: Path) -> None:
     size = (first / MODEL).stat().st_size
     for n in range(1, 20):
         shutil.copytree(first, tmp_path / str(n), copy_function=os.link)
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, timeout=100,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
-    assert size > 1.2e7 and len(json.loads((tmp_path / "mean" / STATE_FILE).read_text())["averaged"]) == 20
+    assert (
+        size > 1.2e7
+        and len(json.loads((tmp_path / "mean" / STATE_FILE).read_text())["averaged"]) == 20
+    )
     assert int(done.stdout) < size, "twenty took as much as another model"
-    assert digest(tmp_path / "mean" / MODEL) == digest(tmp_path / "one" / MODEL)  # of equals the same
+    assert digest(tmp_path / "mean" / MODEL) == digest(
+        tmp_path / "one" / MODEL
+    )  # of equals the same
 
 
-def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                   monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["training.checkpoint_every=20", "training.steps=60", "optimizer.warmup_steps=10", "model.dropout=0",
-               "model.d_model=32", "decoding.min_length=6"]
+def test_the_curve(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [
+        "training.checkpoint_every=20",
+        "training.steps=60",
+        "optimizer.warmup_steps=10",
+        "model.dropout=0",
+        "model.d_model=32",
+        "decoding.min_length=6",
+    ]
     assert nmt_train(["--config", str(toy), *options]) == 0
     run = RunFolder(tmp_path / "run")
     shutil.rmtree(tmp_path / "corpus")  # so that no test set can be read
@@ -464,11 +623,18 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     texts = [(tmp_path / "store" / f"valid.{side}.txt").read_bytes() for side in ("src", "tgt")]
     assert record["dev_set"]["lines"] == 20 == texts[0].count(b"\n")
     assert [record["dev_set"][f"{side}_sha256"] for side in ("src", "ref")] == [
-        hashlib.sha256(text).hexdigest() for text in texts]
+        hashlib.sha256(text).hexdigest() for text in texts
+    ]
     # N = 1 is what validation said of the newest checkpoint; N = 3 what it says of the average as a folder
     valid = [json.loads(line) for line in run.metrics.read_text().splitlines()][-1]
-    assert (valid["step"], valid["bleu"], valid["nll"]) == (60, points[1]["bleu"], round(points[1]["nll"], 5))
-    assert len({point["bleu"] for point in points.values()} - {0.0}) == 3  # not equal for want of anything to count
+    assert (valid["step"], valid["bleu"], valid["nll"]) == (
+        60,
+        points[1]["bleu"],
+        round(points[1]["nll"], 5),
+    )
+    assert (
+        len({point["bleu"] for point in points.values()} - {0.0}) == 3
+    )  # not equal for want of anything to count
     assert valid["signature"] == record["signature"]
     assert nmt_average([str(run.path), "--last", "3"]) == 0
     (dev := tmp_path / "dev").mkdir()
@@ -476,12 +642,25 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (dev / side).write_bytes(text)
     from nmt.commands.eval import main as nmt_eval
 
-    assert nmt_eval([str(run.average), "--src", str(dev / "src"), "--ref", str(dev / "ref"),
-                     "--json", str(dev / "json")]) == 0
+    assert (
+        nmt_eval(
+            [
+                str(run.average),
+                "--src",
+                str(dev / "src"),
+                "--ref",
+                str(dev / "ref"),
+                "--json",
+                str(dev / "json"),
+            ]
+        )
+        == 0
+    )
     assert json.loads((dev / "json").read_text())["scores"][0]["value"] == points[3]["bleu"]
     shutil.rmtree(run.average)
     shutil.rmtree(dev)
     (run.path / "results.json").unlink()  # of nmt-eval
+
     # interrupted, it leaves what was there
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -495,7 +674,11 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "2", "--ema", "0.5", "--every", "0.00001"]) == 0
     record = json.loads((run.path / "averaging.json").read_text())
-    assert (record["decay"], record["choice"], record["best_n"]) == (0.5, "the last N, 1e-05 minutes apart", 2)
+    assert (record["decay"], record["choice"], record["best_n"]) == (
+        0.5,
+        "the last N, 1e-05 minutes apart",
+        2,
+    )
     before = (run.path / "averaging.json").read_bytes()
     for name in ("valid.tgt.txt", "valid.src.txt", "valid.src.ids.npy", "valid.tgt.offsets.npy"):
         original = (tmp_path / "store" / name).read_bytes()
@@ -504,7 +687,11 @@ def test_the_curve(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
             capsys.readouterr()
             assert nmt_average([str(run.path), "--curve", "1"]) == 2
             lines = capsys.readouterr().err.splitlines()
-            assert len(lines) == 1 and str(tmp_path / "store" / name) in lines[0] and "nmt-prepare" in lines[0]
+            assert (
+                len(lines) == 1
+                and str(tmp_path / "store" / name) in lines[0]
+                and "nmt-prepare" in lines[0]
+            )
         (tmp_path / "store" / name).write_bytes(original)
     assert (run.path / "averaging.json").read_bytes() == before
     shutil.move(tmp_path / "store", tmp_path / "gone")

@@ -29,7 +29,9 @@ def run(toy: Path, tmp_path: Path) -> Path:
 
 def translate(checkpoint: Path, text: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "nmt.commands.translate", str(checkpoint), *options]
-    return subprocess.run(command, input=text, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        command, input=text, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
@@ -40,7 +42,9 @@ def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
     return lines[0]
 
 
-def test_from_text_to_score(run: Path, tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_text_to_score(
+    run: Path, tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert nmt_average([str(run), "--last", "2"]) == 0
     capsys.readouterr()
     hypotheses, scores = tmp_path / "out.txt", tmp_path / "scores.json"
@@ -52,19 +56,37 @@ def test_from_text_to_score(run: Path, tmp_path: Path, corpus: Path, capsys: pyt
     result = json.loads(scores.read_text())
     bleu = {score["name"]: score for score in result["scores"]}["BLEU"]
     assert bleu["value"] == expected.score and result["sentences"] == 20 == len(texts)
-    assert bleu["signature"] in out and "tok:13a" in bleu["signature"] and f"{expected.score:.2f}" in out
+    assert (
+        bleu["signature"] in out
+        and "tok:13a" in bleu["signature"]
+        and f"{expected.score:.2f}" in out
+    )
 
 
 def test_validation_scores_are_those_of_nmt_eval(run: Path, corpus: Path, tmp_path: Path) -> None:
     scores = tmp_path / "scores.json"
-    assert nmt_eval([str(run), "--src", str(corpus / "valid.en"), "--ref", str(corpus / "valid.de"),
-                     "--json", str(scores)]) == 0
+    assert (
+        nmt_eval(
+            [
+                str(run),
+                "--src",
+                str(corpus / "valid.en"),
+                "--ref",
+                str(corpus / "valid.de"),
+                "--json",
+                str(scores),
+            ]
+        )
+        == 0
+    )
     line = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()][-1]
     assert line["kind"] == "valid" and line["step"] == 20
     assert line["bleu"] == json.loads(scores.read_text())["scores"][0]["value"]  # to the last digit
 
 
-def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(run: Path, tmp_path: Path, corpus: Path) -> None:
+def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(
+    run: Path, tmp_path: Path, corpus: Path
+) -> None:
     source = (corpus / "test.en").read_bytes()
     assert nmt_eval([str(run), "--output", str(tmp_path / "eval.txt")]) == 0
     done = translate(run, b"\n" + source.replace(b"\n", b"\r\n") + b"   \n")
@@ -72,9 +94,15 @@ def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(run: Path, t
     assert done.stdout == b"\n" + (tmp_path / "eval.txt").read_bytes() + b"\n"
 
 
-ODD = {"line ends that are none": "\u2028a\u0085b\x0bc\x0c", "emoji": "\U0001f642\u200d\U0001f469",
-       "Hebrew": "\u05e9\u05dc\u05d5\u05dd", "Japanese": "\u65e5\u672c " * 20,
-       "punctuation": "!?!?", "NUL": "x\x00y", "long": "word " * 300}
+ODD = {
+    "line ends that are none": "\u2028a\u0085b\x0bc\x0c",
+    "emoji": "\U0001f642\u200d\U0001f469",
+    "Hebrew": "\u05e9\u05dc\u05d5\u05dd",
+    "Japanese": "\u65e5\u672c " * 20,
+    "punctuation": "!?!?",
+    "NUL": "x\x00y",
+    "long": "word " * 300,
+}
 
 
 def test_a_line_out_for_each_line_in(run: Path) -> None:
@@ -88,12 +116,17 @@ def test_a_line_out_for_each_line_in(run: Path) -> None:
 
 def test_a_reader_who_leaves_is_no_error(run: Path) -> None:
     pipe = f"yes 'red dog' | head -5000 | {sys.executable} -m nmt.commands.translate {run} --beam 1 | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", pipe],
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.stderr == b"" and done.stdout.count(b"\n") == 1
 
 
-def test_print_config_is_a_config(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_is_a_config(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert nmt_train(["--config", str(toy), "--print-config", "model.n_layers=3"]) == 0
     copy = tmp_path / "copy.yaml"
     copy.write_text(capsys.readouterr().out)
@@ -101,7 +134,9 @@ def test_print_config_is_a_config(toy: Path, tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_preparation_finds_the_first(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_preparation_finds_the_first(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert nmt_prepare(["--config", str(toy)]) == 0
     capsys.readouterr()
     assert nmt_prepare(["--config", str(toy)]) == 0
@@ -114,11 +149,20 @@ def spoil(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
 
 
 MISTAKES: list[tuple[str, Callable[[Path], None] | None, list[str], list[str]]] = [
-    ("unequal line counts", lambda c: spoil(c, "train.de", lambda b: b + b"eins\n"), [], ["train.en", "400", "401"]),
+    (
+        "unequal line counts",
+        lambda c: spoil(c, "train.de", lambda b: b + b"eins\n"),
+        [],
+        ["train.en", "400", "401"],
+    ),
     ("missing file", lambda c: (c / "train.de").unlink(), [], ["train.de", "data.root"]),
     ("empty file", lambda c: spoil(c, "valid.en", lambda b: b""), [], ["valid.en", "empty"]),
-    ("bad UTF-8", lambda c: spoil(c, "train.en", lambda b: b"ok\n\xc3(\n" + b.split(b"\n", 2)[2]), [],
-     ["train.en:2", "UTF-8"]),
+    (
+        "bad UTF-8",
+        lambda c: spoil(c, "train.en", lambda b: b"ok\n\xc3(\n" + b.split(b"\n", 2)[2]),
+        [],
+        ["train.en:2", "UTF-8"],
+    ),
     ("misspelt key", None, ["model.d_modle=8"], ["model.d_modle", "d_model"]),
     ("misspelt section", None, ["modle.d_model=8"], ["modle", "model"]),
     ("wrong type", None, ["training.steps=many"], ["training.steps", "'many'", "integer"]),
@@ -130,10 +174,18 @@ MISTAKES: list[tuple[str, Callable[[Path], None] | None, list[str], list[str]]] 
 ]
 
 
-@pytest.mark.parametrize(("change", "options", "expected"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_mistakes_are_told_in_one_line(change: Callable[[Path], None] | None, options: list[str], expected: list[str],
-                                       toy: Path, corpus: Path, tmp_path: Path,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("change", "options", "expected"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
+def test_mistakes_are_told_in_one_line(
+    change: Callable[[Path], None] | None,
+    options: list[str],
+    expected: list[str],
+    toy: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if change is not None:
         change(corpus)
     told = refused(capsys, nmt_train(["--config", str(toy), *options]))
@@ -141,9 +193,13 @@ def test_mistakes_are_told_in_one_line(change: Callable[[Path], None] | None, op
     assert not (tmp_path / "store").exists() and not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_vocabulary_larger_than_the_text_allows(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vocabulary_larger_than_the_text_allows(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert nmt_train(["--config", str(toy), "vocab.size=9000"]) == 2
-    told = capsys.readouterr().err.strip().splitlines()[-1]  # after a line that says learning has begun
+    told = (
+        capsys.readouterr().err.strip().splitlines()[-1]
+    )  # after a line that says learning has begun
     assert "vocab.size" in told and "9000" in told and "at most" in told
 
 
@@ -171,8 +227,9 @@ def test_too_few_checkpoints_to_average(run: Path, capsys: pytest.CaptureFixture
     assert not (run / "average").exists()
 
 
-def test_the_paper_without_network_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paper_without_network_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -186,8 +243,9 @@ def test_our_own_failure_is_not_the_users(toy: Path, monkeypatch: pytest.MonkeyP
         nmt_train(["--config", str(toy)])
 
 
-def test_translate_asks_at_a_terminal(run: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
+def test_translate_asks_at_a_terminal(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from nmt.commands.translate import main
 
     class Terminal(io.TextIOWrapper):
@@ -202,8 +260,9 @@ def test_translate_asks_at_a_terminal(run: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("option", ["--output", "--json"])
-def test_an_output_that_cannot_be_written_is_told_before_the_work(option: str, run: Path, tmp_path: Path,
-                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_that_cannot_be_written_is_told_before_the_work(
+    option: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     for place in (tmp_path, tmp_path / "nowhere" / "x"):
         assert str(place) in refused(capsys, nmt_eval([str(run), option, str(place)]))
@@ -216,13 +275,22 @@ def test_a_source_that_is_too_long_is_cut_and_named(toy: Path, tmp_path: Path) -
     assert b"warning: line 2 has 30,000 pieces and is cut to 6" in done.stderr
 
 
-@pytest.mark.parametrize(("flags", "word"), [
-    (["--profile", "--plan"], "one at a time"), (["--trace", "t.json"], "--profile"),
-    (["--plan", "--trace", "t.json"], "--profile"), (["--price", "3"], "--plan"),
-    (["--profile", "--price", "3"], "--plan"), (["--plan", "--price", "-1"], "--price -1"),
-    (["--plan", "--price", "nan"], "--price nan"), (["--plan", "--price", "much"], "'much'")])
-def test_flags_that_do_not_go_together(flags: list[str], word: str, toy: Path, tmp_path: Path,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--profile", "--plan"], "one at a time"),
+        (["--trace", "t.json"], "--profile"),
+        (["--plan", "--trace", "t.json"], "--profile"),
+        (["--price", "3"], "--plan"),
+        (["--profile", "--price", "3"], "--plan"),
+        (["--plan", "--price", "-1"], "--price -1"),
+        (["--plan", "--price", "nan"], "--price nan"),
+        (["--plan", "--price", "much"], "'much'"),
+    ],
+)
+def test_flags_that_do_not_go_together(
+    flags: list[str], word: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_train(["--config", str(toy), *flags])
     captured = capsys.readouterr()
@@ -232,8 +300,13 @@ def test_flags_that_do_not_go_together(flags: list[str], word: str, toy: Path, t
 
 
 @pytest.mark.parametrize("flag", ["--profile", "--plan"])
-def test_a_rehearsal_leaves_no_run(flag: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_leaves_no_run(
+    flag: str,
+    toy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.05)
     monkeypatch.setattr("nmt.profile.profile.PLANNED_S", 0.2)
     monkeypatch.setattr("nmt.profile.profile.profile", partial(profile, seconds=0.2))
@@ -242,13 +315,18 @@ def test_a_rehearsal_leaves_no_run(flag: str, toy: Path, tmp_path: Path, capsys:
     assert {path.name for path in tmp_path.iterdir()} - {"corpus", "toy.yaml"} == {"store"}
 
 
-def test_micro_tokens_auto_is_settled_once(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_tokens_auto_is_settled_once(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ["--config", str(toy), "training.micro_tokens=auto"]
     assert nmt_train([*options, "training.steps=2"]) == 0
-    assert "training.micro_tokens: auto is 300 here" in capsys.readouterr().err  # an update has no more
+    assert (
+        "training.micro_tokens: auto is 300 here" in capsys.readouterr().err
+    )  # an update has no more
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
-    monkeypatch.setattr("nmt.train.memory_probe.CPU_MICRO_TOKENS", 50)  # as another machine would have it
+    monkeypatch.setattr(
+        "nmt.train.memory_probe.CPU_MICRO_TOKENS", 50
+    )  # as another machine would have it
     assert nmt_train([*options, "training.steps=3"]) == 0
     assert "auto is" not in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
@@ -256,6 +334,8 @@ def test_micro_tokens_auto_is_settled_once(toy: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("value", ["foo", "0", "1.5", "Auto"])
-def test_micro_tokens_are_a_number_or_auto(value: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_micro_tokens_are_a_number_or_auto(
+    value: str, toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = refused(capsys, nmt_train(["--config", str(toy), f"training.micro_tokens={value}"]))
     assert "training.micro_tokens" in told and value in told

@@ -34,8 +34,10 @@ from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(60, seed=7)]
 TEXT = "".join(line + "\n" for line in LINES)
-NEEDS_CT2 = pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None,
-                               reason="ctranslate2 is not installed; pip install 'nmt[export]'")
+NEEDS_CT2 = pytest.mark.skipif(
+    importlib.util.find_spec("ctranslate2") is None,
+    reason="ctranslate2 is not installed; pip install 'nmt[export]'",
+)
 BOUNDS = ("decoding.max_source=40", "--long-lines")
 
 
@@ -57,7 +59,11 @@ def translator(place: Path) -> Translator:
 def alone(translator: Translator, line: str, n: int = 1) -> list[Hypothesis]:
     """The search of one sentence, without all that is tested here."""
     ids = translator.vocab.encode([line])[0]
-    return search(translator.model, pack([[*ids, EOS]]), translator.config, n)[0] if ids else [Hypothesis([], 0.0)]
+    return (
+        search(translator.model, pack([[*ids, EOS]]), translator.config, n)[0]
+        if ids
+        else [Hypothesis([], 0.0)]
+    )
 
 
 def text_of(translator: Translator, line: str) -> str:
@@ -68,52 +74,100 @@ def out_of(folder: Path, text: str | bytes, place: Path, *options: str, code: in
     """What the command writes for such an input."""
     (folder / "in").write_bytes(text if isinstance(text, bytes) else text.encode())
     (folder / "out").unlink(missing_ok=True)
-    assert nmt_translate([str(place), "-i", str(folder / "in"), "-o", str(folder / "out"), *options]) == code
+    assert (
+        nmt_translate([str(place), "-i", str(folder / "in"), "-o", str(folder / "out"), *options])
+        == code
+    )
     return (folder / "out").read_bytes()
 
 
 def started(place: Path, *options: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-m", "nmt.commands.translate", str(place), *options],
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        [sys.executable, "-m", "nmt.commands.translate", str(place), *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 # ---- text ---------------------------------------------------------------------------------------------------------
 
-def test_each_line_becomes_what_it_becomes_alone(place: Path, translator: Translator, tmp_path: Path) -> None:
+
+def test_each_line_becomes_what_it_becomes_alone(
+    place: Path, translator: Translator, tmp_path: Path
+) -> None:
     expected = "".join(text_of(translator, line) + "\n" for line in LINES)
     assert len(set(expected.split("\n"))) > 20
     assert out_of(tmp_path, TEXT, place).decode() == expected
 
 
-@pytest.mark.parametrize("text", [
-    "", "\n", "red dog", "\n\nred dog\n\n", "   \nred dog\n", "red dog\r\nblue cat\r\n", "\ufeffred dog\n"])
-def test_line_ends_and_empty_lines(text: str, place: Path, translator: Translator, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "red dog",
+        "\n\nred dog\n\n",
+        "   \nred dog\n",
+        "red dog\r\nblue cat\r\n",
+        "\ufeffred dog\n",
+    ],
+)
+def test_line_ends_and_empty_lines(
+    text: str, place: Path, translator: Translator, tmp_path: Path
+) -> None:
     lines = text.removeprefix("\ufeff").replace("\r", "").split("\n")
     expected = [text_of(translator, line) for line in (lines if lines[-1] else lines[:-1])]
     assert out_of(tmp_path, text, place).decode() == "".join(line + "\n" for line in expected)
 
 
-ODD = {"line ends that are none": "\u2028a\u0085b\x0bc\x0c".encode(), "emoji": "\U0001f642\u200d\U0001f469".encode(),
-       "right to left": "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627".encode(),
-       "another script": "\u65e5\u672c\u8a9e ".encode() * 20, "only punctuation": b"!?!? ... --- ;;;", "NUL": b"x\x00y",
-       "not UTF-8": b"red \xff\xfe dog", "half a letter": b"red d\xc3", "UTF-16": "red dog".encode("utf-16"),
-       "100,000 characters": b"red " * 25_000, "100,000 without a space": b"x" * 100_000, "spaces": b" " * 100_000}
+ODD = {
+    "line ends that are none": "\u2028a\u0085b\x0bc\x0c".encode(),
+    "emoji": "\U0001f642\u200d\U0001f469".encode(),
+    "right to left": "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627".encode(),
+    "another script": "\u65e5\u672c\u8a9e ".encode() * 20,
+    "only punctuation": b"!?!? ... --- ;;;",
+    "NUL": b"x\x00y",
+    "not UTF-8": b"red \xff\xfe dog",
+    "half a letter": b"red d\xc3",
+    "UTF-16": "red dog".encode("utf-16"),
+    "100,000 characters": b"red " * 25_000,
+    "100,000 without a space": b"x" * 100_000,
+    "spaces": b" " * 100_000,
+}
 
 
 @pytest.mark.parametrize("how", ["cut", "split"])
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_a_line_out_for_each_line_in(odd: bytes, how: str, place: Path, translator: Translator, tmp_path: Path) -> None:
-    out = out_of(tmp_path, b"red dog\n" + odd + b"\nblue cat", place, *BOUNDS, how, "decoding.beam=2").decode()
+def test_a_line_out_for_each_line_in(
+    odd: bytes, how: str, place: Path, translator: Translator, tmp_path: Path
+) -> None:
+    out = out_of(
+        tmp_path, b"red dog\n" + odd + b"\nblue cat", place, *BOUNDS, how, "decoding.beam=2"
+    ).decode()
     first, _, last, end = out.split("\n")
-    assert (first, last, end) == (text_of(translator, "red dog"), text_of(translator, "blue cat"), "")
+    assert (first, last, end) == (
+        text_of(translator, "red dog"),
+        text_of(translator, "blue cat"),
+        "",
+    )
 
 
-def test_what_is_not_utf8_is_named_once(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert out_of(tmp_path, b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9, place).count(b"\n") == 12
+def test_what_is_not_utf8_is_named_once(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        out_of(tmp_path, b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9, place).count(b"\n")
+        == 12
+    )
     told = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in told] == [f"{tmp_path}/in:2:1", f"{tmp_path}/in:3:6",
-                                                      f"{tmp_path}/in:4:1", f"{tmp_path}/in"]
+    assert [line.split(": ")[1] for line in told] == [
+        f"{tmp_path}/in:2:1",
+        f"{tmp_path}/in:3:6",
+        f"{tmp_path}/in:4:1",
+        f"{tmp_path}/in",
+    ]
     assert "11 lines" in told[-1]
 
 
@@ -126,8 +180,10 @@ def test_a_line_end_that_the_model_wrote_is_none() -> None:
 
 # ---- long lines ---------------------------------------------------------------------------------------------------
 
-def test_long_lines_are_cut_or_parted_with_a_word(place: Path, translator: Translator, tmp_path: Path,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_long_lines_are_cut_or_parted_with_a_word(
+    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     long = ". ".join(LINES[:12])
     ids = translator.vocab.encode([long])[0]
     config = replace(DECODING, max_source=40)
@@ -137,39 +193,64 @@ def test_long_lines_are_cut_or_parted_with_a_word(place: Path, translator: Trans
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
     out = out_of(tmp_path, f"red\n{long}\n", place, *BOUNDS, "split", "--scores").decode()
     score, text = out.split("\n")[1].split("\t")
-    parts = Translator(translator.model, translator.vocab, replace(config, long_lines="split"), torch.device("cpu")
-                       ).parts(ids, 1, 1)
-    found = [search(translator.model, pack([[*ids[part.start:part.stop], EOS]]), config)[0][0] for part in parts]
+    parts = Translator(
+        translator.model, translator.vocab, replace(config, long_lines="split"), torch.device("cpu")
+    ).parts(ids, 1, 1)
+    found = [
+        search(translator.model, pack([[*ids[part.start : part.stop], EOS]]), config)[0][0]
+        for part in parts
+    ]
     assert text == " ".join(translator.vocab.decode([one.ids for one in found])) and len(found) > 3
     assert float(score) == pytest.approx(sum(one.score for one in found), abs=1e-4)
-    assert f"line 2 has {len(ids)} pieces and is translated in {len(parts)} parts" in capsys.readouterr().err
+    assert (
+        f"line 2 has {len(ids)} pieces and is translated in {len(parts)} parts"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_refused_line_is_told_after_what_stands_before_it(workers: str, place: Path, translator: Translator,
-                                                            tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_line_is_told_after_what_stands_before_it(
+    workers: str,
+    place: Path,
+    translator: Translator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)
     text = TEXT + "red dog " * 25_000 + "\nblue\n"
-    written = out_of(tmp_path, text, place, *BOUNDS, "refuse", "--workers", workers, code=2).decode()
+    written = out_of(
+        tmp_path, text, place, *BOUNDS, "refuse", "--workers", workers, code=2
+    ).decode()
     assert written == "".join(text_of(translator, line) + "\n" for line in LINES)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
-    assert re.match(r"nmt-translate: error: line 61 has [\d,]+ pieces, more than 40; .*max_source", told[0])
+    assert re.match(
+        r"nmt-translate: error: line 61 has [\d,]+ pieces, more than 40; .*max_source", told[0]
+    )
 
 
 # ---- figures ------------------------------------------------------------------------------------------------------
 
+
 def test_the_best_few(place: Path, translator: Translator, tmp_path: Path) -> None:
-    rows = [row.split("\t") for row in
-            out_of(tmp_path, TEXT + "\n", place, "--n-best", "2").decode().split("\n")[:-1]]
-    expected = [(str(n), one) for n, line in enumerate([*LINES, ""]) for one in alone(translator, line, 2)]
+    rows = [
+        row.split("\t")
+        for row in out_of(tmp_path, TEXT + "\n", place, "--n-best", "2").decode().split("\n")[:-1]
+    ]
+    expected = [
+        (str(n), one) for n, line in enumerate([*LINES, ""]) for one in alone(translator, line, 2)
+    ]
     assert [row[0] for row in rows] == [n for n, _ in expected]
     assert [row[2] for row in rows] == translator.vocab.decode([one.ids for _, one in expected])
-    assert [float(row[1]) for row in rows] == pytest.approx([one.score for _, one in expected], abs=1e-5)
+    assert [float(row[1]) for row in rows] == pytest.approx(
+        [one.score for _, one in expected], abs=1e-5
+    )
 
 
-def test_scores_and_alignments_stand_around_the_text(place: Path, translator: Translator, tmp_path: Path) -> None:
+def test_scores_and_alignments_stand_around_the_text(
+    place: Path, translator: Translator, tmp_path: Path
+) -> None:
     out = out_of(tmp_path, TEXT, place, "--scores", "--alignments").decode().split("\n")[:-1]
     for line, row in zip(LINES, out, strict=True):
         best = alone(translator, line)[0]
@@ -181,10 +262,12 @@ def test_scores_and_alignments_stand_around_the_text(place: Path, translator: Tr
 
 
 def test_json_says_all_of_it(place: Path, translator: Translator, tmp_path: Path) -> None:
-    out = out_of(tmp_path, TEXT + "\nw\u2028\"x\n", place, "--n-best", "2", "--json", "--alignments").decode()
+    out = out_of(
+        tmp_path, TEXT + '\nw\u2028"x\n', place, "--n-best", "2", "--json", "--alignments"
+    ).decode()
     objects = [json.loads(row) for row in out.split("\n")[:-1]]
     assert [one["line"] for one in objects] == list(range(1, 63))
-    assert [one["source"] for one in objects] == [*LINES, "", "w\u2028\"x"]
+    assert [one["source"] for one in objects] == [*LINES, "", 'w\u2028"x']
     for line, found in zip([*LINES, ""], objects, strict=False):
         ids = translator.vocab.encode([line])[0]
         assert found["source_pieces"] == translator.vocab.pieces(ids)
@@ -196,32 +279,59 @@ def test_json_says_all_of_it(place: Path, translator: Translator, tmp_path: Path
 
 
 def test_options_are_overrides_and_the_last_word_is_with_what_is_written_out(
-        place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[DecodingConfig] = []
 
-    def fake(model: object, src: Packed, config: DecodingConfig, n: int, _: object) -> list[list[Hypothesis]]:
+    def fake(
+        model: object, src: Packed, config: DecodingConfig, n: int, _: object
+    ) -> list[list[Hypothesis]]:
         seen.append(config)
         return [[Hypothesis([5], -1.0)] * n for _ in range(src.n_sentences)]
 
     monkeypatch.setattr("nmt.translate.batching.search", fake)
-    out_of(tmp_path, "a\n", place, "--preset", "fairseq", "--sample", "--seed", "7", "--n-best", "9",
-           "decoding.top_k=3", "decoding.length_penalty=0.5")
-    expected = DecodingConfig(**DecodingConfig.PRESETS["fairseq"], preset="fairseq", sample=True, seed=7, top_k=3)
+    out_of(
+        tmp_path,
+        "a\n",
+        place,
+        "--preset",
+        "fairseq",
+        "--sample",
+        "--seed",
+        "7",
+        "--n-best",
+        "9",
+        "decoding.top_k=3",
+        "decoding.length_penalty=0.5",
+    )
+    expected = DecodingConfig(
+        **DecodingConfig.PRESETS["fairseq"], preset="fairseq", sample=True, seed=7, top_k=3
+    )
     assert seen == [replace(expected, length_penalty=0.5)]
     out_of(tmp_path, "a\n", place, "--beam", "3", "decoding.beam=6")
     assert seen[1] == replace(DECODING, beam=6)
 
 
-def test_prefixes_reach_the_search_with_their_lines(place: Path, translator: Translator, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch,
-                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_prefixes_reach_the_search_with_their_lines(
+    place: Path,
+    translator: Translator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     forced: dict[str, str] = {}
 
-    def fake(model: object, src: Packed, config: DecodingConfig, n: int, prefixes: list[list[int]] | None
-             ) -> list[list[Hypothesis]]:
+    def fake(
+        model: object, src: Packed, config: DecodingConfig, n: int, prefixes: list[list[int]] | None
+    ) -> list[list[Hypothesis]]:
         assert prefixes is not None
-        rows = [src.tokens[a:b - 1].tolist() for a, b in zip(src.offsets, src.offsets[1:], strict=False)]
-        forced.update(zip(translator.vocab.decode(rows), translator.vocab.decode(prefixes), strict=True))
+        rows = [
+            src.tokens[a : b - 1].tolist()
+            for a, b in zip(src.offsets, src.offsets[1:], strict=False)
+        ]
+        forced.update(
+            zip(translator.vocab.decode(rows), translator.vocab.decode(prefixes), strict=True)
+        )
         return [[Hypothesis(prefix, -1.0)] for prefix in prefixes]
 
     monkeypatch.setattr("nmt.translate.batching.search", fake)
@@ -240,7 +350,8 @@ def test_prefixes_reach_the_search_with_their_lines(place: Path, translator: Tra
 
 
 def test_models_translate_together_if_they_share_a_vocabulary(
-        place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     once = out_of(tmp_path, TEXT, place)
     assert out_of(tmp_path, TEXT, place, str(place)) == once
     (tmp_path / "other").mkdir()
@@ -254,9 +365,15 @@ def test_models_translate_together_if_they_share_a_vocabulary(
 
 # ---- files, stops, processes --------------------------------------------------------------------------------------
 
-def test_going_on_gives_what_one_go_gives(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_going_on_gives_what_one_go_gives(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = out_of(tmp_path, TEXT * 4, place)
-    out, command = tmp_path / "out", [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
+    out, command = (
+        tmp_path / "out",
+        [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"],
+    )
     rng = random.Random(4)
     for size in (0, 1, len(whole) - 1, len(whole), *rng.sample(range(len(whole)), 4)):
         out.write_bytes(whole[:size])
@@ -265,25 +382,35 @@ def test_going_on_gives_what_one_go_gives(place: Path, tmp_path: Path, capsys: p
     out.unlink()
     assert nmt_translate(command) == 0 and out.read_bytes() == whole
     out.write_bytes(b"something else\n")
-    assert nmt_translate(command[:-1]) == 0 and out.read_bytes() == whole  # without --resume it begins again
+    assert (
+        nmt_translate(command[:-1]) == 0 and out.read_bytes() == whole
+    )  # without --resume it begins again
     capsys.readouterr()
     assert nmt_translate([*command[:2], str(tmp_path / "in"), *command[3:]]) == 0
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
     assert "is the input too" in capsys.readouterr().err and out.read_bytes() == whole
 
 
-def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(place: Path, tmp_path: Path,
-                                                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("red dog\n")
     out.write_text("hund\n")
-    for prefix, told in ((tmp_path / "nowhere", "nowhere: cannot be read"), (out, f"{out}: is the input too")):
-        assert nmt_translate([str(place), "-i", str(source), "-o", str(out), "--prefix", str(prefix)]) == 2
+    for prefix, told in (
+        (tmp_path / "nowhere", "nowhere: cannot be read"),
+        (out, f"{out}: is the input too"),
+    ):
+        assert (
+            nmt_translate([str(place), "-i", str(source), "-o", str(out), "--prefix", str(prefix)])
+            == 2
+        )
         assert told in capsys.readouterr().err and out.read_text() == "hund\n"
 
 
-def test_a_device_is_written_to_but_cannot_be_gone_on_with(place: Path, tmp_path: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_is_written_to_but_cannot_be_gone_on_with(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in").write_text("red dog\n")
     command = [str(place), "-i", str(tmp_path / "in"), "-o", "/dev/null"]
     with open("/dev/null", "ab") as other:
@@ -294,8 +421,9 @@ def test_a_device_is_written_to_but_cannot_be_gone_on_with(place: Path, tmp_path
     assert "/dev/null: is no plain file" in told and len(told.splitlines()) == 1
 
 
-def test_an_output_with_more_lines_than_the_input_is_of_another(place: Path, tmp_path: Path,
-                                                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_with_more_lines_than_the_input_is_of_another(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 61)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
@@ -306,20 +434,33 @@ def test_an_output_with_more_lines_than_the_input_is_of_another(place: Path, tmp
 
 
 @pytest.mark.parametrize("where", ["-o", "standard output"])
-def test_a_full_disk_is_a_failure_that_names_the_output(where: str, place: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_a_failure_that_names_the_output(
+    where: str, place: Path, tmp_path: Path
+) -> None:
     (tmp_path / "in").write_text("red dog\n")
-    command = [sys.executable, "-m", "nmt.commands.translate", str(place), "-i", str(tmp_path / "in")]
+    command = [
+        sys.executable,
+        "-m",
+        "nmt.commands.translate",
+        str(place),
+        "-i",
+        str(tmp_path / "in"),
+    ]
     with open("/dev/full", "w") as full:
-        done = (subprocess.run([*command, "-o", "/dev/full"], capture_output=True, text=True) if where == "-o" else
-                subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True))
+        done = (
+            subprocess.run([*command, "-o", "/dev/full"], capture_output=True, text=True)
+            if where == "-o"
+            else subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        )
     name = "/dev/full" if where == "-o" else "<stdout>"
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert f"failed: {name}: cannot be written (No space left" in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout"])
-def test_a_closed_stream_is_told(closed: str, place: Path, monkeypatch: pytest.MonkeyPatch,
-                                 capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_stream_is_told(
+    closed: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, closed, None)  # as Python finds it after `<&-` or `>&-`
         if closed == "stdin":
@@ -329,12 +470,23 @@ def test_a_closed_stream_is_told(closed: str, place: Path, monkeypatch: pytest.M
     assert "is closed; give -i FILE and -o FILE" in capsys.readouterr().err
 
 
-def test_as_many_processes_as_one_likes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_processes_as_one_likes(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)  # from the second chunk on
-    whole, parted = ([line.split("\t") for line in out_of(tmp_path, TEXT * 30, place, "--scores", "--beam", "1", *more
-                                                          ).decode().splitlines()] for more in ((), ("--workers", "2")))
+    whole, parted = (
+        [
+            line.split("\t")
+            for line in out_of(tmp_path, TEXT * 30, place, "--scores", "--beam", "1", *more)
+            .decode()
+            .splitlines()
+        ]
+        for more in ((), ("--workers", "2"))
+    )
     assert [text for _, text in parted] == [text for _, text in whole]
-    assert [float(score) for score, _ in parted] == pytest.approx([float(score) for score, _ in whole], abs=1e-5)
+    assert [float(score) for score, _ in parted] == pytest.approx(
+        [float(score) for score, _ in whole], abs=1e-5
+    )
 
 
 def feed(process: "subprocess.Popen[bytes]", text: str) -> None:
@@ -347,8 +499,9 @@ STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
 @pytest.mark.parametrize(("number", "code"), STOPS if IS_SOAK else STOPS[:2])
-def test_a_stop_leaves_whole_lines(number: signal.Signals, code: int, place: Path, translator: Translator,
-                                   tmp_path: Path) -> None:
+def test_a_stop_leaves_whole_lines(
+    number: signal.Signals, code: int, place: Path, translator: Translator, tmp_path: Path
+) -> None:
     expected = [text_of(translator, line) for line in LINES]
     out = tmp_path / "out"
     with started(place, "-o", str(out)) as process:
@@ -363,14 +516,18 @@ def test_a_stop_leaves_whole_lines(number: signal.Signals, code: int, place: Pat
     assert process.returncode == code and b"Traceback" not in told
     assert told == (b"nmt-translate: interrupted\n" if number is signal.SIGINT else b"")
     lines = out.read_text().split("\n")
-    assert lines.pop() == "" and lines == (expected * 160)[:len(lines)] and lines
+    assert lines.pop() == "" and lines == (expected * 160)[: len(lines)] and lines
     (tmp_path / "in").write_text(TEXT * 20)
     if len(lines) < 1_200:
-        assert nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]) == 0
+        assert (
+            nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]) == 0
+        )
         assert out.read_text() == "".join(line + "\n" for line in expected * 20)
 
 
-def test_output_comes_before_the_input_ends_and_a_reader_may_leave(place: Path, translator: Translator) -> None:
+def test_output_comes_before_the_input_ends_and_a_reader_may_leave(
+    place: Path, translator: Translator
+) -> None:
     with started(place) as process:
         feed(process, "red dog\n")
         assert process.stdout is not None and process.stderr is not None
@@ -383,12 +540,18 @@ def test_output_comes_before_the_input_ends_and_a_reader_may_leave(place: Path, 
 
 # ---- at a terminal ------------------------------------------------------------------------------------------------
 
+
 def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> None:
     main, side = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "nmt.commands.translate", str(place)], stdin=side, stdout=side, stderr=side,
-        start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-        env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"})
+        [sys.executable, "-m", "nmt.commands.translate", str(place)],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"},
+    )
     os.close(side)
     seen = b""
 
@@ -410,7 +573,9 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     until("> ")
     os.write(main, b"never sent")
     until("never sent")
-    for _ in range(10):  # one that comes while readline is still setting up is lost to it, as Python is built
+    for _ in range(
+        10
+    ):  # one that comes while readline is still setting up is lost to it, as Python is built
         os.write(main, b"\x03")  # Ctrl-C
         if is_heard("> ", 5):
             break
@@ -427,22 +592,34 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
 
 # ---- other engines ------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
 def exported(place: Path) -> Path:
     from nmt.export.export import export
+
     export(load(place), "ctranslate2", place.with_name("ct2"), "float32", LINES[:8])
     return place.with_name("ct2")
 
 
 @NEEDS_CT2
 def test_another_engine_gives_the_same_lines_under_its_own_name(
-        place: Path, exported: Path, translator: Translator, tmp_path: Path,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    place: Path,
+    exported: Path,
+    translator: Translator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     import ctranslate2
+
     lengths = [len(ids) for ids in translator.vocab.encode(LINES)]
-    usual = max(lengths, key=lengths.count)  # of one length, for there the longest sentence sets the limit for all
+    usual = max(
+        lengths, key=lengths.count
+    )  # of one length, for there the longest sentence sets the limit for all
     lines = [line for line, length in zip(LINES, lengths, strict=True) if length == usual]
-    text, engine = "".join(line + "\n\n" for line in lines), ["--engine", "ctranslate2", "--beam", "1"]
+    text, engine = (
+        "".join(line + "\n\n" for line in lines),
+        ["--engine", "ctranslate2", "--beam", "1"],
+    )
     ours = out_of(tmp_path, text, place, "--beam", "1")
     capsys.readouterr()
     assert out_of(tmp_path, text, exported, *engine) == ours and len(set(ours.split(b"\n"))) > 2
@@ -454,67 +631,137 @@ def test_another_engine_gives_the_same_lines_under_its_own_name(
     source.write_text(text.replace("\n\n", "\n"))
     values = []
     for folder, options in ((place, []), (exported, engine[:2])):
-        assert nmt_eval([str(folder), "--src", str(source), "--ref", str(source), "--json", str(scores), *options,
-                         "decoding.beam=1"]) == 0
+        assert (
+            nmt_eval(
+                [
+                    str(folder),
+                    "--src",
+                    str(source),
+                    "--ref",
+                    str(source),
+                    "--json",
+                    str(scores),
+                    *options,
+                    "decoding.beam=1",
+                ]
+            )
+            == 0
+        )
         found, printed = json.loads(scores.read_text()), capsys.readouterr().out
-        assert found["engine"] == (label if options else "nmt") and (label in printed) is bool(options)
+        assert found["engine"] == (label if options else "nmt") and (label in printed) is bool(
+            options
+        )
         values.append(found["scores"])
     assert values[0] == values[1]
 
 
 @NEEDS_CT2
-@pytest.mark.parametrize("options", [["--n-best", "2"], ["--alignments"], ["--sample"], ["--prefix", "x"]])
-def test_what_the_other_engine_lacks_is_refused(options: list[str], exported: Path,
-                                                capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [["--n-best", "2"], ["--alignments"], ["--sample"], ["--prefix", "x"]]
+)
+def test_what_the_other_engine_lacks_is_refused(
+    options: list[str], exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_translate([str(exported), "--engine", "ctranslate2", *options])
     assert left.value.code == 2 and f"ctranslate2 has no {options[0]}" in capsys.readouterr().err
 
 
 @NEEDS_CT2
-@pytest.mark.parametrize(("command", "options"), [(nmt_translate, ["--engine", "ctranslate2"]),
-                                                  (nmt_eval, ["--engine", "ctranslate2"])])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [(nmt_translate, ["--engine", "ctranslate2"]), (nmt_eval, ["--engine", "ctranslate2"])],
+)
 def test_a_checkpoint_is_no_export_nor_the_other_way_round(
-        command: object, options: list[str], place: Path, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command: object,
+    options: list[str],
+    place: Path,
+    exported: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert callable(command)
     for folder, some in ((place, options), (exported, [])):
         assert command([str(folder), *some]) == 2
         captured = capsys.readouterr()
-        assert len(captured.err.splitlines()) == 1 and str(folder) in captured.err and captured.out == ""
+        assert (
+            len(captured.err.splitlines()) == 1
+            and str(folder) in captured.err
+            and captured.out == ""
+        )
 
 
 def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
     source, one, two = tmp_path / "source", tmp_path / "one.json", tmp_path / "two.json"
     source.write_text(TEXT)
     for scores, options in ((one, []), (two, ["--ensemble", str(place)])):
-        assert nmt_eval([str(place), "--src", str(source), "--ref", str(source), "--json", str(scores), *options]) == 0
+        assert (
+            nmt_eval(
+                [
+                    str(place),
+                    "--src",
+                    str(source),
+                    "--ref",
+                    str(source),
+                    "--json",
+                    str(scores),
+                    *options,
+                ]
+            )
+            == 0
+        )
     assert json.loads(one.read_text())["scores"] == json.loads(two.read_text())["scores"]
     assert json.loads(two.read_text())["ensemble"] == [str(place)]
 
 
 # ---- mistakes -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("options", "told"), [
-    (["--resume"], "-o FILE"), (["--resume", "-o", "x", "--n-best", "2"], "--json"), (["--seed", "3"], "--sample"),
-    (["--n-best", "0"], "--n-best 0"), (["--workers", "0"], "--workers 0"), (["--preset", "moses"], "moses"),
-    (["--interactive", "-i", "x"], "-i"), (["--interactive", "--workers", "2"], "--workers")])
-def test_options_that_do_not_go_together(options: list[str], told: str, place: Path,
-                                         capsys: pytest.CaptureFixture[str]) -> None:
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--resume"], "-o FILE"),
+        (["--resume", "-o", "x", "--n-best", "2"], "--json"),
+        (["--seed", "3"], "--sample"),
+        (["--n-best", "0"], "--n-best 0"),
+        (["--workers", "0"], "--workers 0"),
+        (["--preset", "moses"], "moses"),
+        (["--interactive", "-i", "x"], "-i"),
+        (["--interactive", "--workers", "2"], "--workers"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    options: list[str], told: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_translate([str(place), *options])
     captured = capsys.readouterr()
     assert left.value.code == 2 and captured.out == ""
-    assert captured.err.splitlines()[-1].startswith("nmt-translate: error:") and told in captured.err.splitlines()[-1]
+    assert (
+        captured.err.splitlines()[-1].startswith("nmt-translate: error:")
+        and told in captured.err.splitlines()[-1]
+    )
 
 
-@pytest.mark.parametrize(("options", "told"), [
-    (["--n-best", "5"], "decoding.beam is 2; give --beam 5"), (["-i", "nowhere"], "nowhere: cannot be read"),
-    (["-i", "."], ".: cannot be read"), (["-i", "x.gz"], "gzip -dc x.gz"),
-    (["-o", "nowhere/x"], "nowhere/x: cannot be"), (["-o", "."], ".: cannot be written"),
-    (["decoding.baem=3"], "did you mean beam"), (["--beam", "2", "x"], "x: no such"),
-    (["--prefix", "nowhere", "-i", __file__], "nowhere: cannot be read")])
-def test_mistakes_are_told_in_one_line(options: list[str], told: str, place: Path,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
-    assert nmt_translate([str(place), *(options if "-i" in options else [*options, "-i", __file__])]) == 2
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--n-best", "5"], "decoding.beam is 2; give --beam 5"),
+        (["-i", "nowhere"], "nowhere: cannot be read"),
+        (["-i", "."], ".: cannot be read"),
+        (["-i", "x.gz"], "gzip -dc x.gz"),
+        (["-o", "nowhere/x"], "nowhere/x: cannot be"),
+        (["-o", "."], ".: cannot be written"),
+        (["decoding.baem=3"], "did you mean beam"),
+        (["--beam", "2", "x"], "x: no such"),
+        (["--prefix", "nowhere", "-i", __file__], "nowhere: cannot be read"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    options: list[str], told: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        nmt_translate([str(place), *(options if "-i" in options else [*options, "-i", __file__])])
+        == 2
+    )
     captured = capsys.readouterr()
     assert captured.out == "" and len(captured.err.splitlines()) == 1 and told in captured.err

@@ -13,23 +13,38 @@ from nmt.corpus.cleaning import clean, duplicates, held_out
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
 
-WORDS = st.lists(st.sampled_from(["a", "b", "\u3000", "c\u2028d", "\u00a0e", ""]), max_size=6).map(" ".join)
+WORDS = st.lists(st.sampled_from(["a", "b", "\u3000", "c\u2028d", "\u00a0e", ""]), max_size=6).map(
+    " ".join
+)
 
 
 def block(pairs: list[tuple[str, str]], bad: tuple[str, ...] = ()) -> Block:
     return Block(1, [src for src, _ in pairs], [tgt for _, tgt in pairs], list(bad), 1.0)
 
 
-@given(st.lists(st.tuples(WORDS, WORDS)), st.none() | st.integers(1, 5), st.none() | st.sampled_from([1.0, 1.5, 2.0]),
-       st.booleans())
+@given(
+    st.lists(st.tuples(WORDS, WORDS)),
+    st.none() | st.integers(1, 5),
+    st.none() | st.sampled_from([1.0, 1.5, 2.0]),
+    st.booleans(),
+)
 def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
-        pairs: list[tuple[str, str]], max_words: int | None, max_ratio: float | None, identical: bool) -> None:
+    pairs: list[tuple[str, str]], max_words: int | None, max_ratio: float | None, identical: bool
+) -> None:
     def keeps(src: str, tgt: str) -> bool:
         sizes = sorted((len(src.split()), len(tgt.split())))
-        return (sizes[0] > 0 and sizes[1] <= (max_words or 99) and sizes[1] <= (max_ratio or 99) * sizes[0]
-                and not (identical and src.strip() == tgt.strip()))
-    cleaned = clean(block(pairs, ("x:7: bad",)), CleanConfig(
-        max_words=max_words, max_ratio=max_ratio, identical=identical), {})
+        return (
+            sizes[0] > 0
+            and sizes[1] <= (max_words or 99)
+            and sizes[1] <= (max_ratio or 99) * sizes[0]
+            and not (identical and src.strip() == tgt.strip())
+        )
+
+    cleaned = clean(
+        block(pairs, ("x:7: bad",)),
+        CleanConfig(max_words=max_words, max_ratio=max_ratio, identical=identical),
+        {},
+    )
     assert cleaned.pairs == [(src.strip(), tgt.strip()) for src, tgt in pairs if keeps(src, tgt)]
     assert cleaned.dropped.counts.total() == len(pairs) + 1 - len(cleaned.pairs)
     assert cleaned.dropped.samples["unreadable"] == [["x:7: bad", ""]]
@@ -45,7 +60,11 @@ def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
         assert len(clean(block(pairs), CleanConfig(held_out=rule), sets).pairs) == n_kept  # type: ignore[arg-type]
 
 
-@given(st.lists(st.lists(st.integers(0, 6).map(lambda n: n * 0x2492492492492492), max_size=9), max_size=5))
+@given(
+    st.lists(
+        st.lists(st.integers(0, 6).map(lambda n: n * 0x2492492492492492), max_size=9), max_size=5
+    )
+)
 def test_repeats_are_those_of_a_set(parts: list[list[int]]) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("nmt.corpus.cleaning.IN_MEMORY", 5)
@@ -61,8 +80,12 @@ def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:
     assert (rules.max_words, rules.max_ratio, rules.max_pieces) == (175, 1.5, 255)
     rules = load_config("base-enfr.yaml", ["data.clean.max_words=99"]).data.clean
     assert (rules.max_words, rules.max_ratio) == (99, 1.5)
-    assert load_config("base.yaml").data.clean == CleanConfig("paper-ende", max_words=None, max_pieces=255)
-    with pytest.raises(UserError, match="paper-en-de.* is not one of none, paper-ende, paper-enfr; did you mean"):
+    assert load_config("base.yaml").data.clean == CleanConfig(
+        "paper-ende", max_words=None, max_pieces=255
+    )
+    with pytest.raises(
+        UserError, match="paper-en-de.* is not one of none, paper-ende, paper-enfr; did you mean"
+    ):
         changed(RunConfig(), ["data.clean.preset=paper-en-de"])
     with pytest.raises(UserError, match=r"data\.clean\.preset"):
         changed(RunConfig(), ["data.clean.preset=[]"])

@@ -31,7 +31,9 @@ SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
 
 
 def line(i: int) -> str:
-    return " ".join(SYLLABLES[i * k % 17] + SYLLABLES[(i + k * k) % 19] for k in range(1, 2 + i % 7))
+    return " ".join(
+        SYLLABLES[i * k % 17] + SYLLABLES[(i + k * k) % 19] for k in range(1, 2 + i % 7)
+    )
 
 
 @pytest.fixture
@@ -52,21 +54,30 @@ def root(tmp_path: Path) -> Path:
 
 def config(root: Path, **changes: object) -> DataConfig:
     values: dict[str, object] = {
-        "root": str(root), "store": str(root.parent / "store"), "valid": CorpusConfig(src="dev.en", tgt="dev.de"),
+        "root": str(root),
+        "store": str(root.parent / "store"),
+        "valid": CorpusConfig(src="dev.en", tgt="dev.de"),
         "train": (CorpusConfig(src="a.en", tgt="a.de"), CorpusConfig(file="b.tsv", repeat=2)),
-        "clean": CleanConfig(max_words=20, max_ratio=4.0, max_pieces=15), **changes}
+        "clean": CleanConfig(max_words=20, max_ratio=4.0, max_pieces=15),
+        **changes,
+    }
     return DataConfig(**values)  # type: ignore[arg-type]
 
 
 def contents(store: str | Path) -> dict[str, object]:
     """All that must not depend on where and how a store was made."""
     ledger = json.loads((Path(store) / LEDGER).read_text())
-    files = {path.name: digest(path) for path in Path(store).glob("[!.]*") if path.name not in (LEDGER, MANIFEST)}
+    files = {
+        path.name: digest(path)
+        for path in Path(store).glob("[!.]*")
+        if path.name not in (LEDGER, MANIFEST)
+    }
     assert files == ledger["data"]
     return files | {key: value for key, value in ledger.items() if key != "command"}
 
 
 # ---- what comes out ---------------------------------------------------------------------------------------------
+
 
 def test_the_store_equals_the_rules_applied_by_hand(root: Path) -> None:
     data = config(root)
@@ -76,9 +87,19 @@ def test_the_store_equals_the_rules_applied_by_hand(root: Path) -> None:
     vocab = Vocab.load(store / "vocab.model")
     assert vocab.size == 60
     sides = ((root / name).read_text().split("\n") for name in ("a.en", "a.de"))
-    a = [(s, t) for s, t in zip(*sides, strict=True) if s.strip() and t.strip()
-         and max(len(s.split()), len(t.split())) <= min(20, 4 * len(s.split()), 4 * len(t.split()))]
-    b = [(s, t) for s, _, t in (row.partition("\t") for row in (root / "b.tsv").read_text().split("\n")[:-1])]
+    a = [
+        (s, t)
+        for s, t in zip(*sides, strict=True)
+        if s.strip()
+        and t.strip()
+        and max(len(s.split()), len(t.split())) <= min(20, 4 * len(s.split()), 4 * len(t.split()))
+    ]
+    b = [
+        (s, t)
+        for s, _, t in (
+            row.partition("\t") for row in (root / "b.tsv").read_text().split("\n")[:-1]
+        )
+    ]
     a, b = ([pair for pair in pairs if max(map(len, vocab.encode(pair))) <= 15] for pairs in (a, b))
     train = open_store(store, "train", vocab.digest)
     for i, side in enumerate((train.src, train.tgt)):
@@ -95,7 +116,9 @@ def test_the_dev_set_is_taken_as_it_is(root: Path) -> None:
     assert (store / "valid.tgt.txt").read_bytes() == (root / "dev.de").read_bytes()
     valid = open_store(store, "valid")
     assert len(valid) == 3 and valid.src.lengths[1] == 0
-    repeated = config(root, store=f"{data.store}2", valid=CorpusConfig(src="dev.en", tgt="dev.de", repeat=3))
+    repeated = config(
+        root, store=f"{data.store}2", valid=CorpusConfig(src="dev.en", tgt="dev.de", repeat=3)
+    )
     prepare(repeated, VOCAB, 1)
     assert len(open_store(Path(repeated.store), "valid")) == 3
 
@@ -113,29 +136,55 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     prepare(data, VOCAB, 1)
     ledger = json.loads((Path(data.store) / "ledger.json").read_text())
     a, b, dev = ledger["corpora"]
-    assert {rule: a["dropped"][rule] for rule in ("empty side", "more than 20 words", "length ratio above 4")} == {
-        "empty side": 2, "more than 20 words": 1, "length ratio above 4": a["dropped"]["length ratio above 4"]}
+    assert {
+        rule: a["dropped"][rule]
+        for rule in ("empty side", "more than 20 words", "length ratio above 4")
+    } == {
+        "empty side": 2,
+        "more than 20 words": 1,
+        "length ratio above 4": a["dropped"]["length ratio above 4"],
+    }
     assert a["samples"]["empty side"] == [["", "nur deutsch"], ["only english", ""]]
     assert a["samples"]["more than 20 words"] == [["x " * 29 + "x", "kurz"]]
-    assert [len(a["samples"][rule]) for rule in a["dropped"]] == [min(n, 3) for n in a["dropped"].values()]
+    assert [len(a["samples"][rule]) for rule in a["dropped"]] == [
+        min(n, 3) for n in a["dropped"].values()
+    ]
     for corpus, lines in ((a, 304), (b, 40), (dev, 3)):
         assert corpus["lines"] == lines == corpus["kept"] + sum(corpus["dropped"].values())
     train = open_store(Path(data.store), "train")
     assert a["kept"] + 2 * b["kept"] == len(train)
-    assert [sum(c["tokens"][i] for c in (a, b)) for i in (0, 1)] == [len(train.src.ids), len(train.tgt.ids)]
-    assert a["files"] == [{"name": name, "sha256": digest(root / name), "size": (root / name).stat().st_size,
-                           "lines": 304} for name in ("a.en", "a.de")]
+    assert [sum(c["tokens"][i] for c in (a, b)) for i in (0, 1)] == [
+        len(train.src.ids),
+        len(train.tgt.ids),
+    ]
+    assert a["files"] == [
+        {
+            "name": name,
+            "sha256": digest(root / name),
+            "size": (root / name).stat().st_size,
+            "lines": 304,
+        }
+        for name in ("a.en", "a.de")
+    ]
     assert ledger["bpe"]["sha256"] == Vocab.load(Path(data.store) / "vocab.model").digest
     table = ledger_table(ledger)
-    for text in ("a.en + a.de", "dev.en + dev.de (dev)", "2 empty side", "x 2", digest(root / "b.tsv")):
+    for text in (
+        "a.en + a.de",
+        "dev.en + dev.de (dev)",
+        "2 empty side",
+        "x 2",
+        digest(root / "b.tsv"),
+    ):
         assert text in table
     assert ledger["bpe"]["sha256"] in table
 
 
 # ---- the same bytes ---------------------------------------------------------------------------------------------
 
+
 def test_equal_whatever_the_workers_the_place_and_the_clock(
-        root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = config(root)
     prepare(data, VOCAB, 1)
     with monkeypatch.context() as patch:
@@ -147,7 +196,9 @@ def test_equal_whatever_the_workers_the_place_and_the_clock(
     for file in elsewhere.iterdir():
         os.utime(file, (1e9, 1e9))
     prepare(config(elsewhere), VOCAB, 1)
-    assert contents(data.store) == contents(tmp_path / "two") == contents(elsewhere.parent / "store")
+    assert (
+        contents(data.store) == contents(tmp_path / "two") == contents(elsewhere.parent / "store")
+    )
 
 
 def test_the_seed_draws_the_sample_and_nothing_else(root: Path, tmp_path: Path) -> None:
@@ -155,11 +206,14 @@ def test_the_seed_draws_the_sample_and_nothing_else(root: Path, tmp_path: Path) 
         data = config(root, store=str(tmp_path / name))
         prepare(data, VocabConfig(size=60, sample_sentences=sample), seed)
         return contents(data.store)
+
     assert made("a", 1, 10_000) == made("b", 2, 10_000)
     assert made("c", 1, 100) == made("d", 1, 100) != made("e", 2, 100)
     ledger = json.loads((tmp_path / "c" / "ledger.json").read_text())
     assert (ledger["bpe"]["lines"], ledger["bpe"]["seed"]) == (100, 1)
-    assert not prepare(config(root, store=str(tmp_path / "c")), VocabConfig(size=60, sample_sentences=100), 2)
+    assert not prepare(
+        config(root, store=str(tmp_path / "c")), VocabConfig(size=60, sample_sentences=100), 2
+    )
 
 
 KILLS = """
@@ -193,13 +247,22 @@ assert code == 0, code
 """
 
 
-def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(root: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(
         f"data: {{root: {root}, train: [{{src: a.en, tgt: a.de}}, {{file: b.tsv}}],"
         " valid: {src: dev.en, tgt: dev.de}}\n"
-        "vocab: {size: 60}\n")
-    done = subprocess.run([sys.executable, "-c", KILLS, "c.yaml"], cwd=tmp_path, capture_output=True, text=True,
-                          check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+        "vocab: {size: 60}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, "c.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert done.returncode == 0, done.stderr
     stores = sorted(tmp_path.glob("store-*"))
     assert len(stores) > 30 and not list(tmp_path.glob("*.work"))
@@ -210,6 +273,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(root: Pa
 def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, known: object = None) -> None:
         raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.prepare.seal", fail)
         with pytest.raises(KeyboardInterrupt):
@@ -221,7 +285,9 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
     verify(root.parent / "store")
 
 
-def test_an_unfinished_preparation_follows_changed_settings(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_preparation_follows_changed_settings(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(config(root, store=str(root / "truth"), valid=None), VocabConfig(size=50), 1)
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.prepare.seal", lambda *_, known: sys.exit(1))
@@ -233,12 +299,15 @@ def test_an_unfinished_preparation_follows_changed_settings(root: Path, monkeypa
 
 # ---- rules over the whole text, and what is given -----------------------------------------------------------------
 
+
 def kept(store: str) -> list[tuple[str, ...]]:
     """The training pairs of a store as text."""
     folder = Path(store)
     vocab, train = Vocab.load(folder / "vocab.model"), open_store(folder, "train")
-    sides = [vocab.decode([side.ids[m:n].tolist() for m, n in pairwise(side.offsets)])
-             for side in (train.src, train.tgt)]
+    sides = [
+        vocab.decode([side.ids[m:n].tolist() for m, n in pairwise(side.offsets)])
+        for side in (train.src, train.tgt)
+    ]
     return list(zip(*sides, strict=True))
 
 
@@ -249,58 +318,90 @@ def ledger_of(store: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_repeats_are_counted_always_and_dropped_on_request(
-        root: Path, monkeypatch: pytest.MonkeyPatch, is_dropped: bool) -> None:
+    root: Path, monkeypatch: pytest.MonkeyPatch, is_dropped: bool
+) -> None:
     rng = Random(5)
     pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
     for name, some in (("c.tsv", pairs[:150]), ("d.tsv", pairs[150:])):
         (root / name).write_text("".join(f"{src}\t{tgt}\n" for src, tgt in some))
     monkeypatch.setattr("nmt.corpus.stages.SHARD", 64)
     monkeypatch.setattr("nmt.corpus.cleaning.IN_MEMORY", 90)
-    data = config(root, train=(CorpusConfig(file="c.tsv"), CorpusConfig(file="d.tsv")), workers=1,
-                  clean=CleanConfig(duplicates=is_dropped))
+    data = config(
+        root,
+        train=(CorpusConfig(file="c.tsv"), CorpusConfig(file="d.tsv")),
+        workers=1,
+        clean=CleanConfig(duplicates=is_dropped),
+    )
     prepare(data, VOCAB, 1)
     assert kept(data.store) == (list(dict.fromkeys(pairs)) if is_dropped else pairs)
     c, d, _ = ledger_of(data.store)["corpora"]
     n_first = len(set(pairs[:150]))
     assert (c["duplicates"], d["duplicates"]) == (150 - n_first, 250 - len(set(pairs)) + n_first)
     assert (c["dropped"].get("duplicate"), d["dropped"].get("duplicate")) == (
-        (c["duplicates"], d["duplicates"]) if is_dropped else (None, None))
+        (c["duplicates"], d["duplicates"]) if is_dropped else (None, None)
+    )
 
 
 @pytest.mark.parametrize("rule", ["keep", "drop-pairs", "drop-sides"])
-def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(root: Path, rule: str) -> None:
+def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
+    root: Path, rule: str
+) -> None:
     pairs = [(line(i), line(i + 1)) for i in range(0, 60, 2)]
     (root / "c.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
     (root / "dev.tsv").write_text(f" {line(4)}\t{line(5)} \n{line(8)}\tanders\n\t\n")
     (root / "test.tsv").write_text(f"other\t{line(11)}\n")
-    data = config(root, train=(CorpusConfig(file="c.tsv"),), valid=CorpusConfig(file="dev.tsv"),
-                  test=CorpusConfig(file="test.tsv"), clean=CleanConfig(held_out=rule))  # type: ignore[arg-type]
+    data = config(
+        root,
+        train=(CorpusConfig(file="c.tsv"),),
+        valid=CorpusConfig(file="dev.tsv"),
+        test=CorpusConfig(file="test.tsv"),
+        clean=CleanConfig(held_out=rule),
+    )  # type: ignore[arg-type]
     prepare(data, VOCAB, 1)
     gone = {"keep": [], "drop-pairs": [4], "drop-sides": [4, 8, 10]}[rule]
-    assert kept(data.store) == [pair for pair in pairs if pair not in [(line(i), line(i + 1)) for i in gone]]
+    assert kept(data.store) == [
+        pair for pair in pairs if pair not in [(line(i), line(i + 1)) for i in gone]
+    ]
     corpus = ledger_of(data.store)["corpora"][0]
     assert corpus["held_out"] == {"dev": [1, 2, 1], "test": [0, 0, 1]}
-    assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in ledger_table(ledger_of(data.store))
+    assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in ledger_table(
+        ledger_of(data.store)
+    )
 
 
 def test_a_test_set_that_cannot_be_had_matters_only_where_it_decides(
-        root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lost = CorpusConfig(file="lost.tsv")
     prepare(config(root, test=lost), VOCAB, 1)
     assert "not searched for sentences of the test set" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"lost\.tsv: not found"):
-        prepare(config(root, test=lost, store=str(root / "two"), clean=CleanConfig(held_out="drop-pairs")), VOCAB, 1)
+        prepare(
+            config(
+                root, test=lost, store=str(root / "two"), clean=CleanConfig(held_out="drop-pairs")
+            ),
+            VOCAB,
+            1,
+        )
 
 
 def test_a_test_set_that_decides_must_stay_what_it_was(root: Path) -> None:
     shutil.copy(root / "dev.en", root / "test.en")
     shutil.copy(root / "dev.de", root / "test.de")
     for rule in ("keep", "drop-pairs"):
-        data = config(root, test=CorpusConfig(src="test.en", tgt="test.de"), store=str(root / rule),
-                      clean=CleanConfig(held_out=rule))
+        data = config(
+            root,
+            test=CorpusConfig(src="test.en", tgt="test.de"),
+            store=str(root / rule),
+            clean=CleanConfig(held_out=rule),
+        )
         prepare(data, VOCAB, 1)
         assert ledger_of(data.store)["test"]["files"][0] == {
-            "name": "test.en", "size": 13, "lines": 3, "sha256": digest(root / "test.en")}
+            "name": "test.en",
+            "size": 13,
+            "lines": 3,
+            "sha256": digest(root / "test.en"),
+        }
         (root / "test.en").write_text("a\nb\nc\n")
         if rule == "keep":
             assert not prepare(data, VOCAB, 1)
@@ -311,15 +412,27 @@ def test_a_test_set_that_decides_must_stay_what_it_was(root: Path) -> None:
 
 
 def test_identical_sides_and_unreadable_lines(root: Path) -> None:
-    (root / "c.tsv").write_bytes(b"a b\ta b\nba de\tfi \xff\nba de\tfi go\nno tab\n" + b"ba\tde\n" * 9)
-    data = config(root, train=(CorpusConfig(file="c.tsv"),), on_bad_line="skip", clean=CleanConfig(identical=True))
+    (root / "c.tsv").write_bytes(
+        b"a b\ta b\nba de\tfi \xff\nba de\tfi go\nno tab\n" + b"ba\tde\n" * 9
+    )
+    data = config(
+        root,
+        train=(CorpusConfig(file="c.tsv"),),
+        on_bad_line="skip",
+        clean=CleanConfig(identical=True),
+    )
     prepare(data, VocabConfig(size=20), 1)
     assert kept(data.store) == [("ba de", "fi go"), *[("ba", "de")] * 9]
     corpus = ledger_of(data.store)["corpora"][0]
     assert corpus["dropped"] == {"unreadable": 2, "identical sides": 1}
-    assert [sample[0].partition("c.tsv:")[2][0] for sample in corpus["samples"]["unreadable"]] == ["2", "4"]
+    assert [sample[0].partition("c.tsv:")[2][0] for sample in corpus["samples"]["unreadable"]] == [
+        "2",
+        "4",
+    ]
     with pytest.raises(UserError, match=r"c\.tsv:2"):
-        prepare(config(root, train=(CorpusConfig(file="c.tsv"),), store=str(root / "two")), VOCAB, 1)
+        prepare(
+            config(root, train=(CorpusConfig(file="c.tsv"),), store=str(root / "two")), VOCAB, 1
+        )
 
 
 def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
@@ -327,9 +440,15 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
     shutil.copy(root.parent / "store" / "vocab.model", root / "own.model")
     data = config(root, store=str(root / "two"), train=(CorpusConfig(file="b.tsv"),))
     prepare(data, VocabConfig(model="own.model"), 1)
-    assert digest(root / "two" / "vocab.model") == digest(root / "own.model") == ledger_of(data.store)["bpe"]["sha256"]
+    assert (
+        digest(root / "two" / "vocab.model")
+        == digest(root / "own.model")
+        == ledger_of(data.store)["bpe"]["sha256"]
+    )
     assert not prepare(data, VocabConfig(model="own.model", size=7), 1)
-    with pytest.raises(UserError, match=r"vocab\.model: .*/none: cannot be read .* data\.root=.*/raw"):
+    with pytest.raises(
+        UserError, match=r"vocab\.model: .*/none: cannot be read .* data\.root=.*/raw"
+    ):
         prepare(config(root, store=str(root / "four")), VocabConfig(model="none"), 1)
     prepare(config(root, store=str(root / "three")), VocabConfig(size=50), 1)
     shutil.copy(root / "three" / "vocab.model", root / "own.model")
@@ -340,19 +459,29 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
 def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.corpus.stages.SHARD", 10)
     seen: Counter[str] = Counter()
-    monkeypatch.setattr("nmt.corpus.stages.learn", lambda words, _: seen.update(
-        row.partition("\t")[0] for row in words.read_text().split("\n")) or sys.exit(1))
+    monkeypatch.setattr(
+        "nmt.corpus.stages.learn",
+        lambda words, _: (
+            seen.update(row.partition("\t")[0] for row in words.read_text().split("\n"))
+            or sys.exit(1)
+        ),
+    )
     (root / "c.tsv").write_text("".join(f"s{i}\tt{i}\n" for i in range(60)))
     for seed in range(60):
         with pytest.raises(SystemExit):
-            prepare(config(root, train=(CorpusConfig(file="c.tsv"),), workers=1),
-                    VocabConfig(size=60, sample_sentences=30), seed)
+            prepare(
+                config(root, train=(CorpusConfig(file="c.tsv"),), workers=1),
+                VocabConfig(size=60, sample_sentences=30),
+                seed,
+            )
     del seen[""]
     assert seen.total() == 60 * 30 and len(seen) == 120
     assert all(3 <= n <= 30 for n in seen.values())  # 15 expected, 3.4 the deviation
 
 
-def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(config(root, store=str(root / "truth")), VOCAB, 1)
     message = r"the disk is full: about [\d,]+ bytes are needed, [\d,]+ of them are written and [\d,]+ are free; make"
     for n in (1, 2, 2):
@@ -362,6 +491,7 @@ def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(root: Path, monkey
             if next(left, None) is None:
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
             path.write_bytes(data)
+
         with monkeypatch.context() as patch:
             patch.setattr("nmt.corpus.shards.write_bytes", write)
             with pytest.raises(UserError, match=message):
@@ -377,6 +507,7 @@ def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(root: Path, monkey
 
 # ---- recognised or refused --------------------------------------------------------------------------------------
 
+
 def test_a_complete_store_is_recognised_even_without_its_sources(root: Path) -> None:
     assert prepare(config(root), VOCAB, 1)
     before = contents(root.parent / "store")
@@ -386,13 +517,27 @@ def test_a_complete_store_is_recognised_even_without_its_sources(root: Path) -> 
     assert contents(root.parent / "store") == before
 
 
-@pytest.mark.parametrize(("changes", "size", "named"), [
-    ({}, 50, "vocab.size 60 -> 50"), ({"clean": CleanConfig()}, 60, "data.clean.max_words 20 -> 250"),
-    ({"train": (CorpusConfig(src="a.en", tgt="a.de"),)}, 60, r"data.train\[1\].file b.tsv -> None"),
-    ({"valid": None}, 60, "data.valid.src dev.en -> None"), ({"src": "de", "tgt": "en"}, 60, "data.src en -> de")])
-def test_other_settings_are_refused_by_name(root: Path, changes: dict[str, object], size: int, named: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "size", "named"),
+    [
+        ({}, 50, "vocab.size 60 -> 50"),
+        ({"clean": CleanConfig()}, 60, "data.clean.max_words 20 -> 250"),
+        (
+            {"train": (CorpusConfig(src="a.en", tgt="a.de"),)},
+            60,
+            r"data.train\[1\].file b.tsv -> None",
+        ),
+        ({"valid": None}, 60, "data.valid.src dev.en -> None"),
+        ({"src": "de", "tgt": "en"}, 60, "data.src en -> de"),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    root: Path, changes: dict[str, object], size: int, named: str
+) -> None:
     prepare(config(root), VOCAB, 1)
-    with pytest.raises(UserError, match=rf"prepared with other settings: .*{named}.*; give another data\.store=DIR"):
+    with pytest.raises(
+        UserError, match=rf"prepared with other settings: .*{named}.*; give another data\.store=DIR"
+    ):
         prepare(config(root, **changes), VocabConfig(size=size), 1)
 
 
@@ -417,14 +562,19 @@ def test_other_files_of_the_same_size_are_noticed(root: Path) -> None:
     swapped = (other / "b.tsv").read_text().split("\n")
     (other / "b.tsv").write_text("\n".join([swapped[1], swapped[0], *swapped[2:]]))
     os.utime(other / "b.tsv", (1e9, 1e9))
-    with pytest.raises(UserError, match=r"other/b\.tsv: not the file that .*store was prepared from"):
+    with pytest.raises(
+        UserError, match=r"other/b\.tsv: not the file that .*store was prepared from"
+    ):
         prepare(config(other), VOCAB, 1)
 
 
-def test_a_file_changed_while_it_is_read_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_changed_while_it_is_read_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def change_and_digest(path: Path) -> str:
         os.utime(root / "b.tsv", (1e9, 1e9))
         return digest(path)
+
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.digest", change_and_digest)
         with pytest.raises(UserError, match=r"b\.tsv: was changed while it was read; run it again"):
@@ -464,16 +614,21 @@ def test_bad_lines_of_the_dev_set_are_accounted_for(root: Path) -> None:
         prepare(config(root, on_bad_line="skip", store=str(root / "two")), VOCAB, 1)
 
 
-def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(config(root), VOCAB, 1)
 
     def refuse(path: Path) -> Path:
         raise UserError(f"{path}: cannot be written")
+
     monkeypatch.setattr("nmt.corpus.prepare.make_folder", refuse)
     assert not prepare(config(root), VOCAB, 1)
 
 
-@pytest.mark.parametrize("damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"]
+)
 def test_a_damaged_store_is_not_taken_for_a_whole_one(root: Path, damage: str) -> None:
     prepare(config(root), VOCAB, 1)
     (root.parent / "store" / damage).write_text("{}")
@@ -488,25 +643,37 @@ def test_a_config_may_have_any_name(root: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_processes_do_not_meet(root: Path) -> None:
-    with lock(root.parent / "store", "preparing", ".store.lock"), pytest.raises(
-            UserError, match=r"/store: in use by preparing .* pid"):
+    with (
+        lock(root.parent / "store", "preparing", ".store.lock"),
+        pytest.raises(UserError, match=r"/store: in use by preparing .* pid"),
+    ):
         prepare(config(root), VOCAB, 1)
     assert not list(root.parent.glob(".*"))
     assert prepare(config(root), VOCAB, 1)
     assert not list(root.parent.glob(".*"))
 
 
-@pytest.mark.parametrize(("changes", "size", "message"), [
-    ({"train": ()}, 60, "data.train: no corpus given"),
-    ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),
-    ({"valid": CorpusConfig(src="dev.en", tgt="gone.de")}, 60, "gone.de: not found"),
-    ({"train": (CorpusConfig(src="a.tgz", tgt="a.de"),)}, 60, "a.tgz: an archive; give archive: a.tgz"),
-    ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pair is left after cleaning"),
-    ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pair is left after cleaning"),
-    ({}, 5000, "vocab.size: 5000 is too large"),
-    ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
-    ({"store": "RAW"}, 60, "exists and is not a prepared store")])
-def test_mistakes_leave_no_store(root: Path, changes: dict[str, object], size: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({"train": ()}, 60, "data.train: no corpus given"),
+        ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),
+        ({"valid": CorpusConfig(src="dev.en", tgt="gone.de")}, 60, "gone.de: not found"),
+        (
+            {"train": (CorpusConfig(src="a.tgz", tgt="a.de"),)},
+            60,
+            "a.tgz: an archive; give archive: a.tgz",
+        ),
+        ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pair is left after cleaning"),
+        ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pair is left after cleaning"),
+        ({}, 5000, "vocab.size: 5000 is too large"),
+        ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
+        ({"store": "RAW"}, 60, "exists and is not a prepared store"),
+    ],
+)
+def test_mistakes_leave_no_store(
+    root: Path, changes: dict[str, object], size: int, message: str
+) -> None:
     if changes.get("store") == "RAW":
         changes = {"store": str(root)}
     with pytest.raises(UserError, match=re.escape(message)) as caught:
@@ -517,7 +684,10 @@ def test_mistakes_leave_no_store(root: Path, changes: dict[str, object], size: i
 
 # ---- the command ------------------------------------------------------------------------------------------------
 
-def test_the_command_says_where_and_that_it_is_done(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_the_command_says_where_and_that_it_is_done(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = root / "c.yaml"
     path.write_text(f"data: {{root: {root}, train: [{{file: b.tsv}}]}}\nvocab: {{size: 40}}\n")
     arguments = ["--config", str(path), f"data.store={root}/made"]
@@ -527,21 +697,40 @@ def test_the_command_says_where_and_that_it_is_done(root: Path, capsys: pytest.C
     assert f"already prepared: {root}/made" in capsys.readouterr().err
     assert main([*arguments, "vocab.size=41"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("nmt-prepare: error: ") and captured.err.count("\n") == 1 and captured.out == ""
+    assert (
+        captured.err.startswith("nmt-prepare: error: ")
+        and captured.err.count("\n") == 1
+        and captured.out == ""
+    )
 
 
 def test_help_imports_nothing_heavy() -> None:
-    program = ("import sys, contextlib; from nmt.commands.prepare import main\n"
-               "with contextlib.suppress(SystemExit): main(['--help'])\n"
-               "sys.exit(bool({'torch', 'numpy', 'yaml', 'sentencepiece', 'datasets'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, check=False)
+    program = (
+        "import sys, contextlib; from nmt.commands.prepare import main\n"
+        "with contextlib.suppress(SystemExit): main(['--help'])\n"
+        "sys.exit(bool({'torch', 'numpy', 'yaml', 'sentencepiece', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, check=False
+    )
     assert done.returncode == 0 and b"examples:" in done.stdout
 
 
-@pytest.mark.skipif(not (SHARED / "multi30k").is_dir(), reason="no multi30k (NMT_TEST_DATA names its parent)")
+@pytest.mark.skipif(
+    not (SHARED / "multi30k").is_dir(), reason="no multi30k (NMT_TEST_DATA names its parent)"
+)
 def test_multi30k(tmp_path: Path) -> None:
-    data = DataConfig(root=str(SHARED / "multi30k"), store=str(tmp_path / "store"), valid=CorpusConfig(
-        src="valid.en", tgt="valid.de"), train=(CorpusConfig(src="train.en", tgt="train.de"),))
+    data = DataConfig(
+        root=str(SHARED / "multi30k"),
+        store=str(tmp_path / "store"),
+        valid=CorpusConfig(src="valid.en", tgt="valid.de"),
+        train=(CorpusConfig(src="train.en", tgt="train.de"),),
+    )
     prepare(data, VocabConfig(size=10_000), 1)
-    assert [len(open_store(tmp_path / "store", split)) for split in ("train", "valid")] == [29_000, 1_014]
-    assert (tmp_path / "store" / "valid.tgt.txt").read_bytes() == (SHARED / "multi30k" / "valid.de").read_bytes()
+    assert [len(open_store(tmp_path / "store", split)) for split in ("train", "valid")] == [
+        29_000,
+        1_014,
+    ]
+    assert (tmp_path / "store" / "valid.tgt.txt").read_bytes() == (
+        SHARED / "multi30k" / "valid.de"
+    ).read_bytes()

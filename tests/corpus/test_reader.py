@@ -26,9 +26,25 @@ from nmt.corpus import demo
 from nmt.corpus.reader import Block, Pair, describe, local_files, read_blocks, read_pairs
 from nmt.system.errors import UserError
 
-NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\r", "\0", "\ufeff"]
-PAIRS = [Pair("one dog", "ein Hund"), *(Pair(f"odd{c}one", f"{c}selt{c}sam") for c in NOT_LINE_ENDS if c != "\r"),
-         Pair("", "leer"), Pair("“quotes” 👩‍👩‍👧 \u202eright", "½ é é")]
+NOT_LINE_ENDS = [
+    "\u2028",
+    "\u2029",
+    "\u0085",
+    "\v",
+    "\f",
+    "\x1c",
+    "\x1d",
+    "\x1e",
+    "\r",
+    "\0",
+    "\ufeff",
+]
+PAIRS = [
+    Pair("one dog", "ein Hund"),
+    *(Pair(f"odd{c}one", f"{c}selt{c}sam") for c in NOT_LINE_ENDS if c != "\r"),
+    Pair("", "leer"),
+    Pair("“quotes” 👩‍👩‍👧 \u202eright", "½ é é"),
+]
 
 
 def read(corpus: CorpusConfig, root: Path, src: str = "en", tgt: str = "de") -> list[Pair]:
@@ -44,6 +60,7 @@ def complaint(corpus: CorpusConfig, root: Path, src: str = "en", tgt: str = "de"
 
 # ---- every route gives the same pairs ---------------------------------------------------------------------------
 
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """PAIRS in every form that is read."""
@@ -51,14 +68,23 @@ def root(tmp_path: Path) -> Path:
         text = "".join(f"{pair[i]}\n" for pair in PAIRS).encode()
         (tmp_path / f"t.{language}").write_bytes(text)
         (tmp_path / f"t.{language}.gz").write_bytes(gzip.compress(text))
-    (tmp_path / "t.tgz").write_bytes(gzip.compress(tar({
-        f"training/t.{language}": (tmp_path / f"t.{language}").read_bytes() for language in ("en", "de")})))
+    (tmp_path / "t.tgz").write_bytes(
+        gzip.compress(
+            tar(
+                {
+                    f"training/t.{language}": (tmp_path / f"t.{language}").read_bytes()
+                    for language in ("en", "de")
+                }
+            )
+        )
+    )
     (tmp_path / "t.tsv").write_bytes("".join(f"{s}\t{t}\n" for s, t in PAIRS).encode())
     (tmp_path / "t.tsv.xz").write_bytes(lzma.compress((tmp_path / "t.tsv").read_bytes()))
     rows: dict[str, Callable[[Pair], object]] = {
         "plain": lambda p: {"de": p.tgt, "id": 1, "en": p.src},
         "nested": lambda p: {"id": "x", "translation": {"de": p.tgt, "en": p.src}},
-        "sides": lambda p: {"src": p.src, "tgt": p.tgt}}
+        "sides": lambda p: {"src": p.src, "tgt": p.tgt},
+    }
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(p)) + "\n" for p in PAIRS))
         table = pa.Table.from_pylist([row(p) for p in PAIRS])
@@ -68,11 +94,24 @@ def root(tmp_path: Path) -> Path:
 
 
 EVERY_FORM = [
-    CorpusConfig(src="t.en", tgt="t.de"), CorpusConfig(src="t.en.gz", tgt="t.de"),
+    CorpusConfig(src="t.en", tgt="t.de"),
+    CorpusConfig(src="t.en.gz", tgt="t.de"),
     CorpusConfig(archive="t.tgz", src="training/t.en", tgt="training/t.de"),
-    *(CorpusConfig(file=name) for name in (
-        "t.tsv", "t.tsv.xz", "plain.jsonl", "plain.jsonl.zst", "nested.jsonl", "sides.jsonl", "plain.parquet",
-        "nested.parquet", "sides.parquet"))]
+    *(
+        CorpusConfig(file=name)
+        for name in (
+            "t.tsv",
+            "t.tsv.xz",
+            "plain.jsonl",
+            "plain.jsonl.zst",
+            "nested.jsonl",
+            "sides.jsonl",
+            "plain.parquet",
+            "nested.parquet",
+            "sides.parquet",
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe)
@@ -95,17 +134,24 @@ def hub(root: Path) -> Path:
     parquet.write_table(table[:5], folder / "train-00000-of-00002.parquet")
     parquet.write_table(table[5:], folder / "train-00001-of-00002.parquet")
     parquet.write_table(table[:1], folder / "validation-00000-of-00001.parquet")
-    (folder.parent / "README.md").write_text("---\nconfigs:\n- config_name: de-en\n  data_files:\n"
-                                             "  - split: train\n    path: de-en/train-*\n"
-                                             "  - split: validation\n    path: de-en/validation-*\n---\n")
+    (folder.parent / "README.md").write_text(
+        "---\nconfigs:\n- config_name: de-en\n  data_files:\n"
+        "  - split: train\n    path: de-en/train-*\n"
+        "  - split: validation\n    path: de-en/validation-*\n---\n"
+    )
     return root
 
 
-def test_the_hubs_layout_through_datasets_equals_direct_parquet(hub: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_hubs_layout_through_datasets_equals_direct_parquet(
+    hub: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en")
     assert read(corpus, hub) == read(CorpusConfig(file="nested.parquet"), hub) == PAIRS
     assert read(corpus, hub, "de", "en") == [Pair(t, s) for s, t in PAIRS]
-    assert read(CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="validation"), hub) == PAIRS[:1]
+    assert (
+        read(CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="validation"), hub)
+        == PAIRS[:1]
+    )
     files = local_files(corpus, DataConfig(root=str(hub)))
     assert [file.name[:11] for file in files] == ["train-00000", "train-00001"]
     (hub / "wmt" / "wmt14" / "README.md").unlink()
@@ -114,21 +160,27 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(hub: Path, capfd
 
 
 def test_a_dataset_that_lacks_what_is_asked_says_what_it_has(hub: Path) -> None:
-    assert "Available: ['de-en']" in complaint(CorpusConfig(dataset="wmt/wmt14", subset="fr-en"), hub)
+    assert "Available: ['de-en']" in complaint(
+        CorpusConfig(dataset="wmt/wmt14", subset="fr-en"), hub
+    )
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="test")
     assert "['train', 'validation']" in complaint(corpus, hub)
     assert "no columns 'en' and 'fr', but 'translation.de', 'translation.en'" in complaint(
-        CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub, "en", "fr")
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub, "en", "fr"
+    )
 
 
 def test_a_dataset_with_a_missing_shard_or_several_subsets_is_refused(hub: Path) -> None:
     folder = hub / "wmt" / "wmt14"
     (folder / "README.md").unlink()
     shutil.copytree(folder / "de-en", folder / "fr-en")
-    assert "several subsets; give subset: de-en or fr-en" in complaint(CorpusConfig(dataset="wmt/wmt14"), hub)
+    assert "several subsets; give subset: de-en or fr-en" in complaint(
+        CorpusConfig(dataset="wmt/wmt14"), hub
+    )
     (folder / "de-en" / "train-00000-of-00002.parquet").unlink()
     assert "1 of 2 files missing, the first is train-00000-of-00002.parquet" in complaint(
-        CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub)
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub
+    )
 
 
 # ---- mistakes ---------------------------------------------------------------------------------------------------
@@ -136,26 +188,53 @@ def test_a_dataset_with_a_missing_shard_or_several_subsets_is_refused(hub: Path)
 TWO = CorpusConfig(src="x.en", tgt="x.de")
 
 
-@pytest.mark.parametrize(("en", "de", "message"), [
-    (b"", b"a\n", "ROOT/x.en: empty; it should hold one sentence per line"),
-    (b"a\n", b"", "ROOT/x.de: empty"),
-    (b"a\nb\nstra\xdfe\n", b"a\n" * 3, "ROOT/x.en:3:5: byte 0xdf is not valid UTF-8; convert the file to UTF-8"),
-    (b"a\xed\xa0\x80\n", b"a\n", "ROOT/x.en:1:2: byte 0xed is not valid UTF-8"),
-    (b"a\n\xff\n", b"\xfe\nb\n", "ROOT/x.de:1:1: byte 0xfe is not valid UTF-8"),
-    (None, b"a\n", "ROOT/x.en: not found; give a file, relative paths start from data.root=ROOT")])
-def test_two_files_name_the_mistake(tmp_path: Path, en: bytes | None, de: bytes, message: str) -> None:
+@pytest.mark.parametrize(
+    ("en", "de", "message"),
+    [
+        (b"", b"a\n", "ROOT/x.en: empty; it should hold one sentence per line"),
+        (b"a\n", b"", "ROOT/x.de: empty"),
+        (
+            b"a\nb\nstra\xdfe\n",
+            b"a\n" * 3,
+            "ROOT/x.en:3:5: byte 0xdf is not valid UTF-8; convert the file to UTF-8",
+        ),
+        (b"a\xed\xa0\x80\n", b"a\n", "ROOT/x.en:1:2: byte 0xed is not valid UTF-8"),
+        (b"a\n\xff\n", b"\xfe\nb\n", "ROOT/x.de:1:1: byte 0xfe is not valid UTF-8"),
+        (
+            None,
+            b"a\n",
+            "ROOT/x.en: not found; give a file, relative paths start from data.root=ROOT",
+        ),
+    ],
+)
+def test_two_files_name_the_mistake(
+    tmp_path: Path, en: bytes | None, de: bytes, message: str
+) -> None:
     if en is not None:
         (tmp_path / "x.en").write_bytes(en)
     (tmp_path / "x.de").write_bytes(de)
     assert complaint(TWO, tmp_path).startswith(message)
 
 
-@pytest.mark.parametrize(("corpus", "message"), [
-    (CorpusConfig(file="x.csv"), "ROOT/x.csv: not a .tsv, .jsonl or .parquet file; two text files are given as"),
-    (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: not a readable parquet file"),
-    (CorpusConfig(archive="x.csv", src="a", tgt="b"), "ROOT/x.csv: not an archive by its name; known: .tgz, .txz, "),
-    (CorpusConfig(archive="x.tar", src="a", tgt="b"), "ROOT/x.tar: no file 'a' among its 1; it has 'c'"),
-    (CorpusConfig(archive="folder", src="a", tgt="b"), "ROOT/folder: is a folder; give a file")])
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        (
+            CorpusConfig(file="x.csv"),
+            "ROOT/x.csv: not a .tsv, .jsonl or .parquet file; two text files are given as",
+        ),
+        (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: not a readable parquet file"),
+        (
+            CorpusConfig(archive="x.csv", src="a", tgt="b"),
+            "ROOT/x.csv: not an archive by its name; known: .tgz, .txz, ",
+        ),
+        (
+            CorpusConfig(archive="x.tar", src="a", tgt="b"),
+            "ROOT/x.tar: no file 'a' among its 1; it has 'c'",
+        ),
+        (CorpusConfig(archive="folder", src="a", tgt="b"), "ROOT/folder: is a folder; give a file"),
+    ],
+)
 def test_one_file_names_the_mistake(tmp_path: Path, corpus: CorpusConfig, message: str) -> None:
     for name in ("x.csv", "x.parquet"):
         (tmp_path / name).write_bytes(b"PAR1 not really PAR1")
@@ -165,22 +244,30 @@ def test_one_file_names_the_mistake(tmp_path: Path, corpus: CorpusConfig, messag
 
 
 def test_an_empty_table_is_refused(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({side: pa.array([], pa.string()) for side in ("en", "de")}), tmp_path / "x.parquet")
+    parquet.write_table(
+        pa.table({side: pa.array([], pa.string()) for side in ("en", "de")}), tmp_path / "x.parquet"
+    )
     assert complaint(CorpusConfig(file="x.parquet"), tmp_path) == (
-        "ROOT/x.parquet: empty; it should hold one pair per row")
+        "ROOT/x.parquet: empty; it should hold one pair per row"
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    sides: list[list[str]] = [list(side) for side in zip(*islice(demo.pairs("train"), 1500), strict=True)]
+    sides: list[list[str]] = [
+        list(side) for side in zip(*islice(demo.pairs("train"), 1500), strict=True)
+    ]
     lost, n, side = draw.randrange(1400), draw.choice([1, 1, 5]), draw.randrange(2)
-    del sides[side][lost:lost + n]
+    del sides[side][lost : lost + n]
     for name, lines in zip(("x.en", "x.de"), sides, strict=True):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
-    found = re.fullmatch(r"ROOT/x.en has ([\d,]+) lines but ROOT/x.de has ([\d,]+); perhaps (a line is|5 lines are) "
-                         r"missing near line ([\d,]+) of ROOT/(x\.\w\w); line n of one must be the translation of "
-                         "line n of the other", complaint(TWO, tmp_path))
+    found = re.fullmatch(
+        r"ROOT/x.en has ([\d,]+) lines but ROOT/x.de has ([\d,]+); perhaps (a line is|5 lines are) "
+        r"missing near line ([\d,]+) of ROOT/(x\.\w\w); line n of one must be the translation of "
+        "line n of the other",
+        complaint(TWO, tmp_path),
+    )
     assert found and abs(int(found[4].replace(",", "")) - (lost + 1)) <= 6
     assert [int(found[i].replace(",", "")) for i in (1, 2)] == [len(lines) for lines in sides]
     assert found[5] == ("x.en", "x.de")[side] and (found[3] == "a line is") == (n == 1)
@@ -190,11 +277,14 @@ def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path) -> None:
     english, german = zip(*islice(demo.pairs("train"), 300), strict=True)
     (tmp_path / "x.en").write_text("\n".join(english))
     (tmp_path / "x.de").write_text("\n".join(german[:250]))
-    assert "300 lines but ROOT/x.de has 250; perhaps 50 lines are missing at the end of ROOT/x.de" in complaint(
-        TWO, tmp_path)
+    assert (
+        "300 lines but ROOT/x.de has 250; perhaps 50 lines are missing at the end of ROOT/x.de"
+        in complaint(TWO, tmp_path)
+    )
 
 
 # ---- blocks -----------------------------------------------------------------------------------------------------
+
 
 def blocks(corpus: CorpusConfig, root: Path, size: int, skip: int = 0) -> list[Block]:
     return list(read_blocks(corpus, DataConfig(root=str(root), on_bad_line="skip"), size, skip))
@@ -202,11 +292,14 @@ def blocks(corpus: CorpusConfig, root: Path, size: int, skip: int = 0) -> list[B
 
 @pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe)
 @pytest.mark.parametrize("size", [1, 3, 5, 100])
-def test_blocks_are_of_one_size_and_skipping_gives_the_same_tail(root: Path, corpus: CorpusConfig, size: int) -> None:
+def test_blocks_are_of_one_size_and_skipping_gives_the_same_tail(
+    root: Path, corpus: CorpusConfig, size: int
+) -> None:
     whole = blocks(corpus, root, size)
     assert [pair for block in whole for pair in zip(block.src, block.tgt, strict=True)] == PAIRS
     assert [(block.first, len(block.src)) for block in whole] == [
-        (i + 1, min(size, len(PAIRS) - i)) for i in range(0, len(PAIRS), size)]
+        (i + 1, min(size, len(PAIRS) - i)) for i in range(0, len(PAIRS), size)
+    ]
     shares = [block.share for block in whole]
     assert shares == sorted(shares) and shares[-1] == 1
     for skip in range(len(whole) + 2):
@@ -219,8 +312,11 @@ def test_skipped_blocks_are_not_looked_into(root: Path) -> None:
     (root / "plain.jsonl").write_bytes(b"not json\n" * 4 + (root / "plain.jsonl").read_bytes())
     for corpus in (CorpusConfig(src="t.en", tgt="t.de"), CorpusConfig(file="plain.jsonl")):
         data = DataConfig(root=str(root))
-        assert [pair for block in read_blocks(corpus, data, 2, 2) for pair in zip(block.src, block.tgt, strict=True)
-                ] == PAIRS
+        assert [
+            pair
+            for block in read_blocks(corpus, data, 2, 2)
+            for pair in zip(block.src, block.tgt, strict=True)
+        ] == PAIRS
         with pytest.raises(UserError, match=":3:"):
             list(read_blocks(corpus, data, 2, 1))
 
@@ -232,30 +328,51 @@ def test_a_pair_that_cannot_be_read_goes_as_a_whole(tmp_path: Path) -> None:
     place = f"{tmp_path}/x"
     rest = "is not valid UTF-8; convert the file to UTF-8"
     assert [(block.first, block.src, block.tgt, block.bad) for block in found] == [
-        (1, ["a"], ["1"], [f"{place}.en:2:1: byte 0xff {rest}", f"{place}.de:3:1: byte 0xff {rest}"]),
+        (
+            1,
+            ["a"],
+            ["1"],
+            [f"{place}.en:2:1: byte 0xff {rest}", f"{place}.de:3:1: byte 0xff {rest}"],
+        ),
         (4, ["e", "f"], ["5", "6"], [f"{place}.en:4:1: byte 0xfe {rest}"]),
-        (7, [], [], [f"{place}.en:7:1: byte 0xfd {rest}"])]
+        (7, [], [], [f"{place}.en:7:1: byte 0xfd {rest}"]),
+    ]
     with pytest.raises(UserError, match="x.en:2:1"):  # whatever on_bad_line says
         list(read_pairs(TWO, DataConfig(root=str(tmp_path), on_bad_line="skip")))
 
 
-@given(st.lists(st.tuples(*[st.sampled_from(["a", "é\u2028", "", "\0", None])] * 2), min_size=1), st.integers(1, 5))
-def test_what_is_left_out_never_shifts_the_rest(tmp_path_factory: pytest.TempPathFactory,
-                                                cells: list[tuple[str | None, str | None]], size: int) -> None:
+@given(
+    st.lists(st.tuples(*[st.sampled_from(["a", "é\u2028", "", "\0", None])] * 2), min_size=1),
+    st.integers(1, 5),
+)
+def test_what_is_left_out_never_shifts_the_rest(
+    tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str | None, str | None]], size: int
+) -> None:
     root = tmp_path_factory.mktemp("x")
-    pairs = [tuple(cell if cell is None else f"{cell}{i}" for cell in row) for i, row in enumerate(cells)]
+    pairs = [
+        tuple(cell if cell is None else f"{cell}{i}" for cell in row) for i, row in enumerate(cells)
+    ]
     for side, name in enumerate(("x.en", "x.de")):
-        (root / name).write_bytes(b"".join(b"\xc3\n" if pair[side] is None else f"{pair[side]}\n".encode()
-                                           for pair in pairs))
+        (root / name).write_bytes(
+            b"".join(
+                b"\xc3\n" if pair[side] is None else f"{pair[side]}\n".encode() for pair in pairs
+            )
+        )
     (root / "x.jsonl").write_text("".join(json.dumps({"en": s, "de": t}) + "\n" for s, t in pairs))
-    table = pa.table({"en": pa.array([s for s, _ in pairs], pa.string()),
-                      "de": pa.array([t for _, t in pairs], pa.string())})
+    table = pa.table(
+        {
+            "en": pa.array([s for s, _ in pairs], pa.string()),
+            "de": pa.array([t for _, t in pairs], pa.string()),
+        }
+    )
     parquet.write_table(table, root / "x.parquet")
     for corpus in (TWO, CorpusConfig(file="x.jsonl"), CorpusConfig(file="x.parquet")):
         found = blocks(corpus, root, size)
         for block in found:
-            raw = pairs[block.first - 1:block.first - 1 + size]
-            assert list(zip(block.src, block.tgt, strict=True)) == [pair for pair in raw if None not in pair]
+            raw = pairs[block.first - 1 : block.first - 1 + size]
+            assert list(zip(block.src, block.tgt, strict=True)) == [
+                pair for pair in raw if None not in pair
+            ]
             assert len(block.src) + len(block.bad) == len(raw)
         assert sum(len(block.src) + len(block.bad) for block in found) == len(pairs)
 
@@ -277,16 +394,30 @@ except UserError as error:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_an_unreachable_hub_is_one_message_in_seconds(tmp_path: Path, is_told: bool) -> None:
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9",
-                   "HF_HUB_OFFLINE": str(int(is_told)), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": str(int(is_told)),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", OFFLINE], cwd=tmp_path, env=environment, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert time.perf_counter() - began < 15  # 23 s of retries, were `datasets` left to itself
     why = "HF_HUB_OFFLINE is set" if is_told else "Hugging Face cannot be reached"
-    assert re.fullmatch(rf"dataset wmt/wmt14: {why} and there is no copy in its cache; "
-                        r"give local files instead, data\.train=\[\{src: FILE, tgt: FILE\}\], or parquet files .*"
-                        r"FOLDER/de-en/train-00000-of-00001\.parquet, as dataset: FOLDER\n", done.stdout)
+    assert re.fullmatch(
+        rf"dataset wmt/wmt14: {why} and there is no copy in its cache; "
+        r"give local files instead, data\.train=\[\{src: FILE, tgt: FILE\}\], or parquet files .*"
+        r"FOLDER/de-en/train-00000-of-00001\.parquet, as dataset: FOLDER\n",
+        done.stdout,
+    )
     assert done.stderr == ""
 
 
@@ -294,6 +425,7 @@ def test_an_unreachable_hub_is_one_message_in_seconds(tmp_path: Path, is_told: b
 def test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where sacreBLEU keeps wmt14/full, here, and no way to download it."""
     from sacrebleu.dataset import DATASETS
+
     known = DATASETS["wmt14/full"]
     monkeypatch.setattr(known, "_outdir", str(tmp_path))
     monkeypatch.setattr(known, "_rawdir", str(tmp_path / "raw"))
@@ -302,7 +434,13 @@ def test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_sacrebleus_test_sets_are_read_from_its_folder(test_set: Path) -> None:
-    for field, text in {"src": "a\nb\n", "ref": "c\nd\n", "docid": "1\n1\n", "genre": "", "origlang": ""}.items():
+    for field, text in {
+        "src": "a\nb\n",
+        "ref": "c\nd\n",
+        "docid": "1\n1\n",
+        "genre": "",
+        "origlang": "",
+    }.items():
         (test_set / f"wmt14_full.en-de.{field}").write_text(text)
     corpus = CorpusConfig(sacrebleu="wmt14/full")
     assert read(corpus, test_set) == [("a", "c"), ("b", "d")]
@@ -313,21 +451,36 @@ def test_sacrebleus_test_sets_are_read_from_its_folder(test_set: Path) -> None:
 def test_sacrebleu_without_network_is_one_message_each_time(test_set: Path) -> None:
     for _ in range(2):  # the first attempt leaves folders and a lock behind
         message = complaint(CorpusConfig(sacrebleu="wmt14/full"), test_set)
-        assert message.startswith("sacrebleu: wmt14/full cannot be had (") and "give local files instead" in message
+        assert (
+            message.startswith("sacrebleu: wmt14/full cannot be had (")
+            and "give local files instead" in message
+        )
     (test_set / "raw" / "wmt14_full.test-full.tgz").write_bytes(b"half a download")
-    assert "if it holds half, and try again" in complaint(CorpusConfig(sacrebleu="wmt14/full"), test_set)
+    assert "if it holds half, and try again" in complaint(
+        CorpusConfig(sacrebleu="wmt14/full"), test_set
+    )
 
 
-def test_offline_only_sacrebleus_cache_is_used(test_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_only_sacrebleus_cache_is_used(
+    test_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[object] = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *request: asked.append(request))
     corpus = CorpusConfig(sacrebleu="wmt14/full")
     for value in ("1", "true", "YES", "On"):
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
-        assert complaint(corpus, test_set) == ("sacrebleu: wmt14/full is not in its cache and HF_HUB_OFFLINE forbids a "
-                                               "download; give local files instead, {src: FILE, tgt: FILE}")
+        assert complaint(corpus, test_set) == (
+            "sacrebleu: wmt14/full is not in its cache and HF_HUB_OFFLINE forbids a "
+            "download; give local files instead, {src: FILE, tgt: FILE}"
+        )
     assert asked == [] and list(test_set.iterdir()) == []
-    for field, text in {"src": "a\n", "ref": "c\n", "docid": "1\n", "genre": "", "origlang": ""}.items():
+    for field, text in {
+        "src": "a\n",
+        "ref": "c\n",
+        "docid": "1\n",
+        "genre": "",
+        "origlang": "",
+    }.items():
         (test_set / f"wmt14_full.en-de.{field}").write_text(text)
     assert read(corpus, test_set) == [("a", "c")]
     (test_set / "wmt14_full.en-de.ref").unlink()
@@ -353,37 +506,73 @@ print(json.dumps([found, asked]))
 """
 
 
-@pytest.mark.parametrize(("dataset", "told"), [("wmt/wmt14", "1"), ("wmt/wmt14", "0"), ("wmt/wmt16", "yes"),
-                                               ("wmt/wmt16", "0")])
-def test_a_local_copy_and_an_offline_run_touch_no_network(hub: Path, dataset: str, told: str) -> None:
-    environment = {**os.environ, "HF_HOME": str(hub / "cache"), "HF_HUB_OFFLINE": told,
-                   "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", BLOCKED, dataset], cwd=hub, env=environment, capture_output=True,
-                          text=True, check=True)
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [("wmt/wmt14", "1"), ("wmt/wmt14", "0"), ("wmt/wmt16", "yes"), ("wmt/wmt16", "0")],
+)
+def test_a_local_copy_and_an_offline_run_touch_no_network(
+    hub: Path, dataset: str, told: str
+) -> None:
+    environment = {
+        **os.environ,
+        "HF_HOME": str(hub / "cache"),
+        "HF_HUB_OFFLINE": told,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, dataset],
+        cwd=hub,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found, asked = json.loads(done.stdout)
     assert bool(asked) == ((dataset, told) == ("wmt/wmt16", "0"))
     if dataset == "wmt/wmt14":
         assert [Pair(*pair) for pair in found] == PAIRS
     else:
-        assert "dataset wmt/wmt16: " in found and "and there is no copy in its cache; give local files" in found
+        assert (
+            "dataset wmt/wmt16: " in found
+            and "and there is no copy in its cache; give local files" in found
+        )
 
 
 def test_an_unknown_test_set_or_direction_names_the_known_ones(tmp_path: Path) -> None:
     assert "did you mean wmt14" in complaint(CorpusConfig(sacrebleu="wmt14/fulll"), tmp_path)
-    assert "wmt14/full has no en-ja, only" in complaint(CorpusConfig(sacrebleu="wmt14/full"), tmp_path, "en", "ja")
+    assert "wmt14/full has no en-ja, only" in complaint(
+        CorpusConfig(sacrebleu="wmt14/full"), tmp_path, "en", "ja"
+    )
 
 
 # ---- demo and names ---------------------------------------------------------------------------------------------
 
+
 def test_the_demo_has_both_directions(tmp_path: Path) -> None:
-    forth, back = read(CorpusConfig(demo="test"), tmp_path), read(CorpusConfig(demo="test"), tmp_path, "de", "en")
+    forth, back = (
+        read(CorpusConfig(demo="test"), tmp_path),
+        read(CorpusConfig(demo="test"), tmp_path, "de", "en"),
+    )
     assert forth == [tuple(pair) for pair in demo.pairs("test")] == [(t, s) for s, t in back]
-    assert "the embedded corpus is English-German" in complaint(CorpusConfig(demo="test"), tmp_path, "en", "fr")
+    assert "the embedded corpus is English-German" in complaint(
+        CorpusConfig(demo="test"), tmp_path, "en", "fr"
+    )
 
 
 def test_names_are_short() -> None:
-    corpora = (TWO, CorpusConfig(archive="a.tgz", src="x.en", tgt="x.de"), CorpusConfig(file="x.tsv"),
-               CorpusConfig(dataset="wmt/wmt14", subset="de-en"), CorpusConfig(sacrebleu="wmt14/full"),
-               CorpusConfig(demo="train"))
+    corpora = (
+        TWO,
+        CorpusConfig(archive="a.tgz", src="x.en", tgt="x.de"),
+        CorpusConfig(file="x.tsv"),
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en"),
+        CorpusConfig(sacrebleu="wmt14/full"),
+        CorpusConfig(demo="train"),
+    )
     assert [describe(corpus) for corpus in corpora] == [
-        "x.en + x.de", "a.tgz: x.en + x.de", "x.tsv", "wmt/wmt14 de-en train", "sacrebleu wmt14/full", "demo train"]
+        "x.en + x.de",
+        "a.tgz: x.en + x.de",
+        "x.tsv",
+        "wmt/wmt14 de-en train",
+        "sacrebleu wmt14/full",
+        "demo train",
+    ]

@@ -34,9 +34,17 @@ def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]
 
 # ---- columns ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("row", [
-    {"de": "d", "id": 1, "en": "e"}, {"src": "e", "tgt": "d"}, {"translation": {"de": "d", "fr": "f", "en": "e"}},
-    {"en": "e", "de": "d", "src": "other", "tgt": "other"}, {"id": 3, "translation": {"en": "e", "de": "d"}}])
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"de": "d", "id": 1, "en": "e"},
+        {"src": "e", "tgt": "d"},
+        {"translation": {"de": "d", "fr": "f", "en": "e"}},
+        {"en": "e", "de": "d", "src": "other", "tgt": "other"},
+        {"id": 3, "translation": {"en": "e", "de": "d"}},
+    ],
+)
 def test_columns_bear_the_languages_or_the_sides(row: dict[str, Any]) -> None:
     assert jsonl(json.dumps(row)) == (["e"], ["d"], {})
     assert table({name: [cell] for name, cell in row.items()}) == (["e"], ["d"], {})
@@ -53,24 +61,56 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
 
 # ---- cells ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("cell", "text"), [
-    ("a\nb\r\n", "a b"), ("a\n", "a"), ("\n", ""), ("", ""),
-    ("a\u2028b\x0b\x85\0", "a\u2028b\x0b\x85\0"), ("😀\r", "😀")])
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        ("a\nb\r\n", "a b"),
+        ("a\n", "a"),
+        ("\n", ""),
+        ("", ""),
+        ("a\u2028b\x0b\x85\0", "a\u2028b\x0b\x85\0"),
+        ("😀\r", "😀"),
+    ],
+)
 def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> None:
-    assert jsonl(json.dumps({"en": cell, "de": "x"})) == table({"en": [cell], "de": ["x"]}) == ([text], ["x"], {})
+    assert (
+        jsonl(json.dumps({"en": cell, "de": "x"}))
+        == table({"en": [cell], "de": ["x"]})
+        == ([text], ["x"], {})
+    )
 
 
-@pytest.mark.parametrize(("line", "complaint"), [
-    ('{"en": "a"', "not JSON (Expecting ',' delimiter: line 1 column 11 (char 10)); a line is an object like "
-                   '{"en": "...", "de": "..."}'),
-    ("", "not JSON (Expecting value"), ("[" * 100_000, "not JSON ("), ('{"en": ' + "1" * 5000 + "}", "not JSON ("),
-    ("[1]", "'[1]' is not an object like"), ("null", "'null' is not an object like"),
-    ('{"en": "a", "de": "b", "de": "c"}', "not JSON (a key occurs twice); a line is"),
-    ('{"en": "a", "de": null}', "de is null instead of text; mend or remove the row"),
-    ('{"translation": {"en": 3, "de": "b"}}', "translation.en is 3 instead of text"),
-    ('{"translation": {"en": "a"}, "de": "b"}', "no columns 'en' and 'de', but 'translation.en'"),
-    ('{"en": "\\ud83d", "de": "b"}', "en holds half a character (lone surrogate U+D83D); mend or remove the row"),
-    ('{"en": "\\ude00\\ud83d", "de": "b"}', "en holds half a character (lone surrogate U+DE00)")])
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (
+            '{"en": "a"',
+            "not JSON (Expecting ',' delimiter: line 1 column 11 (char 10)); a line is an object like "
+            '{"en": "...", "de": "..."}',
+        ),
+        ("", "not JSON (Expecting value"),
+        ("[" * 100_000, "not JSON ("),
+        ('{"en": ' + "1" * 5000 + "}", "not JSON ("),
+        ("[1]", "'[1]' is not an object like"),
+        ("null", "'null' is not an object like"),
+        ('{"en": "a", "de": "b", "de": "c"}', "not JSON (a key occurs twice); a line is"),
+        ('{"en": "a", "de": null}', "de is null instead of text; mend or remove the row"),
+        ('{"translation": {"en": 3, "de": "b"}}', "translation.en is 3 instead of text"),
+        (
+            '{"translation": {"en": "a"}, "de": "b"}',
+            "no columns 'en' and 'de', but 'translation.en'",
+        ),
+        (
+            '{"en": "\\ud83d", "de": "b"}',
+            "en holds half a character (lone surrogate U+D83D); mend or remove the row",
+        ),
+        (
+            '{"en": "\\ude00\\ud83d", "de": "b"}',
+            "en holds half a character (lone surrogate U+DE00)",
+        ),
+    ],
+)
 def test_a_bad_line_of_jsonl_is_named_and_keeps_its_place(line: str, complaint: str) -> None:
     src, tgt, bad = jsonl('{"en": "a", "de": "b"}', line, '{"en": "\\ud83d\\ude00", "de": "c"}')
     assert (src, tgt) == (["a", "", "😀"], ["b", "", "c"])
@@ -79,36 +119,57 @@ def test_a_bad_line_of_jsonl_is_named_and_keeps_its_place(line: str, complaint: 
 
 def test_a_bad_line_of_tsv_is_named_and_keeps_its_place() -> None:
     lines = [b"a\tb\r\n", b"a\n", b"a\tb\tc\n", b"\xff\n", b"\t\n"]
-    assert pairs_of_tsv(lines, 7, "x.tsv") == (["a", "", "", "", ""], ["b", "", "", "", ""], {
-        1: "x.tsv:8: 0 tabs instead of one; a line is source, tab, target",
-        2: "x.tsv:9: 2 tabs instead of one; a line is source, tab, target",
-        3: "x.tsv:10:1: byte 0xff is not valid UTF-8; convert the file to UTF-8"})
+    assert pairs_of_tsv(lines, 7, "x.tsv") == (
+        ["a", "", "", "", ""],
+        ["b", "", "", "", ""],
+        {
+            1: "x.tsv:8: 0 tabs instead of one; a line is source, tab, target",
+            2: "x.tsv:9: 2 tabs instead of one; a line is source, tab, target",
+            3: "x.tsv:10:1: byte 0xff is not valid UTF-8; convert the file to UTF-8",
+        },
+    )
 
 
 def test_a_bad_row_of_a_table_is_named_and_keeps_its_place() -> None:
     en = pa.array([b"a", b"\xffb", b"c", None, b"\xed\xa0\xbd"]).view(pa.string())
-    assert table({"en": en, "de": ["1", "2", None, None, "5"]}) == (["a", "", "", "", ""], ["1", "", "", "", ""], {
-        1: "x.parquet: row 2: en is not valid UTF-8; mend or remove the row",
-        2: "x.parquet: row 3: de is null instead of text; mend or remove the row",
-        3: "x.parquet: row 4: en is null instead of text; mend or remove the row",
-        4: "x.parquet: row 5: en is not valid UTF-8; mend or remove the row"})
+    assert table({"en": en, "de": ["1", "2", None, None, "5"]}) == (
+        ["a", "", "", "", ""],
+        ["1", "", "", "", ""],
+        {
+            1: "x.parquet: row 2: en is not valid UTF-8; mend or remove the row",
+            2: "x.parquet: row 3: de is null instead of text; mend or remove the row",
+            3: "x.parquet: row 4: en is null instead of text; mend or remove the row",
+            4: "x.parquet: row 5: en is not valid UTF-8; mend or remove the row",
+        },
+    )
     nested = pa.array([None, {"en": "a", "de": "b"}, {"en": None, "de": "b"}])
-    assert table({"translation": nested}) == (["", "a", ""], ["", "b", ""], {
-        0: "x.parquet: row 1: translation.en is null instead of text; mend or remove the row",
-        2: "x.parquet: row 3: translation.en is null instead of text; mend or remove the row"})
+    assert table({"translation": nested}) == (
+        ["", "a", ""],
+        ["", "b", ""],
+        {
+            0: "x.parquet: row 1: translation.en is null instead of text; mend or remove the row",
+            2: "x.parquet: row 3: translation.en is null instead of text; mend or remove the row",
+        },
+    )
     assert table({"en": [1], "de": ["x"]})[2] == {
-        0: "x.parquet: row 1: en is 1 instead of text; mend or remove the row"}
+        0: "x.parquet: row 1: en is 1 instead of text; mend or remove the row"
+    }
 
 
-@pytest.mark.parametrize("kind", [
-    pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())],
+)
 def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) -> None:
-    parquet.write_table(pa.table({"en": pa.array(["a", "é"], kind), "de": ["b", "c"]}), tmp_path / "x.parquet")
+    parquet.write_table(
+        pa.table({"en": pa.array(["a", "é"], kind), "de": ["b", "c"]}), tmp_path / "x.parquet"
+    )
     blocks = cut(tables_of_parquet(tmp_path / "x.parquet", DATA), 9, DATA, "x")
     assert [pairs_of_table(block, 1, "x") for block in blocks] == [(["a", "é"], ["b", "c"], {})]
 
 
 # ---- parquet ----------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("size", [1, 3, 7, 10, 11])
 @pytest.mark.parametrize("group", [1, 4, 100])
@@ -117,7 +178,9 @@ def test_tables_are_cut_into_equal_blocks(tmp_path: Path, size: int, group: int)
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=group)
     blocks = list(cut(tables_of_parquet(tmp_path / "x.parquet", DATA), size, DATA, "x"))
     assert [len(block) for block in blocks] == [min(size, 10 - i) for i in range(0, 10, size)]
-    assert sum((pairs_of_table(block, 1, "x")[0] for block in blocks), []) == [f"e{i}" for i in range(10)]
+    assert sum((pairs_of_table(block, 1, "x")[0] for block in blocks), []) == [
+        f"e{i}" for i in range(10)
+    ]
 
 
 def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
@@ -127,7 +190,10 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
     n_bytes = whole.nbytes
     del whole
     before = pa.total_allocated_bytes()
-    most = max(pa.total_allocated_bytes() for _ in cut(tables_of_parquet(tmp_path / "x.parquet", DATA), 500, DATA, "x"))
+    most = max(
+        pa.total_allocated_bytes()
+        for _ in cut(tables_of_parquet(tmp_path / "x.parquet", DATA), 500, DATA, "x")
+    )
     assert 0 < most - before < n_bytes / 6
 
 
@@ -136,14 +202,21 @@ def test_rows_are_counted_by_metadata(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a\tb\n")
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no PAR1")
     assert n_rows(tmp_path / "x.parquet") == 123 and n_rows(tmp_path / "x.tsv") is None
-    with pytest.raises(UserError, match="y.parquet: not a readable parquet file .*; fetch it again"):
+    with pytest.raises(
+        UserError, match="y.parquet: not a readable parquet file .*; fetch it again"
+    ):
         n_rows(tmp_path / "y.parquet")
 
 
 def test_a_flipped_byte_under_a_checksum_is_found(tmp_path: Path) -> None:
     text = ["Hallo Welt", "Haus"] * 500
-    parquet.write_table(pa.table({"en": text, "de": text}), tmp_path / "x.parquet", compression="none",
-                        use_dictionary=False, write_page_checksum=True)
+    parquet.write_table(
+        pa.table({"en": text, "de": text}),
+        tmp_path / "x.parquet",
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+    )
     content = bytearray((tmp_path / "x.parquet").read_bytes())
     content[content.index(b"Haus\n\0\0\0Hallo") + 11] ^= 1
     (tmp_path / "x.parquet").write_bytes(content)

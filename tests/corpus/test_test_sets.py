@@ -35,21 +35,32 @@ def sha(lines: list[str]) -> str:
 
 def write(path: Path, lines: list[str]) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else
-                     lzma.compress(text) if path.suffix == ".xz" else text)
+    path.write_bytes(
+        gzip.compress(text)
+        if path.suffix == ".gz"
+        else lzma.compress(text)
+        if path.suffix == ".xz"
+        else text
+    )
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """sacreBLEU's folder, empty, and toys in the place of newstest2013 and newstest2012."""
     from sacrebleu.dataset import DATASETS
+
     for name in ("wmt12", "wmt13", "wmt14", "wmt14/full"):
         monkeypatch.setattr(DATASETS[name], "_outdir", str(tmp_path / "cache" / name))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(testsets, "KNOWN", {
-        "newstest2012": (4, {"en": sha(SRC[::-1]), "de": sha(REF[::-1])}),
-        "newstest2013": (4, {"en": sha(SRC), "de": sha(REF)}), **{
-            key: value for key, value in KNOWN.items() if "2014" in key}})
+    monkeypatch.setattr(
+        testsets,
+        "KNOWN",
+        {
+            "newstest2012": (4, {"en": sha(SRC[::-1]), "de": sha(REF[::-1])}),
+            "newstest2013": (4, {"en": sha(SRC), "de": sha(REF)}),
+            **{key: value for key, value in KNOWN.items() if "2014" in key},
+        },
+    )
     return tmp_path / "cache"
 
 
@@ -75,28 +86,55 @@ def complaint(name: str, data: DataConfig) -> str:
 
 # ---- names and places -------------------------------------------------------------------------------------------
 
+
 def test_years_are_names_of_sets_that_sacrebleu_has() -> None:
     from sacrebleu.dataset import DATASETS
+
     assert list(remote.SACREBLEUS) == [f"newstest{year}" for year in range(2008, 2022)]
-    assert [name for name in remote.SACREBLEUS.values() if "en-de" not in DATASETS[name].langpairs] == []
+    assert [
+        name for name in remote.SACREBLEUS.values() if "en-de" not in DATASETS[name].langpairs
+    ] == []
     assert [remote.SACREBLEUS[f"newstest20{year}"] for year in ("08", "13", "14", "19")] == [
-        "wmt08", "wmt13", "wmt14/full", "wmt19"]
+        "wmt08",
+        "wmt13",
+        "wmt14/full",
+        "wmt19",
+    ]
 
 
 @pytest.mark.parametrize("name", ["newstest2013", "wmt13"])
-def test_a_set_by_either_name_from_sacrebleus_cache(cache: Path, data: DataConfig, name: str) -> None:
+def test_a_set_by_either_name_from_sacrebleus_cache(
+    cache: Path, data: DataConfig, name: str
+) -> None:
     fill(cache, "wmt13", SRC, REF)
     found = testsets.open_test_set(name, data)
-    assert (found.name, found.src, found.ref, found.known_as, found.is_verified, found.warning, found.subset) == (
-        name, SRC, REF, "newstest2013", True, None, None)
+    assert (
+        found.name,
+        found.src,
+        found.ref,
+        found.known_as,
+        found.is_verified,
+        found.warning,
+        found.subset,
+    ) == (name, SRC, REF, "newstest2013", True, None, None)
     assert (found.src_sha256, found.ref_sha256) == (sha(SRC), sha(REF))
-    assert testsets.open_test_set(CorpusConfig(sacrebleu=name), data).is_verified  # a config may name the year too
+    assert testsets.open_test_set(
+        CorpusConfig(sacrebleu=name), data
+    ).is_verified  # a config may name the year too
 
 
-@pytest.mark.parametrize(("names", "asked"), [
-    (("newstest2013.en", "newstest2013.de"), "newstest2013"), (("newstest2013.en", "newstest2013.de"), "wmt13"),
-    (("newstest2013-src.en.xz", "newstest2013-ref.de.gz"), "newstest2013"), (("wmt13.en.gz", "wmt13.de"), "wmt13")])
-def test_a_set_from_files_beside_the_corpora(data: DataConfig, names: tuple[str, str], asked: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [
+        (("newstest2013.en", "newstest2013.de"), "newstest2013"),
+        (("newstest2013.en", "newstest2013.de"), "wmt13"),
+        (("newstest2013-src.en.xz", "newstest2013-ref.de.gz"), "newstest2013"),
+        (("wmt13.en.gz", "wmt13.de"), "wmt13"),
+    ],
+)
+def test_a_set_from_files_beside_the_corpora(
+    data: DataConfig, names: tuple[str, str], asked: str
+) -> None:
     assert "is not in its cache" in complaint(asked, data)
     write(Path(data.root) / names[0], SRC)
     assert "is not in its cache" in complaint(asked, data)  # one side is no set
@@ -106,7 +144,12 @@ def test_a_set_from_files_beside_the_corpora(data: DataConfig, names: tuple[str,
 
 def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
     (Path(data.root) / "news").mkdir()
-    for name, lines in (("newstest2013.en", SRC), ("newstest2013.de", REF), ("mine.en", SRC[:2]), ("mine.de", REF[:2])):
+    for name, lines in (
+        ("newstest2013.en", SRC),
+        ("newstest2013.de", REF),
+        ("mine.en", SRC[:2]),
+        ("mine.de", REF[:2]),
+    ):
         write(Path(data.root) / "news" / name, lines)
     data = replace(data, train=(CorpusConfig(src="news/train.en", tgt="news/train.de"),))
     assert testsets.open_test_set("newstest2013", data).is_verified
@@ -125,11 +168,20 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
     root = data.root
     assert complaint("newstest2014", data) == (
         "sacrebleu: wmt14/full is not in its cache and HF_HUB_OFFLINE forbids a download; give local files instead, "
-        f"{{src: FILE, tgt: FILE}} (or put newstest2014.en and newstest2014.de into {root})")
-    for typo, meant in (("newstest14", "newstest2014"), ("newstst2013", "newstest2013"), ("WMT14/Full", "wmt14/full"),
-                        ("wmt-13", "wmt13")):
-        assert f"sacrebleu: {typo!r} is not a test set it knows; did you mean {meant}" in complaint(typo, data)
-    assert "sacrebleu: wmt13 has no en-ja, only" in complaint("newstest2013", replace(data, tgt="ja"))
+        f"{{src: FILE, tgt: FILE}} (or put newstest2014.en and newstest2014.de into {root})"
+    )
+    for typo, meant in (
+        ("newstest14", "newstest2014"),
+        ("newstst2013", "newstest2013"),
+        ("WMT14/Full", "wmt14/full"),
+        ("wmt-13", "wmt13"),
+    ):
+        assert f"sacrebleu: {typo!r} is not a test set it knows; did you mean {meant}" in complaint(
+            typo, data
+        )
+    assert "sacrebleu: wmt13 has no en-ja, only" in complaint(
+        "newstest2013", replace(data, tgt="ja")
+    )
     for language in ("en", "ja"):
         write(Path(root) / f"newstest2013.{language}", SRC)
     assert not testsets.open_test_set("newstest2013", replace(data, tgt="ja")).is_verified
@@ -152,12 +204,25 @@ print(json.dumps(told))
 """
 
 
-def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(cache: Path, tmp_path: Path) -> None:
+def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
+    cache: Path, tmp_path: Path
+) -> None:
     fill(cache, "wmt10", SRC, REF)
-    environment = {**os.environ, "SACREBLEU": str(cache), "HF_HUB_OFFLINE": "0",
-                   "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", NO_NETWORK], cwd=tmp_path, env=environment, capture_output=True,
-                          text=True, check=True, timeout=60)
+    environment = {
+        **os.environ,
+        "SACREBLEU": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", NO_NETWORK],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     found, told = json.loads(done.stdout)
     assert found == REF
     assert told.startswith("sacrebleu: wmt09 cannot be had (")
@@ -165,6 +230,7 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(cache: Path, 
 
 
 # ---- what it is -------------------------------------------------------------------------------------------------
+
 
 def test_the_digest_is_that_of_lines_as_sacrebleu_writes_them() -> None:
     assert testsets.digest(["a", "ä b"]) == hashlib.sha256(b"a\n\xc3\xa4 b\n").hexdigest()
@@ -176,38 +242,61 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     write(Path(data.root) / "newstest2013.en", [line + " \r" for line in SRC])
     write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
     by_name = testsets.open_test_set("newstest2013", data)
-    assert by_name.is_verified and (by_name.src, by_name.ref) == (SRC, REF)  # the same text as from elsewhere
-    as_files = testsets.open_test_set(CorpusConfig(src="newstest2013.en", tgt="newstest2013.de"), data)
-    assert as_files.is_verified and as_files.ref[2] == "Ein Haus zu 5\u00a0%"  # as it lies, as validation reads it
+    assert by_name.is_verified and (by_name.src, by_name.ref) == (
+        SRC,
+        REF,
+    )  # the same text as from elsewhere
+    as_files = testsets.open_test_set(
+        CorpusConfig(src="newstest2013.en", tgt="newstest2013.de"), data
+    )
+    assert (
+        as_files.is_verified and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
+    )  # as it lies, as validation reads it
 
 
 CHANGES = {
     "3 lines, not 4": (SRC[:3], REF[:3]),
-    "line 1 is not in the normal form NFC, and perhaps others; else it is the same":
-        (SRC, [unicodedata.normalize("NFD", line) for line in REF]),
-    "line 2 has characters written as in HTML, and perhaps others; else it is the same":
-        (SRC, [line.replace("&", "&amp;") for line in REF]),
-    f"its sha256 begins with {sha([*REF[:3], 'das Ende'])[:12]}, not {sha(REF)[:12]}": (SRC, [*REF[:3], "das Ende"]),
-    "it is newstest2012, de": (SRC, REF[::-1])}
+    "line 1 is not in the normal form NFC, and perhaps others; else it is the same": (
+        SRC,
+        [unicodedata.normalize("NFD", line) for line in REF],
+    ),
+    "line 2 has characters written as in HTML, and perhaps others; else it is the same": (
+        SRC,
+        [line.replace("&", "&amp;") for line in REF],
+    ),
+    f"its sha256 begins with {sha([*REF[:3], 'das Ende'])[:12]}, not {sha(REF)[:12]}": (
+        SRC,
+        [*REF[:3], "das Ende"],
+    ),
+    "it is newstest2012, de": (SRC, REF[::-1]),
+}
 
 
-@pytest.mark.parametrize(("what", "src", "ref"), [(what, *sides) for what, sides in CHANGES.items()])
+@pytest.mark.parametrize(
+    ("what", "src", "ref"), [(what, *sides) for what, sides in CHANGES.items()]
+)
 def test_another_text_is_refused_by_name_and_warned_of_in_files(
-        cache: Path, data: DataConfig, what: str, src: list[str], ref: list[str]) -> None:
+    cache: Path, data: DataConfig, what: str, src: list[str], ref: list[str]
+) -> None:
     side, language, k = ("source", "en", 0) if src != SRC else ("reference", "de", 1)
     for name, lines in (("newstest2013.en", src), ("newstest2013.de", ref)):
         write(Path(data.root) / name, lines)
     file = Path(data.root) / f"newstest2013.{language}"
     remedy = "put the real one there, or remove it and let sacreBLEU fetch it"
-    assert complaint("newstest2013", data) == f"{file} is not the {language} side of newstest2013: {what}; {remedy}"
+    assert (
+        complaint("newstest2013", data)
+        == f"{file} is not the {language} side of newstest2013: {what}; {remedy}"
+    )
 
     found = testsets.open_test_set(CorpusConfig(src="newstest2013.en", tgt="newstest2013.de"), data)
     assert (found.src, found.ref, found.is_verified) == (src, ref, False)
     assert found.warning == f"the {side} is not the {language} side of newstest2013: {what}"
 
     fill(cache, "wmt13", src, ref)  # half a file in the cache is no set either
-    assert f"wmt13.en-de.{('src', 'ref')[k]} is not the {language} side of newstest2013: {what}" in complaint(
-        "newstest2013", data)
+    assert (
+        f"wmt13.en-de.{('src', 'ref')[k]} is not the {language} side of newstest2013: {what}"
+        in complaint("newstest2013", data)
+    )
 
 
 def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
@@ -215,14 +304,21 @@ def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
         write(Path(data.root) / name, lines)
     found = testsets.open_test_set(CorpusConfig(src="a.en", tgt="a.de"), data)
     assert (found.name, found.known_as) == ("a.en + a.de", "newstest2013")
-    back = testsets.open_test_set(CorpusConfig(src="a.de", tgt="a.en"), replace(data, src="de", tgt="en"))
+    back = testsets.open_test_set(
+        CorpusConfig(src="a.de", tgt="a.en"), replace(data, src="de", tgt="en")
+    )
     assert back.known_as == "newstest2013"
     half = testsets.open_test_set(CorpusConfig(src="a.en", tgt="b.de"), data)
-    assert half.warning is not None and half.warning.startswith("the reference is not the de side of newstest2013: ")
+    assert half.warning is not None and half.warning.startswith(
+        "the reference is not the de side of newstest2013: "
+    )
     other = testsets.open_test_set(CorpusConfig(src="b.en", tgt="b.de"), data)
     assert (other.known_as, other.warning) == (None, None)
     turned = testsets.open_test_set(CorpusConfig(src="a.de", tgt="a.en"), data)
-    assert (turned.known_as, turned.warning) == (None, None)  # it names no set, so nothing is expected of it
+    assert (turned.known_as, turned.warning) == (
+        None,
+        None,
+    )  # it names no set, so nothing is expected of it
 
 
 @pytest.mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
@@ -230,63 +326,96 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
     for language, lines in (("en", SRC), ("de", REF)):
         write(Path(data.root) / f"{name}.{language}", lines)
     assert complaint(name, data).startswith(
-        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; put the real one there")
+        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; put the real one there"
+    )
     found = testsets.open_test_set(CorpusConfig(src=f"{name}.en", tgt=f"{name}.de"), data)
     assert found.known_as == "newstest2013"
-    assert found.is_verified == (name == "wmt14")  # of files, only newstestYEAR is taken for a claim
+    assert found.is_verified == (
+        name == "wmt14"
+    )  # of files, only newstestYEAR is taken for a claim
     told = None if name == "wmt14" else f"the source and the reference are newstest2013, not {name}"
     assert found.warning == told
 
 
 # ---- what is left of newstest2014 -------------------------------------------------------------------------------
 
+
 def test_lines_are_found_again_in_another_order_and_among_equal_ones() -> None:
     whole = [Pair(*pair) for pair in ("aA", "bB", "xX", "cC", "xX", "dD", "xY")]
     assert testsets.find_lines(whole, [whole[5], whole[0], whole[1]]) == (0, 1, 5)
-    assert testsets.find_lines(whole, [whole[3], whole[4], whole[5]]) == (3, 4, 5)  # not 2: it goes on after 3
+    assert testsets.find_lines(whole, [whole[3], whole[4], whole[5]]) == (
+        3,
+        4,
+        5,
+    )  # not 2: it goes on after 3
     assert testsets.find_lines(whole, [whole[2], whole[4]]) == (2, 4)
     assert testsets.find_lines(whole, [whole[2]] * 3) is None  # there are two
     assert testsets.find_lines(whole, [Pair("x", "Z")]) is None
     assert testsets.find_lines(whole, [Pair(" b ", "B\r")]) == (1,)
 
 
-def test_the_lines_of_the_filtered_set(cache: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_the_filtered_set(
+    cache: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     src, ref = [f"line {i % 3000}" for i in range(3003)], [f"Zeile {i}" for i in range(3003)]
-    monkeypatch.setattr(testsets, "KNOWN", {"newstest2014 de-en": (3003, {"en": sha(src), "de": sha(ref)})})
+    monkeypatch.setattr(
+        testsets, "KNOWN", {"newstest2014 de-en": (3003, {"en": sha(src), "de": sha(ref)})}
+    )
     fill(cache, "wmt14/full", src, ref)
     subset = testsets.open_test_set("newstest2014", data).subset
     assert subset is not None and len(subset) == 2737 and len(testsets.DROPPED) == 12
-    assert sorted({*subset, *(i for dropped in testsets.DROPPED for i in dropped)}) == list(range(3003))
+    assert sorted({*subset, *(i for dropped in testsets.DROPPED for i in dropped)}) == list(
+        range(3003)
+    )
 
     order = [*subset[1000:], *subset[:1000]]  # documents stand in another order there
     fill(cache, "wmt14", [src[i] for i in order], [ref[i] for i in order])
     assert testsets.open_test_set("newstest2014", data).subset == subset
     fill(cache, "wmt14", [src[i] for i in order[:9]], [ref[i] for i in order[:9]])
-    assert testsets.open_test_set("newstest2014", data).subset == tuple(sorted(order[:9]))  # its word goes first
+    assert testsets.open_test_set("newstest2014", data).subset == tuple(
+        sorted(order[:9])
+    )  # its word goes first
     fill(cache, "wmt14", ["strange"], ["fremd"])
     assert testsets.open_test_set("newstest2014", data).subset is None
     fill(cache, "wmt14", ["half", "a"], ["Kopie"])
     assert testsets.open_test_set("newstest2014", data).subset == subset
 
-    filtered = testsets.open_test_set(CorpusConfig(src="cache/wmt14/full/wmt14_full.en-de.ref",
-                                                   tgt="cache/wmt14/full/wmt14_full.en-de.src"),
-                                      DataConfig(root=str(cache.parent), src="de", tgt="en"))
-    assert (filtered.known_as, filtered.subset) == ("newstest2014", None)  # the other direction was not filtered
+    filtered = testsets.open_test_set(
+        CorpusConfig(
+            src="cache/wmt14/full/wmt14_full.en-de.ref", tgt="cache/wmt14/full/wmt14_full.en-de.src"
+        ),
+        DataConfig(root=str(cache.parent), src="de", tgt="en"),
+    )
+    assert (filtered.known_as, filtered.subset) == (
+        "newstest2014",
+        None,
+    )  # the other direction was not filtered
 
 
 # ---- the real sets ----------------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(not (REAL / "news-en-de").is_dir(), reason="no news-en-de (NMT_TEST_DATA names its parent)")
-@pytest.mark.parametrize(("folder", "tgt", "name", "n"), [
-    ("news-en-de", "de", "newstest2012", 3003), ("news-en-de", "de", "newstest2013", 3000),
-    ("news-en-fr", "fr", "newstest2013", 3000)])
-def test_the_real_newstests(monkeypatch: pytest.MonkeyPatch, folder: str, tgt: str, name: str, n: int) -> None:
+
+@pytest.mark.skipif(
+    not (REAL / "news-en-de").is_dir(), reason="no news-en-de (NMT_TEST_DATA names its parent)"
+)
+@pytest.mark.parametrize(
+    ("folder", "tgt", "name", "n"),
+    [
+        ("news-en-de", "de", "newstest2012", 3003),
+        ("news-en-de", "de", "newstest2013", 3000),
+        ("news-en-fr", "fr", "newstest2013", 3000),
+    ],
+)
+def test_the_real_newstests(
+    monkeypatch: pytest.MonkeyPatch, folder: str, tgt: str, name: str, n: int
+) -> None:
     monkeypatch.setattr(testsets, "KNOWN", KNOWN)
     data = DataConfig(root=str(REAL / folder), tgt=tgt)
     found = testsets.open_test_set(name, data)
     assert (found.known_as, len(found.src), len(found.ref), found.warning) == (name, n, n, None)
-    files = testsets.open_test_set(CorpusConfig(src=f"{name}.{tgt}", tgt=f"{name}.en"),
-                                   replace(data, src=tgt, tgt="en"))
+    files = testsets.open_test_set(
+        CorpusConfig(src=f"{name}.{tgt}", tgt=f"{name}.en"), replace(data, src=tgt, tgt="en")
+    )
     assert files.known_as == name
     turned = testsets.open_test_set(CorpusConfig(src=f"{name}.{tgt}", tgt=f"{name}.en"), data)
     assert turned.warning == f"the source is not the en side of {name}: it is {name}, {tgt}"

@@ -36,31 +36,50 @@ def complaint(text: TextFile) -> str:
 
 
 def brute(content: bytes) -> list[str]:
-    lines = [re.sub(b"\r$(?!\n)", b"", line) for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n")]
+    lines = [
+        re.sub(b"\r$(?!\n)", b"", line)
+        for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    ]
     return [line.decode() for line in (lines[:-1] if content.endswith(b"\n") else lines)]
 
 
 # ---- lines ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("content", "lines"), [
-    (b"a\nb\n", ["a", "b"]), (b"a\nb", ["a", "b"]), (b"\n", [""]), (b"a\r\nb\r\n", ["a", "b"]), (b"a\r", ["a"]),
-    (b"a\r\r\nb\rc\n", ["a\r", "b\rc"]), (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
-    *((f"a{c}b{c}\nc\n".encode(), [f"a{c}b{c}", "c"]) for c in NOT_LINE_ENDS)])
-def test_a_line_ends_with_newline_and_nothing_else(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"\n", [""]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r", ["a"]),
+        (b"a\r\r\nb\rc\n", ["a\r", "b\rc"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
+        *((f"a{c}b{c}\nc\n".encode(), [f"a{c}b{c}", "c"]) for c in NOT_LINE_ENDS),
+    ],
+)
+def test_a_line_ends_with_newline_and_nothing_else(
+    tmp_path: Path, content: bytes, lines: list[str]
+) -> None:
     (tmp_path / "x").write_bytes(content)
     assert lines_of(TextFile(tmp_path / "x")) == list(decoded(io.BytesIO(content), "x")) == lines
 
 
-@given(st.lists(st.text("a é😀\r\n\u2028\u0085\v\0\ufeff", max_size=4), min_size=1), st.integers(1, 9))
+@given(
+    st.lists(st.text("a é😀\r\n\u2028\u0085\v\0\ufeff", max_size=4), min_size=1), st.integers(1, 9)
+)
 def test_blocks_equal_brute_force(pieces: list[str], size: int) -> None:
     content = "\n".join(pieces).encode() or b"\n"
     raw = io.BytesIO(content).readlines()
-    blocks = [decode(raw[i:i + size], i + 1, "x") for i in range(0, len(raw), size)]
+    blocks = [decode(raw[i : i + size], i + 1, "x") for i in range(0, len(raw), size)]
     assert [text for texts, _ in blocks for text in texts] == brute(content)
     assert not any(bad for _, bad in blocks)
 
 
-@given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"") + b"\n"), min_size=1))
+@given(
+    st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"") + b"\n"), min_size=1)
+)
 def test_a_line_is_complained_of_exactly_where_python_cannot_decode_it(raw: list[bytes]) -> None:
     texts, bad = decode(raw, 5, "x")
     assert len(texts) == len(raw)
@@ -72,11 +91,18 @@ def test_a_line_is_complained_of_exactly_where_python_cannot_decode_it(raw: list
 
 
 @pytest.mark.parametrize("suffix", PACKINGS)
-def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(tmp_path: Path, suffix: str) -> None:
+def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
+    tmp_path: Path, suffix: str
+) -> None:
     draw = random.Random(1)
-    content = "".join(draw.choice("ab é\n\n\r\u2028\u0085\v\f\0😀") for _ in range(20_000)).encode() + b"end"
+    content = (
+        "".join(draw.choice("ab é\n\n\r\u2028\u0085\v\f\0😀") for _ in range(20_000)).encode()
+        + b"end"
+    )
     file = tmp_path / f"x{suffix}"
-    file.write_bytes(pack(content[:9000], suffix) + pack(content[9000:], suffix))  # packed files may be joined
+    file.write_bytes(
+        pack(content[:9000], suffix) + pack(content[9000:], suffix)
+    )  # packed files may be joined
     assert lines_of(TextFile(file), 1000) == brute(content)
     shares = [share for _, share in read_raw(TextFile(file), 10)]
     assert shares == sorted(shares) and 0 < shares[0] <= shares[-1] == 1
@@ -100,13 +126,19 @@ def test_a_stream_gives_each_line_at_once_and_stops_at_a_bad_one() -> None:
 
 # ---- archives ---------------------------------------------------------------------------------------------------
 
-MEMBERS = {"training/a.de-en.en": "one\u2028\ntwo\n" * 5000, "training/a.de-en.de": "eins\nzwei\n" * 5000, "last": "x"}
+MEMBERS = {
+    "training/a.de-en.en": "one\u2028\ntwo\n" * 5000,
+    "training/a.de-en.de": "eins\nzwei\n" * 5000,
+    "last": "x",
+}
 
 
 @pytest.mark.parametrize("suffix", ARCHIVES)
 def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     inner = "training/b.en.gz"
-    contents = {name: text.encode() for name, text in MEMBERS.items()} | {inner: pack(b"c\nd\n", inner)}
+    contents = {name: text.encode() for name, text in MEMBERS.items()} | {
+        inner: pack(b"c\nd\n", inner)
+    }
     path = tmp_path / f"wmt{suffix}"
     path.write_bytes(pack(tar(contents), path.name))
     for name, text in MEMBERS.items():
@@ -114,19 +146,26 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     assert lines_of(TextFile(path, inner)) == ["c", "d"]
     assert complaint(TextFile(path, "training/a.de-en.fr")) == (
         f"ROOT/wmt{suffix}: no file 'training/a.de-en.fr' among its 4; it has "
-        "'training/a.de-en.en', 'training/a.de-en.de', 'training/b.en.gz'")
+        "'training/a.de-en.en', 'training/a.de-en.de', 'training/b.en.gz'"
+    )
     assert list(tmp_path.iterdir()) == [path]
     shares = [share for _, share in read_raw(TextFile(path, "training/a.de-en.de"), 100)]
     assert shares == sorted(shares) and shares[-1] == 1
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(tmp_path: Path, suffix: str) -> None:
+def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
+    tmp_path: Path, suffix: str
+) -> None:
     content = "".join(f"zeile {i}\n" for i in range(30_000)).encode()
-    (tmp_path / "giga.tar").write_bytes(tar({f"./giga.en{suffix}": pack(content, suffix), "z": b""}))
+    (tmp_path / "giga.tar").write_bytes(
+        tar({f"./giga.en{suffix}": pack(content, suffix), "z": b""})
+    )
     for name in (f"giga.en{suffix}", f"./giga.en{suffix}"):
         assert lines_of(TextFile(tmp_path / "giga.tar", name), 1000) == brute(content)
-    assert complaint(TextFile(tmp_path / "giga.tar", "z")).startswith("ROOT/giga.tar:z: empty; it should hold")
+    assert complaint(TextFile(tmp_path / "giga.tar", "z")).startswith(
+        "ROOT/giga.tar:z: empty; it should hold"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".tgz", ".tar.xz", ".tar.zst"])
@@ -137,10 +176,13 @@ def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> N
     assert lines_of(TextFile(path, "a")) == ["a"]
     packed[-50_000] ^= 1
     path.write_bytes(packed)
-    assert re.match(rf"ROOT/x{suffix}:a: corrupt after line [01] \(", complaint(TextFile(path, "a")))
+    assert re.match(
+        rf"ROOT/x{suffix}:a: corrupt after line [01] \(", complaint(TextFile(path, "a"))
+    )
 
 
 # ---- damage -----------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst", ".tgz", ".tar"])
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) -> None:
@@ -149,12 +191,14 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) 
     path, member = tmp_path / f"x.en{suffix}", "x.en" if is_archive else None
     packed = pack(tar({"x.en": content}) if is_archive else content, suffix)
     if suffix == ".tar":
-        packed = packed[:512 + len(content)]  # a tar without its last padding is whole
+        packed = packed[: 512 + len(content)]  # a tar without its last padding is whole
     for length in (0, 1, 5, 17, 600, len(packed) // 2, len(packed) - 9, len(packed) - 1):
         path.write_bytes(packed[:length])
         name = re.escape(f"ROOT/x.en{suffix}" + (":x.en" if is_archive else ""))
-        assert re.match(rf"{name}: (corrupt after line \d+ \(.+\); fetch or pack it again|empty;)",
-                        complaint(TextFile(path, member)))
+        assert re.match(
+            rf"{name}: (corrupt after line \d+ \(.+\); fetch or pack it again|empty;)",
+            complaint(TextFile(path, member)),
+        )
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -175,7 +219,7 @@ def test_the_line_of_the_damage_is_about_right(tmp_path: Path) -> None:
     content = random.Random(0).randbytes(600_000).hex("\n", 10).encode()
     for suffix in (".gz", ".zst"):
         packed = pack(content, suffix)
-        (tmp_path / f"x{suffix}").write_bytes(packed[:len(packed) // 2])
+        (tmp_path / f"x{suffix}").write_bytes(packed[: len(packed) // 2])
         found = re.search(r"corrupt after line (\d+)", complaint(TextFile(tmp_path / f"x{suffix}")))
         assert found and 20_000 < int(found[1]) < 31_000
 
@@ -183,9 +227,13 @@ def test_the_line_of_the_damage_is_about_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_text_named_as_if_packed_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"x{suffix}").write_bytes(b"plain text\n" * 100)
-    assert complaint(TextFile(tmp_path / f"x{suffix}")).startswith(f"ROOT/x{suffix}: corrupt after line 0 (")
+    assert complaint(TextFile(tmp_path / f"x{suffix}")).startswith(
+        f"ROOT/x{suffix}: corrupt after line 0 ("
+    )
 
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    assert complaint(TextFile(tmp_path / "x")) == "ROOT/x: cannot be read (No such file or directory)"
+    assert (
+        complaint(TextFile(tmp_path / "x")) == "ROOT/x: cannot be read (No such file or directory)"
+    )
     assert complaint(TextFile(tmp_path)).endswith("cannot be read (Is a directory)")

@@ -35,7 +35,6 @@ LOST = 7  # the pair with a character that the BPE does not know
 Rows = list[list[int]]
 
 
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "store"
@@ -43,9 +42,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = sentences(N, 0)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(line for pair in pairs for line in pair), model_writer=model, model_type="bpe",
-        vocab_size=110, normalization_rule_name="identity", pad_id=0, unk_id=1, bos_id=2, eos_id=3, num_threads=1,
-        minloglevel=2)
+        sentence_iterator=iter(line for pair in pairs for line in pair),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=110,
+        normalization_rule_name="identity",
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        num_threads=1,
+        minloglevel=2,
+    )
     (folder / VOCAB).write_bytes(model.getvalue())
     vocab = Vocab(model.getvalue())
     pairs[LOST] = (pairs[LOST][0] + " ☃ " + pairs[LOST + 1][0], pairs[LOST][1])
@@ -78,7 +86,9 @@ def rows_of(side: Side) -> Rows:
     return [row.tolist() for row in np.split(side.ids, side.offsets[1:-1])]
 
 
-def drawn(store: Path, epoch: int, rate: float = 0.1, seed: int = 1, max_pieces: int | None = None) -> list[Rows]:
+def drawn(
+    store: Path, epoch: int, rate: float = 0.1, seed: int = 1, max_pieces: int | None = None
+) -> list[Rows]:
     with Segmentations(store, rate, seed, max_pieces, 1) as segmentations:
         found = segmentations(epoch)
         return [rows_of(found.src), rows_of(found.tgt)]
@@ -97,30 +107,43 @@ def test_the_same_text_in_other_pieces(store: Path) -> None:
         assert max(max(row) for row in new) < vocab.size
 
 
-def by_the_paper(word: list[str], known: dict[str, float], rate: float, draw: Callable[[], float]) -> list[str]:
+def by_the_paper(
+    word: list[str], known: dict[str, float], rate: float, draw: Callable[[], float]
+) -> list[str]:
     """Algorithm 1 of Provilkov et al., symbol by symbol."""
     while True:
-        merges = [(-known[left + right], i) for i, (left, right) in enumerate(zip(word, word[1:], strict=False))
-                  if left + right in known and draw() >= rate]
+        merges = [
+            (-known[left + right], i)
+            for i, (left, right) in enumerate(zip(word, word[1:], strict=False))
+            if left + right in known and draw() >= rate
+        ]
         if not merges:
             return word
         _, i = min(merges)
-        word = [*word[:i], word[i] + word[i + 1], *word[i + 2:]]
+        word = [*word[:i], word[i] + word[i + 1], *word[i + 2 :]]
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
 def test_as_long_and_as_often_changed_as_by_the_papers_algorithm(rate: float, store: Path) -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(store / VOCAB))
-    known = {processor.id_to_piece(i): processor.get_score(i) for i in range(4, processor.get_piece_size())}
+    known = {
+        processor.id_to_piece(i): processor.get_score(i)
+        for i in range(4, processor.get_piece_size())
+    }
     draw = random.Random(1).random
     old, new = (sum(sides, []) for sides in (stored(store), drawn(store, 0, rate)))
     ours, theirs = [], []
     for a, b in zip(old, new, strict=True):
         text = "".join(map(processor.id_to_piece, a))
-        words = [by_the_paper(list("\u2581" + word), known, rate, draw) for word in text.split("\u2581")[1:]]
+        words = [
+            by_the_paper(list("\u2581" + word), known, rate, draw)
+            for word in text.split("\u2581")[1:]
+        ]
         ours.append((len(b), a == b))
-        theirs.append((sum(map(len, words)), sum(words, []) == [processor.id_to_piece(i) for i in a]))
+        theirs.append(
+            (sum(map(len, words)), sum(words, []) == [processor.id_to_piece(i) for i in a])
+        )
     differences = np.array(ours, float) - np.array(theirs, float)
     assert (abs(differences.mean(0)) < 4 * differences.std(0) / math.sqrt(len(old))).all()
     assert np.mean([is_same for _, is_same in ours]) < 0.9
@@ -147,8 +170,14 @@ def test_at_a_vanishing_rate_the_stored_pieces_come_back(store: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_lost_characters_stay_and_too_many_pieces_keep_what_is_stored(store: Path) -> None:
-    old, free, limited = stored(store), drawn(store, 0, rate=0.9), drawn(store, 0, rate=0.9, max_pieces=20)
-    assert old[0][LOST].count(UNK) == free[0][LOST].count(UNK) == 1 and free[0][LOST] != old[0][LOST]
+    old, free, limited = (
+        stored(store),
+        drawn(store, 0, rate=0.9),
+        drawn(store, 0, rate=0.9, max_pieces=20),
+    )
+    assert (
+        old[0][LOST].count(UNK) == free[0][LOST].count(UNK) == 1 and free[0][LOST] != old[0][LOST]
+    )
     lengths = [len(row) for side in free for row in side]
     assert max(lengths) > 40 and min(lengths) <= 20
     for side in (0, 1):
@@ -157,7 +186,8 @@ def test_lost_characters_stay_and_too_many_pieces_keep_what_is_stored(store: Pat
 
 
 def test_no_difference_by_number_of_processes_or_who_asks_first(
-        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(segmentation, "draw_block", slow)
     other = shutil.copytree(store, tmp_path / "other" / "store")
     answers: list[TokenStore] = []
@@ -167,17 +197,27 @@ def test_no_difference_by_number_of_processes_or_who_asks_first(
             answers.append(segmentations(3))
 
     folders = [store, shutil.copytree(store, tmp_path / "third" / "store")]
-    threads = [threading.Thread(target=ask, args=args) for args in zip(folders, (2, 3), strict=True)]
+    threads = [
+        threading.Thread(target=ask, args=args) for args in zip(folders, (2, 3), strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for block in ((600, 900), (0, 300), (900, N), (300, 600)):  # out of order, here, and nothing remembered
+    for block in (
+        (600, 900),
+        (0, 300),
+        (900, N),
+        (300, 600),
+    ):  # out of order, here, and nothing remembered
         segmentation._opened.cache_clear()
         recipe = Recipe(other, "", 0.1, 1, None)
         rows = draw_block(recipe, 3, block)
-        for side, (ids, lengths) in [(side, row) for found in answers
-                                     for side, row in zip((found.src, found.tgt), rows, strict=True)]:
+        for side, (ids, lengths) in [
+            (side, row)
+            for found in answers
+            for side, row in zip((found.src, found.tgt), rows, strict=True)
+        ]:
             first, end = side.offsets[list(block)]
             assert np.array_equal(ids, side.ids[first:end])
             assert np.array_equal(lengths, np.diff(side.offsets)[slice(*block)])
@@ -212,7 +252,10 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
     def kept() -> list[str]:
         return sorted(path.name for path in store.with_name("store.epochs").glob("*/epoch-*"))
 
-    with Segmentations(store, 0.1, 1, None, 1) as ahead, Segmentations(store, 0.1, 1, None, 1) as behind:
+    with (
+        Segmentations(store, 0.1, 1, None, 1) as ahead,
+        Segmentations(store, 0.1, 1, None, 1) as behind,
+    ):
         first = rows_of(behind(0).src)
         for epoch in range(4):
             held = ahead(epoch)
@@ -238,8 +281,17 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
     lines = [line for pair in sentences(N, 0) for line in pair]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=50, pad_id=0, unk_id=1,
-        bos_id=2, eos_id=3, num_threads=1, minloglevel=2)
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=50,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        num_threads=1,
+        minloglevel=2,
+    )
     (store / VOCAB).write_bytes(model.getvalue())
     for side in ("src", "tgt"):
         writer = SideWriter(store, "train", side)
@@ -253,15 +305,23 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
 
 # ---- the loader on top ------------------------------------------------------------------------------------------
 
+
 def take(store: Path, n: int, cursor: Cursor, rank: int = 0, size: int = 1) -> list[Update]:
     config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000, micro_tokens=500)
     segmentations = Segmentations(store, 0.1, 7, None, 1)
-    with Loader(segmentations, config, 7, cursor, World(rank, size, torch.device("cpu"))) as updates, segmentations:
+    with (
+        Loader(segmentations, config, 7, cursor, World(rank, size, torch.device("cpu"))) as updates,
+        segmentations,
+    ):
         return [next(updates) for _ in range(n)]
 
 
 def content(update: Update) -> list[list[int]]:
-    return [part.tolist() for m in update.micros for part in (m.batch.src.tokens, m.batch.tgt.tokens, m.batch.labels)]
+    return [
+        part.tolist()
+        for m in update.micros
+        for part in (m.batch.src.tokens, m.batch.tgt.tokens, m.batch.labels)
+    ]
 
 
 @pytest.mark.usefixtures("here")
@@ -272,9 +332,9 @@ def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path) ->
         if not is_kept:
             shutil.rmtree(store.with_name("store.epochs"))
         again = take(store, 2, whole[k].after)
-        assert list(map(content, again)) == list(map(content, whole[k + 1:k + 3]))
+        assert list(map(content, again)) == list(map(content, whole[k + 1 : k + 3]))
     shares = [take(store, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
-    for updates in zip(whole[k:k + 3], *shares, strict=True):
+    for updates in zip(whole[k : k + 3], *shares, strict=True):
         assert len({(update.n_src, update.n_tgt, update.after) for update in updates}) == 1
 
 
@@ -297,22 +357,33 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
 
 # ---- faults -----------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(("work", "told"), [(die, "killed"), (stumble, "stumbled")])
 def test_what_goes_wrong_in_another_process_is_raised_in_training(
-        work: Callable[..., None], told: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work: Callable[..., None], told: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn(store, 0)
-    for early in store.with_name("store.epochs").glob("*/epoch-000001"):  # made behind its back, if there was time
+    for early in store.with_name("store.epochs").glob(
+        "*/epoch-000001"
+    ):  # made behind its back, if there was time
         shutil.rmtree(early)
     monkeypatch.setattr(segmentation, "draw_block", work)
     with pytest.raises(UserError, match=told):
         take(store, 1, Cursor())  # nothing drawn for its seed yet
     config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000, micro_tokens=500)
-    segmentations = Segmentations(store, 0.1, 1, None, 1)  # epoch 0 is there, epoch 1 fails behind its back
-    with Loader(segmentations, config, 1, Cursor(), World(0, 1, torch.device("cpu"))) as updates, segmentations:
+    segmentations = Segmentations(
+        store, 0.1, 1, None, 1
+    )  # epoch 0 is there, epoch 1 fails behind its back
+    with (
+        Loader(segmentations, config, 1, Cursor(), World(0, 1, torch.device("cpu"))) as updates,
+        segmentations,
+    ):
         with pytest.raises(UserError, match=told):
             for _ in range(100):
                 assert next(updates).after.epoch < 2
-    assert [path.name for path in store.with_name("store.epochs").glob("*/epoch-*")] == ["epoch-000000"]
+    assert [path.name for path in store.with_name("store.epochs").glob("*/epoch-*")] == [
+        "epoch-000000"
+    ]
 
 
 def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +399,10 @@ def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPa
     segmentations = Segmentations(store, 0.1, 1, None, 1)
     waiting = Segmentations(store, 0.1, 1, None, 1)  # another rank
     world = World(0, 1, torch.device("cpu"))
-    with Loader(segmentations, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world), segmentations:
+    with (
+        Loader(segmentations, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world),
+        segmentations,
+    ):
         assert began.wait(10)
         with Loader(waiting, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world), waiting:
             time.sleep(0.1)
@@ -348,15 +422,22 @@ if __name__ == "__main__":
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()]
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
 
 
-@pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="needs Linux's /proc")
+@pytest.mark.skipif(
+    not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="needs Linux's /proc"
+)
 def test_a_killed_trainer_leaves_no_process_and_no_half_epoch(store: Path, tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
-    process = subprocess.Popen([sys.executable, str(tmp_path / "killed.py"), str(store)],
-                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])})
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "killed.py"), str(store)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
     half = store.with_name("store.epochs")
     deadline = time.monotonic() + 60
     while len(pids := children(process.pid)) < 3:  # two workers and multiprocessing's tracker

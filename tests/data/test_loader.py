@@ -32,14 +32,23 @@ def make_store(n: int = 200) -> TokenStore:
 START = Cursor()
 
 
-def take(store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size: int = 1) -> list[Update]:
+def take(
+    store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size: int = 1
+) -> list[Update]:
     with Loader(lambda epoch: store, CONFIG, 7, cursor, World(rank, size, CPU)) as updates:
         return [next(updates) for _ in range(n)]
 
 
 def rows(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-    sides = ((batch.src, batch.src.tokens), (batch.tgt, batch.tgt.tokens), (batch.tgt, batch.labels))
-    parts = ([part.tolist() for part in x[:side.n_live].split(side.lengths.tolist())] for side, x in sides)
+    sides = (
+        (batch.src, batch.src.tokens),
+        (batch.tgt, batch.tgt.tokens),
+        (batch.tgt, batch.labels),
+    )
+    parts = (
+        [part.tolist() for part in x[: side.n_live].split(side.lengths.tolist())]
+        for side, x in sides
+    )
     return list(zip(*parts, strict=True))
 
 
@@ -48,9 +57,12 @@ def test_a_batch_is_what_the_store_holds_with_marks() -> None:
     batch = make_batch(store, ids)
 
     def pieces(side: Side, i: int) -> list[int]:
-        return [int(t) for t in side.ids[side.offsets[i]:side.offsets[i + 1]]]
+        return [int(t) for t in side.ids[side.offsets[i] : side.offsets[i + 1]]]
 
-    expected = [(pieces(store.src, i) + [EOS], [BOS] + pieces(store.tgt, i), pieces(store.tgt, i) + [EOS]) for i in ids]
+    expected = [
+        (pieces(store.src, i) + [EOS], [BOS] + pieces(store.tgt, i), pieces(store.tgt, i) + [EOS])
+        for i in ids
+    ]
     assert rows(batch) == expected
     assert batch.n_tokens == sum(len(labels) for _, _, labels in expected)
     assert batch.src.longest == max(len(src) for src, _, _ in expected)
@@ -63,7 +75,11 @@ def test_continues_exactly_from_any_cursor_across_epochs() -> None:
     for k in (0, 3, 11, 28):
         (again,) = take(store, 1, whole[k].after)
         assert [rows(m.batch) for m in again.micros] == [rows(m.batch) for m in whole[k + 1].micros]
-        assert (again.n_src, again.n_tgt, again.after) == (whole[k + 1].n_src, whole[k + 1].n_tgt, whole[k + 1].after)
+        assert (again.n_src, again.n_tgt, again.after) == (
+            whole[k + 1].n_src,
+            whole[k + 1].n_tgt,
+            whole[k + 1].after,
+        )
 
 
 def test_each_epoch_is_read_from_its_own_store() -> None:
@@ -84,18 +100,30 @@ def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
     dealt = [take(store, 12, rank=rank, size=size) for rank in range(size)]
     for k, update in enumerate(alone):
         shares = [ranks[k] for ranks in dealt]
-        assert len({len(share.micros) for share in shares}) == 1  # all take part in every sum of gradients
-        counted = {m.number: rows(m.batch) for share in shares for m in share.micros if m.batch.n_tokens}
+        assert (
+            len({len(share.micros) for share in shares}) == 1
+        )  # all take part in every sum of gradients
+        counted = {
+            m.number: rows(m.batch) for share in shares for m in share.micros if m.batch.n_tokens
+        }
         assert counted == {m.number: rows(m.batch) for m in update.micros}
         blanks = [m for share in shares for m in share.micros if not m.batch.n_tokens]
         assert all((m.batch.labels == -1).all() for m in blanks)
-        assert all((s.n_src, s.n_tgt, s.after) == (update.n_src, update.n_tgt, update.after) for s in shares)
+        assert all(
+            (s.n_src, s.n_tgt, s.after) == (update.n_src, update.n_tgt, update.after)
+            for s in shares
+        )
 
 
 def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
     store = make_store()
-    broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)  # ids that are not there
-    with Loader(lambda epoch: broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates, pytest.raises(IndexError):
+    broken = TokenStore(
+        Side(store.src.ids[:10], store.src.offsets), store.tgt
+    )  # ids that are not there
+    with (
+        Loader(lambda epoch: broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates,
+        pytest.raises(IndexError),
+    ):
         for _ in islice(iter(lambda: next(updates), None), 5):
             pass
 
@@ -112,7 +140,12 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
         for micro, expected in zip(update.micros, plain.micros, strict=True):
             batch, n = micro.batch, expected.batch.src.n_sentences
             assert batch.has_shape(shape) and not expected.batch.has_shape(shape)
-            assert rows(batch)[:n] == rows(expected.batch) and batch.n_tokens == expected.batch.n_tokens
+            assert (
+                rows(batch)[:n] == rows(expected.batch)
+                and batch.n_tokens == expected.batch.n_tokens
+            )
             assert all(row == ([], [], []) for row in rows(batch)[n:])
-            assert (batch.labels[batch.tgt.n_live:] == -1).all() and (batch.labels >= 0).sum() == batch.n_tokens
+            assert (batch.labels[batch.tgt.n_live :] == -1).all() and (
+                batch.labels >= 0
+            ).sum() == batch.n_tokens
             assert batch.src.longest >= expected.batch.src.longest

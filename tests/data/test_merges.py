@@ -12,23 +12,42 @@ from hypothesis import strategies as st
 from nmt.data.merges import Merges
 from nmt.data.vocab import UNK
 
-LINES = [line for pair in sentences(500, 0) for line in pair] + ["aaaa aaaaaaa aaa", "hundehaus katzenbaum"] * 20
+LINES = [line for pair in sentences(500, 0) for line in pair] + [
+    "aaaa aaaaaaa aaa",
+    "hundehaus katzenbaum",
+] * 20
 
 
 def learned(has_bytes: bool) -> tuple[Merges, sentencepiece.SentencePieceProcessor]:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=model, model_type="bpe", vocab_size=400 if has_bytes else 140,
-        byte_fallback=has_bytes, normalization_rule_name="identity", pad_id=0, unk_id=1, bos_id=2, eos_id=3,
-        num_threads=1, minloglevel=2)
-    return Merges(model.getvalue()), sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=400 if has_bytes else 140,
+        byte_fallback=has_bytes,
+        normalization_rule_name="identity",
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return Merges(model.getvalue()), sentencepiece.SentencePieceProcessor(
+        model_proto=model.getvalue()
+    )
 
 
 MODELS = {has_bytes: learned(has_bytes) for has_bytes in (False, True)}
-TEXTS = st.lists(st.text(st.sampled_from("aabdehnorstuz  ß☃é")) | st.sampled_from(LINES), min_size=1, max_size=8)
+TEXTS = st.lists(
+    st.text(st.sampled_from("aabdehnorstuz  ß☃é")) | st.sampled_from(LINES), min_size=1, max_size=8
+)
 
 
-def drawn(has_bytes: bool, texts: list[str], rate: float) -> tuple[list[list[int]], list[list[int]]]:
+def drawn(
+    has_bytes: bool, texts: list[str], rate: float
+) -> tuple[list[list[int]], list[list[int]]]:
     merges, processor = MODELS[has_bytes]
     rows = processor.encode(texts, num_threads=1)
     ids, lengths = np.array(sum(rows, []), np.uint16), np.array(list(map(len, rows)))
@@ -45,7 +64,9 @@ def test_at_rate_0_the_pieces_are_sentencepieces(has_bytes: bool, texts: list[st
 
 @settings(max_examples=100, deadline=None)
 @given(st.booleans(), TEXTS, st.sampled_from([0.1, 0.5, 0.999]))
-def test_the_text_stays_and_so_does_what_has_no_letters(has_bytes: bool, texts: list[str], rate: float) -> None:
+def test_the_text_stays_and_so_does_what_has_no_letters(
+    has_bytes: bool, texts: list[str], rate: float
+) -> None:
     rows, new = drawn(has_bytes, texts, rate)
     _, processor = MODELS[has_bytes]
     assert processor.decode(new) == processor.decode(rows)
@@ -62,5 +83,7 @@ def test_the_table_finds_every_merge_and_no_other(has_bytes: bool) -> None:
     ranks = merges._find(firsts[None], seconds[None])[0]
     plain = {piece: i for i, piece in enumerate(pieces) if not (i < 4 or processor.is_byte(i))}
     for a, b, rank in zip(firsts.tolist(), seconds.tolist(), ranks.tolist(), strict=True):
-        merged = plain.get(pieces[a] + pieces[b]) if {pieces[a], pieces[b]} <= plain.keys() else None
+        merged = (
+            plain.get(pieces[a] + pieces[b]) if {pieces[a], pieces[b]} <= plain.keys() else None
+        )
         assert (merges.made[rank] if rank < 2**16 - 1 else None) == merged

@@ -14,12 +14,16 @@ from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
 from nmt.data.plan import cut, plan_epoch
 
-LENGTHS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300)))
+LENGTHS = st.integers(0, 2**32 - 1).map(
+    lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300))
+)
 DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 CONFIG = TrainingConfig(src_tokens=900, tgt_tokens=800, micro_tokens=250)
 
 
-def runs(pairs: list[int], src: list[int], tgt: list[int], src_budget: int, tgt_budget: int) -> Iterator[list[int]]:
+def runs(
+    pairs: list[int], src: list[int], tgt: list[int], src_budget: int, tgt_budget: int
+) -> Iterator[list[int]]:
     """Pair by pair: a run ends where the next pair would not fit."""
     run: list[int] = []
     n_src = n_tgt = 0
@@ -32,8 +36,13 @@ def runs(pairs: list[int], src: list[int], tgt: list[int], src_budget: int, tgt_
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 300) | st.just(3_000), st.integers(0, 9),
-       st.sampled_from([1, 9, 250, 255, 300, 70_000]), st.sampled_from([1, 1_000, 10_000]))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 300) | st.just(3_000),
+    st.integers(0, 9),
+    st.sampled_from([1, 9, 250, 255, 300, 70_000]),
+    st.sampled_from([1, 1_000, 10_000]),
+)
 def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, piece: int) -> None:
     rng = np.random.default_rng(seed)
     pieces = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
@@ -41,7 +50,11 @@ def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, pi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "PIECE", piece)
         plan = plan_epoch(pieces[0], pieces[1], seed, epoch, CONFIG)
-    order = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).permutation(n).tolist()
+    order = (
+        np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
+        .permutation(n)
+        .tolist()
+    )
     src, tgt = (pieces + 1).tolist()
     updates = list(runs(order, src, tgt, 900, 800))
     assert len(plan) == len(updates)
@@ -54,9 +67,18 @@ def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, pi
 
 @settings(max_examples=25, deadline=None)
 @given(LENGTHS, st.integers(0, 1000), st.integers(0, 50))
-def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(lengths: np.ndarray, seed: int, epoch: int) -> None:
-    updates = [{frozenset(plan.order[a:b].tolist()) for a, b in zip(plan.bounds, plan.bounds[1:], strict=False)}
-               for plan in (plan_epoch(lengths[0], lengths[1], seed, e, CONFIG) for e in (epoch, epoch + 1))]
+def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(
+    lengths: np.ndarray, seed: int, epoch: int
+) -> None:
+    updates = [
+        {
+            frozenset(plan.order[a:b].tolist())
+            for a, b in zip(plan.bounds, plan.bounds[1:], strict=False)
+        }
+        for plan in (
+            plan_epoch(lengths[0], lengths[1], seed, e, CONFIG) for e in (epoch, epoch + 1)
+        )
+    ]
     assert not any(len(update) > 1 for update in updates[0] & updates[1])
 
 
@@ -78,11 +100,15 @@ def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch
 
 @settings(max_examples=25, deadline=None)
 @given(LENGTHS, st.integers(20, 400))
-def test_updates_do_not_depend_on_the_size_of_micro_batches(lengths: np.ndarray, micro_tokens: int) -> None:
+def test_updates_do_not_depend_on_the_size_of_micro_batches(
+    lengths: np.ndarray, micro_tokens: int
+) -> None:
     import dataclasses
 
     a = plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG)
-    b = plan_epoch(lengths[0], lengths[1], 1, 0, dataclasses.replace(CONFIG, micro_tokens=micro_tokens))
+    b = plan_epoch(
+        lengths[0], lengths[1], 1, 0, dataclasses.replace(CONFIG, micro_tokens=micro_tokens)
+    )
     assert len(a) == len(b)
     for update in range(len(a)):
         assert sorted(np.concatenate(a.micros(update))) == sorted(np.concatenate(b.micros(update)))
@@ -107,8 +133,12 @@ def test_updates_are_nearly_full() -> None:
     assert min(fills) > 0.98
 
 
-@pytest.mark.parametrize(("micro_tokens", "extra"), [(25_000, 0.0), (12_700, 0.05), (6_450, 0.05), (3_250, 0.1)])
-def test_micro_batches_are_as_few_as_hold_an_update_and_alike(micro_tokens: int, extra: float) -> None:
+@pytest.mark.parametrize(
+    ("micro_tokens", "extra"), [(25_000, 0.0), (12_700, 0.05), (6_450, 0.05), (3_250, 0.1)]
+)
+def test_micro_batches_are_as_few_as_hold_an_update_and_alike(
+    micro_tokens: int, extra: float
+) -> None:
     rng = np.random.default_rng(0)
     src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
     tgt = np.clip(src * rng.normal(1.0, 0.15, 20_000), 1, 250).astype(np.int32)
@@ -127,29 +157,54 @@ def test_a_pair_longer_than_a_micro_batch_stands_alone() -> None:
     assert [7] in [micro.tolist() for micro in micros] and len(micros) == 1 + -(-39 * 10 // 250)
 
 
-@pytest.mark.skipif(not (DATA / "tatoeba-en-de").is_dir(), reason="no tatoeba-en-de (NMT_TEST_DATA names its parent)")
+@pytest.mark.skipif(
+    not (DATA / "tatoeba-en-de").is_dir(),
+    reason="no tatoeba-en-de (NMT_TEST_DATA names its parent)",
+)
 def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
-    src, tgt = (np.array([len(line) for line in lzma.decompress(
-        (DATA / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()).split(b"\n")[:-1]]) // 3 for side in ("en", "de"))
-    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(micro_tokens=3_200))  # some three letters to a piece
+    src, tgt = (
+        np.array(
+            [
+                len(line)
+                for line in lzma.decompress(
+                    (DATA / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()
+                ).split(b"\n")[:-1]
+            ]
+        )
+        // 3
+        for side in ("en", "de")
+    )
+    plan = plan_epoch(
+        src, tgt, 1, 0, TrainingConfig(micro_tokens=3_200)
+    )  # some three letters to a piece
     fills = np.array([plan.n_tokens(update) for update in range(len(plan) - 1)]) / 25_000
     assert len(fills) > 50 and fills.max(1).min() > 0.99
     means = np.array([(src + 1).mean(), (tgt + 1).mean()])
-    assert abs(fills.mean(0) - means / means.max()).max() < 0.005  # the other side: as the text has it
+    assert (
+        abs(fills.mean(0) - means / means.max()).max() < 0.005
+    )  # the other side: as the text has it
 
 
 def test_small_types_hold_what_they_must() -> None:
-    for longest, kind in ((254, np.uint8), (255, np.uint16), (65_534, np.uint16), (65_535, np.uint32)):
+    for longest, kind in (
+        (254, np.uint8),
+        (255, np.uint16),
+        (65_534, np.uint16),
+        (65_535, np.uint32),
+    ):
         plan = plan_epoch(np.array([longest, 3]), np.array([longest, 3]), 1, 0, CONFIG)
         assert plan.src_lengths.tolist() == [longest + 1, 4] and plan.src_lengths.dtype == kind
         assert plan.order.dtype == np.uint32
 
 
-@pytest.mark.parametrize(("src", "tgt", "expected"), [
-    ([3, 3, 3], [1, 1, 1], [0, 2, 3]),  # the source fills first
-    ([1, 1, 1], [3, 3, 3], [0, 2, 3]),  # the target fills first
-    ([1, 99, 1], [1, 1, 1], [0, 1, 2, 3]),  # a pair too long for the budget stands alone
-    ([6], [6], [0, 1]),
-])
+@pytest.mark.parametrize(
+    ("src", "tgt", "expected"),
+    [
+        ([3, 3, 3], [1, 1, 1], [0, 2, 3]),  # the source fills first
+        ([1, 1, 1], [3, 3, 3], [0, 2, 3]),  # the target fills first
+        ([1, 99, 1], [1, 1, 1], [0, 1, 2, 3]),  # a pair too long for the budget stands alone
+        ([6], [6], [0, 1]),
+    ],
+)
 def test_cut(src: list[int], tgt: list[int], expected: list[int]) -> None:
     assert cut(np.array(src), np.array(tgt), 6, 6).tolist() == expected

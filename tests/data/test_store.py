@@ -23,14 +23,20 @@ def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> 
     for side, lines in sides.items():
         with closing(SideWriter(folder, split, side)) as writer:
             for i in range(0, len(lines), chunk):
-                some = lines[i:i + chunk]
-                writer.append(np.array(sum(some, []), np.uint16), np.array([len(ids) for ids in some], np.int64))
+                some = lines[i : i + chunk]
+                writer.append(
+                    np.array(sum(some, []), np.uint16),
+                    np.array([len(ids) for ids in some], np.int64),
+                )
             assert writer.n_tokens == sum(map(len, lines))
 
 
 @pytest.fixture
 def sides() -> dict[str, Sentences]:
-    return {"src": [[1, 2, 65_534], [], [7], *sentences(200, 0)], "tgt": [[3], [4, 5], [], *sentences(200, 1)]}
+    return {
+        "src": [[1, 2, 65_534], [], [7], *sentences(200, 0)],
+        "tgt": [[3], [4, 5], [], *sentences(200, 1)],
+    }
 
 
 @pytest.fixture
@@ -47,7 +53,9 @@ def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences])
     store = open_store(folder, "train")
     assert len(store) == 203
     for side, lines in ((store.src, sides["src"]), (store.tgt, sides["tgt"])):
-        assert [side.ids[a:b].tolist() for a, b in zip(side.offsets, side.offsets[1:], strict=False)] == lines
+        assert [
+            side.ids[a:b].tolist() for a, b in zip(side.offsets, side.offsets[1:], strict=False)
+        ] == lines
         assert side.lengths.tolist() == [len(line) for line in lines]
         assert isinstance(side.ids, np.memmap)
         assert (side.ids.dtype.name, side.offsets.dtype.name) == ("uint16", "int64")
@@ -101,9 +109,15 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
         open_store(folder, "train")
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    (np.zeros(4, np.int32), "int32 of shape"), (np.array([0, 1, 2]), "does not fit its ids"),
-    (np.array([], np.int64), "does not fit its ids"), (np.array(["x"], object), "Python objects")])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros(4, np.int32), "int32 of shape"),
+        (np.array([0, 1, 2]), "does not fit its ids"),
+        (np.array([], np.int64), "does not fit its ids"),
+        (np.array(["x"], object), "Python objects"),
+    ],
+)
 def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) -> None:
     np.save(folder / "train.src.offsets.npy", wrong, allow_pickle=True)
     seal(folder)

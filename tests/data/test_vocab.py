@@ -20,7 +20,9 @@ from nmt.system.errors import UserError
 
 DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box “quietly” — ½ of them, naïve, Übermaß"
-LINES = [" ".join(WORDS.split()[i * k % 19] for k in range(1, 9)) for i in range(99)] + ["tab\there\u2028\u0085\xa0."]
+LINES = [" ".join(WORDS.split()[i * k % 19] for k in range(1, 9)) for i in range(99)] + [
+    "tab\there\u2028\u0085\xa0."
+]
 BYTES = [line.encode() for line in LINES]
 SIZE = 120
 
@@ -44,7 +46,11 @@ def vocab(model: bytes) -> Vocab:
 def test_is_what_sentencepiece_makes_of_it(vocab: Vocab, model: bytes) -> None:
     truth = sentencepiece.SentencePieceProcessor(model_proto=model)
     assert vocab.size == truth.get_piece_size() == SIZE
-    assert (truth.pad_id(), truth.unk_id(), truth.bos_id(), truth.eos_id()) == (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert (
+        (truth.pad_id(), truth.unk_id(), truth.bos_id(), truth.eos_id())
+        == (PAD, UNK, BOS, EOS)
+        == (0, 1, 2, 3)
+    )
     ids = vocab.encode(LINES)
     assert ids == [truth.encode(line) for line in LINES]
     assert vocab.pieces(ids[0]) == truth.encode(LINES[0], out_type=str)
@@ -52,12 +58,24 @@ def test_is_what_sentencepiece_makes_of_it(vocab: Vocab, model: bytes) -> None:
     assert vocab.digest == hashlib.sha256(model).hexdigest()
 
 
-def pieces_of_sentencepiece(lines: Sequence[str], size: int) -> sentencepiece.SentencePieceProcessor:
+def pieces_of_sentencepiece(
+    lines: Sequence[str], size: int
+) -> sentencepiece.SentencePieceProcessor:
     """What it learns by itself, from lines."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=size, character_coverage=1.0,
-        normalization_rule_name="identity", pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, minloglevel=2)
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=size,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        minloglevel=2,
+    )
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
@@ -67,16 +85,23 @@ def test_words_and_counts_teach_what_lines_teach() -> None:
     assert vocab.pieces(range(SIZE)) == truth.id_to_piece(list(range(SIZE)))
 
 
-@given(st.lists(st.text(st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30)))
+@given(
+    st.lists(
+        st.text(st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30)
+    )
+)
 def test_looking_words_up_gives_the_ids_of_lines(vocab: Vocab, lines: list[str]) -> None:
     ids, lengths = CorpusEncoder(vocab)([line.encode() for line in lines])
     truth = vocab.encode(lines)
-    assert ids.tolist() == list(chain.from_iterable(truth)) and lengths.tolist() == [len(line) for line in truth]
+    assert ids.tolist() == list(chain.from_iterable(truth)) and lengths.tolist() == [
+        len(line) for line in truth
+    ]
 
 
 @pytest.mark.parametrize("n_known", [0, 3, 1000])
 def test_how_many_words_are_known_changes_nothing(
-        vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_known: int) -> None:
+    vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_known: int
+) -> None:
     monkeypatch.setattr("nmt.data.vocab.KNOWN_WORDS", n_known)
     truth = list(chain.from_iterable(vocab.encode(LINES)))
     assert CorpusEncoder(vocab)(BYTES)[0].tolist() == truth
@@ -87,15 +112,25 @@ def test_how_many_words_are_known_changes_nothing(
 def test_a_model_that_looks_over_spaces_is_asked_line_by_line() -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ice cream is good", "an ice cream", "cream of ice cream"] * 9), model_writer=model,
-        model_type="bpe", vocab_size=40, split_by_whitespace=False, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
-        minloglevel=2)
+        sentence_iterator=iter(["ice cream is good", "an ice cream", "cream of ice cream"] * 9),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=40,
+        split_by_whitespace=False,
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        minloglevel=2,
+    )
     vocab = Vocab(model.getvalue())
     lines = ["an ice cream", "ﬁne  ½ ice"]
     assert not vocab.is_wordwise
     ids, _ = CorpusEncoder(vocab)([line.encode() for line in lines])
     assert ids.tolist() == list(chain.from_iterable(vocab.encode(lines)))
-    assert vocab.encode(lines[:1])[0] != list(chain.from_iterable(vocab.encode(lines[0].split(" "))))
+    assert vocab.encode(lines[:1])[0] != list(
+        chain.from_iterable(vocab.encode(lines[0].split(" ")))
+    )
 
 
 def test_with_byte_fallback_nothing_is_unknown() -> None:
@@ -104,8 +139,18 @@ def test_with_byte_fallback_nothing_is_unknown() -> None:
     assert UNK not in ids[0] and vocab.decode(ids) == ["the \N{SNOWMAN} 漢字"]
 
 
-@pytest.mark.parametrize("text", [
-    "“quietly” — ½ of them, naïve", "a tab\there", "line\u2028end", "next\u0085line", "no\xa0break", "", "the the"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "“quietly” — ½ of them, naïve",
+        "a tab\there",
+        "line\u2028end",
+        "next\u0085line",
+        "no\xa0break",
+        "",
+        "the the",
+    ],
+)
 def test_text_comes_back_as_it_went_in(vocab: Vocab, text: str) -> None:
     assert vocab.decode(vocab.encode([text])) == [text]
 
@@ -115,7 +160,7 @@ def test_only_runs_of_spaces_are_lost(vocab: Vocab) -> None:
 
 
 def test_special_ids_are_silent_and_the_unknown_is_marked(vocab: Vocab) -> None:
-    ids, = vocab.encode(["the dog"])
+    (ids,) = vocab.encode(["the dog"])
     assert vocab.decode([[BOS, *ids, EOS, PAD, PAD], [], [PAD]]) == ["the dog", "", ""]
     assert vocab.encode(["the \N{SNOWMAN}"])[0][-1] == UNK
     assert "\N{DOUBLE QUESTION MARK}" in vocab.decode(vocab.encode(["the \N{SNOWMAN}"]))[0]
@@ -129,10 +174,19 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
     assert learned(LINES, VocabConfig(size=SIZE)) == model
 
 
-@pytest.mark.parametrize(("size", "message"), [
-    (5000, r"vocab\.size: 5000 is too large .* at most (\d+) is possible"),
-    (20, r"vocab\.size: 20 is too small, .* need (\d+); raise it or lower vocab\.character_coverage")])
-def test_an_impossible_size_names_the_possible(size: int, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (5000, r"vocab\.size: 5000 is too large .* at most (\d+) is possible"),
+        (
+            20,
+            r"vocab\.size: 20 is too small, .* need (\d+); raise it or lower vocab\.character_coverage",
+        ),
+    ],
+)
+def test_an_impossible_size_names_the_possible(
+    size: int, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match=message) as caught:
         learned(LINES, VocabConfig(size=size))
     found = re.search(message, str(caught.value))
@@ -162,21 +216,38 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, model: bytes) -> None:
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
     model = io.BytesIO()  # SentencePiece's defaults: unk 0, bos 1, eos 2, no pad
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=model, vocab_size=SIZE,
-                                             model_type="bpe", minloglevel=2)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        vocab_size=SIZE,
+        model_type="bpe",
+        minloglevel=2,
+    )
     (tmp_path / "other.model").write_bytes(model.getvalue())
-    with pytest.raises(UserError, match=r"other\.model: BPE model with pad, unk, bos, eos = \(-1, 0, 1, 2\)"):
+    with pytest.raises(
+        UserError, match=r"other\.model: BPE model with pad, unk, bos, eos = \(-1, 0, 1, 2\)"
+    ):
         Vocab.load(tmp_path / "other.model")
 
 
-@pytest.mark.skipif(not (DATA / "multi30k").is_dir(), reason="multi30k is not here (NMT_TEST_DATA names its parent)")
+@pytest.mark.skipif(
+    not (DATA / "multi30k").is_dir(), reason="multi30k is not here (NMT_TEST_DATA names its parent)"
+)
 def test_real_text_survives() -> None:
-    lines = {name: (DATA / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
-             for name in ("valid.en", "valid.de", "test.en", "test.de")}
+    lines = {
+        name: (DATA / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
+        for name in ("valid.en", "valid.de", "test.en", "test.de")
+    }
     vocab = Vocab(learned(lines["valid.en"] + lines["valid.de"], VocabConfig(size=4000)))
     for name in ("valid.en", "valid.de"):
-        assert vocab.decode(vocab.encode(lines[name])) == [re.sub(" +", " ", line.strip(" ")) for line in lines[name]]
+        assert vocab.decode(vocab.encode(lines[name])) == [
+            re.sub(" +", " ", line.strip(" ")) for line in lines[name]
+        ]
     unseen = lines["test.en"] + lines["test.de"]
     known = set("".join(lines["valid.en"] + lines["valid.de"]))
-    for line, ids in zip(unseen, vocab.encode(unseen), strict=True):  # a run of unknown characters is one id
-        assert ids.count(UNK) == [is_lost for is_lost, _ in groupby(c not in known for c in line)].count(True)
+    for line, ids in zip(
+        unseen, vocab.encode(unseen), strict=True
+    ):  # a run of unknown characters is one id
+        assert ids.count(UNK) == [
+            is_lost for is_lost, _ in groupby(c not in known for c in line)
+        ].count(True)

@@ -34,7 +34,10 @@ def folder(tmp_path: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def result_of(folder: Path) -> Result:
     manifest = read_manifest(folder)
-    digests = {f"{kind}_sha256": manifest[name]["sha256"] for kind, name in (("weights", MODEL), ("vocab", VOCAB))}
+    digests = {
+        f"{kind}_sha256": manifest[name]["sha256"]
+        for kind, name in (("weights", MODEL), ("vocab", VOCAB))
+    }
     return replace(RESULT, pair="no-en", **digests)
 
 
@@ -45,34 +48,113 @@ def with_config(folder: Path, **changes: object) -> None:
 
 
 def test_the_hub_reads_it(folder: Path) -> None:
-    corpora = (CorpusConfig(dataset="wmt/wmt14", subset="de-en"), CorpusConfig(src="a.en", tgt="a.de"))
-    with_config(folder, data=DataConfig(src="no", tgt="en", train=corpora))  # no, unquoted, is false in YAML
+    corpora = (
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en"),
+        CorpusConfig(src="a.en", tgt="a.de"),
+    )
+    with_config(
+        folder, data=DataConfig(src="no", tgt="en", train=corpora)
+    )  # no, unquoted, is false in YAML
     result = result_of(folder)
-    other = replace(result, test_set=replace(result.test_set, name="my/own set"), scores=result.scores[1:])
-    back = replace(result, pair="en-no", test_set=replace(result.test_set, name="newstest2013"),
-                   scores=[replace(result.scores[0], name="BLEU tokenised, split, plain quotes")])
-    strange = replace(result, weights_sha256="0" * 64, test_set=replace(result.test_set, name="of other weights"))
-    filtered = replace(result, test_set=replace(result.test_set, name="wmt14"), scores=result.scores[:1])
+    other = replace(
+        result, test_set=replace(result.test_set, name="my/own set"), scores=result.scores[1:]
+    )
+    back = replace(
+        result,
+        pair="en-no",
+        test_set=replace(result.test_set, name="newstest2013"),
+        scores=[replace(result.scores[0], name="BLEU tokenised, split, plain quotes")],
+    )
+    strange = replace(
+        result, weights_sha256="0" * 64, test_set=replace(result.test_set, name="of other weights")
+    )
+    filtered = replace(
+        result, test_set=replace(result.test_set, name="wmt14"), scores=result.scores[:1]
+    )
     write_card(folder, [result, other, strange, back, filtered])
     card = ModelCard.load(folder / "README.md")
     data = card.data.to_dict()
-    assert (data["language"], data["library_name"], data["pipeline_tag"]) == (["no", "en"], "nmt", "translation")
+    assert (data["language"], data["library_name"], data["pipeline_tag"]) == (
+        ["no", "en"],
+        "nmt",
+        "translation",
+    )
     assert data["datasets"] == ["wmt/wmt14"] and "transformer" in data["tags"]
     found = card.data.eval_results
-    assert isinstance(found, list) and all(isinstance(each, EvalResult) for each in found) and len(found) == 5
+    assert (
+        isinstance(found, list)
+        and all(isinstance(each, EvalResult) for each in found)
+        and len(found) == 5
+    )
     assert card.data.model_name == "toy"
-    assert [(each.metric_type, each.metric_value, each.metric_name, each.verified, each.task_type, each.dataset_name,
-             each.dataset_type, each.dataset_split, each.dataset_config) for each in found[:3]] == [
-        ("bleu", 27.3, "BLEU (nrefs:1|tok:13a)", False, "translation", "newstest2014", "wmt/wmt14", "test", "no-en"),
-        ("chrf", 55.0, "chrF2 (nrefs:1|nc:6)", False, "translation", "newstest2014", "wmt/wmt14", "test", "no-en"),
-        ("chrf", 55.0, "chrF2 (nrefs:1|nc:6)", False, "translation", "my/own set", "my-own-set", "test", None)]
-    assert [(each.metric_type, each.task_name, each.dataset_type, each.dataset_split) for each in found[3:]] == [
-        ("bleu", "Translation en-no", "wmt/wmt14", "validation"), ("bleu", "Translation no-en", "wmt14", "test")]
+    assert [
+        (
+            each.metric_type,
+            each.metric_value,
+            each.metric_name,
+            each.verified,
+            each.task_type,
+            each.dataset_name,
+            each.dataset_type,
+            each.dataset_split,
+            each.dataset_config,
+        )
+        for each in found[:3]
+    ] == [
+        (
+            "bleu",
+            27.3,
+            "BLEU (nrefs:1|tok:13a)",
+            False,
+            "translation",
+            "newstest2014",
+            "wmt/wmt14",
+            "test",
+            "no-en",
+        ),
+        (
+            "chrf",
+            55.0,
+            "chrF2 (nrefs:1|nc:6)",
+            False,
+            "translation",
+            "newstest2014",
+            "wmt/wmt14",
+            "test",
+            "no-en",
+        ),
+        (
+            "chrf",
+            55.0,
+            "chrF2 (nrefs:1|nc:6)",
+            False,
+            "translation",
+            "my/own set",
+            "my-own-set",
+            "test",
+            None,
+        ),
+    ]
+    assert [
+        (each.metric_type, each.task_name, each.dataset_type, each.dataset_split)
+        for each in found[3:]
+    ] == [
+        ("bleu", "Translation en-no", "wmt/wmt14", "validation"),
+        ("bleu", "Translation no-en", "wmt14", "test"),
+    ]
     assert found[0].dataset_args == {"lines": 3003, "src_sha256": "c" * 64, "ref_sha256": "d" * 64}
     assert "&id" not in card.content and "of other weights" not in card.content
-    for fact in ("trained with nmt", "step-0000010", "26.90 to 27.70", r"`nrefs:1\|tok:13a`", "beam 4",
-                 "newstest2014 no-en, 3,003 lines", "newstest2013 en-no, 3,003 lines", "label smoothing 0.1",
-                 "nmt-translate . < text.no > text.en"):
+    for fact in (
+        "trained with nmt",
+        "step-0000010",
+        "26.90 to 27.70",
+        r"`nrefs:1\|tok:13a`",
+        "beam 4",
+        "newstest2014 no-en, 3,003 lines",
+        "newstest2013 en-no, 3,003 lines",
+        "label smoothing 0.1",
+        "nmt-translate . < text.no > text.en",
+    ):
         assert fact in card.text, fact
 
 
@@ -95,7 +177,9 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     for results in ([], [result_of(folder)]):
         write_card(folder, results)
         assert read_manifest(folder) == before and load(folder).state["step"] == 20
-        assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(folder / "README.md")
+        assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(
+            folder / "README.md"
+        )
     average([make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB))], folder)
     assert averaged_in(folder) == ["step"]
 
@@ -103,7 +187,9 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
 def test_one_that_was_edited_is_left_alone(folder: Path) -> None:
     write_card(folder, [])
     card = folder / "README.md"
-    card.write_text(card.read_text().replace("No licence of the weights is known.", "Licence: CC BY 4.0."))
+    card.write_text(
+        card.read_text().replace("No licence of the weights is known.", "Licence: CC BY 4.0.")
+    )
     edited = card.read_bytes()
     with pytest.raises(UserError, match="README.md: was edited since nmt wrote it") as caught:
         write_card(folder, [result_of(folder)])
@@ -127,8 +213,16 @@ def test_other_folders_have_none(folder: Path, tmp_path: Path) -> None:
 
 
 def test_many_checkpoints_with_their_ages_and_weights(folder: Path) -> None:
-    state = {"averaged": ["a", "b"], "step": 9, "elapsed_s": [600.0, 1200.0], "weights": [0.25, 0.75]}
+    state = {
+        "averaged": ["a", "b"],
+        "step": 9,
+        "elapsed_s": [600.0, 1200.0],
+        "weights": [0.25, 0.75],
+    }
     (folder / STATE).write_text(json.dumps(state))
     seal(folder)
     write_card(folder, [])
-    assert "a at minute 10.0, weight 0.2500; b at minute 20.0, weight 0.7500" in (folder / "README.md").read_text()
+    assert (
+        "a at minute 10.0, weight 0.2500; b at minute 20.0, weight 0.7500"
+        in (folder / "README.md").read_text()
+    )

@@ -64,15 +64,36 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
         drawn = sentences(n, seed)
         for side, language in enumerate(("en", "de")):
             put(folder / f"{split}.{language}", [pair[side] for pair in drawn])
-    corpora = [CorpusConfig(src=f"{split}.en", tgt=f"{split}.de") for split in ("train", "valid", "test")]
+    corpora = [
+        CorpusConfig(src=f"{split}.en", tgt=f"{split}.de") for split in ("train", "valid", "test")
+    ]
     config = RunConfig(
-        name="toy", seed=2, out=str(folder / "run"),
-        data=DataConfig(root=str(folder), store=str(folder / "store"), workers=1, train=(corpora[0],), valid=corpora[1],
-                        test=corpora[2]),
-        vocab=VocabConfig(size=80), model=ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=1, dropout=0.0),
-        optimizer=OptimizerConfig(warmup_steps=20, scale=0.3), decoding=DecodingConfig(beam=1, max_extra=5),
-        training=TrainingConfig(steps=60, src_tokens=1200, tgt_tokens=1200, micro_tokens=1200, precision="fp32",
-                                validate_every=1000, checkpoint_every=20, checkpoint_minutes=None))
+        name="toy",
+        seed=2,
+        out=str(folder / "run"),
+        data=DataConfig(
+            root=str(folder),
+            store=str(folder / "store"),
+            workers=1,
+            train=(corpora[0],),
+            valid=corpora[1],
+            test=corpora[2],
+        ),
+        vocab=VocabConfig(size=80),
+        model=ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=1, dropout=0.0),
+        optimizer=OptimizerConfig(warmup_steps=20, scale=0.3),
+        decoding=DecodingConfig(beam=1, max_extra=5),
+        training=TrainingConfig(
+            steps=60,
+            src_tokens=1200,
+            tgt_tokens=1200,
+            micro_tokens=1200,
+            precision="fp32",
+            validate_every=1000,
+            checkpoint_every=20,
+            checkpoint_minutes=None,
+        ),
+    )
     (folder / "toy.yaml").write_text(dump(config))
     assert nmt_train(["--config", str(folder / "toy.yaml")]) == 0
     return folder
@@ -139,20 +160,44 @@ def said(signature: str) -> dict[str, str]:
 # A reference, its Moses tokens of 2017, and the same of a translation. U+201C becomes a quote in tokenising, the low
 # one only where quotes are made plain.
 TEXTS = [
-    ("Er sagte: „Das Nord-Süd-Gefälle wächst.“", "Er sagte : „ Das Nord-Süd-Gefälle wächst . &quot;",
-     'Er sagte: "Das Nord-Süd-Gefälle steigt."', "Er sagte : &quot; Das Nord-Süd-Gefälle steigt . &quot;"),
-    ("Die Katze sitzt auf der Matte, und der Hund schläft.", "Die Katze sitzt auf der Matte , und der Hund schläft .",
-     "Die katze sitzt auf der Matte und der Hund schläft.", "Die katze sitzt auf der Matte und der Hund schläft ."),
-    ("Ein e-Mail-Programm & ein Text für 1.000,50 Euro!", "Ein e-Mail-Programm &amp; ein Text für 1.000,50 Euro !",
-     "Ein E-Mail-Programm & der Text für 1.000,50 Euro!", "Ein E-Mail-Programm &amp; der Text für 1.000,50 Euro !"),
-    ("Das ist z.B. im Ost-West-Handel so.", "Das ist z.B. im Ost-West-Handel so .",
-     "Das ist im Ost-West-Handel auch so.", "Das ist im Ost-West-Handel auch so ."),
+    (
+        "Er sagte: „Das Nord-Süd-Gefälle wächst.“",
+        "Er sagte : „ Das Nord-Süd-Gefälle wächst . &quot;",
+        'Er sagte: "Das Nord-Süd-Gefälle steigt."',
+        "Er sagte : &quot; Das Nord-Süd-Gefälle steigt . &quot;",
+    ),
+    (
+        "Die Katze sitzt auf der Matte, und der Hund schläft.",
+        "Die Katze sitzt auf der Matte , und der Hund schläft .",
+        "Die katze sitzt auf der Matte und der Hund schläft.",
+        "Die katze sitzt auf der Matte und der Hund schläft .",
+    ),
+    (
+        "Ein e-Mail-Programm & ein Text für 1.000,50 Euro!",
+        "Ein e-Mail-Programm &amp; ein Text für 1.000,50 Euro !",
+        "Ein E-Mail-Programm & der Text für 1.000,50 Euro!",
+        "Ein E-Mail-Programm &amp; der Text für 1.000,50 Euro !",
+    ),
+    (
+        "Das ist z.B. im Ost-West-Handel so.",
+        "Das ist z.B. im Ost-West-Handel so .",
+        "Das ist im Ost-West-Handel auch so.",
+        "Das ist im Ost-West-Handel auch so .",
+    ),
 ]
 FRENCH = [
-    ("L'eau de l'Est-Ouest est là, dit-il.", "L' eau de l' Est-Ouest est là , dit-il .",
-     "L'eau de l'Est-Ouest est ici, dit-il.", "L' eau de l' Est-Ouest est ici , dit-il ."),
-    ("C'est le chat de la voisine.", "C' est le chat de la voisine .",
-     "C'est un Chat de la voisine.", "C' est un Chat de la voisine ."),
+    (
+        "L'eau de l'Est-Ouest est là, dit-il.",
+        "L' eau de l' Est-Ouest est là , dit-il .",
+        "L'eau de l'Est-Ouest est ici, dit-il.",
+        "L' eau de l' Est-Ouest est ici , dit-il .",
+    ),
+    (
+        "C'est le chat de la voisine.",
+        "C' est le chat de la voisine .",
+        "C'est un Chat de la voisine.",
+        "C' est un Chat de la voisine .",
+    ),
 ]
 
 
@@ -164,63 +209,110 @@ def tokens_bleu() -> BLEU:
     return BLEU(tokenize="none", force=True, smooth_method="none")
 
 
-def truth(rows: list[tuple[str, str, str, str]], language: str) -> dict[str, tuple[Metric, list[str], list[str], str]]:
+def truth(
+    rows: list[tuple[str, str, str, str]], language: str
+) -> dict[str, tuple[Metric, list[str], list[str], str]]:
     """For each rung in order: sacreBLEU's metric, what it is given, and what the signature says of the tokens."""
     gold, gold_tokens, texts, tokens = (list(column) for column in zip(*rows, strict=True))
     moses = f"moses-2017.{language}"
-    plain = {"BLEU": BLEU(), "BLEU, lower-cased": BLEU(lowercase=True), "BLEU intl": BLEU(tokenize="intl"),
-             "BLEU intl, lower-cased": BLEU(tokenize="intl", lowercase=True)}
+    plain = {
+        "BLEU": BLEU(),
+        "BLEU, lower-cased": BLEU(lowercase=True),
+        "BLEU intl": BLEU(tokenize="intl"),
+        "BLEU intl, lower-cased": BLEU(tokenize="intl", lowercase=True),
+    }
     found: dict[str, tuple[Metric, list[str], list[str], str]] = {
-        name: (metric, texts, gold, "") for name, metric in plain.items()}
+        name: (metric, texts, gold, "") for name, metric in plain.items()
+    }
     found["BLEU tokenised"] = (tokens_bleu(), tokens, gold_tokens, moses)
     if language == "de":
         ours, theirs = list(map(split, tokens)), list(map(split, gold_tokens))
         found["BLEU tokenised, split"] = (tokens_bleu(), ours, theirs, f"{moses}+atat")
         found["BLEU tokenised, split, plain quotes"] = (
-            tokens_bleu(), ours, [line.replace("„", "&quot;") for line in theirs], f"{moses}+atat+refquotes")
+            tokens_bleu(),
+            ours,
+            [line.replace("„", "&quot;") for line in theirs],
+            f"{moses}+atat+refquotes",
+        )
     return found | {"chrF2": (CHRF(), texts, gold, ""), "TER": (TER(), texts, gold, "")}
 
 
 @pytest.mark.parametrize(("language", "rows"), [("de", TEXTS), ("fr", FRENCH)])
 def test_every_rung_is_what_sacrebleu_says(
-        language: str, rows: list[tuple[str, str, str, str]], tmp_path: Path, capsys: Capture) -> None:
+    language: str, rows: list[tuple[str, str, str, str]], tmp_path: Path, capsys: Capture
+) -> None:
     references = put(tmp_path / "ref.txt", [row[0] for row in rows])
     hypotheses = put(tmp_path / "out.txt", [row[2] for row in rows])
-    found = asked(tmp_path, "--hypotheses", hypotheses, "--ref", references, "--ladder", f"data.tgt={language}")
+    found = asked(
+        tmp_path,
+        "--hypotheses",
+        hypotheses,
+        "--ref",
+        references,
+        "--ladder",
+        f"data.tgt={language}",
+    )
     expected = truth(rows, language)
     assert [score["name"] for score in found["scores"]] == list(expected)
-    assert (found["pair"], found["sentences"], found["system"]) == (f"en-{language}", len(rows), hypotheses)
+    assert (found["pair"], found["sentences"], found["system"]) == (
+        f"en-{language}",
+        len(rows),
+        hypotheses,
+    )
     assert "filtered" not in found and "verdict" not in found and "checkpoint" not in found
     out = capsys.readouterr().out
-    for score, (metric, texts, gold, tokens) in zip(found["scores"], expected.values(), strict=True):
+    for score, (metric, texts, gold, tokens) in zip(
+        found["scores"], expected.values(), strict=True
+    ):
         assert score["value"] == metric.corpus_score(texts, [gold]).score, score["name"]
         assert said(score["signature"]) == said(metric.get_signature().format()) | {
-            "test": f"ref.txt#{sha256(Path(references))[:8]}", "lang": f"en-{language}", "lines": str(len(rows)),
-            "nmt": version("nmt"), "bs": str(FEW), "seed": "12345"} | (
-                {"tok": tokens, "lists": f"sacremoses-{version('sacremoses')}"} if tokens else {})
+            "test": f"ref.txt#{sha256(Path(references))[:8]}",
+            "lang": f"en-{language}",
+            "lines": str(len(rows)),
+            "nmt": version("nmt"),
+            "bs": str(FEW),
+            "seed": "12345",
+        } | ({"tok": tokens, "lists": f"sacremoses-{version('sacremoses')}"} if tokens else {})
         direct: Any = metric.corpus_score(texts, [gold], n_bootstrap=FEW)
-        assert (score["low"], score["high"]) == pytest.approx((direct._mean - direct._ci, direct._mean + direct._ci))
-        mark = "*" if score["name"] == list(expected)[-3] else " "  # the last of BLEU is the paper's
-        assert re.search(rf"^  {score['name']} +{score['value']:.2f}{re.escape(mark)} +\[{score['low']:.2f}, "
-                         rf"{score['high']:.2f}\] +{re.escape(score['signature'])}$", out, re.MULTILINE), out
+        assert (score["low"], score["high"]) == pytest.approx(
+            (direct._mean - direct._ci, direct._mean + direct._ci)
+        )
+        mark = (
+            "*" if score["name"] == list(expected)[-3] else " "
+        )  # the last of BLEU is the paper's
+        assert re.search(
+            rf"^  {score['name']} +{score['value']:.2f}{re.escape(mark)} +\[{score['low']:.2f}, "
+            rf"{score['high']:.2f}\] +{re.escape(score['signature'])}$",
+            out,
+            re.MULTILINE,
+        ), out
     values = {score["name"]: score["value"] for score in found["scores"]}
     assert len(set(values.values())) == len(values)  # on this text no two rungs agree
 
 
-def test_the_headline_and_its_interval_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_headline_and_its_interval_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", N_BOOTSTRAP)
     gold, texts = [row[0] for row in TEXTS], [row[2] for row in TEXTS]
     files = ("--hypotheses", put(tmp_path / "h", texts), "--ref", put(tmp_path / "r", gold))
     found = asked(tmp_path, *files)["scores"]
     assert [score["name"] for score in found] == ["BLEU", "chrF2"]
     direct: Any = BLEU().corpus_score(texts, [gold], n_bootstrap=1000)
-    assert (found[0]["low"], found[0]["high"]) == pytest.approx((direct._mean - direct._ci, direct._mean + direct._ci))
-    with_source = asked(tmp_path, *files, "--src", put(tmp_path / "s", ["a b", "c", "d e f", "g"]))["scores"]
+    assert (found[0]["low"], found[0]["high"]) == pytest.approx(
+        (direct._mean - direct._ci, direct._mean + direct._ci)
+    )
+    with_source = asked(tmp_path, *files, "--src", put(tmp_path / "s", ["a b", "c", "d e f", "g"]))[
+        "scores"
+    ]
     assert [score["value"] for score in with_source] == [score["value"] for score in found]
 
 
 def bpe(lines: list[str]) -> list[str]:
-    return [" ".join(word[:4] + "@@ " + word[4:] if len(word) > 6 else word for word in line.split()) for line in lines]
+    return [
+        " ".join(word[:4] + "@@ " + word[4:] if len(word) > 6 else word for word in line.split())
+        for line in lines
+    ]
 
 
 def escaped(lines: list[str]) -> list[str]:
@@ -242,19 +334,35 @@ def good(n: int) -> list[str]:
 
 Damage = Callable[[list[str]], list[str]]
 REFUSED: dict[str, tuple[Damage, int, str]] = {
-    "BPE": (bpe, 40, "BPE was left in"), "entities": (escaped, 40, "entities of Moses or HTML"),
-    "split": (doubly_split, 40, "would split twice"), "tokenised": (tokenised, 40, "spaces before commas"),
+    "BPE": (bpe, 40, "BPE was left in"),
+    "entities": (escaped, 40, "entities of Moses or HTML"),
+    "split": (doubly_split, 40, "would split twice"),
+    "tokenised": (tokenised, 40, "spaces before commas"),
     "SentencePiece": (lambda lines: [f"▁{line}" for line in lines], 40, "BPE was left in"),
-    "one short": (lambda lines: lines[:-1], 40, "39 translations cannot be scored against 40 references"),
-    "2,737 of 3,003": (lambda lines: lines[:2737], 3003,
-                       "2,737 is the size of sacreBLEU's filtered wmt14, 3,003 that of newstest2014 in full"),
+    "one short": (
+        lambda lines: lines[:-1],
+        40,
+        "39 translations cannot be scored against 40 references",
+    ),
+    "2,737 of 3,003": (
+        lambda lines: lines[:2737],
+        3003,
+        "2,737 is the size of sacreBLEU's filtered wmt14, 3,003 that of newstest2014 in full",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_scored_rightly_is_refused(case: str, tmp_path: Path, capsys: Capture) -> None:
+def test_what_cannot_be_scored_rightly_is_refused(
+    case: str, tmp_path: Path, capsys: Capture
+) -> None:
     damage, n, told = REFUSED[case]
-    files = ("--hypotheses", put(tmp_path / "out.txt", damage(good(n))), "--ref", put(tmp_path / "ref.de", GERMAN[:n]))
+    files = (
+        "--hypotheses",
+        put(tmp_path / "out.txt", damage(good(n))),
+        "--ref",
+        put(tmp_path / "ref.de", GERMAN[:n]),
+    )
     (tmp_path / "old.json").write_text("of yesterday")
     before = {path.name for path in tmp_path.iterdir()}
     for json_file in ("new.json", "old.json"):
@@ -265,10 +373,18 @@ def test_what_cannot_be_scored_rightly_is_refused(case: str, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_force_scores_it_all_the_same_but_for_unequal_lists(case: str, tmp_path: Path, capsys: Capture) -> None:
+def test_force_scores_it_all_the_same_but_for_unequal_lists(
+    case: str, tmp_path: Path, capsys: Capture
+) -> None:
     damage, n, told = REFUSED[case]
     texts = damage(good(n))
-    files = ("--hypotheses", put(tmp_path / "out.txt", texts), "--ref", put(tmp_path / "ref.de", GERMAN[:n]), "--force")
+    files = (
+        "--hypotheses",
+        put(tmp_path / "out.txt", texts),
+        "--ref",
+        put(tmp_path / "ref.de", GERMAN[:n]),
+        "--force",
+    )
     if len(texts) != n:
         assert told in refused(capsys, *files, "--json", tmp_path / "scores.json")
         assert not (tmp_path / "scores.json").exists()
@@ -280,11 +396,14 @@ def test_force_scores_it_all_the_same_but_for_unequal_lists(case: str, tmp_path:
 
 
 WARNED: dict[str, tuple[Damage, str]] = {
-    "empty lines": (lambda lines: [line if i % 9 else "" for i, line in enumerate(lines)], "empty translations"),
+    "empty lines": (
+        lambda lines: [line if i % 9 else "" for i, line in enumerate(lines)],
+        "empty translations",
+    ),
     "all empty": (lambda lines: [""] * len(lines), "empty translations"),
-    "English": (lambda lines: ENGLISH[:len(lines)], "looks like English, not German"),
+    "English": (lambda lines: ENGLISH[: len(lines)], "looks like English, not German"),
     "lower case": (lambda lines: [line.lower() for line in lines], "no upper-case letter"),
-    "the reference": (lambda lines: GERMAN[:len(lines)], "is this the reference itself?"),
+    "the reference": (lambda lines: GERMAN[: len(lines)], "is this the reference itself?"),
     "a line lost": (lambda lines: [*lines[1:], lines[0]], "was a line lost or doubled?"),
 }
 
@@ -293,8 +412,13 @@ WARNED: dict[str, tuple[Damage, str]] = {
 def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Capture) -> None:
     damage, told = WARNED[case]
     texts = damage(good(60))
-    found = asked(tmp_path, "--hypotheses", put(tmp_path / "out.txt", texts), "--ref",
-                  put(tmp_path / "ref.de", GERMAN[:60]))
+    found = asked(
+        tmp_path,
+        "--hypotheses",
+        put(tmp_path / "out.txt", texts),
+        "--ref",
+        put(tmp_path / "ref.de", GERMAN[:60]),
+    )
     out, err = capsys.readouterr()
     assert found["scores"][0]["value"] == bleu(texts, GERMAN[:60])
     warnings = [line for line in err.splitlines() if told in line]
@@ -302,13 +426,22 @@ def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Captu
 
 
 def test_good_text_gives_no_warning(tmp_path: Path, capsys: Capture) -> None:
-    asked(tmp_path, "--hypotheses", put(tmp_path / "out.txt", good(60)), "--ref", put(tmp_path / "ref", GERMAN[:60]))
+    asked(
+        tmp_path,
+        "--hypotheses",
+        put(tmp_path / "out.txt", good(60)),
+        "--ref",
+        put(tmp_path / "ref", GERMAN[:60]),
+    )
     assert capsys.readouterr().err == ""
 
 
 # ---- a checkpoint -------------------------------------------------------------------------------------------------
 
-def test_what_was_scored_of_a_run_stands_in_its_results(run: Path, ground: Path, tmp_path: Path) -> None:
+
+def test_what_was_scored_of_a_run_stands_in_its_results(
+    run: Path, ground: Path, tmp_path: Path
+) -> None:
     place, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
     found = asked(tmp_path, run, "--output", output)
     [record] = json.loads((run / "results.json").read_text())
@@ -317,13 +450,24 @@ def test_what_was_scored_of_a_run_stands_in_its_results(run: Path, ground: Path,
     assert record["hypotheses_sha256"] == sha256(output)
     assert record["weights_sha256"] == sha256(place / "model.safetensors")
     assert record["vocab_sha256"] == sha256(place / "vocab.model")
-    assert record["test_set"] == {"name": f"test.en+test.de#{sha256(ground / 'test.de')[:8]}", "lines": 30,
-                                  "src_sha256": sha256(ground / "test.en"),
-                                  "ref_sha256": sha256(ground / "test.de")}
+    assert record["test_set"] == {
+        "name": f"test.en+test.de#{sha256(ground / 'test.de')[:8]}",
+        "lines": 30,
+        "src_sha256": sha256(ground / "test.en"),
+        "ref_sha256": sha256(ground / "test.de"),
+    }
     assert (record["checkpoint"], record["step"], record["averaged"]) == ("step-0000060", 60, [])
-    assert (record["decoding"]["beam"], record["decoding"]["max_extra"], record["engine"]) == (1, 5, "nmt")
-    assert record["versions"]["sacrebleu"] == sacrebleu.__version__ and record["when"].endswith("+00:00")
-    assert found["checkpoint"] == str(place) and found["engine"] == "nmt" and found["ensemble"] == []
+    assert (record["decoding"]["beam"], record["decoding"]["max_extra"], record["engine"]) == (
+        1,
+        5,
+        "nmt",
+    )
+    assert record["versions"]["sacrebleu"] == sacrebleu.__version__ and record["when"].endswith(
+        "+00:00"
+    )
+    assert (
+        found["checkpoint"] == str(place) and found["engine"] == "nmt" and found["ensemble"] == []
+    )
 
 
 def test_a_rerun_replaces_its_record_and_anything_else_adds_one(run: Path, ground: Path) -> None:
@@ -332,17 +476,22 @@ def test_a_rerun_replaces_its_record_and_anything_else_adds_one(run: Path, groun
         return found
 
     assert nmt_eval([str(run)]) == 0
-    first, = records()
+    (first,) = records()
     assert nmt_eval([str(run), "--ladder"]) == 0
-    again, = records()
+    (again,) = records()
     assert len(again["scores"]) == 9 and again["scores"][0] == first["scores"][0]
-    assert nmt_eval([str(run), "--src", str(ground / "valid.en"), "--ref", str(ground / "valid.de")]) == 0
+    assert (
+        nmt_eval([str(run), "--src", str(ground / "valid.en"), "--ref", str(ground / "valid.de")])
+        == 0
+    )
     assert nmt_eval([str(run), "decoding.beam=2"]) == 0
     assert nmt_eval([str(run / "checkpoints" / "step-0000040")]) == 0
     _, other_set, other_search, other_weights = records()
     assert other_set["test_set"]["ref_sha256"] == sha256(ground / "valid.de")
     assert other_search["decoding"]["beam"] == 2 and other_weights["step"] == 40
-    assert other_search["weights_sha256"] == first["weights_sha256"] != other_weights["weights_sha256"]
+    assert (
+        other_search["weights_sha256"] == first["weights_sha256"] != other_weights["weights_sha256"]
+    )
 
 
 def test_a_record_names_the_folder_itself(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,14 +503,18 @@ def test_a_record_names_the_folder_itself(run: Path, monkeypatch: pytest.MonkeyP
     assert [record["checkpoint"] for record in records] == ["step-0000060", "step-0000040"]
 
 
-def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(run: Path, capsys: Capture) -> None:
+def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(
+    run: Path, capsys: Capture
+) -> None:
     assert nmt_average([str(run), "--last", "2"]) == 0
     card = run / "average" / "README.md"
     assert "None was computed" in card.read_text()
     assert nmt_eval([str(run / "average"), "--ladder"]) == 0
     [record] = json.loads((run / "results.json").read_text())
     text = card.read_text()
-    assert record["averaged"] == ["step-0000040", "step-0000060"] and record["checkpoint"] == "average"
+    assert (
+        record["averaged"] == ["step-0000040", "step-0000060"] and record["checkpoint"] == "average"
+    )
     assert is_our_card(card) and "None was computed" not in text
     for score in record["scores"]:
         assert f"{score['name']} {score['value']:.2f}" in text
@@ -377,23 +530,34 @@ def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(run: 
 
 @pytest.mark.parametrize("kind", ["alone", "ensemble", "file"])
 def test_what_is_not_one_system_of_a_run_records_nothing(
-        kind: str, run: Path, ground: Path, tmp_path: Path, capsys: Capture) -> None:
+    kind: str, run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
     steps = [run / "checkpoints" / f"step-{step:07}" for step in (40, 60)]
     kinds: dict[str, list[str | Path]] = {
         "alone": [shutil.copytree(steps[1], tmp_path / "alone" / "model")],
         "ensemble": [steps[1], "--ensemble", steps[0]],
-        "file": ["--hypotheses", shutil.copy(ground / "test.de", run / "out.txt"), "--src", ground / "test.en",
-                 "--ref", ground / "test.de"]}
+        "file": [
+            "--hypotheses",
+            shutil.copy(ground / "test.de", run / "out.txt"),
+            "--src",
+            ground / "test.en",
+            "--ref",
+            ground / "test.de",
+        ],
+    }
     before = {path for path in tmp_path.rglob("*")}
     found = asked(tmp_path, *kinds[kind])
     assert {path for path in tmp_path.rglob("*")} - before == {tmp_path / "scores.json"}
-    assert found["sentences"] == 30 and found.get("ensemble", []) == [str(steps[0])] * (kind == "ensemble")
+    assert found["sentences"] == 30 and found.get("ensemble", []) == [str(steps[0])] * (
+        kind == "ensemble"
+    )
     assert "results" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fault", ["damaged", "no file can be made"])
 def test_a_score_is_told_though_its_record_cannot_be_written(
-        fault: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
+    fault: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
     results, lock = run / "results.json", run / ".results.lock"
     if fault == "damaged":
         results.write_text("{half of")
@@ -409,36 +573,69 @@ def test_a_score_is_told_though_its_record_cannot_be_written(
 
 # ---- two, and several ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("seed", "n_bootstrap", "n_randomisation"), [(None, 1_000, 10_000), ("777", 200, 300)])
+
+@pytest.mark.parametrize(
+    ("seed", "n_bootstrap", "n_randomisation"), [(None, 1_000, 10_000), ("777", 200, 300)]
+)
 def test_compare_is_sacrebleus_paired_test(
-        seed: str | None, n_bootstrap: int, n_randomisation: int, tmp_path: Path, capsys: Capture,
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    seed: str | None,
+    n_bootstrap: int,
+    n_randomisation: int,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By default with as many trials as the sacrebleu command line makes."""
     if seed:
         monkeypatch.setenv("SACREBLEU_SEED", seed)
-        monkeypatch.setattr(evaluation, "compare",
-                            partial(compare, n_bootstrap=n_bootstrap, n_randomisation=n_randomisation))
+        monkeypatch.setattr(
+            evaluation,
+            "compare",
+            partial(compare, n_bootstrap=n_bootstrap, n_randomisation=n_randomisation),
+        )
     gold = GERMAN[:24]
     a = [line if i % 3 else " ".join(line.split()[1:]) for i, line in enumerate(gold)]
     b = [line if i % 4 else " ".join(line.split()[:-1]) for i, line in enumerate(gold)]
-    found = asked(tmp_path, "--compare", put(tmp_path / "a", a), put(tmp_path / "b", b),
-                  "--ref", put(tmp_path / "ref", gold))
-    for test, n, key in (("bs", n_bootstrap, "p_bootstrap"), ("ar", n_randomisation, "p_randomisation")):
-        direct: Any = PairedTest([("a", a), ("b", b)], {"BLEU": BLEU()}, [gold], test, n)()[1]["BLEU"]
+    found = asked(
+        tmp_path,
+        "--compare",
+        put(tmp_path / "a", a),
+        put(tmp_path / "b", b),
+        "--ref",
+        put(tmp_path / "ref", gold),
+    )
+    for test, n, key in (
+        ("bs", n_bootstrap, "p_bootstrap"),
+        ("ar", n_randomisation, "p_randomisation"),
+    ):
+        direct: Any = PairedTest([("a", a), ("b", b)], {"BLEU": BLEU()}, [gold], test, n)()[1][
+            "BLEU"
+        ]
         assert found["comparison"][key] == direct[1].p_value
     assert found["comparison"]["seed"] == int(seed or 12345)
-    assert 0.01 < found["comparison"]["p_bootstrap"] < 0.99 and 0.01 < found["comparison"]["p_randomisation"] < 0.99
+    assert (
+        0.01 < found["comparison"]["p_bootstrap"] < 0.99
+        and 0.01 < found["comparison"]["p_randomisation"] < 0.99
+    )
     assert [score["value"] for score in found["scores"]] == [bleu(a, gold), bleu(b, gold)]
     assert found["comparison"]["difference"] == bleu(b, gold) - bleu(a, gold)
     out = capsys.readouterr().out
     assert f"difference {bleu(b, gold) - bleu(a, gold):+.2f}" in out
-    assert f"p = {found['comparison']['p_bootstrap']:.4f} by paired bootstrap, {n_bootstrap:,}" in out
-    assert f"p = {found['comparison']['p_randomisation']:.4f} by approximate randomisation, {n_randomisation:,}" in out
+    assert (
+        f"p = {found['comparison']['p_bootstrap']:.4f} by paired bootstrap, {n_bootstrap:,}" in out
+    )
+    assert (
+        f"p = {found['comparison']['p_randomisation']:.4f} by approximate randomisation, {n_randomisation:,}"
+        in out
+    )
 
 
 def test_a_system_against_itself_and_against_a_damaged_copy(
-        run: Path, tmp_path: Path, ground: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "compare", partial(compare, n_bootstrap=300, n_randomisation=300))
+    run: Path, tmp_path: Path, ground: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        evaluation, "compare", partial(compare, n_bootstrap=300, n_randomisation=300)
+    )
     output = tmp_path / "out.txt"
     assert nmt_eval([str(run), "--output", str(output)]) == 0
     test = ("--src", ground / "test.en", "--ref", ground / "test.de")
@@ -448,21 +645,28 @@ def test_a_system_against_itself_and_against_a_damaged_copy(
     assert "not significant" in capsys.readouterr().out
     gold = lines_of(ground / "test.de")
     damaged = put(tmp_path / "damaged", [" ".join(reversed(line.split())) for line in gold])
-    for first, second, better in ((tmp_path / "damaged", ground / "test.de", "the second is better"),
-                                  (ground / "test.de", damaged, "the first is better")):
+    for first, second, better in (
+        (tmp_path / "damaged", ground / "test.de", "the second is better"),
+        (ground / "test.de", damaged, "the first is better"),
+    ):
         worse = asked(tmp_path, "--compare", first, second, *test)["comparison"]
         assert worse["p_bootstrap"] < 0.01 and worse["p_randomisation"] < 0.01
         out = capsys.readouterr().out
         assert "significant at p < 0.05" in out and "not significant" not in out and better in out
 
 
-def test_a_checkpoint_is_compared_on_source_and_reference(run: Path, ground: Path, capsys: Capture) -> None:
+def test_a_checkpoint_is_compared_on_source_and_reference(
+    run: Path, ground: Path, capsys: Capture
+) -> None:
     test = ground / "test.de"
-    assert "has nothing to translate; give --src FILE" in refused(capsys, "--compare", run, test, "--ref", test)
+    assert "has nothing to translate; give --src FILE" in refused(
+        capsys, "--compare", run, test, "--ref", test
+    )
 
 
-def test_systems_on_different_test_sets_are_not_compared(run: Path, ground: Path, tmp_path: Path,
-                                                         capsys: Capture) -> None:
+def test_systems_on_different_test_sets_are_not_compared(
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
     first, second = (run / "checkpoints" / f"step-{step:07}" for step in (40, 60))
     lines = lines_of(ground / "test.de")
     put(ground / "other.de", [*lines[:-1], "ein hund"])  # as many lines
@@ -479,7 +683,9 @@ def test_systems_on_different_test_sets_are_not_compared(run: Path, ground: Path
 T_2 = 4.302653  # Student's t for two degrees of freedom, 95 %, two-sided, as printed
 
 
-def test_mean_and_spread_of_several(run: Path, ground: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_mean_and_spread_of_several(
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
     places = [run / "checkpoints" / f"step-{step:07}" for step in (20, 40, 60)]
     found = asked(tmp_path, *places)
     records = json.loads((run / "results.json").read_text())
@@ -491,12 +697,19 @@ def test_mean_and_spread_of_several(run: Path, ground: Path, tmp_path: Path, cap
         values.append(bleu(lines_of(tmp_path / "out"), lines_of(ground / "test.de")))
     assert len(set(values)) == 3 and [score["value"] for score in found["scores"]] == values
     mean, std = sum(values) / 3, statistics.stdev(values)
-    half = T_2 * std / 3 ** 0.5
-    assert found["spread"] == {"n": 3, "mean": pytest.approx(mean), "std": pytest.approx(std),
-                               "low": pytest.approx(mean - half, abs=1e-4),
-                               "high": pytest.approx(mean + half, abs=1e-4)}
+    half = T_2 * std / 3**0.5
+    assert found["spread"] == {
+        "n": 3,
+        "mean": pytest.approx(mean),
+        "std": pytest.approx(std),
+        "low": pytest.approx(mean - half, abs=1e-4),
+        "high": pytest.approx(mean + half, abs=1e-4),
+    }
     out = capsys.readouterr().out
-    assert f"mean {mean:.2f}, standard deviation {std:.2f}" in out and f"[{mean - half:.2f}, {mean + half:.2f}]" in out
+    assert (
+        f"mean {mean:.2f}, standard deviation {std:.2f}" in out
+        and f"[{mean - half:.2f}, {mean + half:.2f}]" in out
+    )
     for place, value in zip(places, values, strict=True):
         assert re.search(rf"^  {re.escape(str(place))} +{value:.2f}  \[.*\]$", out, re.MULTILINE)
 
@@ -518,15 +731,20 @@ def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("is_file", [False, True])
 def test_the_full_set_is_followed_by_the_filtered_one(
-        is_file: bool, run: Path, ground: Path, tmp_path: Path, capsys: Capture) -> None:
+    is_file: bool, run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
     output, gold = tmp_path / "out.txt", lines_of(ground / "test.de")
     assert nmt_eval([str(run), "--output", str(output)]) == 0
     words = ("--hypotheses", output, "--ref", ground / "test.de") if is_file else (run,)
     capsys.readouterr()
     found, texts = asked(tmp_path, *words, "--ladder"), lines_of(output)
-    assert [score["name"] for score in found["filtered"]] == [score["name"] for score in found["scores"]]
-    for scores, numbers, name in ((found["scores"], range(30), "newstest2014"),
-                                   (found["filtered"], KEPT, "newstest2014-filtered")):
+    assert [score["name"] for score in found["filtered"]] == [
+        score["name"] for score in found["scores"]
+    ]
+    for scores, numbers, name in (
+        (found["scores"], range(30), "newstest2014"),
+        (found["filtered"], KEPT, "newstest2014-filtered"),
+    ):
         assert scores[0]["value"] == bleu([texts[i] for i in numbers], [gold[i] for i in numbers])
         assert {said(score["signature"])["test"] for score in scores} == {name}
         assert {said(score["signature"])["lines"] for score in scores} == {str(len(numbers))}
@@ -546,7 +764,10 @@ def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capt
     for language in ("en", "de"):
         shutil.copy(ground / f"test.{language}", root / f"newstest2014.{language}")
     found = asked(tmp_path, *words)
-    assert found["test_set"] == "newstest2014" and said(found["scores"][0]["signature"])["test"] == "newstest2014"
+    assert (
+        found["test_set"] == "newstest2014"
+        and said(found["scores"][0]["signature"])["test"] == "newstest2014"
+    )
     assert found["scores"][0]["value"] == asked(tmp_path, run)["scores"][0]["value"]
     lines = lines_of(ground / "test.de")
     texts = [" ".join(line.split()[1:]) for line in lines]
@@ -570,18 +791,23 @@ MISUSED: dict[str, str] = {
     "--hypotheses a --ref b --test-set c": "--test-set NAME or --ref FILE, not both",
     "--hypotheses a": "--hypotheses needs --ref FILE or --test-set NAME",
     "--hypotheses a --src b": "--hypotheses needs --ref FILE or --test-set NAME",
-    "a --src b": "give both --src and --ref", "a --ref b": "give both --src and --ref",
+    "a --src b": "give both --src and --ref",
+    "a --ref b": "give both --src and --ref",
     "a --src b --test-set c": "give both --src and --ref",
     "--hypotheses a --src b --test-set c": "give both --src and --ref",
     "--compare a b --src c": "give both --src and --ref",
-    **{f"{system} {option}": ONE
-       for system in ("--hypotheses a --ref b", "--compare a b", "a b")
-       for option in ("--ensemble c", "--engine ctranslate2", "--output c", "--verdict")},
+    **{
+        f"{system} {option}": ONE
+        for system in ("--hypotheses a --ref b", "--compare a b", "a b")
+        for option in ("--ensemble c", "--engine ctranslate2", "--output c", "--verdict")
+    },
     "a --engine ctranslate2 --ensemble b": "has neither --ensemble nor --verdict",
     "a --engine ctranslate2 --verdict": "has neither --ensemble nor --verdict",
-    "a b --ladder": "--ladder goes with one system", "--compare a b --ladder": "--ladder goes with one system",
+    "a b --ladder": "--ladder goes with one system",
+    "--compare a b --ladder": "--ladder goes with one system",
     "--hypotheses a --test-set=": "--test-set is empty",
-    "a --engine other": "invalid choice: 'other'", "--compare a": "expected 2 arguments",
+    "a --engine other": "invalid choice: 'other'",
+    "--compare a": "expected 2 arguments",
 }
 
 
@@ -619,24 +845,31 @@ MISTAKEN: dict[str, str] = {
 
 
 @pytest.mark.parametrize("words", MISTAKEN)
-def test_a_mistake_is_told_in_one_line(words: str, tmp_path: Path, capsys: Capture,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_told_in_one_line(
+    words: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"ref": put(tmp_path / "ref.de", GERMAN[:4]), "folder": str(tmp_path)}
     assert MISTAKEN[words].format(**names) in refused(capsys, *words.format(**names).split())
     assert {path.name for path in tmp_path.iterdir()} == {"ref.de"}
 
 
-def test_what_is_read_or_belongs_to_a_run_is_not_written_over(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_what_is_read_or_belongs_to_a_run_is_not_written_over(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     checkpoint = run / "checkpoints" / "step-0000060"
     for file in (run / "config.yaml", run / "metrics.jsonl", checkpoint / "new.json"):
         assert "belongs to a run, a checkpoint or a store" in refused(capsys, run, "--json", file)
-    assert "read and written at once" in refused(capsys, run, "--output", tmp_path / "x", "--json", tmp_path / "x")
+    assert "read and written at once" in refused(
+        capsys, run, "--output", tmp_path / "x", "--json", tmp_path / "x"
+    )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
 
 
-def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_pipes_and_names_with_equals_signs_are_read(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
     odd = run.rename(run.with_name("beam=1"))
     assert asked(tmp_path, odd)["checkpoint"].startswith(str(odd))
     text = ("\n".join(GERMAN[:FEW]) + "\n").encode()
@@ -645,7 +878,9 @@ def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path, c
         os.write(end, text)
         os.close(end)
     names = [f"/dev/fd/{end}" for end, _ in ends]
-    assert asked(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"][0]["value"] == pytest.approx(100)
+    assert asked(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"][0][
+        "value"
+    ] == pytest.approx(100)
     for end, _ in ends:
         os.close(end)
 
@@ -654,20 +889,27 @@ def test_one_model_has_no_spread(run: Path, capsys: Capture) -> None:
     assert "same weights" in refused(capsys, run, run / "checkpoints" / "step-0000060")
 
 
-def test_nothing_is_translated_for_a_file_that_cannot_be_written(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_nothing_is_translated_for_a_file_that_cannot_be_written(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
     for option in ("--output", "--json"):
-        assert "its folder does not exist" in refused(capsys, run, option, tmp_path / "nowhere" / "file")
+        assert "its folder does not exist" in refused(
+            capsys, run, option, tmp_path / "nowhere" / "file"
+        )
     assert not (run / "results.json").exists()
 
 
 @pytest.mark.parametrize("seed", ["0", "-1", "seven"])
-def test_a_seed_that_is_none(seed: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_is_none(
+    seed: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", seed)
     ref = put(tmp_path / "ref.de", GERMAN[:4])
     assert f"SACREBLEU_SEED is {seed!r}" in refused(capsys, "--compare", ref, ref, "--ref", ref)
 
 
 # ---- the verdict, through the command -----------------------------------------------------------------------------
+
 
 def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Capture) -> None:
     def judged() -> dict[str, Any]:
@@ -681,13 +923,23 @@ def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Captu
     found = judged()
     out = capsys.readouterr().out
     assert found["checkpoint"] == str(run / "average")
-    assert any(step.startswith("averaging: 2 checkpoints") for step in found["verdict"]["not_applied"])
-    assert found["verdict"]["outcome"] == "not comparable" and found["verdict"]["paper"]["bleu"] == 27.3
+    assert any(
+        step.startswith("averaging: 2 checkpoints") for step in found["verdict"]["not_applied"]
+    )
+    assert (
+        found["verdict"]["outcome"] == "not comparable"
+        and found["verdict"]["paper"]["bleu"] == 27.3
+    )
     names = [score["name"] for score in found["scores"]]
     assert names == ["BLEU", "chrF2", "BLEU tokenised, split, plain quotes"]
     assert found["verdict"]["score"]["value"] == found["scores"][2]["value"]
     assert "verdict: not comparable because " in out and "the test set is test.en + test.de" in out
     assert [record["checkpoint"] for record in json.loads((run / "results.json").read_text())] == [
-        "step-0000060", "average"]
+        "step-0000060",
+        "average",
+    ]
     with_ladder = asked(tmp_path, run, "--verdict", "--ladder")
-    assert len(with_ladder["scores"]) == 9 and with_ladder["verdict"]["score"] == found["verdict"]["score"]
+    assert (
+        len(with_ladder["scores"]) == 9
+        and with_ladder["verdict"]["score"] == found["verdict"]["score"]
+    )

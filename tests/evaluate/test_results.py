@@ -16,11 +16,21 @@ from nmt.system.errors import UserError
 from nmt.system.files import lock
 
 RESULT = Result(
-    "2026-11-21T20:00:00Z", "average", 100, ["step-0000090", "step-0000100"], "a" * 64, "b" * 64,
-    results.TestSet("newstest2014", 3003, "c" * 64, "d" * 64), "en-de", "e" * 64,
-    {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False}, "nmt",
+    "2026-11-21T20:00:00Z",
+    "average",
+    100,
+    ["step-0000090", "step-0000100"],
+    "a" * 64,
+    "b" * 64,
+    results.TestSet("newstest2014", 3003, "c" * 64, "d" * 64),
+    "en-de",
+    "e" * 64,
+    {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False},
+    "nmt",
     [Score("BLEU", 27.3, "nrefs:1|tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "nrefs:1|nc:6")],
-    {"nmt": "0.1.0", "python": "3.11"}, 12.5)
+    {"nmt": "0.1.0", "python": "3.11"},
+    12.5,
+)
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
@@ -32,11 +42,27 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {RESULTS}
 
 
-@pytest.mark.parametrize(("change", "n"), [
-    ({"when": "2027-01-01T00:00:00Z", "seconds": 1.0, "scores": [], "checkpoint": "copy", "hypotheses_sha256": "0"}, 1),
-    ({"weights_sha256": "0" * 64}, 2), ({"engine": "ctranslate2 4.5 int8"}, 2),
-    ({"test_set": replace(RESULT.test_set, ref_sha256="0" * 64)}, 2), ({"decoding": {"beam": 4}}, 2),
-    ({"vocab_sha256": "0" * 64}, 2), ({"pair": "de-en"}, 2)])
+@pytest.mark.parametrize(
+    ("change", "n"),
+    [
+        (
+            {
+                "when": "2027-01-01T00:00:00Z",
+                "seconds": 1.0,
+                "scores": [],
+                "checkpoint": "copy",
+                "hypotheses_sha256": "0",
+            },
+            1,
+        ),
+        ({"weights_sha256": "0" * 64}, 2),
+        ({"engine": "ctranslate2 4.5 int8"}, 2),
+        ({"test_set": replace(RESULT.test_set, ref_sha256="0" * 64)}, 2),
+        ({"decoding": {"beam": 4}}, 2),
+        ({"vocab_sha256": "0" * 64}, 2),
+        ({"pair": "de-en"}, 2),
+    ],
+)
 def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_path: Path) -> None:
     add(tmp_path, RESULT)
     again = replace(RESULT, **change)
@@ -46,13 +72,19 @@ def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_
 
 def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
     """A whole ladder is not lost to a plain rescoring, as long as the text is the same."""
-    rungs = [Score("BLEU", 27.3, "tok:13a"), Score("BLEU intl", 28.0, "tok:intl", 27.0, 29.0), Score("TER", 50., "ter")]
+    rungs = [
+        Score("BLEU", 27.3, "tok:13a"),
+        Score("BLEU intl", 28.0, "tok:intl", 27.0, 29.0),
+        Score("TER", 50.0, "ter"),
+    ]
     again = [Score("BLEU", 27.3, "tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "chrf")]
     for engine in ("other", "nmt"):
         add(tmp_path, replace(RESULT, engine=engine, scores=rungs))
     add(tmp_path, replace(RESULT, when="later", scores=again))
     assert [(record.when, record.engine, record.scores) for record in read(tmp_path)] == [
-        (RESULT.when, "other", rungs), ("later", "nmt", [*again, *rungs[1:]])]
+        (RESULT.when, "other", rungs),
+        ("later", "nmt", [*again, *rungs[1:]]),
+    ]
     add(tmp_path, replace(RESULT, hypotheses_sha256="0" * 64, scores=again))
     assert read(tmp_path)[-1].scores == again  # of other text they would be wrong
 
@@ -71,15 +103,24 @@ for n in range(8):
 def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
     """And a run in training, which holds its folder, hinders nobody."""
     with lock(tmp_path, "training"):
-        processes = [subprocess.Popen([sys.executable, "-c", ADDING, str(tmp_path), str(n), str(Path(__file__).parent)])
-                     for n in range(3)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", ADDING, str(tmp_path), str(n), str(Path(__file__).parent)]
+            )
+            for n in range(3)
+        ]
         assert [process.wait(100) for process in processes] == [0, 0, 0]
-    assert sorted(record.engine for record in read(tmp_path)) == [f"{n} {i}" for n in range(3) for i in range(8)]
+    assert sorted(record.engine for record in read(tmp_path)) == [
+        f"{n} {i}" for n in range(3) for i in range(8)
+    ]
 
 
 def test_one_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "PATIENCE_S", 0.1)
-    with lock(tmp_path / RESULTS, "nmt-eval", ".results.lock"), pytest.raises(UserError, match="in use by nmt-eval"):
+    with (
+        lock(tmp_path / RESULTS, "nmt-eval", ".results.lock"),
+        pytest.raises(UserError, match="in use by nmt-eval"),
+    ):
         add(tmp_path, RESULT)
 
 
@@ -89,7 +130,9 @@ def changed(**change: Any) -> bytes:
 
 
 DAMAGE: dict[str, tuple[bytes, str]] = {
-    "cut off": (changed()[:-9], "not JSON"), "a mapping": (b"{}", "no list"), "numbers": (b"[1]", "record 1"),
+    "cut off": (changed()[:-9], "not JSON"),
+    "a mapping": (b"{}", "no list"),
+    "numbers": (b"[1]", "record 1"),
     "nested": (b"[" * 100_000, "not JSON"),
     "a key too many": (changed(note="x"), "record 2 lacks or has too much: 'note'"),
     "a key too few": (b'[{"when": "x"}]', "record 1 lacks or has too much: 'averaged'"),
@@ -98,7 +141,8 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "NaN": (changed(seconds=float("nan")), "record 2: seconds has nan"),
     "a score of nothing": (changed(scores=[{"name": "BLEU"}]), "record 2: scores lacks"),
     "a list for a setting": (changed(decoding={"beam": [4]}), "record 2: decoding.beam has"),
-    "a terminal's codes": (changed(engine=["\x1b[2J\n"]), "record 2: engine has")}
+    "a terminal's codes": (changed(engine=["\x1b[2J\n"]), "record 2: engine has"),
+}
 
 
 @pytest.mark.parametrize("case", DAMAGE)
@@ -156,10 +200,20 @@ def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (run / "checkpoints" / "best").symlink_to("step-0000010")
     (tmp_path / "alone").mkdir()
     (tmp_path / "linked").symlink_to(run / "average")
-    for inside in (run, run / "average", run / "checkpoints" / "step-0000010", run / "checkpoints" / "best",
-                   tmp_path / "linked"):
+    for inside in (
+        run,
+        run / "average",
+        run / "checkpoints" / "step-0000010",
+        run / "checkpoints" / "best",
+        tmp_path / "linked",
+    ):
         assert run_of(inside) == run
     monkeypatch.chdir(run)
     assert run_of(Path("average")) == run and run_of(Path(".")) == run
-    for outside in (tmp_path / "alone", tmp_path, tmp_path / "nowhere", run / "checkpoints" / "step-0000010" / "x"):
+    for outside in (
+        tmp_path / "alone",
+        tmp_path,
+        tmp_path / "nowhere",
+        run / "checkpoints" / "step-0000010" / "x",
+    ):
         assert run_of(outside) is None

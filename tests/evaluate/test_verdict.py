@@ -28,26 +28,40 @@ BASE = load_config("base.yaml")
 FULL = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
 
 
-def state(n: int = 5, step: int = 100_000, gaps: Sequence[float] = (), **more: Any) -> dict[str, Any]:
+def state(
+    n: int = 5, step: int = 100_000, gaps: Sequence[float] = (), **more: Any
+) -> dict[str, Any]:
     """Of an average of `n` checkpoints, `gaps` minutes apart (10 where none are given); `more` replaces or adds."""
     minutes = [100.0]
     for gap in gaps or [10.0] * (n - 1):
         minutes.append(minutes[-1] + gap)
-    return {"averaged": [f"step-{i:07}" for i in range(n)], "step": step,
-            "elapsed_s": [60 * minute for minute in minutes]} | more
+    return {
+        "averaged": [f"step-{i:07}" for i in range(n)],
+        "step": step,
+        "elapsed_s": [60 * minute for minute in minutes],
+    } | more
 
 
 def measured(low: float, high: float) -> Measured:
     middle = (low + high) / 2
-    return Measured(Score("BLEU tokenised, split, plain quotes", middle, "nrefs:1|tok:moses"),
-                    Interval(middle, low, high, 1000, 12345), True)
+    return Measured(
+        Score("BLEU tokenised, split, plain quotes", middle, "nrefs:1|tok:moses"),
+        Interval(middle, low, high, 1000, 12345),
+        True,
+    )
 
 
 REACHED, MISSED = measured(26.7, 27.9), measured(25.1, 26.3)
 
 
-def judged(of: Measured = REACHED, config: RunConfig = BASE, made: dict[str, Any] | None = None, test: TestSet = FULL,
-           overrides: Sequence[str] = (), n_others: int = 0) -> Verdict:
+def judged(
+    of: Measured = REACHED,
+    config: RunConfig = BASE,
+    made: dict[str, Any] | None = None,
+    test: TestSet = FULL,
+    overrides: Sequence[str] = (),
+    n_others: int = 0,
+) -> Verdict:
     """`overrides` are those of nmt-eval's command line."""
     checkpoint = Checkpoint(Path("average"), config, b"", made or state(), {})
     engine = Opened(cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others))
@@ -60,33 +74,61 @@ def with_settings(*settings: str) -> RunConfig:
 
 # ---- outcomes -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("low", "high", "outcome"), [
-    (26.7, 27.9, "reproduced"), (26.1, 27.3, "reproduced"), (27.3, 28.5, "reproduced"),
-    (27.8, 29.0, "reproduced"),  # better than the paper
-    (26.0, 27.29, "not reproduced"), (0.0, 0.1, "not reproduced")])
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (26.7, 27.9, "reproduced"),
+        (26.1, 27.3, "reproduced"),
+        (27.3, 28.5, "reproduced"),
+        (27.8, 29.0, "reproduced"),  # better than the paper
+        (26.0, 27.29, "not reproduced"),
+        (0.0, 0.1, "not reproduced"),
+    ],
+)
 def test_a_perfect_run_is_judged_by_its_interval(low: float, high: float, outcome: str) -> None:
     found = judged(measured(low, high))
     assert (found.outcome, found.because, found.missing) == (outcome, (), ())
     assert (found.paper.bleu, found.paper.model, found.paper.pair) == (27.3, "base", "en-de")
 
 
-@pytest.mark.parametrize(("name", "bleu", "n"), [("base", 27.3, 5), ("big", 28.4, 20), ("base-enfr", 38.1, 5),
-                                                 ("big-enfr", 41.8, 20)])
+@pytest.mark.parametrize(
+    ("name", "bleu", "n"),
+    [("base", 27.3, 5), ("big", 28.4, 20), ("base-enfr", 38.1, 5), ("big-enfr", 41.8, 20)],
+)
 def test_each_model_has_its_own_figure(name: str, bleu: float, n: int) -> None:
     config = load_config(f"{name}.yaml")
     made = state(n, config.training.steps)
-    for low, high, outcome in ((bleu - 0.5, bleu + 0.5, "reproduced"), (bleu - 1, bleu - 0.01, "not reproduced")):
+    for low, high, outcome in (
+        (bleu - 0.5, bleu + 0.5, "reproduced"),
+        (bleu - 1, bleu - 0.01, "not reproduced"),
+    ):
         found = judged(measured(low, high), config, made)
-        assert (found.outcome, found.because, found.missing, found.paper.bleu) == (outcome, (), (), bleu)
+        assert (found.outcome, found.because, found.missing, found.paper.bleu) == (
+            outcome,
+            (),
+            (),
+            bleu,
+        )
 
 
 COMPARABLE_TO_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
-    "pair": ({"config": with_settings("data.src=de", "data.tgt=en")}, "languages: de-en, in the paper en-de"),
-    "data": ({"config": replace(BASE, data=replace(BASE.data, train=BASE.data.train[:1] * 2))},
-             "training corpora: wmt14 de-en train, wmt14 de-en train, in the paper WMT14"),
-    "test set": ({"test": replace(FULL, name="newstest2013", known_as="newstest2013")},
-                 "the test set is newstest2013, in the paper newstest2014 in full (3,003 lines)"),
-    "unknown test set": ({"test": replace(FULL, name="a.en + a.de", known_as=None)}, "the test set is a.en + a.de, in"),
+    "pair": (
+        {"config": with_settings("data.src=de", "data.tgt=en")},
+        "languages: de-en, in the paper en-de",
+    ),
+    "data": (
+        {"config": replace(BASE, data=replace(BASE.data, train=BASE.data.train[:1] * 2))},
+        "training corpora: wmt14 de-en train, wmt14 de-en train, in the paper WMT14",
+    ),
+    "test set": (
+        {"test": replace(FULL, name="newstest2013", known_as="newstest2013")},
+        "the test set is newstest2013, in the paper newstest2014 in full (3,003 lines)",
+    ),
+    "unknown test set": (
+        {"test": replace(FULL, name="a.en + a.de", known_as=None)},
+        "the test set is a.en + a.de, in",
+    ),
     "ensemble": ({"n_others": 2}, "3 systems translated together, in the paper one"),
 }
 
@@ -96,48 +138,100 @@ COMPARABLE_TO_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
 def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Measured) -> None:
     settings, reason = COMPARABLE_TO_NOTHING[case]
     found = judged(score, **settings)
-    assert found.outcome == "not comparable" and len(found.because) == 1 and found.because[0].startswith(reason)
+    assert (
+        found.outcome == "not comparable"
+        and len(found.because) == 1
+        and found.because[0].startswith(reason)
+    )
     assert found.told().startswith(f"verdict: not comparable because {reason}")
 
 
 def test_all_reasons_are_told() -> None:
-    found = judged(config=with_settings("data.src=de", "data.tgt=en"), test=replace(FULL, known_as=None), n_others=1)
+    found = judged(
+        config=with_settings("data.src=de", "data.tgt=en"),
+        test=replace(FULL, known_as=None),
+        n_others=1,
+    )
     assert [reason.split(" ")[0] for reason in found.because] == ["languages:", "the", "2"]
 
 
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
 
 LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
-    "half of the training": ({"made": state(step=50_000)}, "the end of training: 50,000 of 100,000 updates"),
-    "the last update": ({"made": state(step=99_999)}, "the end of training: 99,999 of 100,000 updates"),
-    "not averaged": ({"made": {"step": 100_000}}, "averaging: none, in the paper the mean of the last 5"),
-    "one averaged": ({"made": state(1)}, "averaging: 1 checkpoints, in the paper the mean of the last 5"),
-    "4 averaged": ({"made": state(4)}, "averaging: 4 checkpoints, in the paper the mean of the last 5"),
-    "20 averaged": ({"made": state(20)}, "averaging: 20 checkpoints, in the paper the mean of the last 5"),
-    "weighted": ({"made": state(weights=[0.1, 0.1, 0.2, 0.2, 0.4])},
-                 "averaging: a weighted mean, in the paper the plain one of the last 5"),
-    "times unknown": ({"made": {"averaged": list("abcde"), "step": 100_000}},
-                      "averaging: the times of its checkpoints are not recorded; average again with nmt-average"),
-    "too near": ({"made": state(gaps=(10, 8.9, 10, 10))}, "averaging: its checkpoints lie 8.9 to 10.0 minutes apart"),
-    "too far": ({"made": state(gaps=(10, 10, 10, 20.1))}, "averaging: its checkpoints lie 10.0 to 20.1 minutes apart"),
-    "all too near": ({"made": state(gaps=(1, 2, 1, 1))},
-                     "averaging: its checkpoints lie 1.0 to 2.0 minutes apart, in the paper 10; try --last 5 --every"),
-    "fewer updates": ({"config": with_settings("training.steps=50000")}, "updates: 50,000, in the paper 100,000"),
-    "smaller batches": ({"config": with_settings("training.src_tokens=4096")},
-                        "source tokens per update: 4,096, in the paper about 25,000"),
-    "norm": ({"config": with_settings("model.norm=pre")},
-             "norm position: x + Sublayer(LayerNorm(x)), in the paper LayerNorm(x + Sublayer(x))"),
-    "dropout": ({"config": with_settings("model.dropout=0.2")}, "dropout of sub-layers: 0.2, in the paper 0.1"),
+    "half of the training": (
+        {"made": state(step=50_000)},
+        "the end of training: 50,000 of 100,000 updates",
+    ),
+    "the last update": (
+        {"made": state(step=99_999)},
+        "the end of training: 99,999 of 100,000 updates",
+    ),
+    "not averaged": (
+        {"made": {"step": 100_000}},
+        "averaging: none, in the paper the mean of the last 5",
+    ),
+    "one averaged": (
+        {"made": state(1)},
+        "averaging: 1 checkpoints, in the paper the mean of the last 5",
+    ),
+    "4 averaged": (
+        {"made": state(4)},
+        "averaging: 4 checkpoints, in the paper the mean of the last 5",
+    ),
+    "20 averaged": (
+        {"made": state(20)},
+        "averaging: 20 checkpoints, in the paper the mean of the last 5",
+    ),
+    "weighted": (
+        {"made": state(weights=[0.1, 0.1, 0.2, 0.2, 0.4])},
+        "averaging: a weighted mean, in the paper the plain one of the last 5",
+    ),
+    "times unknown": (
+        {"made": {"averaged": list("abcde"), "step": 100_000}},
+        "averaging: the times of its checkpoints are not recorded; average again with nmt-average",
+    ),
+    "too near": (
+        {"made": state(gaps=(10, 8.9, 10, 10))},
+        "averaging: its checkpoints lie 8.9 to 10.0 minutes apart",
+    ),
+    "too far": (
+        {"made": state(gaps=(10, 10, 10, 20.1))},
+        "averaging: its checkpoints lie 10.0 to 20.1 minutes apart",
+    ),
+    "all too near": (
+        {"made": state(gaps=(1, 2, 1, 1))},
+        "averaging: its checkpoints lie 1.0 to 2.0 minutes apart, in the paper 10; try --last 5 --every",
+    ),
+    "fewer updates": (
+        {"config": with_settings("training.steps=50000")},
+        "updates: 50,000, in the paper 100,000",
+    ),
+    "smaller batches": (
+        {"config": with_settings("training.src_tokens=4096")},
+        "source tokens per update: 4,096, in the paper about 25,000",
+    ),
+    "norm": (
+        {"config": with_settings("model.norm=pre")},
+        "norm position: x + Sublayer(LayerNorm(x)), in the paper LayerNorm(x + Sublayer(x))",
+    ),
+    "dropout": (
+        {"config": with_settings("model.dropout=0.2")},
+        "dropout of sub-layers: 0.2, in the paper 0.1",
+    ),
     "beam of the config": ({"config": with_settings("decoding.beam=5")}, "beam: 5, in the paper 4"),
     "beam asked for": ({"overrides": ["decoding.beam=5"]}, "beam: 5, in the paper 4"),
-    "penalty asked for": ({"overrides": ["decoding.length_penalty=1.0"]},
-                          "length penalty alpha: 1, in the paper 0.6"),
+    "penalty asked for": (
+        {"overrides": ["decoding.length_penalty=1.0"]},
+        "length penalty alpha: 1, in the paper 0.6",
+    ),
     "dropout, hidden by the command line": (
         {"config": with_settings("model.dropout=0.2"), "overrides": ["model.dropout=0.1"]},
-        "dropout of sub-layers: 0.2, in the paper 0.1"),
+        "dropout of sub-layers: 0.2, in the paper 0.1",
+    ),
     "updates, hidden by the command line": (
         {"config": with_settings("training.steps=50000"), "overrides": ["training.steps=100000"]},
-        "updates: 50,000, in the paper 100,000"),
+        "updates: 50,000, in the paper 100,000",
+    ),
 }
 
 
@@ -147,7 +241,8 @@ def test_each_step_left_out_is_named(case: str) -> None:
     found = judged(REACHED, **settings)
     assert len(found.missing) == 1 and found.missing[0].startswith(step)
     assert found.outcome == "not comparable" and found.because == (
-        "the paper's figure was reached by another recipe: 1 of its steps were not applied",)
+        "the paper's figure was reached by another recipe: 1 of its steps were not applied",
+    )
     assert f"    - {step}" in found.told() and "were not applied: 1\n" in found.told()
     low = judged(MISSED, **settings)  # that it failed is true of any recipe
     assert (low.outcome, low.because, low.missing) == ("not reproduced", (), found.missing)
@@ -161,8 +256,16 @@ def test_about_ten_minutes_are_ten(gaps: tuple[float, ...]) -> None:
     assert judged(made=made).outcome == "reproduced"
 
 
-@pytest.mark.parametrize("settings", [["decoding.batch_tokens=100"], ["decoding.precision=fp32"],
-                                      ["data.test.sacrebleu=wmt13"], ["seed=7"], ["training.keep_checkpoints=50"]])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["decoding.batch_tokens=100"],
+        ["decoding.precision=fp32"],
+        ["data.test.sacrebleu=wmt13"],
+        ["seed=7"],
+        ["training.keep_checkpoints=50"],
+    ],
+)
 def test_what_is_the_machines_or_was_not_scored_is_no_step(settings: list[str]) -> None:
     """The test set of the config does not matter, but the one that was translated."""
     for found in (judged(overrides=settings), judged(config=with_settings(*settings))):
@@ -172,11 +275,18 @@ def test_what_is_the_machines_or_was_not_scored_is_no_step(settings: list[str]) 
 def test_several_steps_in_their_order() -> None:
     found = judged(config=with_settings("model.dropout=0.2", "decoding.beam=1"), made=state(3, 7))
     assert [step.partition(":")[0] for step in found.missing] == [
-        "dropout of sub-layers", "beam", "the end of training", "averaging"]
-    assert found.because == ("the paper's figure was reached by another recipe: 4 of its steps were not applied",)
+        "dropout of sub-layers",
+        "beam",
+        "the end of training",
+        "averaging",
+    ]
+    assert found.because == (
+        "the paper's figure was reached by another recipe: 4 of its steps were not applied",
+    )
 
 
 # ---- as it is told ------------------------------------------------------------------------------------------------
+
 
 def test_what_is_printed() -> None:
     assert judged().told().splitlines() == [
@@ -184,21 +294,30 @@ def test_what_is_printed() -> None:
         "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90",
         "  the paper     27.30  Table 2, base, en-de",
         "  counted as   nrefs:1|tok:moses",
-        "  steps of the recipe that were not applied: none"]
+        "  steps of the recipe that were not applied: none",
+    ]
 
 
 def test_figures_are_json() -> None:
     found = json.loads(json.dumps(judged(MISSED, made=state(4)).figures()))
     assert found == {
-        "outcome": "not reproduced", "because": [],
+        "outcome": "not reproduced",
+        "because": [],
         "not_applied": ["averaging: 4 checkpoints, in the paper the mean of the last 5"],
         "paper": {"bleu": 27.3, "model": "base", "pair": "en-de"},
-        "score": {"name": "BLEU tokenised, split, plain quotes", "value": pytest.approx(25.7),
-                  "signature": "nrefs:1|tok:moses"}}
+        "score": {
+            "name": "BLEU tokenised, split, plain quotes",
+            "value": pytest.approx(25.7),
+            "signature": "nrefs:1|tok:moses",
+        },
+    }
 
 
 def test_without_training_there_is_no_verdict() -> None:
-    texts, export = System("out.txt", BASE, FULL, []), Opened(cast(TextToText, None), BASE, ["export"])
+    texts, export = (
+        System("out.txt", BASE, FULL, []),
+        Opened(cast(TextToText, None), BASE, ["export"]),
+    )
     for system in (texts, replace(texts, engine=export)):
         with pytest.raises(UserError, match=r"^out\.txt: a verdict needs a checkpoint"):
             judge(REACHED, system)

@@ -39,16 +39,29 @@ from nmt.system.files import digest, seal, write_json, write_text
 from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.search import Hypothesis
 
-PACKAGES = {"ctranslate2": "ctranslate2", "huggingface": "transformers", "safetensors": "safetensors"}
-NEEDS_CT2, NEEDS_HF, _ = NEEDS = [pytest.mark.skipif(
-    importlib.util.find_spec(package) is None, reason=f"{package} is not installed; pip install 'nmt[export]'")
-    for package in PACKAGES.values()]
+PACKAGES = {
+    "ctranslate2": "ctranslate2",
+    "huggingface": "transformers",
+    "safetensors": "safetensors",
+}
+NEEDS_CT2, NEEDS_HF, _ = NEEDS = [
+    pytest.mark.skipif(
+        importlib.util.find_spec(package) is None,
+        reason=f"{package} is not installed; pip install 'nmt[export]'",
+    )
+    for package in PACKAGES.values()
+]
 ENGINES = [pytest.param(to, marks=needs) for to, needs in zip(PACKAGES, NEEDS, strict=True)]
 LINES = [src for src, _ in sentences(8, seed=5)]
 PLAIN = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, max_positions=256)
-SHAPES = {f"{norm}-{'tied' if tied else 'untied'}-{positions}":
-          replace(PLAIN, norm=norm, tied=tied, positions=positions)
-          for norm in ("post", "pre") for tied in (True, False) for positions in ("sinusoidal", "learned")}
+SHAPES = {
+    f"{norm}-{'tied' if tied else 'untied'}-{positions}": replace(
+        PLAIN, norm=norm, tied=tied, positions=positions
+    )
+    for norm in ("post", "pre")
+    for tied in (True, False)
+    for positions in ("sinusoidal", "learned")
+}
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 
@@ -56,7 +69,9 @@ SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 @pytest.fixture(scope="session")
 def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     words = tmp_path_factory.mktemp("words") / "words"
-    write_words(words, word_counts([side.encode() for pair in sentences(200, seed=1) for side in pair]))
+    write_words(
+        words, word_counts([side.encode() for pair in sentences(200, seed=1) for side in pair])
+    )
     return Vocab(learn(words, VocabConfig(size=80)))
 
 
@@ -65,11 +80,19 @@ def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
     torch.manual_seed(2)
     model = Transformer(shape, vocab.size)
     weights = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
-    if not shape.tied and shape.norm == "post":  # its outputs end, and pad and bos are as unlikely as in trained ones
+    if (
+        not shape.tied and shape.norm == "post"
+    ):  # its outputs end, and pad and bos are as unlikely as in trained ones
         bias = weights["decoder.1.feed_forward_residual.norm.bias"]
-        weights["projection.weight"][EOS], weights["projection.weight"][[PAD, BOS]] = 3 * bias, -5 * bias
-    config = RunConfig(name="toy", model=shape, data=DataConfig(
-        root="/secret/place", train=(CorpusConfig(src="a.en", tgt="a.de"),)))
+        weights["projection.weight"][EOS], weights["projection.weight"][[PAD, BOS]] = (
+            3 * bias,
+            -5 * bias,
+        )
+    config = RunConfig(
+        name="toy",
+        model=shape,
+        data=DataConfig(root="/secret/place", train=(CorpusConfig(src="a.en", tgt="a.de"),)),
+    )
     folder.mkdir()
     save_file(weights, folder / MODEL)
     write_json(folder / STATE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
@@ -90,20 +113,28 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("to", ENGINES)
-def test_each_model_says_the_same_in_each_engine(to: str, shape: ModelConfig, vocab: Vocab, tmp_path: Path) -> None:
+def test_each_model_says_the_same_in_each_engine(
+    to: str, shape: ModelConfig, vocab: Vocab, tmp_path: Path
+) -> None:
     found = export(made(shape, vocab, tmp_path / "average"), to, tmp_path / "out", "float32", LINES)
     assert found.lines == len(LINES) and found.differing == 0
     assert found.largest < 2e-5
-    assert json.loads((tmp_path / "out" / "export.json").read_text())["check"]["largest"] == found.largest
+    assert (
+        json.loads((tmp_path / "out" / "export.json").read_text())["check"]["largest"]
+        == found.largest
+    )
 
 
 @NEEDS_HF
-def test_hugging_face_has_our_logits_whoever_loads_it(checkpoint: Checkpoint, tmp_path: Path, vocab: Vocab) -> None:
+def test_hugging_face_has_our_logits_whoever_loads_it(
+    checkpoint: Checkpoint, tmp_path: Path, vocab: Vocab
+) -> None:
     """Without any code of ours beyond the model: text in, the distribution of the first piece out."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     from nmt.checkpoint import load_weights
     from nmt.data.batch import pack
+
     export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", use_safetensors=True)
     given = AutoTokenizer.from_pretrained(tmp_path / "out")(LINES[0], return_tensors="pt")
@@ -112,20 +143,34 @@ def test_hugging_face_has_our_logits_whoever_loads_it(checkpoint: Checkpoint, tm
     load_weights(checkpoint, model)
     expected = model.projection(model(pack([[*vocab.encode(LINES[:1])[0], 3]]), pack([[2]])))
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
-    assert not {path.suffix for path in (tmp_path / "out").iterdir()} & {".bin", ".pt", ".pth", ".pkl"}
+    assert not {path.suffix for path in (tmp_path / "out").iterdir()} & {
+        ".bin",
+        ".pt",
+        ".pth",
+        ".pkl",
+    }
 
 
-@pytest.mark.parametrize("to, quantization", [(to, kind) for to, kinds in QUANTIZATIONS.items() for kind in kinds[1:]])
-def test_fewer_bits_come_near(to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "to, quantization", [(to, kind) for to, kinds in QUANTIZATIONS.items() for kind in kinds[1:]]
+)
+def test_fewer_bits_come_near(
+    to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     if importlib.util.find_spec(PACKAGES[to]) is None:
         pytest.skip(f"{PACKAGES[to]} is not installed; pip install 'nmt[export]'")
     found = export(checkpoint, to, tmp_path / "out", quantization, LINES)
     assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
-    assert contents(checkpoint.path) == {**contents(checkpoint.path), MODEL: digest(checkpoint.path / MODEL)}
+    assert contents(checkpoint.path) == {
+        **contents(checkpoint.path),
+        MODEL: digest(checkpoint.path / MODEL),
+    }
 
 
 @NEEDS_CT2
-def test_quantizing_does_not_touch_our_weights(checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path) -> None:
+def test_quantizing_does_not_touch_our_weights(
+    checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path
+) -> None:
     model = Transformer(PLAIN, vocab.size)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     ctranslate2.write(tmp_path, model, vocab, checkpoint.config, "int8")
@@ -134,11 +179,18 @@ def test_quantizing_does_not_touch_our_weights(checkpoint: Checkpoint, vocab: Vo
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
-@pytest.mark.parametrize("shape, setting", [
-    (replace(PLAIN, window=3), "model.window is 3"), (replace(PLAIN, d_k=9), "model.d_k is 9"),
-    (replace(PLAIN, d_v=16), "model.d_v is 16"), (replace(PLAIN, n_heads=5, d_k=4, d_v=4), "model.n_heads 5")])
+@pytest.mark.parametrize(
+    "shape, setting",
+    [
+        (replace(PLAIN, window=3), "model.window is 3"),
+        (replace(PLAIN, d_k=9), "model.d_k is 9"),
+        (replace(PLAIN, d_v=16), "model.d_v is 16"),
+        (replace(PLAIN, n_heads=5, d_k=4, d_v=4), "model.n_heads 5"),
+    ],
+)
 def test_what_a_format_cannot_say_is_refused_by_its_name(
-        to: str, shape: ModelConfig, setting: str, vocab: Vocab, tmp_path: Path) -> None:
+    to: str, shape: ModelConfig, setting: str, vocab: Vocab, tmp_path: Path
+) -> None:
     checkpoint = made(shape, vocab, tmp_path / "average")
     with pytest.raises(UserError, match=setting) as error:
         export(checkpoint, to, tmp_path / "out", "float32", LINES)
@@ -149,13 +201,19 @@ def test_what_a_format_cannot_say_is_refused_by_its_name(
 
 @pytest.mark.parametrize("to", ENGINES[:2])
 def test_an_export_that_says_something_else_never_appears(
-        to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    to: str,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = [str(checkpoint.path), "--to", to, "-o", str(tmp_path / "out")]
     assert nmt_export(arguments) == 0
     before = contents(tmp_path / "out")
     room = ctranslate2 if to == "ctranslate2" else huggingface
-    monkeypatch.setattr(room, "position_table", lambda *given: 1.001 * tensors.position_table(*given))
+    monkeypatch.setattr(
+        room, "position_table", lambda *given: 1.001 * tensors.position_table(*given)
+    )
     capsys.readouterr()
     for out, expected in ((tmp_path / "out", before), (tmp_path / "other", None)):
         assert nmt_export([*arguments[:-1], str(out)]) == 1
@@ -179,21 +237,40 @@ def test_only_an_earlier_export_is_replaced(checkpoint: Checkpoint, tmp_path: Pa
         assert (digest(taken) if taken.is_file() else contents(taken)) == before
 
 
-def test_safetensors_hold_the_very_weights_and_the_config(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_safetensors_hold_the_very_weights_and_the_config(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     assert export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES).largest == 0
-    with safe_open(tmp_path / "out" / MODEL, "pt") as ours, safe_open(checkpoint.path / MODEL, "pt") as origin:
+    with (
+        safe_open(tmp_path / "out" / MODEL, "pt") as ours,
+        safe_open(checkpoint.path / MODEL, "pt") as origin,
+    ):
         assert set(ours.keys()) == set(origin.keys())
-        assert all(torch.equal(ours.get_tensor(name), origin.get_tensor(name)) for name in origin.keys())
+        assert all(
+            torch.equal(ours.get_tensor(name), origin.get_tensor(name)) for name in origin.keys()
+        )
         assert ours.metadata()["config"] == (checkpoint.path / CONFIG).read_text()
         assert ours.metadata()["vocab_sha256"] == digest(checkpoint.path / VOCAB)
 
 
-ODD = ["</s> a <unk> <pad>", "  two  spaces ", "don 't , i 'm ok ?", "\u65e5\u672c", "x\0y", "\u2028x\u0085",
-       "a \u2581 b", "red dog " * 200, "\ufb01 \u00bd\u00a0!", "\u05e9\u05dc\u05d5\u05dd"]
+ODD = [
+    "</s> a <unk> <pad>",
+    "  two  spaces ",
+    "don 't , i 'm ok ?",
+    "\u65e5\u672c",
+    "x\0y",
+    "\u2028x\u0085",
+    "a \u2581 b",
+    "red dog " * 200,
+    "\ufb01 \u00bd\u00a0!",
+    "\u05e9\u05dc\u05d5\u05dd",
+]
 
 
 @NEEDS_HF
-def test_the_tokenizer_gives_our_ids_and_text(checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path) -> None:
+def test_the_tokenizer_gives_our_ids_and_text(
+    checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path
+) -> None:
     export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
     tokenizer = huggingface.HuggingFace(tmp_path / "out").tokenizer
     for line, ids in zip(LINES + ODD, vocab.encode(LINES + ODD), strict=True):
@@ -226,9 +303,12 @@ def test_it_translates_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
     engine, src = ctranslate2.CTranslate2(tmp_path / "out", 1), vocab.encode(LINES)
     found = engine.translate(src, config)
     judged = [sum(scores) for scores in engine.score(src, [one.ids for one in found])]
-    ended = [i for i, one in enumerate(found) if len(one.ids) < max(map(len, src)) + config.max_extra]
+    ended = [
+        i for i, one in enumerate(found) if len(one.ids) < max(map(len, src)) + config.max_extra
+    ]
     assert ended and [found[i].score for i in ended] == pytest.approx(
-        [judged[i] / ((5 + len(found[i].ids) + 1) / 6) ** 2 for i in ended], abs=1e-4)
+        [judged[i] / ((5 + len(found[i].ids) + 1) / 6) ** 2 for i in ended], abs=1e-4
+    )
     by_sum = engine.translate(src, replace(config, penalty="none"))
     assert all(len(a.ids) >= len(b.ids) for a, b in zip(found, by_sum, strict=True))
     assert any(len(a.ids) > len(b.ids) for a, b in zip(found, by_sum, strict=True))
@@ -257,37 +337,56 @@ def test_the_card_warns_where_marian_forgets(vocab: Vocab, tmp_path: Path) -> No
     assert "do not save this model again" in (tmp_path / "out" / "README.md").read_text()
     side = huggingface.HuggingFace(tmp_path / "out")
     side.model.save_pretrained(tmp_path / "again")
-    with safe_open(tmp_path / "again" / MODEL, "pt") as file:  # the day this fails, the warning can go
+    with safe_open(
+        tmp_path / "again" / MODEL, "pt"
+    ) as file:  # the day this fails, the warning can go
         assert "model.encoder.embed_positions.weight" not in file.keys()
 
 
-def test_the_card_tells_what_the_checkpoint_knows(checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path) -> None:
+def test_the_card_tells_what_the_checkpoint_knows(
+    checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path
+) -> None:
     export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES)
     card = (tmp_path / "out" / "README.md").read_text()
     head = parse_yaml(card.split("---\n")[1], "card").values
-    assert head == {"language": ["en", "de"], "library_name": "safetensors", "pipeline_tag": "translation"}
-    for fact in (digest(checkpoint.path / MODEL), vocab.digest, "a.en + a.de", "mean of 2 checkpoints", "post-norm"):
+    assert head == {
+        "language": ["en", "de"],
+        "library_name": "safetensors",
+        "pipeline_tag": "translation",
+    }
+    for fact in (
+        digest(checkpoint.path / MODEL),
+        vocab.digest,
+        "a.en + a.de",
+        "mean of 2 checkpoints",
+        "post-norm",
+    ):
         assert fact in card
     assert "/secret" not in card and "{" not in card.split("## Use")[0]
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
 def test_a_missing_library_is_told_with_its_remedy(
-        to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[to], None)
     with pytest.raises(UserError, match=r"pip install 'nmt\[export\]'"):
         export(checkpoint, to, tmp_path / "out", "float32", LINES)
     assert not (tmp_path / "out").exists()
 
 
-def test_mistakes_take_one_line(checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_take_one_line(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").write_text("\n \n\n")
     (tmp_path / "latin").write_bytes(b"fine\nna\xefve\n")
     command = [str(checkpoint.path), "--to", "safetensors", "-o", str(tmp_path / "out")]
-    for arguments, words in ((["--check-lines", str(tmp_path / "empty")], "nothing to compare"),
-                             (["--check-lines", str(tmp_path / "latin")], "latin:2:3"),
-                             (["--check-lines", str(tmp_path / "none")], "No such file"),
-                             (["--quantization", "int8"], "--to safetensors has float32, float16, bfloat16")):
+    for arguments, words in (
+        (["--check-lines", str(tmp_path / "empty")], "nothing to compare"),
+        (["--check-lines", str(tmp_path / "latin")], "latin:2:3"),
+        (["--check-lines", str(tmp_path / "none")], "No such file"),
+        (["--quantization", "int8"], "--to safetensors has float32, float16, bfloat16"),
+    ):
         assert nmt_export(command + arguments) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1 and words in error[0]
@@ -295,11 +394,24 @@ def test_mistakes_take_one_line(checkpoint: Checkpoint, tmp_path: Path, capsys: 
     assert set(QUANTIZATIONS) == set(FORMATS)
 
 
-def test_the_command_takes_lines_of_a_file(checkpoint: Checkpoint, tmp_path: Path,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_lines_of_a_file(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lines").write_text("\n".join([*LINES, "", ""]))
-    assert nmt_export([str(checkpoint.path), "--to", "safetensors", "-o", str(tmp_path / "new" / "out"),
-                       "--check-lines", str(tmp_path / "lines")]) == 0
+    assert (
+        nmt_export(
+            [
+                str(checkpoint.path),
+                "--to",
+                "safetensors",
+                "-o",
+                str(tmp_path / "new" / "out"),
+                "--check-lines",
+                str(tmp_path / "lines"),
+            ]
+        )
+        == 0
+    )
     out, error = capsys.readouterr()
     assert out == "" and f"8 of {len(LINES)} lines greedily the same" in error.splitlines()[-1]
 
@@ -317,7 +429,11 @@ class Wrong(Ours):
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         found = super().search(src, beam, alpha, limit)
-        return found if self.piece is None else [replace(found[0], ids=[*found[0].ids[:-1], self.piece]), *found[1:]]
+        return (
+            found
+            if self.piece is None
+            else [replace(found[0], ids=[*found[0].ids[:-1], self.piece]), *found[1:]]
+        )
 
 
 def test_the_comparison_sees_one_wrong_piece_and_one_wrong_score(vocab: Vocab) -> None:

@@ -25,8 +25,9 @@ from nmt.model.attention_varlen import supports_varlen, varlen_attention
 NAN = float("nan")
 
 
-def sentences(q: Tensor, k: Tensor, q_ends: Tensor, k_ends: Tensor,
-              window: list[int]) -> Iterator[tuple[slice, slice, Tensor]]:
+def sentences(
+    q: Tensor, k: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]
+) -> Iterator[tuple[slice, slice, Tensor]]:
     """The rows of each sentence and its weights. As FlashAttention counts: the last query stands beside the last key,
     and -1 is without a bound."""
     ends = q_ends.tolist(), k_ends.tolist()
@@ -44,7 +45,9 @@ def sentences(q: Tensor, k: Tensor, q_ends: Tensor, k_ends: Tensor,
 
 
 @torch.library.custom_op("nmt_tests::varlen", mutates_args=())
-def stand_in(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]) -> Tensor:
+def stand_in(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]
+) -> Tensor:
     assert q_ends.dtype == k_ends.dtype == torch.int32
     out = q.new_full((*q.shape[:2], v.shape[2]), NAN)
     for i, j, weights in sentences(q, k, q_ends, k_ends, window):
@@ -58,12 +61,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, window: l
 
 
 @torch.library.custom_op("nmt_tests::varlen_backward", mutates_args=())
-def stand_in_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor,
-                      window: list[int]) -> list[Tensor]:
+def stand_in_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]
+) -> list[Tensor]:
     grads = [torch.full_like(x, NAN) for x in (q, k, v)]
     for i, j, weights in sentences(q, k, q_ends, k_ends, window):
         of_weights = torch.einsum("ihd,jhd->hij", grad[i], v[j])
-        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        of_scores = (
+            weights
+            * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+            / q.shape[-1] ** 0.5
+        )
         grads[0][i] = torch.einsum("hij,jhd->ihd", of_scores, k[j])
         grads[1][j] = torch.einsum("hij,ihd->jhd", of_scores, q[i])
         grads[2][j] = torch.einsum("hij,ihd->jhd", weights, grad[i])
@@ -87,10 +95,21 @@ def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 stand_in.register_autograd(differentiate, setup_context=keep)
 
 
-def as_torch_is_called(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, longest_q: int,
-                       longest_k: int, *, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+def as_torch_is_called(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    k_ends: Tensor,
+    longest_q: int,
+    longest_k: int,
+    *,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
     assert isinstance(window_size, tuple)  # torch compares it with (-1, 0)
-    assert longest_q >= (q_ends[1:] - q_ends[:-1]).max() if not torch.compiler.is_compiling() else True
+    assert (
+        longest_q >= (q_ends[1:] - q_ends[:-1]).max() if not torch.compiler.is_compiling() else True
+    )
     return stand_in(q, k, v, q_ends, k_ends, list(window_size))
 
 
@@ -109,23 +128,40 @@ def side(lengths: list[int], tail: int) -> Packed:
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize(("q_lengths", "k_lengths", "causal", "window"), [
-    ([4, 1, 7], None, False, None), ([4, 0, 7], None, True, None), ([4, 1, 7], None, False, 2),
-    ([5, 1, 7], None, True, 2), ([5, 3, 0, 2], [2, 0, 6, 4], False, None)])
-def test_masks_keep_what_was_never_written_out(q_lengths: list[int], k_lengths: list[int] | None, causal: bool,
-                                               window: int | None, is_compiled: bool, varlen: None) -> None:
+@pytest.mark.parametrize(
+    ("q_lengths", "k_lengths", "causal", "window"),
+    [
+        ([4, 1, 7], None, False, None),
+        ([4, 0, 7], None, True, None),
+        ([4, 1, 7], None, False, 2),
+        ([5, 1, 7], None, True, 2),
+        ([5, 3, 0, 2], [2, 0, 6, 4], False, None),
+    ],
+)
+def test_masks_keep_what_was_never_written_out(
+    q_lengths: list[int],
+    k_lengths: list[int] | None,
+    causal: bool,
+    window: int | None,
+    is_compiled: bool,
+    varlen: None,
+) -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
     queries = side(q_lengths, 4)
     keys = queries if k_lengths is None else side(k_lengths, 3)
     truth = Field(queries, keys, causal, window)
     is_live = [truth.seen[0] < truth.seen[1], truth.seeing[0] < truth.seeing[1]]
-    heads = [torch.randn(len(packed.tokens), 3, 2, 8, dtype=torch.float64)[:, n]
-             for n, packed in enumerate((queries, keys, keys))]
+    heads = [
+        torch.randn(len(packed.tokens), 3, 2, 8, dtype=torch.float64)[:, n]
+        for n, packed in enumerate((queries, keys, keys))
+    ]
     exact = [x.clone().requires_grad_() for x in heads]
     expected = attend(exact[0], exact[1], exact[2], truth)
     grad = torch.randn_like(expected)
-    expected_grads = torch.autograd.grad(expected, exact, grad.where(is_live[0][:, None, None], 0.0))
+    expected_grads = torch.autograd.grad(
+        expected, exact, grad.where(is_live[0][:, None, None], 0.0)
+    )
     for place, x in enumerate(heads):
         x[~is_live[min(place, 1)]] = NAN
     grad[~is_live[0]] = NAN
@@ -135,7 +171,9 @@ def test_masks_keep_what_was_never_written_out(q_lengths: list[int], k_lengths: 
         path = torch.compile(varlen_attention, backend="aot_eager", fullgraph=True, dynamic=False)
     out = path(*ours, queries.offsets, keys.offsets, queries.longest, keys.longest, causal, window)
     grads = torch.autograd.grad(out, ours, grad)
-    for a, b, live in zip((out, *grads), (expected, *expected_grads), (is_live[0], *is_live, is_live[1]), strict=True):
+    for a, b, live in zip(
+        (out, *grads), (expected, *expected_grads), (is_live[0], *is_live, is_live[1]), strict=True
+    ):
         assert (a - b).abs().max() < 1e-12
         assert (a[~live] == 0).all()
 
@@ -154,8 +192,13 @@ def test_attend_takes_the_path_it_is_told(varlen: None, monkeypatch: pytest.Monk
     monkeypatch.setattr(attention, "packed_attention", told(TRITON))
     monkeypatch.setattr(attention, "supports", lambda q, v: True)
     x, one, other = torch.randn(8, 1, 8), side([3, 1], 4), side([2, 2], 4)
-    for field in (Field(one, one), Field(one, one, path=VARLEN), Field(one, one, True, 2, path=VARLEN),
-                  Field(one, other, path=VARLEN), Field(one, other, window=2, path=VARLEN)):
+    for field in (
+        Field(one, one),
+        Field(one, one, path=VARLEN),
+        Field(one, one, True, 2, path=VARLEN),
+        Field(one, other, path=VARLEN),
+        Field(one, other, window=2, path=VARLEN),
+    ):
         field.is_on_cpu = False
         attend(x, x, x, field)
     # FlashAttention counts a window from the ends of sentences, so lengths must agree.
@@ -163,8 +206,12 @@ def test_attend_takes_the_path_it_is_told(varlen: None, monkeypatch: pytest.Monk
 
 
 def test_which_heads_torch_takes() -> None:
-    assert "window_size" in inspect.signature(varlen_attn).parameters and attention_varlen.HAS_WINDOW
-    assert not supports_varlen(torch.zeros(1, 1, 64).bfloat16(), torch.zeros(1, 1, 64).bfloat16())  # not on a GPU
+    assert (
+        "window_size" in inspect.signature(varlen_attn).parameters and attention_varlen.HAS_WINDOW
+    )
+    assert not supports_varlen(
+        torch.zeros(1, 1, 64).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
+    )  # not on a GPU
 
 
 @pytest.fixture
@@ -216,10 +263,18 @@ def test_turns_are_taken_and_the_median_counts() -> None:
     assert seen == [1, 2] * 10
 
 
-@pytest.mark.parametrize(("triton_ms", "varlen_ms", "expected"), [(1.0, 2.0, TRITON), (2.0, 1.0, VARLEN),
-                                                                  (2.0, None, TRITON)])
-def test_measuring_remembers_the_faster(triton_ms: float, varlen_ms: float | None, expected: str, cache: Path,
-                                        varlen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("triton_ms", "varlen_ms", "expected"),
+    [(1.0, 2.0, TRITON), (2.0, 1.0, VARLEN), (2.0, None, TRITON)],
+)
+def test_measuring_remembers_the_faster(
+    triton_ms: float,
+    varlen_ms: float | None,
+    expected: str,
+    cache: Path,
+    varlen: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """None: torch's kernel raises, as where it was not built for this GPU."""
     monkeypatch.setattr(attention_choice, "supports", lambda q, v: True)
     monkeypatch.setattr(attention_choice, "supports_varlen", lambda q, v: True)

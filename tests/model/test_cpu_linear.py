@@ -14,13 +14,22 @@ from nmt.translate.search import search
 
 V = 50
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
-SHAPES = {"post": SHAPE, "pre-untied": replace(SHAPE, norm="pre", tied=False),
-          "learned": replace(SHAPE, positions="learned", max_positions=40),
-          "small-heads": replace(SHAPE, d_k=3, d_v=5), "window": replace(SHAPE, window=2)}
+SHAPES = {
+    "post": SHAPE,
+    "pre-untied": replace(SHAPE, norm="pre", tied=False),
+    "learned": replace(SHAPE, positions="learned", max_positions=40),
+    "small-heads": replace(SHAPE, d_k=3, d_v=5),
+    "window": replace(SHAPE, window=2),
+}
 SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
 SRC = pack(SENTENCES)
-NEEDS_PACKING = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-FP32, BF16 = 1e-5, 0.05  # of outputs, which are norms' and of size 1: bf16 has 8 bits, some products follow another
+NEEDS_PACKING = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
+FP32, BF16 = (
+    1e-5,
+    0.05,
+)  # of outputs, which are norms' and of size 1: bf16 has 8 bits, some products follow another
 
 
 def model(shape: ModelConfig) -> Transformer:
@@ -47,8 +56,10 @@ def steps(ours: Transformer, n: int = 6) -> list[Tensor]:
 
 
 def state(ours: Transformer) -> dict[str, tuple[Tensor, torch.dtype, bool, int]]:
-    return {name: (p.detach().clone(), p.dtype, p.requires_grad, p.data_ptr())
-            for name, p in ours.named_parameters(remove_duplicate=False)}
+    return {
+        name: (p.detach().clone(), p.dtype, p.requires_grad, p.data_ptr())
+        for name, p in ours.named_parameters(remove_duplicate=False)
+    }
 
 
 @NEEDS_PACKING

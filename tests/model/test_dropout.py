@@ -26,8 +26,12 @@ def test_rate_and_scale(rate: float) -> None:
     y = Dropout(rate)(x)
     kept = y != 0
     sigma = (rate * (1 - rate) / x.numel()) ** 0.5
-    assert abs(1 - kept.float().mean().item() - rate) < 4 * sigma + 2**-17  # the rate is rounded to 16 bits
-    assert y[kept].unique().numel() == 1 and y[kept][0].item() == pytest.approx(1 / (1 - rate), rel=1e-4)
+    assert (
+        abs(1 - kept.float().mean().item() - rate) < 4 * sigma + 2**-17
+    )  # the rate is rounded to 16 bits
+    assert y[kept].unique().numel() == 1 and y[kept][0].item() == pytest.approx(
+        1 / (1 - rate), rel=1e-4
+    )
 
 
 def test_neighbours_rows_and_calls_are_independent() -> None:
@@ -56,13 +60,19 @@ def test_silent_in_evaluation_and_at_rate_zero() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.1, 1 / 3, 0.9])
-@pytest.mark.parametrize("shape", [(1_000_003,), (1001, 333)])  # the last draw serves fewer than four
-def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(rate: float, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "shape", [(1_000_003,), (1001, 333)]
+)  # the last draw serves fewer than four
+def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(
+    rate: float, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(3)
     y = Dropout(rate)(torch.ones(shape))
     share = 1 - round(rate * 2**BITS) / 2**BITS
     assert y[y != 0].unique().tolist() == [torch.tensor(1 / share).item()]
-    assert abs((y != 0).double().mean().item() - share) < 4 * (share * (1 - share) / y.numel()) ** 0.5
+    assert (
+        abs((y != 0).double().mean().item() - share) < 4 * (share * (1 - share) / y.numel()) ** 0.5
+    )
 
 
 def uncorrelated(masks: list[Tensor]) -> bool:
@@ -75,7 +85,15 @@ def uncorrelated(masks: list[Tensor]) -> bool:
 
 def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
     masks = []
-    for seed, step, number in [(1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1), (2, 1, 0), (1, 11, 0), (11, 1, 0)]:
+    for seed, step, number in [
+        (1, 1, 0),
+        (1, 1, 1),
+        (1, 2, 0),
+        (1, 2, 1),
+        (2, 1, 0),
+        (1, 11, 0),
+        (11, 1, 0),
+    ]:
         torch.manual_seed(micro_seed(seed, step, number))
         masks.append(Dropout(0.1)(torch.ones(300, 512)) != 0)
     assert uncorrelated(masks)
@@ -93,8 +111,11 @@ def test_masks_of_layers_are_independent() -> None:
 
 
 def test_the_same_update_twice_gives_the_same_bits() -> None:
-    config = RunConfig(seed=5, model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, dropout=0.3),
-                       training=TrainingConfig(precision="fp32"))
+    config = RunConfig(
+        seed=5,
+        model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, dropout=0.3),
+        training=TrainingConfig(precision="fp32"),
+    )
     sides = [pack([[5, 6, 7], [8, 9]]), pack([[2, 10], [2, 11, 12, 13]])]
     batch = Batch(sides[0], sides[1], torch.tensor([10, 3, 11, 12, 13, 3]), 6)
 
@@ -104,8 +125,14 @@ def test_the_same_update_twice_gives_the_same_bits() -> None:
         update = Update([Micro(number, batch) for number in numbers], 10, 12, Cursor())
         torch.rand(step)  # whatever was drawn before
         replica = Replica(Objective(model, 0.1), World(0, 1, torch.device("cpu")), is_bf16=False)
-        run_update(replica, make_optimizer(model, config.optimizer), update, step,
-                   replace(config, seed=seed), World(0, 1, torch.device("cpu")))
+        run_update(
+            replica,
+            make_optimizer(model, config.optimizer),
+            update,
+            step,
+            replace(config, seed=seed),
+            World(0, 1, torch.device("cpu")),
+        )
         return [p.detach().clone() for p in model.parameters()]
 
     first = weights(5, 3, (0, 1))

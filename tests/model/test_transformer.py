@@ -31,16 +31,27 @@ def make(config: ModelConfig, seed: int = 0) -> Transformer:
 def with_tail(packed: Packed, n: int) -> Packed:
     """The same sentences, then n dead tokens and two empty sentences."""
     tokens = torch.cat((packed.tokens, torch.full((n,), 4)))
-    return Packed(tokens, torch.cat((packed.offsets, packed.offsets[-1:].repeat(2))), packed.longest, packed.n_live)
+    return Packed(
+        tokens,
+        torch.cat((packed.offsets, packed.offsets[-1:].repeat(2))),
+        packed.longest,
+        packed.n_live,
+    )
 
 
 def torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
     """torch.nn's encoder and decoder with the model's weights."""
     c, is_pre = model.config, model.config.norm == "pre"
-    encoder_layer = nn.TransformerEncoderLayer(c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre)
-    decoder_layer = nn.TransformerDecoderLayer(c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre)
+    encoder_layer = nn.TransformerEncoderLayer(
+        c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre
+    )
+    decoder_layer = nn.TransformerDecoderLayer(
+        c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre
+    )
     encoder_norm, decoder_norm = (nn.LayerNorm(c.d_model) if is_pre else None for _ in range(2))
-    encoder = nn.TransformerEncoder(encoder_layer, c.n_layers, encoder_norm, enable_nested_tensor=False).double()
+    encoder = nn.TransformerEncoder(
+        encoder_layer, c.n_layers, encoder_norm, enable_nested_tensor=False
+    ).double()
     decoder = nn.TransformerDecoder(decoder_layer, c.n_layers, decoder_norm).double()
 
     def copy_attention(theirs: nn.MultiheadAttention, weight: Tensor, output: Tensor) -> None:
@@ -57,7 +68,11 @@ def torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
         norms = [ours.attention_residual.norm, ours.feed_forward_residual.norm]
         if hasattr(theirs, "multihead_attn"):
             memory = ours.memory_attention
-            copy_attention(theirs.multihead_attn, torch.cat((memory.q.weight, memory.kv.weight)), memory.output.weight)
+            copy_attention(
+                theirs.multihead_attn,
+                torch.cat((memory.q.weight, memory.kv.weight)),
+                memory.output.weight,
+            )
             norms.insert(1, ours.memory_residual.norm)
         for i, norm in enumerate(norms, 1):
             getattr(theirs, f"norm{i}").load_state_dict(norm.state_dict())
@@ -73,6 +88,7 @@ def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
     encoder, decoder = torch_twin(model)
     packed = model(pack(SRC), pack(TGT))
     for src, tgt, ours in zip(SRC, TGT, packed.split([len(t) for t in TGT]), strict=True):
+
         def embed(ids: list[int]) -> Tensor:
             x = F.embedding(torch.tensor(ids), model.tgt_embedding.weight) * math.sqrt(16)
             return (x + sinusoids(len(ids), 16).double())[None]
@@ -82,8 +98,14 @@ def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
         assert (ours - theirs).abs().max() < 1e-10
 
 
-OPTIONS = [SMALL, replace(SMALL, norm="pre"), replace(SMALL, window=1), replace(SMALL, positions="learned"),
-           replace(SMALL, d_k=3, d_v=5), replace(SMALL, tied=False)]
+OPTIONS = [
+    SMALL,
+    replace(SMALL, norm="pre"),
+    replace(SMALL, window=1),
+    replace(SMALL, positions="learned"),
+    replace(SMALL, d_k=3, d_v=5),
+    replace(SMALL, tied=False),
+]
 NAMES = ["post", "pre", "window", "learned", "d_k", "untied"]
 
 
@@ -110,7 +132,7 @@ def test_gradients_of_packed_are_the_sum_of_each_alone_and_the_tail_gives_none()
     ours = gradients()
     first = 0
     for s, t in zip(SRC, TGT, strict=True):
-        (model(pack([s]), pack([t])) * weights[first:first + len(t)]).sum().backward()
+        (model(pack([s]), pack([t])) * weights[first : first + len(t)]).sum().backward()
         first += len(t)
     for a, b in zip(ours, gradients(), strict=True):
         assert (a - b).abs().max() < 1e-10 * max(1.0, float(b.abs().max()))
@@ -127,7 +149,9 @@ def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
             tokens = torch.tensor([row[t] for row in rows]).repeat_interleave(2)
             logits = model.projection(model.step(tokens, cache)).view(len(rows), 2, V)
             assert (logits - full[:, None, t]).abs().max() < 1e-12
-            if t == 2:  # the hypotheses of each sentence change places, and the second sentence leaves
+            if (
+                t == 2
+            ):  # the hypotheses of each sentence change places, and the second sentence leaves
                 cache.reorder(torch.tensor([[1, 0], [0, 1], [1, 0]]))
                 cache.keep(2, torch.tensor([1]), torch.tensor([2]))
                 rows, full = [rows[0], rows[2]], full[[0, 2]]
@@ -159,7 +183,7 @@ def test_attention_weights_sum_to_one_and_see_only_what_they_may() -> None:
     crossed: list[Tensor] = []
     model.decode(pack(TGT), memory, src, crossed)
     assert (crossed[1][1, :, :5].sum(-1) - 1).abs().max() < 1e-12
-    assert crossed[1][1, :, :5, len(SRC[1]):].max() == 0.0
+    assert crossed[1][1, :, :5, len(SRC[1]) :].max() == 0.0
 
 
 def test_the_future_does_not_leak() -> None:
@@ -172,8 +196,10 @@ def test_the_future_does_not_leak() -> None:
 def test_parameter_counts_of_the_paper() -> None:
     """Table 3 says 65M and 213M; with 37,000 pieces counted once they are these."""
     with torch.device("meta"):
-        counts = {name: sum(p.numel() for p in Transformer(load_config(name).model, 37_000).parameters())
-                  for name in ("base.yaml", "big.yaml")}
+        counts = {
+            name: sum(p.numel() for p in Transformer(load_config(name).model, 37_000).parameters())
+            for name in ("base.yaml", "big.yaml")
+        }
     assert counts == {"base.yaml": 63_045_632, "big.yaml": 214_171_648}
 
 

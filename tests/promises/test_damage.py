@@ -23,7 +23,14 @@ from nmt.system.errors import Failure
 from nmt.system.files import RunFolder, digest, seal
 
 MANIFEST = "manifest.json"
-FILES = ("config.yaml", MANIFEST, "model.safetensors", "optimizer.safetensors", "state.json", "vocab.model")
+FILES = (
+    "config.yaml",
+    MANIFEST,
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "vocab.model",
+)
 SCALE = 10 if os.environ.get("NMT_SOAK") else 1
 BLOCK = 4096
 Damage = Callable[[bytes, random.Random], bytes]
@@ -51,24 +58,26 @@ def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -
     """That `name` of step 20 is said to be damaged and step 15 is taken."""
     step, lines = told(run, capsys)
     assert step == 15 and len(lines) == 1, lines
-    place = run.checkpoint(20) if name == MANIFEST else run.checkpoint(20) / f"{name}:"  # it speaks of another file
+    place = (
+        run.checkpoint(20) if name == MANIFEST else run.checkpoint(20) / f"{name}:"
+    )  # it speaks of another file
     assert lines[0].startswith(f"warning: {place}") and name in lines[0], lines
 
 
 def truncated(data: bytes, rng: random.Random) -> bytes:
-    return data[:rng.randrange(len(data))]
+    return data[: rng.randrange(len(data))]
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:
     place = rng.randrange(len(data))
-    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1:]
+    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
 
 
 def zeroed(data: bytes, rng: random.Random) -> bytes:
     """As a lost block of the disk reads; of a file of less than two blocks, a quarter."""
     size = BLOCK if len(data) >= 2 * BLOCK else len(data) // 4
     start = rng.randrange(len(data) // size) * size
-    return data[:start] + bytes(size) + data[start + size:]
+    return data[:start] + bytes(size) + data[start + size :]
 
 
 @pytest.mark.timeout(900)
@@ -87,10 +96,19 @@ def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture
     assert told(run, capsys) == (20, [])  # nothing is wrong any more
 
 
-def test_files_that_are_gone_empty_or_of_another_checkpoint(run: RunFolder, toy: Path, tmp_path: Path,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
-    assert nmt_train(["--config", str(toy), f"out={tmp_path}/other", "seed=4", "model.d_ff=16", "name=other"]) == 0
-    others = {"15 of this run": run.checkpoint(15), "20 of another": RunFolder(tmp_path / "other").checkpoint(20)}
+def test_files_that_are_gone_empty_or_of_another_checkpoint(
+    run: RunFolder, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        nmt_train(
+            ["--config", str(toy), f"out={tmp_path}/other", "seed=4", "model.d_ff=16", "name=other"]
+        )
+        == 0
+    )
+    others = {
+        "15 of this run": run.checkpoint(15),
+        "20 of another": RunFolder(tmp_path / "other").checkpoint(20),
+    }
     n_exchanged = 0
     for name in FILES:
         file = run.checkpoint(20) / name
@@ -113,7 +131,8 @@ def test_files_that_are_gone_empty_or_of_another_checkpoint(run: RunFolder, toy:
 
 
 def test_exchanged_folders_are_not_taken_for_what_their_names_say(
-        run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     aside = run.checkpoints / "aside"
     for a, b in ((15, aside), (20, 15), (aside, 20)):
         places = [run.checkpoint(x) if isinstance(x, int) else x for x in (a, b)]
@@ -124,8 +143,14 @@ def test_exchanged_folders_are_not_taken_for_what_their_names_say(
     assert str(run.checkpoint(15) / "state.json") in lines[1] and "step 20" in lines[1]
 
 
-def test_an_old_state_that_agrees_with_its_manifest(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    for names in (("state.json", MANIFEST), ("state.json",), ("state.json", "optimizer.safetensors")):
+def test_an_old_state_that_agrees_with_its_manifest(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for names in (
+        ("state.json", MANIFEST),
+        ("state.json",),
+        ("state.json", "optimizer.safetensors"),
+    ):
         for name in names:
             shutil.copyfile(run.checkpoint(15) / name, run.checkpoint(20) / name)
         if MANIFEST not in names:
@@ -133,12 +158,15 @@ def test_an_old_state_that_agrees_with_its_manifest(run: RunFolder, capsys: pyte
         check_named(run, "state.json", capsys)
 
 
-def test_a_checkpoint_of_another_run_is_passed_over(run: RunFolder, toy: Path, tmp_path: Path,
-                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_another_run_is_passed_over(
+    run: RunFolder, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert nmt_train(["--config", str(toy), f"out={tmp_path}/other", "model.d_ff=16"]) == 0
     shutil.rmtree(run.checkpoint(20))
     shutil.copytree(RunFolder(tmp_path / "other").checkpoint(20), run.checkpoint(20))
-    config = changed(load_config(str(toy)), ["training.steps=30"])  # which does not make it another run
+    config = changed(
+        load_config(str(toy)), ["training.steps=30"]
+    )  # which does not make it another run
     capsys.readouterr()
     found = newest(run, config)
     assert found is not None and found.state["step"] == 15
@@ -146,6 +174,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(run: RunFolder, toy: Path, t
 
 
 # ---- through the command ----------------------------------------------------------------------------------------
+
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
@@ -157,35 +186,57 @@ def lines_of(run: RunFolder) -> list[dict[str, object]]:
     return [{key: value for key, value in line.items() if not key.endswith("_s")} for line in lines]
 
 
-@pytest.mark.parametrize(("name", "damage"), [
-    ("model.safetensors", lambda file: file.write_bytes(flipped(file.read_bytes(), random.Random(1)))),
-    ("optimizer.safetensors", lambda file: os.truncate(file, 1000)),
-    ("state.json", lambda file: file.write_bytes(b"")),
-    (MANIFEST, lambda file: file.unlink()),
-], ids=["flipped", "truncated", "emptied", "deleted"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (
+            "model.safetensors",
+            lambda file: file.write_bytes(flipped(file.read_bytes(), random.Random(1))),
+        ),
+        ("optimizer.safetensors", lambda file: os.truncate(file, 1000)),
+        ("state.json", lambda file: file.write_bytes(b"")),
+        (MANIFEST, lambda file: file.unlink()),
+    ],
+    ids=["flipped", "truncated", "emptied", "deleted"],
+)
 def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
-        name: str, damage: Callable[[Path], object], run: RunFolder, toy: Path,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    name: str,
+    damage: Callable[[Path], object],
+    run: RunFolder,
+    toy: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     expected, expected_lines = tensors(run.checkpoint(20)), lines_of(run)
-    expected = {key: value.clone() for key, value in expected.items()}  # the file is mapped, and is damaged next
+    expected = {
+        key: value.clone() for key, value in expected.items()
+    }  # the file is mapped, and is damaged next
     damage(run.checkpoint(20) / name)
     capsys.readouterr()
     assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 0
     said = capsys.readouterr().err
     assert name in said and "continuing after update 15" in said and "Traceback" not in said
     found = tensors(run.checkpoint(20))
-    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[key], expected[key]) for key in expected
+    )
     assert lines_of(run) == expected_lines
 
 
 def content(folder: Path) -> dict[str, str]:
     """Every file and link of a run, but for what says who came by."""
-    return {str(path): os.readlink(path) if path.is_symlink() else digest(path) for path in sorted(folder.rglob("*"))
-            if path.name not in (".lock", "status.json") and (path.is_symlink() or path.is_file())}
+    return {
+        str(path): os.readlink(path) if path.is_symlink() else digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.name not in (".lock", "status.json") and (path.is_symlink() or path.is_file())
+    }
 
 
-def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for step, name in zip((5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST, "state.json"), strict=True):
+def test_when_all_are_damaged_nothing_is_touched(
+    run: RunFolder, toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, name in zip(
+        (5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST, "state.json"), strict=True
+    ):
         os.truncate(run.checkpoint(step) / name, 10)
     before = content(run.path)
     with pytest.raises(Failure, match="all 4 checkpoints are damaged"):
@@ -193,15 +244,23 @@ def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, toy: Path, caps
     capsys.readouterr()
     assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert len(said) >= 5 and "all 4 checkpoints are damaged" in said[-1] and not any("Traceback" in s for s in said)
+    assert (
+        len(said) >= 5
+        and "all 4 checkpoints are damaged" in said[-1]
+        and not any("Traceback" in s for s in said)
+    )
     assert content(run.path) == before
     assert nmt_eval([str(run.path)]) == 2  # here the folder is what the user gave
 
 
 @pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
-def test_a_journal_that_has_lost_lines(size: int | None, toy: Path, tmp_path: Path,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
-    run, command = RunFolder(tmp_path / "run"), ["--config", str(toy), "training.checkpoint_every=5"]
+def test_a_journal_that_has_lost_lines(
+    size: int | None, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, command = (
+        RunFolder(tmp_path / "run"),
+        ["--config", str(toy), "training.checkpoint_every=5"],
+    )
     assert nmt_train([*command, "training.steps=10"]) == 0
     if size is None:
         run.metrics.unlink()
@@ -213,5 +272,7 @@ def test_a_journal_that_has_lost_lines(size: int | None, toy: Path, tmp_path: Pa
     assert nmt_train(command) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1 and str(run.metrics) in warnings[0]
-    found = [line["step"] for line in lines_of(run) if line["kind"] == "train"]  # each line is whole
+    found = [
+        line["step"] for line in lines_of(run) if line["kind"] == "train"
+    ]  # each line is whole
     assert found == [*range(1, kept + 1), *range(11, 21)]

@@ -25,7 +25,9 @@ from nmt.commands.train import main
 
 ROOT = Path(__file__).parents[2]
 IP = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-NUMBERS = itertools.count(os.getpid() % 50 * 5)  # so that two test runs at once seldom choose the same
+NUMBERS = itertools.count(
+    os.getpid() % 50 * 5
+)  # so that two test runs at once seldom choose the same
 
 
 def ip(*words: str) -> str:
@@ -49,7 +51,9 @@ def why_not() -> str:
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT or "can"), pytest.mark.timeout(120)]
-is_soak = pytest.mark.skipif(not os.environ.get("NMT_SOAK"), reason="minutes of waiting for TCP: set NMT_SOAK=1")
+is_soak = pytest.mark.skipif(
+    not os.environ.get("NMT_SOAK"), reason="minutes of waiting for TCP: set NMT_SOAK=1"
+)
 
 
 @dataclass
@@ -83,12 +87,31 @@ class Pair:
     def start(self, host: int, *arguments: str) -> subprocess.Popen[bytes]:
         assert IP is not None
         launch = str(ROOT / "scripts" / "launch.sh")
-        command = [IP, "netns", "exec", self.name(host), launch, "--gpus", "1", "--hosts", "2",
-                   "--host-rank", str(host), "--main-host", self.address(0), "--", *arguments]
+        command = [
+            IP,
+            "netns",
+            "exec",
+            self.name(host),
+            launch,
+            "--gpus",
+            "1",
+            "--hosts",
+            "2",
+            "--host-rank",
+            str(host),
+            "--main-host",
+            self.address(0),
+            "--",
+            *arguments,
+        ]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with open(self.folder / f"host{host}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log,
-                                       env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path})
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path},
+            )
         self.started.append(process)
         return process
 
@@ -99,7 +122,10 @@ class Pair:
                 os.kill(int(pid), signal.SIGKILL)
 
     def told(self) -> str:
-        return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("host*.log")))
+        return "\n".join(
+            path.read_text(errors="replace")[-3000:]
+            for path in sorted(self.folder.glob("host*.log"))
+        )
 
     def end(self) -> None:
         names = ip("netns", "list")
@@ -164,9 +190,12 @@ def test_two_hosts_train_what_one_does(hosts: Pair, toy: Path, tmp_path: Path) -
     far = {name: float((one[name] - two[name]).abs().max() / one[name].abs().max()) for name in one}
     assert max(far.values()) <= 1e-5, far
     for (step, loss, nll), (step_of_two, loss_of_two, nll_of_two) in zip(
-            losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True
+    ):
         assert step == step_of_two
-        assert (loss, nll) == pytest.approx((loss_of_two, nll_of_two), abs=1e-5 + 1e-9), "the log rounds to 1e-5"
+        assert (loss, nll) == pytest.approx((loss_of_two, nll_of_two), abs=1e-5 + 1e-9), (
+            "the log rounds to 1e-5"
+        )
 
 
 LONG = ("training.steps=400", "training.checkpoint_every=20", "training.log_every=5")
@@ -190,12 +219,21 @@ def assert_same(a: Path, b: Path) -> None:
 @is_soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("seconds", "retries"), [(20, 15), (100, 15), (60, 5)])
-def test_a_cable_that_is_pulled_and_plugged_in_again(hosts: Pair, toy: Path, tmp_path: Path, seconds: int,
-                                                     retries: int) -> None:
+def test_a_cable_that_is_pulled_and_plugged_in_again(
+    hosts: Pair, toy: Path, tmp_path: Path, seconds: int, retries: int
+) -> None:
     """Nobody does anything but plug it in. With 15 retries, as usual, TCP waits for the cable; with 5 it gives up after
     some 15 seconds, all ranks die, and the hosts join anew."""
     for host in (0, 1):
-        ip("netns", "exec", hosts.name(host), "sysctl", "-q", "-w", f"net.ipv4.tcp_retries2={retries}")
+        ip(
+            "netns",
+            "exec",
+            hosts.name(host),
+            "sysctl",
+            "-q",
+            "-w",
+            f"net.ipv4.tcp_retries2={retries}",
+        )
     arguments = undisturbed(hosts, toy, tmp_path / "calm")
     run = tmp_path / "cut"
     processes = [hosts.start(host, *arguments, f"out={run}") for host in (0, 1)]
@@ -214,7 +252,9 @@ def test_a_cable_that_is_pulled_and_plugged_in_again(hosts: Pair, toy: Path, tmp
 
 @is_soak
 @pytest.mark.timeout(600)
-def test_a_host_that_lost_its_power_is_started_again(hosts: Pair, toy: Path, tmp_path: Path) -> None:
+def test_a_host_that_lost_its_power_is_started_again(
+    hosts: Pair, toy: Path, tmp_path: Path
+) -> None:
     """The other hears nothing of its end; a person starts the same command on a machine in its place."""
     arguments = undisturbed(hosts, toy, tmp_path / "calm")
     run = tmp_path / "cut"

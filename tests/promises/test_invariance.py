@@ -31,13 +31,20 @@ from nmt.translate.translator import Request, Translation, make_translator
 V = 60
 NEAR = 1e-5
 SHAPE = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
-SHAPES = {"post": SHAPE, "pre": replace(SHAPE, norm="pre", tied=False),
-          "learned": replace(SHAPE, positions="learned", max_positions=64), "window": replace(SHAPE, window=3),
-          "small-heads": replace(SHAPE, d_k=3, d_v=5)}
+SHAPES = {
+    "post": SHAPE,
+    "pre": replace(SHAPE, norm="pre", tied=False),
+    "learned": replace(SHAPE, positions="learned", max_positions=64),
+    "window": replace(SHAPE, window=3),
+    "small-heads": replace(SHAPE, d_k=3, d_v=5),
+}
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=3)
-WAYS = {"greedy": replace(PLAIN, beam=1), "beam": PLAIN,
-        "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
-        "sample": replace(PLAIN, sample=True, top_k=20, seed=4)}
+WAYS = {
+    "greedy": replace(PLAIN, beam=1),
+    "beam": PLAIN,
+    "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
+    "sample": replace(PLAIN, sample=True, top_k=20, seed=4),
+}
 Forced = list[tuple[int, ...]]
 
 
@@ -58,14 +65,18 @@ def sources(n: int, seed: int) -> list[tuple[int, ...]]:
 def prefixes_of(given: Forced, seed: int = 0) -> Forced:
     """None for most."""
     rng = random.Random(seed)
-    return [tuple(rng.randrange(4, V) for _ in range(rng.choice((0, 0, 0, 1, 4, 9)))) for _ in given]
+    return [
+        tuple(rng.randrange(4, V) for _ in range(rng.choice((0, 0, 0, 1, 4, 9)))) for _ in given
+    ]
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
     for some, others in zip(found, expected, strict=True):
         assert [a.score for a in some] == pytest.approx([b.score for b in others], abs=NEAR)
         for a, b in zip(some, others, strict=True):
-            assert a.ids == b.ids or any(a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others), (a, b)
+            assert a.ids == b.ids or any(
+                a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others
+            ), (a, b)
 
 
 @contextmanager
@@ -80,18 +91,24 @@ def threads(n: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("config", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_sentence_is_translated_alike_in_any_company(shape: ModelConfig, config: DecodingConfig) -> None:
+def test_a_sentence_is_translated_alike_in_any_company(
+    shape: ModelConfig, config: DecodingConfig
+) -> None:
     ours, given = packed(model(shape), False), sources(64, 2)
     forced, n_best = prefixes_of(given), 1 if config.beam == 1 and not config.sample else 2
     together = search(ours, pack(given), config, n_best, forced)
     assert len({tuple(some[0].ids) for some in together}) >= 50  # the model does listen
     shuffled = random.Random(3).sample(range(64), 64)
-    again = search(ours, pack([given[i] for i in shuffled]), config, n_best, [forced[i] for i in shuffled])
+    again = search(
+        ours, pack([given[i] for i in shuffled]), config, n_best, [forced[i] for i in shuffled]
+    )
     assert_same(again, [together[i] for i in shuffled])
     for i in range(0, 64, 4):
         assert_same(search(ours, pack([given[i]]), config, n_best, [forced[i]]), [together[i]])
     long = (*[7, 8] * 25, EOS)
-    beside = search(ours, pack([long, given[5], long, given[6]]), config, n_best, [(), forced[5], (), forced[6]])
+    beside = search(
+        ours, pack([long, given[5], long, given[6]]), config, n_best, [(), forced[5], (), forced[6]]
+    )
     assert_same(beside[1::2], together[5:7])
 
 
@@ -110,7 +127,9 @@ def test_batches_of_any_size_and_threads(config: DecodingConfig, n_threads: int)
                 found.update(zip(batch, some, strict=True))
                 n_batches += 1
             assert torch.get_num_threads() == n_threads
-        assert n_batches == len(list(cut(given, cut_so, n_best))) > 1 and (tokens > 1 or n_batches == 110)
+        assert n_batches == len(list(cut(given, cut_so, n_best))) > 1 and (
+            tokens > 1 or n_batches == 110
+        )
         assert_same([found[i] for i in range(110)], expected)
 
 
@@ -126,35 +145,56 @@ DATA, CHECKPOINT = os.environ.get("NMT_MULTI30K"), os.environ.get("NMT_CHECKPOIN
 N_LINES = 1_000
 
 
-@pytest.mark.skipif(not (DATA and CHECKPOINT), reason="set NMT_MULTI30K (folder with test.en) and NMT_CHECKPOINT")
+@pytest.mark.skipif(
+    not (DATA and CHECKPOINT), reason="set NMT_MULTI30K (folder with test.en) and NMT_CHECKPOINT"
+)
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("way", ["beam 4", "beam 1", "sample"])
-def test_a_trained_model_does_so_with_real_lines(way: str, precision: Literal["fp32", "bf16"]) -> None:
+def test_a_trained_model_does_so_with_real_lines(
+    way: str, precision: Literal["fp32", "bf16"]
+) -> None:
     """In bf16 products of other sizes may choose other words: that is told (-rP), and bounded only loosely."""
     lines = (Path(str(DATA)) / "test.en").read_text(encoding="utf-8").split("\n")[:N_LINES]
     checkpoint = load(Path(str(CHECKPOINT)))
-    config = replace(checkpoint.config.decoding, precision=precision, seed=3, sample=way == "sample",
-                     beam=1 if way == "beam 1" else 4)
+    config = replace(
+        checkpoint.config.decoding,
+        precision=precision,
+        seed=3,
+        sample=way == "sample",
+        beam=1 if way == "beam 1" else 4,
+    )
     rng, began = random.Random(1), time.monotonic()
 
     def translated(tokens: int, order: list[int]) -> list[Translation]:
-        ours = make_translator(checkpoint, torch.device("cpu"), replace(config, batch_tokens=tokens))
+        ours = make_translator(
+            checkpoint, torch.device("cpu"), replace(config, batch_tokens=tokens)
+        )
         found = ours.candidates([lines[i] for i in order], Request())
-        return [some[0] for _, some in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+        return [
+            some[0] for _, some in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])
+        ]
 
     expected = translated(4_096, list(range(len(lines))))
     shuffled = rng.sample(range(len(lines)), len(lines))
-    for name, others in (("alone", translated(1, shuffled)), ("batches of 700 tokens", translated(700, shuffled))):
+    for name, others in (
+        ("alone", translated(1, shuffled)),
+        ("batches of 700 tokens", translated(700, shuffled)),
+    ):
         pairs = list(zip(expected, others, strict=True))
         differing = sum(a.text != b.text for a, b in pairs)
         apart = [abs(a.score - b.score) for a, b in pairs]
         same = [x for x, (a, b) in zip(apart, pairs, strict=True) if a.text == b.text]
-        print(f"{way}, {precision}, {name}: {differing} of {len(lines)} lines differ; scores by at most "
-              f"{max(apart):.2g}, of the same text {max(same):.2g}; {time.monotonic() - began:.0f} s")
+        print(
+            f"{way}, {precision}, {name}: {differing} of {len(lines)} lines differ; scores by at most "
+            f"{max(apart):.2g}, of the same text {max(same):.2g}; {time.monotonic() - began:.0f} s"
+        )
         if precision == "fp32":  # samples have low scores: 1e-6 of them can be more than the bound
-            assert all(x < NEAR + 1e-6 * abs(a.score) for x, (a, b) in zip(apart, pairs, strict=True)
-                       if way != "sample" or a.text == b.text)
+            assert all(
+                x < NEAR + 1e-6 * abs(a.score)
+                for x, (a, b) in zip(apart, pairs, strict=True)
+                if way != "sample" or a.text == b.text
+            )
             assert differing <= (len(lines) / 50 if way == "sample" else 0)
         elif way != "sample":
             assert differing < len(lines) / 5

@@ -44,8 +44,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("size", "score", "kills"), [(1, BLEU, counted(4, 70)), (1, NLL, counted(3, 50)),
-                                                      (2, BLEU, counted(4, 80))])
+@pytest.mark.parametrize(
+    ("size", "score", "kills"),
+    [(1, BLEU, counted(4, 70)), (1, NLL, counted(3, 50)), (2, BLEU, counted(4, 80))],
+)
 def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Ground) -> None:
     """The moments are drawn over what is left of the run's life, so late ones come as often as early ones."""
     rng = random.Random(f"{size} {score} {kills}")
@@ -55,7 +57,9 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
     life = time.monotonic() - began
     check_same(whole, ground.run(f"first-{size}-{score}"))
     struck: collections.Counter[str] = collections.Counter()
-    left: collections.Counter[int] = collections.Counter()  # how those ranks ended that were not killed
+    left: collections.Counter[int] = (
+        collections.Counter()
+    )  # how those ranks ended that were not killed
     runs = 0
     while struck.total() < kills:
         runs += 1
@@ -67,7 +71,9 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
             victims = rng.choice([[0], [1], [0, 1]]) if size == 2 else [0]
             start.signal(signal.SIGKILL, victims)
             codes = start.wait()
-            assert {codes[rank] for rank in victims} <= {0, -signal.SIGKILL} or len(victims) < size, start.told()
+            assert {codes[rank] for rank in victims} <= {0, -signal.SIGKILL} or len(
+                victims
+            ) < size, start.told()
             if any(codes[rank] == -signal.SIGKILL for rank in victims):
                 struck[start.phase(victims[0])] += 1
                 left.update(code for rank, code in enumerate(codes) if rank not in victims)
@@ -79,8 +85,10 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
         check_done(run, STEPS)
         check_same(run, whole)
         shutil.rmtree(run.path)
-    print(f"\n{size} ranks, {score}: {struck.total()} kills in {runs} runs, while {dict(struck.most_common())}; "
-          f"exit codes of the other rank: {dict(left)}")
+    print(
+        f"\n{size} ranks, {score}: {struck.total()} kills in {runs} runs, while {dict(struck.most_common())}; "
+        f"exit codes of the other rank: {dict(left)}"
+    )
 
 
 @pytest.mark.timeout(3600)
@@ -90,7 +98,12 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
     In `make test` those of the checkpoints' folder, and the run goes on from each state that is new; in `make soak` all
     changes from the first to the report, and it goes on from each.
     """
-    settings = (BLEU, "evaluation.sentences=1", "training.keep_checkpoints=1", "training.checkpoint_every=2")
+    settings = (
+        BLEU,
+        "evaluation.sentences=1",
+        "training.keep_checkpoints=1",
+        "training.checkpoint_every=2",
+    )
     begun, longer = ground.finish("begun", "training.steps=6", *settings), "training.steps=7"
     whole, run = ground.run("whole"), ground.run("changed")
     shutil.copytree(begun.path, whole.path, symlinks=True)
@@ -101,7 +114,9 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
     for n in range(1, 1000):
         shutil.rmtree(run.path, ignore_errors=True)
         shutil.copytree(begun.path, run.path, symlinks=True)
-        start = ground.start("changed", longer, *settings, order=Order([], "", watched=watched, die_at=n))
+        start = ground.start(
+            "changed", longer, *settings, order=Order([], "", watched=watched, die_at=n)
+        )
         codes = start.wait()
         check_readable(run)
         if codes == [0]:
@@ -115,15 +130,24 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
             ground.finish("changed", longer, *settings)
             check_done(run, 7)
             check_same(run, whole)
-    print(f"\nkilled before each of {len(changes)} changes, with {len(seen)} outcomes:", *changes, sep="\n  ")
+    print(
+        f"\nkilled before each of {len(changes)} changes, with {len(seen)} outcomes:",
+        *changes,
+        sep="\n  ",
+    )
     assert len(changes) > 15 and len(seen) > 5
     assert any("os.rmdir" in change for change in changes)  # pruning was among them
 
 
 def test_a_fork_ends_in_the_bits_of_a_start_from_the_shell(ground: Ground) -> None:
     command = [sys.executable, "-m", "nmt.commands.train", *ground.argv("shell")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ground.folder,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ground.folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     check_same(ground.finish("forked"), ground.run("shell"))
 
@@ -138,8 +162,10 @@ def test_of_twenty_starts_at_once_one_trains(ground: Ground) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (winner,) = [start for start in starts if start.codes == [None]]
-    holder = re.compile(rf"nmt-train on {re.escape(socket.gethostname())}, pid {winner.pids[0]}, "
-                        r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+    holder = re.compile(
+        rf"nmt-train on {re.escape(socket.gethostname())}, pid {winner.pids[0]}, "
+        r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    )
     for start in starts:
         if start is not winner:
             assert start.codes == [2] and len(start.told().strip().splitlines()) == 1, start.told()
@@ -158,8 +184,11 @@ def test_torchrun_starts_ranks_again_after_a_kill(attempt: int, ground: Ground) 
     if not whole.exists():
         ground.finish("calm", *settings, size=2)
     rng = random.Random(attempt)
-    start = Torchrun(ground.folder / f"torchrun-{attempt}", ground.argv(run.path.name, *settings),
-                     options=["--max-restarts=2"])
+    start = Torchrun(
+        ground.folder / f"torchrun-{attempt}",
+        ground.argv(run.path.name, *settings),
+        options=["--max-restarts=2"],
+    )
     try:
         start.until(lambda: steps_logged(run) >= 1)
         victim, moment = start.rank((attempt + 1) % 2), rng.randint(4, 60)

@@ -28,19 +28,30 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return make_ground(tmp_path_factory.mktemp("ranks"))
 
 
-def trained(ground: Ground, name: str, stages: list[tuple[int, int]], *settings: str) -> dict[int, dict[str, Any]]:
+def trained(
+    ground: Ground, name: str, stages: list[tuple[int, int]], *settings: str
+) -> dict[int, dict[str, Any]]:
     """Train the run `name` in `stages` of (ranks, until which update); what the ranks saw of each update."""
     seen: dict[int, dict[str, Any]] = {}
     for size, steps in stages:
         first = len(seen) + 1
-        start = ground.start(name, *SETTINGS, *settings, f"training.steps={steps}", size=size, order=RECORDED)
+        start = ground.start(
+            name, *SETTINGS, *settings, f"training.steps={steps}", size=size, order=RECORDED
+        )
         assert start.wait() == [0] * size, start.told()
         for folder in start.folders:
-            lines = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
+            lines = [
+                json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()
+            ]
             assert [line["step"] for line in lines] == list(range(first, steps + 1))
             for line in lines:
-                update = seen.setdefault(line["step"], {"micros": {}, "n_tgt": line["n_tgt"], "blanks": 0})
-                assert update["n_tgt"] == line["n_tgt"] and not update["micros"].keys() & line["micros"].keys()
+                update = seen.setdefault(
+                    line["step"], {"micros": {}, "n_tgt": line["n_tgt"], "blanks": 0}
+                )
+                assert (
+                    update["n_tgt"] == line["n_tgt"]
+                    and not update["micros"].keys() & line["micros"].keys()
+                )
                 update["micros"] |= line["micros"]
                 update["blanks"] += line["blanks"]
     return seen
@@ -61,11 +72,20 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def compare(ground: Ground, name: str, seen: dict[int, dict[str, Any]], whole_name: str,
-            whole: dict[int, dict[str, Any]]) -> None:
+def compare(
+    ground: Ground,
+    name: str,
+    seen: dict[int, dict[str, Any]],
+    whole_name: str,
+    whole: dict[int, dict[str, Any]],
+) -> None:
     assert seen.keys() == whole.keys()
     assert [step for step in whole if pairs(seen[step]) != pairs(whole[step])] == []
-    gap = max(abs(loss(seen[step], which) - loss(whole[step], which)) for step in whole for which in (0, 1))
+    gap = max(
+        abs(loss(seen[step], which) - loss(whole[step], which))
+        for step in whole
+        for which in (0, 1)
+    )
     found, expected = newest(ground.run(name)), newest(ground.run(whole_name))
     assert found and expected and found.state["step"] == expected.state["step"] == max(whole)
     assert found.state["cursor"] == expected.state["cursor"]
@@ -74,7 +94,9 @@ def compare(ground: Ground, name: str, seen: dict[int, dict[str, Any]], whole_na
     assert one.keys() == other.keys()
     gaps = {tensor: distance(one[tensor], other[tensor]) for tensor in other}
     worst = max(gaps, key=lambda tensor: gaps[tensor])
-    print(f"\n{name}: losses differ by at most {gap:.1e}; of {len(gaps)} tensors {worst} by most, {gaps[worst]:.1e}")
+    print(
+        f"\n{name}: losses differ by at most {gap:.1e}; of {len(gaps)} tensors {worst} by most, {gaps[worst]:.1e}"
+    )
     assert gap <= BOUND
     assert gaps[worst] <= BOUND, {tensor: gap for tensor, gap in gaps.items() if gap > BOUND}
 

@@ -24,15 +24,32 @@ N_LINES, SIZE = 30, 7
 N_CHUNKS = 5
 FORMS = ["", ".gz", ".xz", ".zst", ".tgz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.zst", ".parquet"]
 N_OF_FORM = 2000 // len(FORMS) // N_CHUNKS
-STRANGE = ["\0", "\ufeff", "\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\r", "\t", "\U0001f469\u200d\U0001f467",
-           "\u202e", "\u2066", "e\u0301", "x" * 100_000]
+STRANGE = [
+    "\0",
+    "\ufeff",
+    "\u2028",
+    "\u2029",
+    "\u0085",
+    "\v",
+    "\f",
+    "\x1c",
+    "\r",
+    "\t",
+    "\U0001f469\u200d\U0001f467",
+    "\u202e",
+    "\u2066",
+    "e\u0301",
+    "x" * 100_000,
+]
 NUMBER = re.compile(r"<(\d+)\.([0-9a-f]{8})>")
 HALF, NULL = "\ud83d", None
 Cells = list[str | None]
 
 
 def cell(i: int, draw: Random) -> str:
-    words = " ".join(draw.choice(["a", "häuser", "noch", "größer", "is", "it"]) for _ in range(draw.randrange(9)))
+    words = " ".join(
+        draw.choice(["a", "häuser", "noch", "größer", "is", "it"]) for _ in range(draw.randrange(9))
+    )
     return f"<{i}.{crc32(str(i).encode()):08x}> {words}"
 
 
@@ -44,14 +61,22 @@ def number(text: str) -> str | None:
 
 # ---- damage -----------------------------------------------------------------------------------------------------
 
+
 def damaged(content: bytes, draw: Random) -> bytes:
     """One place cut off, flipped, overwritten, filled, taken out or doubled."""
     i = draw.randrange(len(content))
     j = min(len(content), i + draw.randrange(1, 40))
-    return draw.choice([
-        content[:i], content[:i] + bytes([content[i] ^ 1 << draw.randrange(8)]) + content[i + 1:],
-        content[:i] + draw.randbytes(j - i) + content[j:], content[:i] + draw.randbytes(9) + content[i:],
-        content[:i] + content[j:], content[:j] + content[i:], content + draw.randbytes(20)])
+    return draw.choice(
+        [
+            content[:i],
+            content[:i] + bytes([content[i] ^ 1 << draw.randrange(8)]) + content[i + 1 :],
+            content[:i] + draw.randbytes(j - i) + content[j:],
+            content[:i] + draw.randbytes(9) + content[i:],
+            content[:i] + content[j:],
+            content[:j] + content[i:],
+            content + draw.randbytes(20),
+        ]
+    )
 
 
 def strange(cells: list[str], draw: Random) -> list[str]:
@@ -76,17 +101,31 @@ def with_bad(cells: list[str], draw: Random, bad: list[str | None]) -> Cells:
 
 # ---- mutants ----------------------------------------------------------------------------------------------------
 
-def write(root: Path, form: str, sides: list[list[str]], draw: Random) -> tuple[CorpusConfig, list[bytes] | None]:
+
+def write(
+    root: Path, form: str, sides: list[list[str]], draw: Random
+) -> tuple[CorpusConfig, list[bytes] | None]:
     """A damaged corpus in that form; and the bytes of the lines, where brute force can tell what is in them."""
     damages_text, path = draw.random() < 0.5 or form in ("", ".tsv", ".jsonl"), root / f"x{form}"
     if form == ".parquet":
         columns = [with_bad(side, draw, [NULL]) if damages_text else side for side in sides]
-        arrays = [pa.array([None if x is None else x.encode() for x in column], pa.binary()) for column in columns]
+        arrays = [
+            pa.array([None if x is None else x.encode() for x in column], pa.binary())
+            for column in columns
+        ]
         if damages_text:
-            arrays[0] = pa.array([x and damaged(x, draw) for x in arrays[0].to_pylist()], pa.binary())
+            arrays[0] = pa.array(
+                [x and damaged(x, draw) for x in arrays[0].to_pylist()], pa.binary()
+            )
         table = pa.table([array.view(pa.string()) for array in arrays], ["en", "de"])
-        parquet.write_table(table, path, row_group_size=8, write_page_checksum=True, compression=draw.choice(
-            ["none", "snappy", "zstd"]), use_dictionary=draw.random() < 0.5)
+        parquet.write_table(
+            table,
+            path,
+            row_group_size=8,
+            write_page_checksum=True,
+            compression=draw.choice(["none", "snappy", "zstd"]),
+            use_dictionary=draw.random() < 0.5,
+        )
         if not damages_text:
             path.write_bytes(damaged(path.read_bytes(), draw))
         return CorpusConfig(file=path.name), None
@@ -95,12 +134,19 @@ def write(root: Path, form: str, sides: list[list[str]], draw: Random) -> tuple[
             content = text([f"{s}\t{t}" for s, t in zip(*sides, strict=True)], draw)
         else:
             bad = [with_bad(side, draw, [NULL, HALF]) if damages_text else side for side in sides]
-            content = text([json.dumps({"en": s, "de": t}, ensure_ascii=None in (s, t) or HALF in (s, t))
-                            for s, t in zip(*bad, strict=True)], draw)
-        if damages_text:  # within a line: a hole from one line to the next can make a true row of two halves
+            content = text(
+                [
+                    json.dumps({"en": s, "de": t}, ensure_ascii=None in (s, t) or HALF in (s, t))
+                    for s, t in zip(*bad, strict=True)
+                ],
+                draw,
+            )
+        if (
+            damages_text
+        ):  # within a line: a hole from one line to the next can make a true row of two halves
             lines = content.split(b"\n")[:-1]
             k = draw.randrange(len(lines))
-            rest = draw.choice([lines[k + 1:], []])
+            rest = draw.choice([lines[k + 1 :], []])
             content = b"\n".join([*lines[:k], damaged(lines[k], draw), *rest])
         packed = pack(content, path.name)
         path.write_bytes(packed if damages_text else damaged(packed, draw))
@@ -124,7 +170,11 @@ def write(root: Path, form: str, sides: list[list[str]], draw: Random) -> tuple[
 
 def brute(contents: list[bytes]) -> tuple[list[Pair], int] | None:
     """The pairs that can be decoded and how many cannot; nothing where the sides are of unequal length."""
-    sides = [content.split(b"\n")[:-1 if content.endswith(b"\n") else None] for content in contents if content]
+    sides = [
+        content.split(b"\n")[: -1 if content.endswith(b"\n") else None]
+        for content in contents
+        if content
+    ]
     if len(sides) != 2 or len(sides[0]) != len(sides[1]):
         return None
     for side in sides:
@@ -148,7 +198,9 @@ def outcome(corpus: CorpusConfig, root: Path, on_bad_line: str) -> tuple[list[Pa
             n += len(block.src) + len(block.bad)
             n_bad += len(block.bad)
             pairs += map(Pair, block.src, block.tgt)
-            assert len(block.src) == len(block.tgt) and not any("\n" in complaint for complaint in block.bad)
+            assert len(block.src) == len(block.tgt) and not any(
+                "\n" in complaint for complaint in block.bad
+            )
     except UserError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
         return None

@@ -48,13 +48,17 @@ def store_of(name: str, n: int = 2_700) -> TokenStore:
     random = np.random.default_rng(1)
     sides = []
     for lengths in LENGTHS[name](random, n):
-        offsets = np.concatenate(([0], np.cumsum(np.clip(lengths.round(), 1, 255).astype(np.int64))))
+        offsets = np.concatenate(
+            ([0], np.cumsum(np.clip(lengths.round(), 1, 255).astype(np.int64)))
+        )
         sides.append(Side(random.integers(4, 90, int(offsets[-1])).astype(np.uint16), offsets))
     return TokenStore(sides[0], sides[1])
 
 
 def config_for(n_ranks: int) -> TrainingConfig:
-    return TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE, micro_tokens=equal_share(UPDATE, n_ranks))
+    return TrainingConfig(
+        src_tokens=UPDATE, tgt_tokens=UPDATE, micro_tokens=equal_share(UPDATE, n_ranks)
+    )
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -69,7 +73,10 @@ def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: i
             micros = plan.micros(number)
             for pairs in micros:
                 assert len(pairs) <= shape.sentences
-                assert max(plan.src_lengths[pairs].sum(), plan.tgt_lengths[pairs].sum()) <= shape.tokens
+                assert (
+                    max(plan.src_lengths[pairs].sum(), plan.tgt_lengths[pairs].sum())
+                    <= shape.tokens
+                )
             n_rounds = -(-len(micros) // n_ranks)
             if number + 1 < len(plan):  # the last one of an epoch is what is left over
                 useful.append(max(plan.n_tokens(number)) / (n_rounds * n_ranks * shape.tokens))
@@ -90,13 +97,22 @@ def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int
             for micro in dealt(store, micros, World(rank, n_ranks, CPU), shape):
                 assert micro.batch.has_shape(shape)
                 assert [tensor.shape for tensor in micro.batch.tensors] == [
-                    (shape.tokens,), (shape.sentences + 1,), (shape.tokens,), (shape.sentences + 1,), (shape.tokens,)]
+                    (shape.tokens,),
+                    (shape.sentences + 1,),
+                    (shape.tokens,),
+                    (shape.sentences + 1,),
+                    (shape.tokens,),
+                ]
                 n_blank += micro.batch.n_tokens == 0
     assert n_blank > 0 or n_ranks == 1
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 9, 60, 400]), st.sampled_from([1, 40, 200, 1_000]))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 9, 60, 400]),
+    st.sampled_from([1, 40, 200, 1_000]),
+)
 def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens: int) -> None:
     random = np.random.default_rng(seed)
     src, tgt = random.integers(1, longest + 1, (2, 200))
@@ -116,7 +132,9 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(0, 40))
-def test_swapping_keeps_every_pair_and_only_reports_what_holds(seed: int, n: int, spare: int) -> None:
+def test_swapping_keeps_every_pair_and_only_reports_what_holds(
+    seed: int, n: int, spare: int
+) -> None:
     random = np.random.default_rng(seed)
     lengths = np.sort(random.integers(1, 40, (2, 60)), axis=1)[:, ::-1].copy()
     random.shuffle(lengths[0])
@@ -126,11 +144,15 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(seed: int, n: int
     fits = exchange(lengths, micro, n, capacity)
     held = np.stack([np.bincount(micro, side, n) for side in lengths])
     assert fits == bool((held <= capacity).all())
-    assert np.array_equal(np.bincount(micro, minlength=n), sizes)  # a swap changes no number of sentences
+    assert np.array_equal(
+        np.bincount(micro, minlength=n), sizes
+    )  # a swap changes no number of sentences
 
 
 def test_the_shape_is_decided_by_lengths_and_share_alone() -> None:
     src, tgt = np.array([3, 9, 30]), np.array([4, 4, 4])
     assert fixed_shape(src, tgt, 100) == BatchShape(128, 76, 31)
     assert fixed_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
-    assert fixed_shape(src, tgt, 20, longest=99) == BatchShape(128, 76, 100)  # as segmentation may yet draw it
+    assert fixed_shape(src, tgt, 20, longest=99) == BatchShape(
+        128, 76, 100
+    )  # as segmentation may yet draw it

@@ -51,24 +51,45 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
-ERRORS = [("UserError('lower the beam')", 2, "nmt-train: error: lower the beam"),
-          ("ValueError('a bug')", 1, "ValueError: a bug"),
-          ("Failure('no more room')", 1, "nmt-train: failed: no more room"),
-          ("SystemExit(75)", 75, ""),
-          ("KeyboardInterrupt()", 130, "nmt-train: interrupted")]
+ERRORS = [
+    ("UserError('lower the beam')", 2, "nmt-train: error: lower the beam"),
+    ("ValueError('a bug')", 1, "ValueError: a bug"),
+    ("Failure('no more room')", 1, "nmt-train: failed: no more room"),
+    ("SystemExit(75)", 75, ""),
+    ("KeyboardInterrupt()", 130, "nmt-train: interrupted"),
+]
 
 
-@pytest.mark.parametrize(("error", "code", "told"), ERRORS if IS_SOAK else ERRORS[:2],
-                         ids=lambda value: str(value).partition("(")[0])
-def test_a_rank_that_fails_leaves_at_once(toy: Path, tmp_path: Path, error: str, code: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    ERRORS if IS_SOAK else ERRORS[:2],
+    ids=lambda value: str(value).partition("(")[0],
+)
+def test_a_rank_that_fails_leaves_at_once(
+    toy: Path, tmp_path: Path, error: str, code: int, told: str
+) -> None:
     program, errors = tmp_path / "rank.py", tmp_path / "torchrun.err"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program),
-               error, str(tmp_path), "--config", str(toy)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        str(program),
+        error,
+        str(tmp_path),
+        "--config",
+        str(toy),
+    ]
     environment = {name: value for name, value in os.environ.items() if name not in RANK}
     with open(errors, "wb") as file:
-        process = subprocess.Popen(command, stderr=file, start_new_session=True,
-                                   env=environment | SEPARATE | {"OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command,
+            stderr=file,
+            start_new_session=True,
+            env=environment | SEPARATE | {"OMP_NUM_THREADS": "1"},
+        )
     try:
         failing = tmp_path / "failing"
         until(lambda: failing.exists() or process.poll() is not None, 60)
@@ -77,7 +98,9 @@ def test_a_rank_that_fails_leaves_at_once(toy: Path, tmp_path: Path, error: str,
         until(lambda: not is_alive(pid), EXIT_S)
         left_s = time.monotonic() - began
         assert process.wait(timeout=20) == 1
-        print(f"\n{error}: the rank left after {left_s:.2f} s, torchrun after {time.monotonic() - began:.2f} s")
+        print(
+            f"\n{error}: the rank left after {left_s:.2f} s, torchrun after {time.monotonic() - began:.2f} s"
+        )
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -87,12 +110,15 @@ def test_a_rank_that_fails_leaves_at_once(toy: Path, tmp_path: Path, error: str,
     assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", first), text
     assert not (tmp_path / "hangs").exists()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    if not error.startswith("SystemExit"):  # which is how a rank leaves whose main rank has told why
+    if not error.startswith(
+        "SystemExit"
+    ):  # which is how a rank leaves whose main rank has told why
         assert (status["state"], status["exit_code"]) == ("failed", 1 if code == 130 else code)
 
 
-def test_one_process_alone_returns_and_one_of_many_leaves(monkeypatch: pytest.MonkeyPatch,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_process_alone_returns_and_one_of_many_leaves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse() -> int:
         raise UserError("not so")
 

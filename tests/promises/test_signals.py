@@ -28,7 +28,11 @@ from soaking import (
 from nmt.system.files import RunFolder, read_json
 
 STEPS = 12
-SETTINGS = (f"training.steps={STEPS}", "training.log_every=1", "decoding.batch_tokens=8")  # a sentence a batch
+SETTINGS = (
+    f"training.steps={STEPS}",
+    "training.log_every=1",
+    "decoding.batch_tokens=8",
+)  # a sentence a batch
 QUIET = ("training.validate_every=1000", "training.checkpoint_every=null")
 CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
 TWICE_S = 0.6  # within half a second it is the same request, handed on by two
@@ -44,14 +48,20 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 def whole(ground: Ground, size: int, *settings: str) -> RunFolder:
     """The run that nobody disturbs, trained once."""
     name = f"whole-{size}-{len(settings)}"
-    return ground.run(name) if ground.run(name).path.exists() else ground.finish(name, *SETTINGS, *settings, size=size)
+    return (
+        ground.run(name)
+        if ground.run(name).path.exists()
+        else ground.finish(name, *SETTINGS, *settings, size=size)
+    )
 
 
 def check_preempted(run: RunFolder, code: int) -> int:
     """The last checkpoint's update, which is the one that status.json tells of."""
     step = check_readable(run)[-1]
     status = read_json(run.status)
-    assert (status["state"], status["exit_code"], status["step"]) == ("preempted", code, step), status
+    assert (status["state"], status["exit_code"], status["step"]) == ("preempted", code, step), (
+        status
+    )
     assert status["steps"] >= step and status["message"] and "\n" not in status["message"]
     assert (run.checkpoints / "last").resolve() == run.checkpoint(step).resolve()
     return step
@@ -67,11 +77,18 @@ def finish(ground: Ground, run: RunFolder, size: int, *settings: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("number", "size", "victim"), counted([EACH[0], EACH[4], EACH[8]], EACH))
-def test_a_signal_to_one_rank(number: signal.Signals, size: int, victim: int, ground: Ground) -> None:
+def test_a_signal_to_one_rank(
+    number: signal.Signals, size: int, victim: int, ground: Ground
+) -> None:
     rng = random.Random(f"{number} {size} {victim}")
     for attempt in range(counted(1, 10)):
-        run, moment = ground.run(f"asked-{number}-{size}-{victim}-{attempt}"), rng.randint(1, STEPS - 6)
-        start = ground.start(run.path.name, *SETTINGS, *QUIET, size=size, order=Order([], "", slow={"update": 0.1}))
+        run, moment = (
+            ground.run(f"asked-{number}-{size}-{victim}-{attempt}"),
+            rng.randint(1, STEPS - 6),
+        )
+        start = ground.start(
+            run.path.name, *SETTINGS, *QUIET, size=size, order=Order([], "", slow={"update": 0.1})
+        )
         start.until(lambda: steps_logged(run) >= moment)  # noqa: B023 (it is over before the next attempt)
         time.sleep(rng.uniform(0.0, 0.2))
         before = steps_logged(run)
@@ -80,7 +97,9 @@ def test_a_signal_to_one_rank(number: signal.Signals, size: int, victim: int, gr
         assert start.wait(is_agent=False) == [CODES[number]] * size, start.told()
         step = check_preempted(run, CODES[number])
         # at the end of the update that was being computed, or of the next one if this rank had already given its word
-        assert before <= step <= after + 2, f"asked after update {before} to {after}, saved at {step}"
+        assert before <= step <= after + 2, (
+            f"asked after update {before} to {after}, saved at {step}"
+        )
         assert not start.orphans() and "Traceback" not in start.told()
         finish(ground, run, size, *QUIET)
 
@@ -88,13 +107,20 @@ def test_a_signal_to_one_rank(number: signal.Signals, size: int, victim: int, gr
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("size", "victim"), counted(SPELLED[::2], SPELLED))
 @pytest.mark.parametrize(("settings", "step"), [((), 4), (QUIET, STEPS)])
-def test_a_signal_during_validation_cuts_it_short(settings: tuple[str, ...], step: int, size: int, victim: int,
-                                                  ground: Ground) -> None:
+def test_a_signal_during_validation_cuts_it_short(
+    settings: tuple[str, ...], step: int, size: int, victim: int, ground: Ground
+) -> None:
     """Six sentences take a second each. The validation is made up for when the run goes on, also the very last."""
     number = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT][size - victim]
     for attempt in range(counted(1, 10)):
         run = ground.run(f"validating-{step}-{size}-{victim}-{attempt}")
-        start = ground.start(run.path.name, *SETTINGS, *settings, size=size, order=Order([], "", slow={"decode": 1.0}))
+        start = ground.start(
+            run.path.name,
+            *SETTINGS,
+            *settings,
+            size=size,
+            order=Order([], "", slow={"decode": 1.0}),
+        )
         start.until(lambda: start.is_in("decode"))  # noqa: B023
         time.sleep(0.1 * attempt)
         began = time.monotonic()
@@ -111,7 +137,9 @@ def test_a_signal_during_validation_cuts_it_short(settings: tuple[str, ...], ste
 def test_a_signal_during_a_save(size: int, victim: int, ground: Ground) -> None:
     for attempt in range(counted(1, 10)):
         run = ground.run(f"saving-{size}-{victim}-{attempt}")
-        start = ground.start(run.path.name, *SETTINGS, size=size, order=Order([], "", slow={"save": 0.5}))
+        start = ground.start(
+            run.path.name, *SETTINGS, size=size, order=Order([], "", slow={"save": 0.5})
+        )
         start.until(lambda: start.is_in("save"))  # noqa: B023
         start.signal(signal.SIGUSR1, [victim])
         assert start.wait(is_agent=False) == [75] * size, start.told()
@@ -131,13 +159,19 @@ def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("slow", ["save", "decode"])
-@pytest.mark.parametrize(("number", "size"), counted([(signal.SIGTERM, 2), (signal.SIGINT, 1)],
-                                                     list(itertools.product(CODES, (1, 2)))))
-def test_who_asks_twice_gets_an_end_at_once(number: signal.Signals, size: int, slow: str, ground: Ground) -> None:
+@pytest.mark.parametrize(
+    ("number", "size"),
+    counted([(signal.SIGTERM, 2), (signal.SIGINT, 1)], list(itertools.product(CODES, (1, 2)))),
+)
+def test_who_asks_twice_gets_an_end_at_once(
+    number: signal.Signals, size: int, slow: str, ground: Ground
+) -> None:
     """Every rank is asked, as by torchrun, in the middle of what takes seconds."""
     for attempt in range(counted(1, 10)):
         run = ground.run(f"twice-{number}-{size}-{slow}-{attempt}")
-        start = ground.start(run.path.name, *SETTINGS, size=size, order=Order([], "", slow={slow: 3.0}))
+        start = ground.start(
+            run.path.name, *SETTINGS, size=size, order=Order([], "", slow={slow: 3.0})
+        )
         start.until(lambda: start.is_in(slow))  # noqa: B023
         time.sleep(0.2 * attempt)
         start.signal(number)
@@ -153,7 +187,9 @@ def test_a_signal_to_torchrun(number: signal.Signals, ground: Ground) -> None:
     for attempt in range(counted(1, 10)):
         run = ground.run(f"torchrun-{number}-{attempt}")
         settings = (*SETTINGS[1:], *QUIET, "training.steps=3000")
-        start = Torchrun(ground.folder / f"{run.path.name}.ranks", ground.argv(run.path.name, *settings))
+        start = Torchrun(
+            ground.folder / f"{run.path.name}.ranks", ground.argv(run.path.name, *settings)
+        )
         try:
             start.until(lambda: steps_logged(run) >= 3)  # noqa: B023
             before = steps_logged(run)
@@ -164,7 +200,9 @@ def test_a_signal_to_torchrun(number: signal.Signals, ground: Ground) -> None:
         finally:
             start.end()
         step = check_preempted(run, CODES.get(number, 75))
-        assert before <= step and "nmt/commands/train.py" not in start.told(), start.told()  # no traceback of ours
+        assert before <= step and "nmt/commands/train.py" not in start.told(), (
+            start.told()
+        )  # no traceback of ours
         print(f"{number.name}: asked after update {before} to {after}, saved at {step}")
         more = (*SETTINGS[1:], *QUIET, f"training.steps={step + 3}")
         ground.finish(run.path.name, *more, size=2)

@@ -14,16 +14,66 @@ from nmt.system.errors import UserError
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 METRICS: list[dict[str, Any]] = [
-    {"kind": "train", "step": 100, "loss": 8.5, "nll": 8.25, "lr": 1e-4, "tgt_tokens_per_s": 5000.0, "elapsed_s": 12.3},
-    {"kind": "train", "step": 200, "loss": 6.5, "nll": 6.5, "lr": 2e-4, "tgt_tokens_per_s": 5250.0, "elapsed_s": 24.1},
-    {"kind": "valid", "step": 200, "nll": 6.0, "ppl": 403.4, "bleu": 3.25, "signature": SIGNATURE, "elapsed_s": 30.0},
-    {"kind": "train", "step": 300, "loss": 5.5, "nll": 5.0, "lr": 3e-4, "tgt_tokens_per_s": 4800.0, "elapsed_s": 42.0},
-    {"kind": "valid", "step": 300, "nll": 4.5, "ppl": 90.0, "bleu": 17.5, "signature": SIGNATURE, "elapsed_s": 50.0},
-    {"kind": "valid", "step": 400, "nll": 4.75, "ppl": 115.6, "bleu": None, "signature": None, "elapsed_s": 3725.0},
+    {
+        "kind": "train",
+        "step": 100,
+        "loss": 8.5,
+        "nll": 8.25,
+        "lr": 1e-4,
+        "tgt_tokens_per_s": 5000.0,
+        "elapsed_s": 12.3,
+    },
+    {
+        "kind": "train",
+        "step": 200,
+        "loss": 6.5,
+        "nll": 6.5,
+        "lr": 2e-4,
+        "tgt_tokens_per_s": 5250.0,
+        "elapsed_s": 24.1,
+    },
+    {
+        "kind": "valid",
+        "step": 200,
+        "nll": 6.0,
+        "ppl": 403.4,
+        "bleu": 3.25,
+        "signature": SIGNATURE,
+        "elapsed_s": 30.0,
+    },
+    {
+        "kind": "train",
+        "step": 300,
+        "loss": 5.5,
+        "nll": 5.0,
+        "lr": 3e-4,
+        "tgt_tokens_per_s": 4800.0,
+        "elapsed_s": 42.0,
+    },
+    {
+        "kind": "valid",
+        "step": 300,
+        "nll": 4.5,
+        "ppl": 90.0,
+        "bleu": 17.5,
+        "signature": SIGNATURE,
+        "elapsed_s": 50.0,
+    },
+    {
+        "kind": "valid",
+        "step": 400,
+        "nll": 4.75,
+        "ppl": 115.6,
+        "bleu": None,
+        "signature": None,
+        "elapsed_s": 3725.0,
+    },
 ]
 
 
-def report(tmp_path: Path, metrics: bytes | None, *overrides: str) -> tuple[str, ElementTree.Element]:
+def report(
+    tmp_path: Path, metrics: bytes | None, *overrides: str
+) -> tuple[str, ElementTree.Element]:
     """The page as text and as XML."""
     (tmp_path / "config.yaml").write_text(dump(changed(RunConfig(name="demo run"), overrides)))
     if metrics is not None:
@@ -44,8 +94,13 @@ def find(root: ElementTree.Element, tag: str) -> list[ElementTree.Element]:
 
 def curves(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
     """The points of each drawn curve, in SVG's coordinates."""
-    return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in (line.get("points") or "").split())]
-            for line in find(root, "polyline")]
+    return [
+        [
+            (float(x), float(y))
+            for x, y in (pair.split(",") for pair in (line.get("points") or "").split())
+        ]
+        for line in find(root, "polyline")
+    ]
 
 
 def rows(root: ElementTree.Element) -> dict[str, str]:
@@ -56,14 +111,20 @@ def test_every_point_is_drawn_where_it_belongs(tmp_path: Path) -> None:
     _, root = report(tmp_path, jsonl(METRICS))
     training, dev, bleu, speed = curves(root)
     assert [len(curve) for curve in (training, dev, bleu, speed)] == [3, 3, 2, 3]
-    assert [x for x, _ in dev[:2]] == [x for x, _ in training[1:]]  # updates 200 and 300, one axis for both
+    assert [x for x, _ in dev[:2]] == [
+        x for x, _ in training[1:]
+    ]  # updates 200 and 300, one axis for both
     scale = (training[1][1] - training[0][1]) / (6.5 - 8.25)  # upwards is down in SVG
     assert scale < 0
     for (_, y), nll in zip(training + dev, (8.25, 6.5, 5.0, 6.0, 4.5, 4.75), strict=True):
         assert y == pytest.approx(training[0][1] + scale * (nll - 8.25), abs=0.2)
     titles = [element.text for element in find(root, "title")]
-    assert {"training, update 100: 8.25", "dev, update 400: 4.75", "BLEU, update 300: 17.5",
-            "tokens/s, update 200: 5,250"} <= set(titles)
+    assert {
+        "training, update 100: 8.25",
+        "dev, update 400: 4.75",
+        "BLEU, update 300: 17.5",
+        "tokens/s, update 200: 5,250",
+    } <= set(titles)
 
 
 def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> None:
@@ -73,19 +134,33 @@ def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> N
     assert shown["signature"] == SIGNATURE
     assert shown["lowest dev loss"] == "4.5000 at update 300, perplexity 90.02"
     assert (shown["updates"], shown["time"]) == ("400", "1:02:05")
-    assert (shown["model.d_model"], shown["optimizer.eps"], shown["data.valid"]) == ("64", "1e-09", "null")
+    assert (shown["model.d_model"], shown["optimizer.eps"], shown["data.valid"]) == (
+        "64",
+        "1e-09",
+        "null",
+    )
 
 
-@pytest.mark.parametrize("metrics, n_curves, note", [
-    (None, 0, None), (b"", 0, None), (b"\n\n", 0, None),
-    (jsonl(METRICS) + b'{"kind": "tr', 4, "1 line(s)"),
-    (b"\xff\n[1]\n5\n{}\n" + jsonl(METRICS[:1]), 2, "4 line(s)"),
-    (jsonl(METRICS[:1]), 2, None),
-    (jsonl([{"kind": "train", "step": 1, "nll": float("nan"), "tgt_tokens_per_s": "fast"}]), 0, None),
-    (jsonl([{"kind": "valid", "step": 0, "nll": 0.0, "bleu": 0.0}]), 2, None),
-])
+@pytest.mark.parametrize(
+    "metrics, n_curves, note",
+    [
+        (None, 0, None),
+        (b"", 0, None),
+        (b"\n\n", 0, None),
+        (jsonl(METRICS) + b'{"kind": "tr', 4, "1 line(s)"),
+        (b"\xff\n[1]\n5\n{}\n" + jsonl(METRICS[:1]), 2, "4 line(s)"),
+        (jsonl(METRICS[:1]), 2, None),
+        (
+            jsonl([{"kind": "train", "step": 1, "nll": float("nan"), "tgt_tokens_per_s": "fast"}]),
+            0,
+            None,
+        ),
+        (jsonl([{"kind": "valid", "step": 0, "nll": 0.0, "bleu": 0.0}]), 2, None),
+    ],
+)
 def test_what_a_crash_leaves_is_no_reason_to_fail(
-        tmp_path: Path, metrics: bytes | None, n_curves: int, note: str | None) -> None:
+    tmp_path: Path, metrics: bytes | None, n_curves: int, note: str | None
+) -> None:
     text, root = report(tmp_path, metrics)
     assert len(curves(root)) == n_curves
     assert ("cannot be read" in text) == bool(note)
@@ -94,7 +169,12 @@ def test_what_a_crash_leaves_is_no_reason_to_fail(
 
 
 def test_input_cannot_become_markup(tmp_path: Path) -> None:
-    evil = {"kind": "valid", "step": 1, "bleu": 1.0, "signature": "<script>alert('x')</script>\x01\ud800"}
+    evil = {
+        "kind": "valid",
+        "step": 1,
+        "bleu": 1.0,
+        "signature": "<script>alert('x')</script>\x01\ud800",
+    }
     text, root = report(tmp_path, jsonl([evil]), "name='</title><b>&\"'", 'out="a\\u2028\\x07b"')
     assert not find(root, "script") and not find(root, "b")
     assert find(root, "h1")[0].text == '</title><b>&"'
@@ -121,10 +201,17 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize("low, high, expected", [
-    (0, 100, [0, 20, 40, 60, 80, 100]), (0, 17.5, [0, 5, 10, 15, 20]), (4.5, 8.25, [4, 5, 6, 7, 8, 9]),
-    (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-    (0.1, 0.3, [0.1, 0.15, 0.2, 0.25, 0.3]), (0, 300_000, [0, 100_000, 200_000, 300_000])])
+@pytest.mark.parametrize(
+    "low, high, expected",
+    [
+        (0, 100, [0, 20, 40, 60, 80, 100]),
+        (0, 17.5, [0, 5, 10, 15, 20]),
+        (4.5, 8.25, [4, 5, 6, 7, 8, 9]),
+        (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0.1, 0.3, [0.1, 0.15, 0.2, 0.25, 0.3]),
+        (0, 300_000, [0, 100_000, 200_000, 300_000]),
+    ],
+)
 def test_ticks_are_round_and_hold_the_data(low: float, high: float, expected: list[float]) -> None:
     found = ticks(low, high)
     assert found[0] <= low + 1e-9 and found[-1] >= high - 1e-9

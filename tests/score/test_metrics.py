@@ -41,8 +41,8 @@ def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
         words, gold = hypothesis.split(), reference.split()
         n_hypothesis, n_reference = n_hypothesis + len(words), n_reference + len(gold)
         for n in range(1, 5):
-            found = Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
-            known = Counter(tuple(gold[i:i + n]) for i in range(len(gold) - n + 1))
+            found = Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+            known = Counter(tuple(gold[i : i + n]) for i in range(len(gold) - n + 1))
             correct[n - 1] += sum(min(count, known[gram]) for gram, count in found.items())
             total[n - 1] += sum(found.values())
     if 0 in correct:
@@ -54,7 +54,10 @@ def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 def damaged(lines: Sequence[str], seed: int) -> list[str]:
     """Lines with words dropped and doubled: hypotheses shorter and longer than their references."""
     rng = random.Random(seed)
-    return [" ".join(w for word in line.split() for w in [word] * rng.choice([0, 1, 1, 1, 1, 2])) for line in lines]
+    return [
+        " ".join(w for word in line.split() for w in [word] * rng.choice([0, 1, 1, 1, 1, 2]))
+        for line in lines
+    ]
 
 
 RUNGS = {rung.name: rung for rung in ladder("de")}
@@ -65,9 +68,15 @@ def value_of(rung: Rung, hypotheses: Sequence[str], references: Sequence[str]) -
     return measure(rung, hypotheses, references, "demo", "en-de").score.value
 
 
-@pytest.mark.parametrize("name, tokenize, lowercase", [
-    ("BLEU", "13a", False), ("BLEU, lower-cased", "13a", True), ("BLEU intl", "intl", False),
-    ("BLEU intl, lower-cased", "intl", True)])
+@pytest.mark.parametrize(
+    "name, tokenize, lowercase",
+    [
+        ("BLEU", "13a", False),
+        ("BLEU, lower-cased", "13a", True),
+        ("BLEU intl", "intl", False),
+        ("BLEU intl, lower-cased", "intl", True),
+    ],
+)
 def test_the_first_rungs_are_sacrebleus(name: str, tokenize: str, lowercase: bool) -> None:
     truth = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], tokenize=tokenize, lowercase=lowercase)
     assert value_of(RUNGS[name], HYPOTHESES, REFERENCES) == truth.score
@@ -75,8 +84,14 @@ def test_the_first_rungs_are_sacrebleus(name: str, tokenize: str, lowercase: boo
 
 
 def test_what_is_not_bleu_is_sacrebleus_too() -> None:
-    assert value_of(CHRF2, HYPOTHESES, REFERENCES) == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
-    assert value_of(EDITS, HYPOTHESES, REFERENCES) == sacrebleu.corpus_ter(HYPOTHESES, [REFERENCES]).score
+    assert (
+        value_of(CHRF2, HYPOTHESES, REFERENCES)
+        == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
+    )
+    assert (
+        value_of(EDITS, HYPOTHESES, REFERENCES)
+        == sacrebleu.corpus_ter(HYPOTHESES, [REFERENCES]).score
+    )
 
 
 def test_case_counts_unless_asked_otherwise() -> None:
@@ -89,7 +104,12 @@ def test_case_counts_unless_asked_otherwise() -> None:
 def test_the_split_rung_is_multi_bleu_of_split_tokens(seed: int) -> None:
     hypotheses, references = damaged(HYPOTHESES * 3, seed), REFERENCES * 3
     tokens = moses.tokenizer("de")
-    truth = multi_bleu(*([moses.split_compounds(tokens(line)) for line in side] for side in (hypotheses, references)))
+    truth = multi_bleu(
+        *(
+            [moses.split_compounds(tokens(line)) for line in side]
+            for side in (hypotheses, references)
+        )
+    )
     assert 10 < truth < 90
     assert value_of(SPLIT, hypotheses, references) == pytest.approx(truth, abs=1e-9)
 
@@ -103,35 +123,53 @@ def test_only_the_references_quotes_become_plain() -> None:
     plain, typographic = ['Er sagte: "Das ist ein Test."'], ["Er sagte: „Das ist ein Test.“"]
     rung = papers_rung("de")
     assert value_of(rung, plain, typographic) > 99.9 > value_of(SPLIT, plain, typographic)
-    assert value_of(rung, typographic, typographic) < 99.9 < value_of(SPLIT, typographic, typographic)
+    assert (
+        value_of(rung, typographic, typographic) < 99.9 < value_of(SPLIT, typographic, typographic)
+    )
 
 
-@pytest.mark.parametrize("language, papers", [
-    ("de", ["BLEU tokenised, split, plain quotes"]), ("de_AT", ["BLEU tokenised, split, plain quotes"]),
-    ("fr", ["BLEU tokenised"]), ("FR-ca", ["BLEU tokenised"]), ("ja", []), ("xx", [])])
-def test_table_2_knows_german_and_french_and_splits_german_alone(language: str, papers: list[str]) -> None:
+@pytest.mark.parametrize(
+    "language, papers",
+    [
+        ("de", ["BLEU tokenised, split, plain quotes"]),
+        ("de_AT", ["BLEU tokenised, split, plain quotes"]),
+        ("fr", ["BLEU tokenised"]),
+        ("FR-ca", ["BLEU tokenised"]),
+        ("ja", []),
+        ("xx", []),
+    ],
+)
+def test_table_2_knows_german_and_french_and_splits_german_alone(
+    language: str, papers: list[str]
+) -> None:
     rungs = list(ladder(language))
     assert [rung.name for rung in rungs if rung.is_papers] == papers
     assert papers_rung(language).name == (papers or ["BLEU tokenised"])[0]
     assert any("split" in rung.name for rung in rungs) == language.startswith("de")
 
 
-@pytest.mark.parametrize("line, tokens", [
-    ('Er sagte: "Das ist gut."', "Er sagte : &quot; Das ist gut . &quot;"),
-    ("“Ja”, sagte er …", "&quot; Ja &quot; , sagte er ..."),  # replace-unicode-punctuation
-    ("„Ja“", "„ Ja &quot;"),  # it leaves the low quote alone: the reason why newstest2014's quotes were normalised
-    ("Wie geht’s?", "Wie geht &apos; s ?"),
-    ("Das Nord-Süd-Gefälle.", "Das Nord ##AT##-##AT## Süd ##AT##-##AT## Gefälle ."),
-    ("A-B-C", "A ##AT##-##AT## B-C"),  # the B is used up by the first match, in Perl as here
-    ("Vor- und Nachteile - oder", "Vor- und Nachteile - oder"),
-    ("Es kostet 1.000,50 Euro.", "Es kostet 1.000,50 Euro ."),
-    ("Rot, grün,blau", "Rot , grün , blau"),
-    ("Dr. Meier kam am 3. Mai z.B. nicht.", "Dr. Meier kam am 3. Mai z.B. nicht ."),
-    ("Ende ...", "Ende ..."),
-    ("50% von [a|b] & <c>", "50 % von &#91; a &#124; b &#93; &amp; &lt; c &gt;"),
-    (" a\u00a0 b\t", "a b"),
-    ("", ""),
-])
+@pytest.mark.parametrize(
+    "line, tokens",
+    [
+        ('Er sagte: "Das ist gut."', "Er sagte : &quot; Das ist gut . &quot;"),
+        ("“Ja”, sagte er …", "&quot; Ja &quot; , sagte er ..."),  # replace-unicode-punctuation
+        (
+            "„Ja“",
+            "„ Ja &quot;",
+        ),  # it leaves the low quote alone: the reason why newstest2014's quotes were normalised
+        ("Wie geht’s?", "Wie geht &apos; s ?"),
+        ("Das Nord-Süd-Gefälle.", "Das Nord ##AT##-##AT## Süd ##AT##-##AT## Gefälle ."),
+        ("A-B-C", "A ##AT##-##AT## B-C"),  # the B is used up by the first match, in Perl as here
+        ("Vor- und Nachteile - oder", "Vor- und Nachteile - oder"),
+        ("Es kostet 1.000,50 Euro.", "Es kostet 1.000,50 Euro ."),
+        ("Rot, grün,blau", "Rot , grün , blau"),
+        ("Dr. Meier kam am 3. Mai z.B. nicht.", "Dr. Meier kam am 3. Mai z.B. nicht ."),
+        ("Ende ...", "Ende ..."),
+        ("50% von [a|b] & <c>", "50 % von &#91; a &#124; b &#93; &amp; &lt; c &gt;"),
+        (" a\u00a0 b\t", "a b"),
+        ("", ""),
+    ],
+)
 def test_the_papers_tokens(line: str, tokens: str) -> None:
     assert moses.split_compounds(moses.tokenizer("de")(line)) == tokens
 
@@ -142,7 +180,9 @@ def test_french_elision_stays_with_its_word() -> None:
 
 def test_identical_text_is_perfect() -> None:
     for rung in ladder("de"):
-        assert value_of(rung, REFERENCES, REFERENCES) == pytest.approx(0 if rung is EDITS else 100, abs=1e-9), rung.name
+        assert value_of(rung, REFERENCES, REFERENCES) == pytest.approx(
+            0 if rung is EDITS else 100, abs=1e-9
+        ), rung.name
 
 
 def test_signatures_say_how_it_was_counted() -> None:
@@ -153,14 +193,16 @@ def test_signatures_say_how_it_was_counted() -> None:
         "BLEU intl, lower-cased": "case:lc|eff:no|tok:intl|smooth:exp|lines:1|",
         "BLEU tokenised": f"case:mixed|eff:no|tok:moses-2017.de|smooth:none|lines:1|lists:{lists}|",
         "BLEU tokenised, split": f"case:mixed|eff:no|tok:moses-2017.de+atat|smooth:none|lines:1|lists:{lists}|",
-        "BLEU tokenised, split, plain quotes":
-            f"case:mixed|eff:no|tok:moses-2017.de+atat+refquotes|smooth:none|lines:1|lists:{lists}|",
+        "BLEU tokenised, split, plain quotes": f"case:mixed|eff:no|tok:moses-2017.de+atat+refquotes|smooth:none|lines:1|lists:{lists}|",
         "chrF2": "case:mixed|eff:yes|nc:6|nw:0|space:no|lines:1|",
-        "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|"}
+        "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|",
+    }
     for name, middle in expected.items():
         found = measure(RUNGS[name], ["ein Satz"], ["ein Satz"], "demo", "en-de").score.signature
         assert re.fullmatch(re.escape(seen + middle) + end, found), found
-    assert len({measure(rung, ["a"], ["a"], "demo", "en-de").score.signature for rung in RUNGS.values()}) == len(RUNGS)
+    assert len(
+        {measure(rung, ["a"], ["a"], "demo", "en-de").score.signature for rung in RUNGS.values()}
+    ) == len(RUNGS)
 
 
 def test_an_interval_holds_its_score_and_is_there_when_asked_for() -> None:
@@ -181,7 +223,9 @@ def test_unequal_and_empty_lists_are_refused(n_hypotheses: int, n_references: in
             score()
 
 
-def test_warning_about_tokenised_text_is_quiet_only_where_tokens_are_meant(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_about_tokenised_text_is_quiet_only_where_tokens_are_meant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tokenised = ["Das ist gut ."] * 100
     with caplog.at_level(logging.WARNING, "sacrebleu"):
         value_of(SPLIT, tokenised, tokenised)

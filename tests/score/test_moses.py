@@ -37,7 +37,9 @@ def unpacked(name: str) -> list[str]:
 def golden(language: str) -> tuple[list[str], list[str]]:
     """Perl's tokens, and its tokens with compounds split."""
     lines = unpacked(f"moses.{language}.xz")
-    assert digest(lines) == FACTS["made"][language]["outputs"], f"moses.{language}.xz is not the file of moses.json"
+    assert digest(lines) == FACTS["made"][language]["outputs"], (
+        f"moses.{language}.xz is not the file of moses.json"
+    )
     return lines[:N], lines[N:]
 
 
@@ -45,7 +47,8 @@ def golden(language: str) -> tuple[list[str], list[str]]:
 def made(language: str) -> list[str]:
     lines = awkward_lines(language, N, SEEDS[language])
     assert digest(lines) == FACTS["made"][language]["inputs"], (
-        "tests/awkward.py makes other lines than the golden files were made of; the tokeniser is not to blame")
+        "tests/awkward.py makes other lines than the golden files were made of; the tokeniser is not to blame"
+    )
     return lines
 
 
@@ -55,7 +58,9 @@ def tokenised(language: str) -> list[str]:
     return [tokenize(line) for line in made(language)]
 
 
-def differing(inputs: list[str], ours: list[str], expected: list[str]) -> list[tuple[str, str, str]]:
+def differing(
+    inputs: list[str], ours: list[str], expected: list[str]
+) -> list[tuple[str, str, str]]:
     return [triple for triple in zip(inputs, ours, expected, strict=True) if triple[1] != triple[2]]
 
 
@@ -77,13 +82,15 @@ def test_tokens_of_real_lines_are_perls(language: str) -> None:
         lines = real_lines(DATA, language, N)
     except FileNotFoundError as error:
         pytest.skip(f"no {error.filename} (NMT_TEST_DATA names the folder of real text)")
-    assert digest(lines) == FACTS["real"]["inputs"][language], f"{DATA} holds other text than the digests were made of"
+    assert digest(lines) == FACTS["real"]["inputs"][language], (
+        f"{DATA} holds other text than the digests were made of"
+    )
     digests = unpacked("moses.real.xz")
     assert digest(digests) == FACTS["real"]["outputs"]
     tokenize, first = tokenizer(language), LANGUAGES.index(language) * N
     tokens = [tokenize(line) for line in lines]
     ours = [line_digest(line, split_compounds(line)) for line in tokens]
-    assert differing(tokens, ours, digests[first:first + N]) == []
+    assert differing(tokens, ours, digests[first : first + N]) == []
 
 
 def test_bleu_is_multi_bleus() -> None:
@@ -91,27 +98,39 @@ def test_bleu_is_multi_bleus() -> None:
     systems = pairs({language: golden(language)[1] for language in LANGUAGES})
     scores = [metric.corpus_score(hypotheses, [references]) for hypotheses, references in systems]
     assert [score.score for score in scores] == [
-        pytest.approx(expected, abs=0.0051) for expected in FACTS["multi_bleu"]]  # Perl prints two decimals
+        pytest.approx(expected, abs=0.0051) for expected in FACTS["multi_bleu"]
+    ]  # Perl prints two decimals
     ratios = [score.sys_len / score.ref_len for score in scores]
-    assert len(scores) == 20 and min(ratios) < 0.9 and max(ratios) > 1.05 and FACTS["multi_bleu"].count(0.0) > 1
+    assert (
+        len(scores) == 20
+        and min(ratios) < 0.9
+        and max(ratios) > 1.05
+        and FACTS["multi_bleu"].count(0.0) > 1
+    )
     assert min(len(references) for _, references in systems) < 10 and max(FACTS["multi_bleu"]) > 50
 
 
-@pytest.mark.parametrize("line, tokens", [
-    ("１２", '&quot; 2'),  # as it was until 2019: the full-width 1 was taken for a quote
-    ("Was\x1cser\x0b und\x85Öl", "Wasser und Öl"),
-    ("漢字 \U00020000\U00020001 हिन्दी", "漢字 \U00020000\U00020001 हिन ् दी"),
-    ("\xa0", "\xa0"),  # Perl prints a blank line as it is
-    ("\x1c \x1c", ""),
-    ("a.b. c", "a.b. c"),
-    ("a,,5 5,,6", "a , ,5 5 , , 6"),
-])
+@pytest.mark.parametrize(
+    "line, tokens",
+    [
+        ("１２", "&quot; 2"),  # as it was until 2019: the full-width 1 was taken for a quote
+        ("Was\x1cser\x0b und\x85Öl", "Wasser und Öl"),
+        ("漢字 \U00020000\U00020001 हिन्दी", "漢字 \U00020000\U00020001 हिन ् दी"),
+        ("\xa0", "\xa0"),  # Perl prints a blank line as it is
+        ("\x1c \x1c", ""),
+        ("a.b. c", "a.b. c"),
+        ("a,,5 5,,6", "a , ,5 5 , , 6"),
+    ],
+)
 def test_where_perl_surprises(line: str, tokens: str) -> None:
     assert tokenizer("de")(line) == tokens
 
 
 def test_english_knows_abbreviations_of_numbers() -> None:
-    assert tokenizer("en")("No. 5, No. a, No. B, No. ٣. don't") == "No. 5 , No. a , No . B , No . ٣. don &apos;t"
+    assert (
+        tokenizer("en")("No. 5, No. a, No. B, No. ٣. don't")
+        == "No. 5 , No. a , No . B , No . ٣. don &apos;t"
+    )
 
 
 def test_compounds_are_split_byte_by_byte() -> None:

@@ -32,16 +32,38 @@ WMT17 = os.environ.get("NMT_WMT17", "")
 def damaged(rate: float, seed: int) -> list[str]:
     """The references with words dropped."""
     rng = random.Random(seed)
-    return [" ".join(word for word in line.split() if rng.random() > rate) or line for line in REFERENCES]
+    return [
+        " ".join(word for word in line.split() if rng.random() > rate) or line
+        for line in REFERENCES
+    ]
 
 
-def sacrebleu_prints(folder: Path, systems: Sequence[Sequence[str]], seed: int, *options: str) -> Any:
+def sacrebleu_prints(
+    folder: Path, systems: Sequence[Sequence[str]], seed: int, *options: str
+) -> Any:
     names = [f"system{i}" for i in range(len(systems))]
     for name, lines in (("ref", REFERENCES), *zip(names, systems, strict=True)):
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "sacrebleu", "ref", "-i", *names, "-w", "8", "--format", "json", *options],
-        cwd=folder, env={**os.environ, "SACREBLEU_SEED": str(seed)}, capture_output=True, text=True, timeout=60)
+        [
+            sys.executable,
+            "-m",
+            "sacrebleu",
+            "ref",
+            "-i",
+            *names,
+            "-w",
+            "8",
+            "--format",
+            "json",
+            *options,
+        ],
+        cwd=folder,
+        env={**os.environ, "SACREBLEU_SEED": str(seed)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -53,11 +75,15 @@ def half(found: Interval) -> float:
 
 def test_interval_is_the_command_lines(tmp_path: Path) -> None:
     lines = damaged(0.2, 1)
-    truths = sacrebleu_prints(tmp_path, [lines], 7, "-m", *METRICS, "--confidence", "--confidence-n", "60")
+    truths = sacrebleu_prints(
+        tmp_path, [lines], 7, "-m", *METRICS, "--confidence", "--confidence-n", "60"
+    )
     for (name, metric), truth in zip(METRICS.items(), truths, strict=True):
         found = interval(metric(), lines, REFERENCES, 60, 7)
         assert truth["name"].lower().startswith(name) and truth["seed"] == "7"
-        assert (found.mean, half(found)) == pytest.approx((truth["confidence_mean"], truth["confidence_var"]), abs=1e-5)
+        assert (found.mean, half(found)) == pytest.approx(
+            (truth["confidence_mean"], truth["confidence_var"]), abs=1e-5
+        )
         assert (found.n, found.seed) == (60, 7)
         assert 0 < found.low < truth["score"] < found.high
 
@@ -94,7 +120,9 @@ def test_sacrebleu_itself_gives_its_smallest_p_there(tmp_path: Path) -> None:
 
 def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
     lines = damaged(0.2, 1)
-    found = compare(BLEU(force=True), lines, [line.replace(".", " .") for line in lines], REFERENCES, 30, 30)
+    found = compare(
+        BLEU(force=True), lines, [line.replace(".", " .") for line in lines], REFERENCES, 30, 30
+    )
     assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
 
 
@@ -104,7 +132,9 @@ def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
     worse = [line if i >= k else line.rpartition(" ")[0] for i, line in enumerate(REFERENCES)]
     found = compare(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
     assert found.difference > 0
-    assert found.p_randomisation == pytest.approx(2.0 ** (1 - k)) and found.p_bootstrap >= 2.0 ** (1 - k)
+    assert found.p_randomisation == pytest.approx(2.0 ** (1 - k)) and found.p_bootstrap >= 2.0 ** (
+        1 - k
+    )
 
 
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
@@ -119,7 +149,8 @@ def test_a_damaged_copy_is_found_out(metric: str) -> None:
 
 @pytest.mark.parametrize("before", [None, "99"])
 def test_the_environment_is_left_as_found_and_does_not_decide(
-        before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = damaged(0.2, 1)
     truth = interval(BLEU(), lines, REFERENCES, 20, 5)
     if before:
@@ -155,9 +186,25 @@ def test_what_cannot_be_resampled_is_refused() -> None:
         interval(BLEU(), REFERENCES, REFERENCES, n=0)
 
 
-@pytest.mark.parametrize("freedom, t", [
-    (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (9, 2.262), (10, 2.228),
-    (20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980), (1000, 1.962)])
+@pytest.mark.parametrize(
+    "freedom, t",
+    [
+        (1, 12.706),
+        (2, 4.303),
+        (3, 3.182),
+        (4, 2.776),
+        (5, 2.571),
+        (6, 2.447),
+        (7, 2.365),
+        (9, 2.262),
+        (10, 2.228),
+        (20, 2.086),
+        (30, 2.042),
+        (60, 2.000),
+        (120, 1.980),
+        (1000, 1.962),
+    ],
+)
 def test_student_t_is_the_printed_tables(freedom: int, t: float) -> None:
     assert student_t(freedom) == pytest.approx(t, abs=6e-4)
 
@@ -166,20 +213,33 @@ def test_spread_over_runs() -> None:
     found = spread([27.0, 27.3, 27.6])
     half_width = 4.303 * 0.3 / math.sqrt(3)
     assert (found.n, found.mean, found.std) == pytest.approx((3, 27.3, 0.3))
-    assert (found.low, found.high) == pytest.approx((27.3 - half_width, 27.3 + half_width), abs=1e-3)
+    assert (found.low, found.high) == pytest.approx(
+        (27.3 - half_width, 27.3 + half_width), abs=1e-3
+    )
     assert spread([5.0, 5.0]).low == 5.0
     with pytest.raises(UserError, match="1 score"):
         spread([27.0])
 
 
 # Moses' bootstrap and multeval's randomisation against LIUM-NMT, in sacreBLEU's test/test_significance.py.
-@pytest.mark.skipif(not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text")
-@pytest.mark.parametrize("name, p_bootstrap, p_randomisation", [
-    ("C-3MA.4959", 0.00000, 0.0001), ("KIT.4950", 0.02233, 0.0410), ("LMU-nmt-reranked.4934", 0.04383, 0.09029),
-    ("SYSTRAN.4847", 0.20983, 0.59914), ("online-B.0", 0.38100, 0.94111)])
+@pytest.mark.skipif(
+    not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text"
+)
+@pytest.mark.parametrize(
+    "name, p_bootstrap, p_randomisation",
+    [
+        ("C-3MA.4959", 0.00000, 0.0001),
+        ("KIT.4950", 0.02233, 0.0410),
+        ("LMU-nmt-reranked.4934", 0.04383, 0.09029),
+        ("SYSTRAN.4847", 0.20983, 0.59914),
+        ("online-B.0", 0.38100, 0.94111),
+    ],
+)
 def test_published_p_values(name: str, p_bootstrap: float, p_randomisation: float) -> None:
-    a, b, references = ((Path(WMT17) / file).read_text("utf-8").removesuffix("\n").split("\n") for file in (
-        "newstest2017.LIUM-NMT.4900.en-de", f"newstest2017.{name}.en-de", "reference"))
+    a, b, references = (
+        (Path(WMT17) / file).read_text("utf-8").removesuffix("\n").split("\n")
+        for file in ("newstest2017.LIUM-NMT.4900.en-de", f"newstest2017.{name}.en-de", "reference")
+    )
     found = compare(BLEU(tokenize="none"), a, b, references, n_bootstrap=2000)
     assert found.p_bootstrap == pytest.approx(p_bootstrap, abs=1e-2)
     assert found.p_randomisation == pytest.approx(p_randomisation, abs=1e-2)

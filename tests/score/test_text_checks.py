@@ -21,10 +21,17 @@ def good() -> list[str]:
     return [" ".join(line.split()[1:]) if i % 7 == 0 else line for i, line in enumerate(GERMAN)]
 
 
-def look(hypotheses: list[str], references: list[str] | None = None, sources: list[str] | None = None,
-         language: str = "de") -> list[Finding]:
-    found = findings(Text("out.txt", hypotheses, language), Text("ref.de", references or GERMAN, language),
-                     Text("src.en", sources, "en") if sources is not None else None)
+def look(
+    hypotheses: list[str],
+    references: list[str] | None = None,
+    sources: list[str] | None = None,
+    language: str = "de",
+) -> list[Finding]:
+    found = findings(
+        Text("out.txt", hypotheses, language),
+        Text("ref.de", references or GERMAN, language),
+        Text("src.en", sources, "en") if sources is not None else None,
+    )
     for finding in found:
         assert "\n" not in finding.told and finding.told.isascii() and len(finding.told) < 400
         assert finding.told.startswith(("out.txt:", "ref.de:", "src.en:"))
@@ -56,8 +63,14 @@ def aggressive(line: str) -> str:
     return f"Nord @-@ {line}"
 
 
-DAMAGES = [(bpe, "BPE"), (sentencepiece, "BPE"), (tokenised, "full stops"), (escaped, "entities"), (split, "split"),
-           (aggressive, "split")]
+DAMAGES = [
+    (bpe, "BPE"),
+    (sentencepiece, "BPE"),
+    (tokenised, "full stops"),
+    (escaped, "entities"),
+    (split, "split"),
+    (aggressive, "split"),
+]
 
 
 def test_good_text_is_let_through() -> None:
@@ -66,14 +79,18 @@ def test_good_text_is_let_through() -> None:
 
 @pytest.mark.parametrize("damage, word", DAMAGES)
 def test_a_damaged_side_is_refused_by_name(damage: Callable[[str], str], word: str) -> None:
-    for hypotheses, references, name in ((list(map(damage, good())), GERMAN, "out.txt:"),
-                                         (good(), list(map(damage, GERMAN)), "ref.de:")):
+    for hypotheses, references, name in (
+        (list(map(damage, good())), GERMAN, "out.txt:"),
+        (good(), list(map(damage, GERMAN)), "ref.de:"),
+    ):
         first = look(hypotheses, references)[0]
         assert first.is_fatal and word in first.told and first.told.startswith(name)
 
 
 @pytest.mark.parametrize("damage, word", DAMAGES)
-def test_one_odd_line_refuses_two_lines_but_not_3003(damage: Callable[[str], str], word: str) -> None:
+def test_one_odd_line_refuses_two_lines_but_not_3003(
+    damage: Callable[[str], str], word: str
+) -> None:
     hypotheses = good()
     hypotheses[1] = damage("Das kostet viel Geld, sagen Donaudampfschiffer.")
     assert not any(finding.is_fatal for finding in look(hypotheses))
@@ -81,8 +98,10 @@ def test_one_odd_line_refuses_two_lines_but_not_3003(damage: Callable[[str], str
     assert first.is_fatal and word in first.told and first.told.startswith("out.txt:2:")
 
 
-@pytest.mark.parametrize("damage, is_fatal", [
-    (bpe, True), (split, True), (aggressive, True), (tokenised, False), (escaped, False)])
+@pytest.mark.parametrize(
+    "damage, is_fatal",
+    [(bpe, True), (split, True), (aggressive, True), (tokenised, False), (escaped, False)],
+)
 def test_the_same_damage_on_both_sides(damage: Callable[[str], str], is_fatal: bool) -> None:
     found = look(list(map(damage, good())), list(map(damage, GERMAN)))
     assert found and any(finding.is_fatal for finding in found) == is_fatal
@@ -94,18 +113,27 @@ def test_where_what_and_how_many_are_told() -> None:
     (fatal,) = (finding for finding in look(hypotheses) if finding.is_fatal)
     n = sum("@@" in line for line in hypotheses)
     first = next(i for i, line in enumerate(hypotheses) if "@@" in line)
-    assert f"out.txt:{first + 1}: BPE" in fatal.told and f"{n:,} of 3,003 lines" in fatal.told and "@@" in fatal.told
+    assert (
+        f"out.txt:{first + 1}: BPE" in fatal.told
+        and f"{n:,} of 3,003 lines" in fatal.told
+        and "@@" in fatal.told
+    )
 
 
-@pytest.mark.parametrize("n, m, words", [
-    (3003, 2737, ("3,003 translations", "2,737 references", "filtered wmt14", "wmt14/full")),
-    (2737, 3003, ("2,737 translations", "3,003 references", "filtered wmt14", "wmt14/full")),
-    (3003, 3000, ("newstest2013", "newstest2014", "wmt14/full")),
-    (3000, 3003, ("newstest2013", "newstest2014")),
-    (2737, 3000, ("filtered wmt14", "newstest2013")),
-    (10, 11, ("10 translations", "11 references", "for each source sentence")),
-])
-def test_unequal_numbers_are_refused_and_known_sizes_named(n: int, m: int, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "n, m, words",
+    [
+        (3003, 2737, ("3,003 translations", "2,737 references", "filtered wmt14", "wmt14/full")),
+        (2737, 3003, ("2,737 translations", "3,003 references", "filtered wmt14", "wmt14/full")),
+        (3003, 3000, ("newstest2013", "newstest2014", "wmt14/full")),
+        (3000, 3003, ("newstest2013", "newstest2014")),
+        (2737, 3000, ("filtered wmt14", "newstest2013")),
+        (10, 11, ("10 translations", "11 references", "for each source sentence")),
+    ],
+)
+def test_unequal_numbers_are_refused_and_known_sizes_named(
+    n: int, m: int, words: tuple[str, ...]
+) -> None:
     (fatal,) = look(GERMAN[:n], GERMAN[:m])
     assert fatal.is_fatal and all(word in fatal.told for word in words), fatal
 
@@ -116,16 +144,22 @@ def test_empty_lines_at_the_end_are_named_as_the_reason() -> None:
 
 
 def test_translations_that_are_all_empty_are_worth_nothing_and_scored() -> None:
-    found = findings(Text("out.txt", [""] * 30, "de"), Text("ref.de", ["ein Satz"] * 30, "de"), None)
+    found = findings(
+        Text("out.txt", [""] * 30, "de"), Text("ref.de", ["ein Satz"] * 30, "de"), None
+    )
     assert len(found) == 1 and not found[0].is_fatal
     assert "empty translations" in found[0].told and "30 of 30" in found[0].told
 
 
 def test_few_lines_and_languages_without_spaces_are_told() -> None:
-    few, = findings(Text("out.txt", ["ein Satz"], "de"), Text("ref.de", ["ein Satz mehr"], "de"), None)
+    (few,) = findings(
+        Text("out.txt", ["ein Satz"], "de"), Text("ref.de", ["ein Satz mehr"], "de"), None
+    )
     assert not few.is_fatal and "1 lines are too few" in few.told
     lines = [f"{i} 这是一个句子。" for i in range(30)]
-    chinese, = findings(Text("out.txt", lines, "zh"), Text("ref.zh", [line + "。" for line in lines], "zh"), None)
+    (chinese,) = findings(
+        Text("out.txt", lines, "zh"), Text("ref.zh", [line + "。" for line in lines], "zh"), None
+    )
     assert not chinese.is_fatal and "Chinese has no spaces" in chinese.told
 
 
@@ -139,20 +173,23 @@ def change(line: str, at: int = 0) -> list[str]:
     return [line if i % 10 == at else old for i, old in enumerate(good())]
 
 
-@pytest.mark.parametrize("hypotheses, words", [
-    (change("", 3), ("out.txt:4: empty translations", "in 300 of 3,003")),
-    (change("Ein Hund.\r"), ("carriage return",)),
-    (change("Ein H\ufffdnd."), ("U+FFFD",)),
-    (["\ufeff" + GERMAN[0], *good()[1:]], ("out.txt:1: a byte order mark",)),
-    (change("Ein \u2047 Hund."), ("unknown pieces (10.0%",)),
-    (change("Ein <unk> Hund."), ("unknown pieces",)),
-    ([line.lower() for line in good()], ("upper-case",)),
-    (GERMAN, ("equal to ref.de", "reference itself")),
-    ([*good()[1:], "Ein Hund."], ("1 line later", "lost")),
-    (["Ein Hund.", *good()[:-1]], ("1 line earlier", "lost")),
-    (sorted(good(), key=len), ("lengths do not fit",)),
-    (random.Random(1).sample(good(), 3003), ("another order",)),
-])
+@pytest.mark.parametrize(
+    "hypotheses, words",
+    [
+        (change("", 3), ("out.txt:4: empty translations", "in 300 of 3,003")),
+        (change("Ein Hund.\r"), ("carriage return",)),
+        (change("Ein H\ufffdnd."), ("U+FFFD",)),
+        (["\ufeff" + GERMAN[0], *good()[1:]], ("out.txt:1: a byte order mark",)),
+        (change("Ein \u2047 Hund."), ("unknown pieces (10.0%",)),
+        (change("Ein <unk> Hund."), ("unknown pieces",)),
+        ([line.lower() for line in good()], ("upper-case",)),
+        (GERMAN, ("equal to ref.de", "reference itself")),
+        ([*good()[1:], "Ein Hund."], ("1 line later", "lost")),
+        (["Ein Hund.", *good()[:-1]], ("1 line earlier", "lost")),
+        (sorted(good(), key=len), ("lengths do not fit",)),
+        (random.Random(1).sample(good(), 3003), ("another order",)),
+    ],
+)
 def test_what_may_be_genuine_is_warned_of(hypotheses: list[str], words: tuple[str, ...]) -> None:
     found = look(hypotheses)
     assert any(all(word in finding.told for word in words) for finding in found), found
@@ -165,7 +202,10 @@ def test_an_empty_reference_is_warned_of() -> None:
 
 
 def test_the_source_as_translation_is_warned_of() -> None:
-    mixed = [source if i % 4 == 0 else line for i, (source, line) in enumerate(zip(ENGLISH, good(), strict=True))]
+    mixed = [
+        source if i % 4 == 0 else line
+        for i, (source, line) in enumerate(zip(ENGLISH, good(), strict=True))
+    ]
     for hypotheses in (mixed, ENGLISH):
         found = look(hypotheses, sources=ENGLISH)
         assert not any(finding.is_fatal for finding in found)
@@ -175,7 +215,9 @@ def test_the_source_as_translation_is_warned_of() -> None:
 
 def test_a_reference_in_the_wrong_language_is_warned_of() -> None:
     found = look(good(), ENGLISH)
-    assert [finding.told.split(":")[0] for finding in found if "looks like English" in finding.told] == ["ref.de"]
+    assert [
+        finding.told.split(":")[0] for finding in found if "looks like English" in finding.told
+    ] == ["ref.de"]
 
 
 def test_sources_of_another_size_are_warned_of() -> None:
@@ -183,15 +225,52 @@ def test_sources_of_another_size_are_warned_of() -> None:
     assert not finding.is_fatal and "2,737 source sentences" in finding.told
 
 
-@pytest.mark.parametrize("language, lines", [
-    ("fr", ["Est-ce vrai ?", "Il a dit : « Oui ! »", "Non ; jamais.", "C'est l'été, et il fait chaud."]),
-    ("de", ["Für .NET gibt es das auch ...", "Ende ...", "Die Adresse ist a@b.de, und @param int $x .",
-            "Rot-Grün und Nord-Süd."]),
-    ("de", ["Nutzen Sie &lt;b&gt; in HTML.", "Das kostet viel.", "Ja & nein."]),
-    ("de", ["Klicken Sie auf Save to file and close the window of the app, dann auf OK.", "Das ist alles.", "Ende."]),
-    ("en", ["He said: \"Don't!\"", "R&D costs [1] a lot, they say.", "The C++ <vector> header is there."]),
-])
+@pytest.mark.parametrize(
+    "language, lines",
+    [
+        (
+            "fr",
+            [
+                "Est-ce vrai ?",
+                "Il a dit : « Oui ! »",
+                "Non ; jamais.",
+                "C'est l'été, et il fait chaud.",
+            ],
+        ),
+        (
+            "de",
+            [
+                "Für .NET gibt es das auch ...",
+                "Ende ...",
+                "Die Adresse ist a@b.de, und @param int $x .",
+                "Rot-Grün und Nord-Süd.",
+            ],
+        ),
+        ("de", ["Nutzen Sie &lt;b&gt; in HTML.", "Das kostet viel.", "Ja & nein."]),
+        (
+            "de",
+            [
+                "Klicken Sie auf Save to file and close the window of the app, dann auf OK.",
+                "Das ist alles.",
+                "Ende.",
+            ],
+        ),
+        (
+            "en",
+            [
+                'He said: "Don\'t!"',
+                "R&D costs [1] a lot, they say.",
+                "The C++ <vector> header is there.",
+            ],
+        ),
+    ],
+)
 def test_what_looks_like_damage_and_is_none(language: str, lines: list[str]) -> None:
-    hypotheses = [line.replace("ist", "war").replace("costs", "cost").replace("vrai", "faux") for line in lines]
+    hypotheses = [
+        line.replace("ist", "war").replace("costs", "cost").replace("vrai", "faux")
+        for line in lines
+    ]
     assert not any(finding.is_fatal for finding in look(hypotheses, lines, language=language))
-    assert not any(finding.is_fatal for finding in look(hypotheses * 100, lines * 100, language=language))
+    assert not any(
+        finding.is_fatal for finding in look(hypotheses * 100, lines * 100, language=language)
+    )

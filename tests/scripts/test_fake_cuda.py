@@ -21,10 +21,16 @@ from nmt.model.transformer import (
 )
 from nmt.train.loss import Objective
 
-pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs the CUDA build of torch: make gpu-dry")
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is None, reason="needs the CUDA build of torch: make gpu-dry"
+)
 TOKENS, SENTENCES, N_VOCAB = 640, 64, 1_000
-SHAPES = {"base": ModelConfig(), "big": ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
-          "pre": ModelConfig(norm="pre", n_layers=2), "window": ModelConfig(window=5, n_layers=1, tied=False)}
+SHAPES = {
+    "base": ModelConfig(),
+    "big": ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
+    "pre": ModelConfig(norm="pre", n_layers=2),
+    "window": ModelConfig(window=5, n_layers=1, tied=False),
+}
 
 
 @pytest.fixture
@@ -49,7 +55,9 @@ def make_batch() -> Batch:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_everything_between_embedding_and_loss_is_bf16(name: str, fake: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_between_embedding_and_loss_is_bf16(
+    name: str, fake: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_autocast_of_its_own(monkeypatch)
     model = Transformer(SHAPES[name], N_VOCAB)
     types: dict[str, torch.dtype] = {}
@@ -58,7 +66,9 @@ def test_everything_between_embedding_and_loss_is_bf16(name: str, fake: None, mo
         return lambda module, inputs, output: types.update({module_name: output.dtype})
 
     for module_name, module in model.named_modules():
-        if isinstance(module, LayerNorm | FeedForward | SelfAttention | MemoryAttention | nn.Linear):
+        if isinstance(
+            module, LayerNorm | FeedForward | SelfAttention | MemoryAttention | nn.Linear
+        ):
             module.register_forward_hook(note(module_name))  # type: ignore[arg-type]
     batch = make_batch()
     hidden = model(batch.src, batch.tgt)
@@ -69,8 +79,11 @@ def test_everything_between_embedding_and_loss_is_bf16(name: str, fake: None, mo
 
 def without_autocast_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """LayerNorm switches autocast off for itself by `torch.autocast`, which warns and does nothing without a GPU."""
+
     class Switch:
-        def __init__(self, device: str, dtype: torch.dtype | None = None, enabled: bool = True) -> None:
+        def __init__(
+            self, device: str, dtype: torch.dtype | None = None, enabled: bool = True
+        ) -> None:
             self.enabled = enabled
 
         def __enter__(self) -> None:
@@ -84,7 +97,9 @@ def without_autocast_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_forward_pass_keeps_to_the_device(name: str, fake: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_keeps_to_the_device(
+    name: str, fake: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The backward pass runs on the pretend device of tests/train/test_update_gpu.py: autograd's threads want a real one."""
     without_autocast_of_its_own(monkeypatch)
     loss, nll = Objective(Transformer(SHAPES[name], N_VOCAB), 0.1)(make_batch())

@@ -36,10 +36,17 @@ NAN = float("nan")
 Patch = pytest.MonkeyPatch
 
 
-def run_script(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_script(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     paths = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True,
-                          env={**os.environ, **paths, **(environment or {})}, timeout=280)
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **paths, **(environment or {})},
+        timeout=280,
+    )
 
 
 class InThisProcess:
@@ -68,9 +75,15 @@ def start_here(check: Check, is_rehearsal: bool) -> InThisProcess:
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.timeout(300)
 def test_the_rehearsal_passes_and_its_page_and_json_agree(tmp_path: Path) -> None:
-    slow = {"base-ranks", "big-ranks", "compilations", "continuation"}  # they run below, in this process
+    slow = {
+        "base-ranks",
+        "big-ranks",
+        "compilations",
+        "continuation",
+    }  # they run below, in this process
     chosen = [name for name in NAMES if name not in slow]
     done = run_script("--rehearse", "--only", *chosen, "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr[-5000:]
@@ -78,11 +91,17 @@ def test_the_rehearsal_passes_and_its_page_and_json_agree(tmp_path: Path) -> Non
     assert done.stdout == first_gpu.page(found)
     assert [check["name"] for check in found["checks"]] == chosen
     verdicts = {check["name"]: check["verdict"] for check in found["checks"]}
-    assert {name for name, verdict in verdicts.items() if verdict != "passed"} == {"base-varlen", "big-varlen"}
+    assert {name for name, verdict in verdicts.items() if verdict != "passed"} == {
+        "base-varlen",
+        "big-varlen",
+    }
     assert found["is_good"] and found["is_rehearsal"]
     assert first_gpu.REHEARSED in done.stdout and done.stdout.startswith("## Rehearsal on a CPU\n")
     for check in found["checks"]:
-        assert f"| {check['name']} | {check['verdict']} | {check['seconds']:.1f} | {check['reason']} |" in done.stdout
+        assert (
+            f"| {check['name']} | {check['verdict']} | {check['seconds']:.1f} | {check['reason']} |"
+            in done.stdout
+        )
         for row in check["rows"]:
             assert f"| {row['what']} | {row['found']} | {row['asked']} | yes |" in done.stdout
         for one in check["tables"]:
@@ -92,7 +111,9 @@ def test_the_rehearsal_passes_and_its_page_and_json_agree(tmp_path: Path) -> Non
 
 def test_the_kernels_are_interpreted_where_that_is_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    done = run_script("--rehearse", "--only", "attention", "loss", environment={"TRITON_INTERPRET": "1"})
+    done = run_script(
+        "--rehearse", "--only", "attention", "loss", environment={"TRITON_INTERPRET": "1"}
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     assert "| triton, causal, window 5, heads 2 x 16, fp32: values |" in done.stdout
     assert "| rows, 50 x 300, fp32: gradient |" in done.stdout
@@ -116,9 +137,13 @@ try:
 finally:
     assert not {{"torch", "numpy"}} & sys.modules.keys()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
-    assert "first_gpu.py --only attention" in done.stdout or all(name in done.stdout for name in NAMES)
+    assert "first_gpu.py --only attention" in done.stdout or all(
+        name in done.stdout for name in NAMES
+    )
 
 
 def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,8 +160,10 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
 
 # ---- what goes wrong ---------------------------------------------------------------------------------------------
 
-def test_a_check_that_raises_is_reported_and_others_still_run(monkeypatch: Patch, tmp_path: Path,
-                                                              capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_a_check_that_raises_is_reported_and_others_still_run(
+    monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(bench: Bench, sheet: Sheet) -> None:
         sheet.require("before the end", 1, 1)
         sheet.figures["odd"] = [NAN, {"inner": float("inf")}]
@@ -144,7 +171,9 @@ def test_a_check_that_raises_is_reported_and_others_still_run(monkeypatch: Patch
 
     monkeypatch.setitem(gpu_checks.FUNCTIONS, "dtypes", broken)
     file = tmp_path / "found.json"
-    code = first_gpu.main(["--rehearse", "--only", "environment", "dtypes", "loss", "--json", str(file)], start_here)
+    code = first_gpu.main(
+        ["--rehearse", "--only", "environment", "dtypes", "loss", "--json", str(file)], start_here
+    )
     page, found = capsys.readouterr().out, json.loads(file.read_text())
     assert code == 1 and not found["is_good"]
     assert [check["verdict"] for check in found["checks"]] == ["passed", "passed", "crashed"]
@@ -157,12 +186,15 @@ def test_a_check_that_raises_is_reported_and_others_still_run(monkeypatch: Patch
 DIES = "import os, signal; print('{}', flush=True); input(); os.kill(os.getpid(), signal.SIGSEGV)"
 LEAVES = "print('{}', flush=True); input(); raise SystemExit(3)"
 HANGS = "print('{}', flush=True); import time; time.sleep(1000)"
-ANSWERS = "print('{}', flush=True); input(); print('{\"verdict\": \"passed\", \"reason\": \"\"}', flush=True); input()"
+ANSWERS = 'print(\'{}\', flush=True); input(); print(\'{"verdict": "passed", "reason": ""}\', flush=True); input()'
 
 
 def test_a_process_that_dies_or_hangs_is_replaced() -> None:
     programs = iter([LEAVES, HANGS, ANSWERS])
-    checks = [Check(name, name, 60 if name != "hangs" else 0.5) for name in ("dies", "leaves", "hangs", "answers")]
+    checks = [
+        Check(name, name, 60 if name != "hangs" else 0.5)
+        for name in ("dies", "leaves", "hangs", "answers")
+    ]
 
     def start(check: Check, is_rehearsal: bool) -> Worker:
         return Worker([sys.executable, "-c", next(programs)], dict(os.environ))
@@ -171,7 +203,11 @@ def test_a_process_that_dies_or_hangs_is_replaced() -> None:
     results = list(first_gpu.run_checks(checks, first, start, is_rehearsal=True))
     assert [result["verdict"] for result in results] == [CRASHED, CRASHED, CRASHED, "passed"]
     assert [result["reason"] for result in results] == [
-        "its process ended by SIGSEGV", "its process ended with exit code 3", "no answer within 0 s", ""]
+        "its process ended by SIGSEGV",
+        "its process ended with exit code 3",
+        "no answer within 0 s",
+        "",
+    ]
     assert not first_gpu.is_good(results)
 
 
@@ -189,7 +225,9 @@ def test_no_speed_check_begins_after_ten_minutes(bench: Bench, monkeypatch: Patc
     functions = {name: (lambda bench, sheet: None) for name in NAMES}
     monkeypatch.setattr(first_gpu, "check_functions", lambda: functions)
     minutes = count(0.0, 20.0)  # each look at the clock is 20 s later
-    results = list(first_gpu.run_checks(CHECKS, InThisProcess(bench), start_here, True, lambda: next(minutes)))
+    results = list(
+        first_gpu.run_checks(CHECKS, InThisProcess(bench), start_here, True, lambda: next(minutes))
+    )
     verdicts = {result["name"]: result["verdict"] for result in results}
     assert verdicts["continuation"] == verdicts["base-triton"] == "passed"
     assert verdicts["big-varlen"] == LEFT_OUT and "--only big-varlen" in results[-1]["reason"]
@@ -197,6 +235,7 @@ def test_no_speed_check_begins_after_ten_minutes(bench: Bench, monkeypatch: Patc
 
 
 # ---- each check can fail -----------------------------------------------------------------------------------------
+
 
 def failures(bench: Bench, name: str) -> list[str]:
     """What a check says does not hold."""
@@ -209,6 +248,7 @@ def failures(bench: Bench, name: str) -> list[str]:
 
 def scaled(function: Callable[..., Any], by: float) -> Callable[..., Any]:
     """The function, with the result a little wrong, or NaN."""
+
     def wrong(*given: Any) -> Any:
         result = function(*given)
         return tuple(x * by for x in result) if isinstance(result, tuple) else result * by
@@ -226,14 +266,20 @@ def test_wrong_attention_is_named(by: float, bench: Bench, monkeypatch: Patch) -
 
 def test_a_causal_mask_that_is_missing_is_named(bench: Bench, monkeypatch: Patch) -> None:
     field = gpu_checks.Field
-    monkeypatch.setattr(gpu_checks, "Field", lambda queries, keys, causal, window: field(queries, keys, False, window))
+    monkeypatch.setattr(
+        gpu_checks,
+        "Field",
+        lambda queries, keys, causal, window: field(queries, keys, False, window),
+    )
     assert "plain, causal, window 5, heads 2 x 16, fp32: values" in failures(bench, "attention")
 
 
 def test_attention_whose_bits_change_is_named(bench: Bench, monkeypatch: Patch) -> None:
     calls, attend = count(1), gpu_checks.attend
     n_compared = 2 * len(gpu_checks.TINY_CASES)
-    monkeypatch.setattr(gpu_checks, "attend", lambda *given: attend(*given) * max(1, next(calls) - n_compared))
+    monkeypatch.setattr(
+        gpu_checks, "attend", lambda *given: attend(*given) * max(1, next(calls) - n_compared)
+    )
     assert failures(bench, "attention") == ["plain: three passes give the same bits"]
 
 
@@ -263,7 +309,9 @@ def test_a_wrong_gradient_of_the_model_is_named(bench: Bench, monkeypatch: Patch
 
     monkeypatch.setattr(parallel.CompiledObjective, "plain_sums", wrong)
     bad = failures(bench, "micro-batch")
-    assert bad[0] == "compiled, fp32: all gradients" and all(name.startswith("compiled, fp32: ") for name in bad)
+    assert bad[0] == "compiled, fp32: all gradients" and all(
+        name.startswith("compiled, fp32: ") for name in bad
+    )
 
 
 def test_a_gradient_that_is_nan_in_one_tensor_is_named(bench: Bench, monkeypatch: Patch) -> None:
@@ -310,7 +358,9 @@ def test_dropout_that_ignores_its_seed_is_named(bench: Bench, monkeypatch: Patch
 
 def test_dropout_that_does_not_follow_its_seed_is_named(bench: Bench, monkeypatch: Patch) -> None:
     run, others = Replica.run, count(5)
-    monkeypatch.setattr(Replica, "run", lambda self, batch, scale, seed: run(self, batch, scale, next(others)))
+    monkeypatch.setattr(
+        Replica, "run", lambda self, batch, scale, seed: run(self, batch, scale, next(others))
+    )
     bad = failures(bench, "graph")
     assert "dropout, the same seed twice: the same sums" in bad
     assert "dropout, a graph recorded anew: error of gradients" in bad
@@ -329,16 +379,23 @@ def test_micro_batches_of_many_shapes_are_named(bench: Bench, monkeypatch: Patch
     assert "sentences of 1 to 40 pieces: one shape" in failures(bench, "compilations")
 
 
-@pytest.mark.parametrize(("fault", "named"), [
-    ("none", []),
-    ("loss", ["losses of each, with dropout"]),
-    ("gradient", ["gradients summed over ranks"]),
-    ("missing", ["micro-batches"]),
-    ("slow", ["a rank fails: seconds until all have ended"]),
-    ("deaf", ["a rank fails: the exit code tells"]),
-    ("survivor", ["a rank fails: ranks that went on"])])
-def test_what_ranks_do_wrong_is_named(fault: str, named: list[str], bench: Bench, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("none", []),
+        ("loss", ["losses of each, with dropout"]),
+        ("gradient", ["gradients summed over ranks"]),
+        ("missing", ["micro-batches"]),
+        ("slow", ["a rank fails: seconds until all have ended"]),
+        ("deaf", ["a rank fails: the exit code tells"]),
+        ("survivor", ["a rank fails: ranks that went on"]),
+    ],
+)
+def test_what_ranks_do_wrong_is_named(
+    fault: str, named: list[str], bench: Bench, monkeypatch: Patch
+) -> None:
     """Instead of two processes: what two would write."""
+
     def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
         alone = gpu_checks.run_one_update(bench, bench.world)
         sums = alone.sums
@@ -362,7 +419,10 @@ def test_what_ranks_do_wrong_is_named(fault: str, named: list[str], bench: Bench
 def test_ranks_that_never_finish_are_named(bench: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpu_checks, "run_ranks", lambda bench, folder, seconds: 1)
     answer = gpu_checks.perform(gpu_checks.check_ranks, bench)
-    assert answer["verdict"] == CRASHED and "did not finish an update (exit code 1)" in answer["reason"]
+    assert (
+        answer["verdict"] == CRASHED
+        and "did not finish an update (exit code 1)" in answer["reason"]
+    )
 
 
 def test_a_run_that_does_not_continue_to_the_bit_is_named(bench: Bench, monkeypatch: Patch) -> None:
@@ -384,26 +444,37 @@ def quick(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpu_speed, "ceiling", lambda *given: 1e12)
 
 
-def test_a_loss_that_is_nan_makes_a_speed_worthless(bench: Bench, monkeypatch: Patch, quick: None) -> None:
+def test_a_loss_that_is_nan_makes_a_speed_worthless(
+    bench: Bench, monkeypatch: Patch, quick: None
+) -> None:
     monkeypatch.setattr(Replica, "run", lambda self, batch, scale, seed: torch.full((2,), NAN))
     assert failures(bench, "base-triton") == ["all losses are finite"]
 
 
-def test_the_speed_of_ranks_is_what_the_main_rank_writes(bench: Bench, monkeypatch: Patch, quick: None) -> None:
+def test_the_speed_of_ranks_is_what_the_main_rank_writes(
+    bench: Bench, monkeypatch: Patch, quick: None
+) -> None:
     """Instead of two processes, one that was told the same."""
+
     def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
         gpu_checks.work_as_rank(folder, is_rehearsal=True)
         return 0
 
     monkeypatch.setattr(gpu_speed, "run_ranks", run_ranks)
     answer = gpu_checks.perform(gpu_speed.FUNCTIONS["big-ranks"], bench)
-    assert answer["verdict"] == "passed" and answer["tables"][0]["rows"][0][:3] == ["big", "2", "triton"]
+    assert answer["verdict"] == "passed" and answer["tables"][0]["rows"][0][:3] == [
+        "big",
+        "2",
+        "triton",
+    ]
     monkeypatch.setattr(gpu_speed, "run_ranks", lambda *given: 7)
     answer = gpu_checks.perform(gpu_speed.FUNCTIONS["big-ranks"], bench)
     assert answer["verdict"] == CRASHED and "torchrun left with exit code 7" in answer["reason"]
 
 
-def test_micro_batches_are_halved_until_they_fit(bench: Bench, monkeypatch: Patch, quick: None) -> None:
+def test_micro_batches_are_halved_until_they_fit(
+    bench: Bench, monkeypatch: Patch, quick: None
+) -> None:
     run = Replica.run
 
     def cramped(self: Replica, batch: Any, scale: float, seed: int) -> Tensor:
@@ -442,10 +513,12 @@ def roofline() -> Iterator[dict[str, Any]]:
         sys.modules["roofline"] = before
 
 
-@pytest.mark.parametrize(("answer", "told"), [(1e9, "of 1,000,000,000"), (None, "no prediction"),
-                                              (0, "no prediction")])
-def test_a_prediction_stands_beside_the_speed(answer: float | None, told: str, bench: Bench, quick: None,
-                                              roofline: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("answer", "told"), [(1e9, "of 1,000,000,000"), (None, "no prediction"), (0, "no prediction")]
+)
+def test_a_prediction_stands_beside_the_speed(
+    answer: float | None, told: str, bench: Bench, quick: None, roofline: dict[str, Any]
+) -> None:
     roofline["answer"] = answer
     found = gpu_checks.perform(gpu_speed.FUNCTIONS["base-triton"], bench)
     assert found["verdict"] == "passed" and told in found["tables"][0]["rows"][0][-1]
@@ -453,7 +526,10 @@ def test_a_prediction_stands_beside_the_speed(answer: float | None, told: str, b
 
 def test_an_answer_that_is_not_remembered_is_named(bench: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpu_speed, "chosen", lambda *given: "varlen")
-    assert failures(bench, "attention-choice") == ["base: the answer is remembered", "big: the answer is remembered"]
+    assert failures(bench, "attention-choice") == [
+        "base: the answer is remembered",
+        "big: the answer is remembered",
+    ]
 
 
 def test_translations_that_are_too_short_are_named(bench: Bench, monkeypatch: Patch) -> None:

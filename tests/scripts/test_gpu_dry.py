@@ -23,8 +23,10 @@ from nmt.model import attention_triton
 from nmt.model.attention import Field
 from nmt.train import loss_triton
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None
-                                or os.environ.get("TRITON_INTERPRET") == "1", reason="needs triton, not interpreted")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="needs triton, not interpreted",
+)
 IS_DRY_RUN = os.environ.get("NMT_GPU_DRY") == "1"
 CAPABILITIES = [80, 90]
 SHARED = 99 * 1024  # what a program may have on the least of a family
@@ -38,24 +40,34 @@ class Built(NamedTuple):
     ptx: str
 
 
-def build(kernel: Any, constants: dict[str, Any], dtype: torch.dtype, capability: int, warps: int) -> Built:
+def build(
+    kernel: Any, constants: dict[str, Any], dtype: torch.dtype, capability: int, warps: int
+) -> Built:
     """Compile as at a launch with aligned rows, and ask ptxas what it took."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types = dict.fromkeys(("lse", "smoothed", "nll"), "*fp32") | dict.fromkeys(("scale", "gold", "others"), "fp32")
+    types = dict.fromkeys(("lse", "smoothed", "nll"), "*fp32") | dict.fromkeys(
+        ("scale", "gold", "others"), "fp32"
+    )
     types |= dict.fromkeys(("seen", "seeing"), "*i32") | {"labels": "*i64"}
     tensors = ("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v", "logits")
     types |= dict.fromkeys(tensors, "*" + TYPES[dtype])
     signature, alignments = {}, {}
     for place, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
-        is_aligned = signature[name].startswith("*") or name.endswith(("row", "_head")) or name == "n_columns"
+        is_aligned = (
+            signature[name].startswith("*")
+            or name.endswith(("row", "_head"))
+            or name == "n_columns"
+        )
         if is_aligned and name not in constants:
             alignments[place,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, alignments)
-    made = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps, "num_stages": 2})
+    made = triton.compile(
+        source, GPUTarget("cuda", capability, 32), {"num_warps": warps, "num_stages": 2}
+    )
     ptx = made.asm["ptx"]
     told = ptxas(ptx, capability)
     registers = re.search(r"Used (\d+) registers", told)
@@ -71,7 +83,15 @@ def ptxas(ptx: str, capability: int) -> str:
 
     target = re.search(r"\.target (sm_\w+)", ptx)
     assert target is not None
-    command = [get_ptxas(capability).path, "-v", "--gpu-name", target[1], "/dev/stdin", "-o", "/dev/null"]
+    command = [
+        get_ptxas(capability).path,
+        "-v",
+        "--gpu-name",
+        target[1],
+        "/dev/stdin",
+        "-o",
+        "/dev/null",
+    ]
     return subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
 
 
@@ -82,31 +102,67 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 BF16, FP32 = torch.bfloat16, torch.float32
 HEADS = [(BF16, 64, 64), (BF16, 128, 128), (FP32, 64, 64)]
-MORE_HEADS = [(BF16, 16, 16), (BF16, 32, 32), (BF16, 48, 48), (BF16, 64, 32), (BF16, 64, 128), (BF16, 128, 64),
-              (BF16, 96, 96), (FP32, 16, 16), (FP32, 32, 32), (FP32, 48, 48), (FP32, 64, 128), (FP32, 96, 96),
-              (FP32, 128, 128)]
+MORE_HEADS = [
+    (BF16, 16, 16),
+    (BF16, 32, 32),
+    (BF16, 48, 48),
+    (BF16, 64, 32),
+    (BF16, 64, 128),
+    (BF16, 128, 64),
+    (BF16, 96, 96),
+    (FP32, 16, 16),
+    (FP32, 32, 32),
+    (FP32, 48, 48),
+    (FP32, 64, 128),
+    (FP32, 96, 96),
+    (FP32, 128, 128),
+]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", ["attention_forward", "attention_backward"])
 @pytest.mark.parametrize(("dtype", "d_k", "d_v"), HEADS + (MORE_HEADS if IS_DRY_RUN else []))
-def test_attention_stays_in_registers(dtype: torch.dtype, d_k: int, d_v: int, name: str, capability: int) -> None:
+def test_attention_stays_in_registers(
+    dtype: torch.dtype, d_k: int, d_v: int, name: str, capability: int
+) -> None:
     q, v = torch.zeros(1, 1, d_k, dtype=dtype), torch.zeros(1, 1, d_v, dtype=dtype)
     launch = attention_triton._plan(q, q, v, is_backward=name == "attention_backward")
     names = ("K", "V", "K_ROOM", "V_ROOM", "TILE", "BLOCK")
-    constants = dict(zip(names, launch.numbers[-len(names):], strict=True))
-    built = build(getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"])
+    constants = dict(zip(names, launch.numbers[-len(names) :], strict=True))
+    built = build(
+        getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"]
+    )
     assert launch.options["num_stages"] == 2  # as `build` compiles
-    print(f"{name} {TYPES[dtype]} {d_k}/{d_v} sm_{capability}: {built[:3]}, {launch.options['num_warps']} warps")
+    print(
+        f"{name} {TYPES[dtype]} {d_k}/{d_v} sm_{capability}: {built[:3]}, {launch.options['num_warps']} warps"
+    )
     assert built.spilled == 0 and built.registers <= 255 and built.shared <= SHARED
     assert len(re.findall(r"\.entry", built.ptx)) == 1
-    assert not re.search(r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx)  # or results would not repeat to the bit
+    assert not re.search(
+        r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx
+    )  # or results would not repeat to the bit
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(("n_vocab", "needs_grad"), [(37_000, True), *(
-    [(37_000, False), (32_000, True), (49_152, True), (16_000, True), (8000, True), (80, True), (42_024, True)]
-    if IS_DRY_RUN else [])])
+@pytest.mark.parametrize(
+    ("n_vocab", "needs_grad"),
+    [
+        (37_000, True),
+        *(
+            [
+                (37_000, False),
+                (32_000, True),
+                (49_152, True),
+                (16_000, True),
+                (8000, True),
+                (80, True),
+                (42_024, True),
+            ]
+            if IS_DRY_RUN
+            else []
+        ),
+    ],
+)
 def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability: int) -> None:
     n_columns = -(-n_vocab // 64) * 64
     assert loss_triton.reads_once(torch.zeros(1, n_columns, dtype=BF16))
@@ -119,7 +175,9 @@ def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability
     moved = {}
     for way in ("ld", "st"):
         sizes = re.findall(way + r"\.global\.(\w*\.?b\d+) ", built.ptx)
-        moved[way] = sum(bytes_of[size] for size in sizes if size in ("v2.b32", "v4.b32")) * warps * 32
+        moved[way] = (
+            sum(bytes_of[size] for size in sizes if size in ("v2.b32", "v4.b32")) * warps * 32
+        )
     assert moved["ld"] == pairs * 4 * parts  # the row and no more, in wide loads
     assert moved["st"] == (pairs * 4 * parts if needs_grad else 0)
 
@@ -128,7 +186,9 @@ def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_read_twice_does_not_spill(dtype: torch.dtype, capability: int) -> None:
-    built = build(loss_triton.loss_rows_twice, {"BLOCK": 4096, "NEEDS_GRAD": True}, dtype, capability, 8)
+    built = build(
+        loss_triton.loss_rows_twice, {"BLOCK": 4096, "NEEDS_GRAD": True}, dtype, capability, 8
+    )
     print(f"loss_rows_twice {TYPES[dtype]} sm_{capability}: {built[:3]}, 8 warps")
     assert built.spilled == 0
 
@@ -151,19 +211,32 @@ class Launches:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_launches_follow_from_row_counts_alone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_follow_from_row_counts_alone(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One kernel forward, one backward, and no other: whatever the lengths, also with a dead tail."""
-    kernels = {name: Launches() for name, value in vars(attention_triton).items() if hasattr(value, "arg_names")}
+    kernels = {
+        name: Launches()
+        for name, value in vars(attention_triton).items()
+        if hasattr(value, "arg_names")
+    }
     for name, launches in kernels.items():
         monkeypatch.setattr(attention_triton, name, launches)
     tile = 64 if dtype == BF16 else 32
     x = torch.zeros(200, 3, 64, dtype=dtype)
-    work: Callable[..., Tensor] = partial(attention_triton.packed_attention, x.requires_grad_(), x, x)
+    work: Callable[..., Tensor] = partial(
+        attention_triton.packed_attention, x.requires_grad_(), x, x
+    )
     for lengths in ([200], [1] * 200, [3, 0, 5]):
         side = pack([[0] * length for length in lengths])
-        side = side.__class__(torch.zeros(200, dtype=torch.int64), side.offsets, side.longest, side.n_live)
+        side = side.__class__(
+            torch.zeros(200, dtype=torch.int64), side.offsets, side.longest, side.n_live
+        )
         field = Field(side, side, causal=True)
         work(field.seen, field.seeing).sum().backward()
     grids = {name: launches.grids for name, launches in kernels.items() if launches.grids}
     tiles = -(-200 // tile)
-    assert grids == {"attention_forward": [(tiles, 3)] * 3, "attention_backward": [(2 * tiles, 3)] * 3}
+    assert grids == {
+        "attention_forward": [(tiles, 3)] * 3,
+        "attention_backward": [(2 * tiles, 3)] * 3,
+    }

@@ -18,17 +18,39 @@ from count_kernels import Counts, Kernel, load  # noqa: E402
 from roofline import GPUS, predict, product_s, target_tokens_per_s, update_ms  # noqa: E402
 
 IS_DRY_RUN = os.environ.get("NMT_GPU_DRY") == "1"
-STORED = {(counts.size, counts.n_ranks): counts for counts in load(ROOT / "scripts" / "bench" / "kernels.json")}
+STORED = {
+    (counts.size, counts.n_ranks): counts
+    for counts in load(ROOT / "scripts" / "bench" / "kernels.json")
+}
 # launches and gigabytes of fused kernels, with 3 % of room: kernels.json has what they are
-BUDGETS = {("base", 1): (691, 23.1), ("base", 8): (651, 3.7), ("big", 1): (691, 47.2), ("big", 8): (651, 8.6)}
+BUDGETS = {
+    ("base", 1): (691, 23.1),
+    ("base", 8): (651, 3.7),
+    ("big", 1): (691, 47.2),
+    ("big", 8): (651, 8.6),
+}
 
 
 def counted(tmp_path: Path, config: str, n_ranks: int, *settings: str) -> Counts:
     file = tmp_path / "counts.json"
-    command = [sys.executable, str(ROOT / "scripts" / "bench" / "count_kernels.py"), "--config", config, "--ranks",
-               str(n_ranks), "--json", str(file), *(("--set", *settings) if settings else ())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500,
-                          env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "bench" / "count_kernels.py"),
+        "--config",
+        config,
+        "--ranks",
+        str(n_ranks),
+        "--json",
+        str(file),
+        *(("--set", *settings) if settings else ()),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return load(file)[0]
 
@@ -39,7 +61,10 @@ def test_one_layer_stays_within_its_budget(tmp_path: Path) -> None:
     for kernel in counts.kernels:
         kinds[kernel.kind] += kernel.count
     attention = [n for kind, n in kinds.items() if "packed_attention" in kind]
-    assert attention == [3, 3]  # the encoder's, the decoder's, and that over the memory: forward, backward
+    assert attention == [
+        3,
+        3,
+    ]  # the encoder's, the decoder's, and that over the memory: forward, backward
     assert [n for kind, n in kinds.items() if "loss_rows" in kind] == [1]
     # embeddings, the loss and what is made once for a batch are in it
     assert counts.launches() <= 129
@@ -48,7 +73,9 @@ def test_one_layer_stays_within_its_budget(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not IS_DRY_RUN, reason="minutes: NMT_GPU_DRY=1 (make gpu-dry)")
 @pytest.mark.parametrize(("size", "n_ranks"), BUDGETS)
-def test_the_papers_models_stay_within_their_budgets(size: str, n_ranks: int, tmp_path: Path) -> None:
+def test_the_papers_models_stay_within_their_budgets(
+    size: str, n_ranks: int, tmp_path: Path
+) -> None:
     counts = counted(tmp_path, f"{size}.yaml", n_ranks)
     print(size, n_ranks, counts.launches(), counts.fused_bytes() / 1e9)
     launches, gigabytes = BUDGETS[size, n_ranks]
@@ -69,8 +96,12 @@ def test_products_add_up_to_the_models_operations() -> None:
     for (size, _), counts in STORED.items():
         d, d_ff = {"base": (512, 2048), "big": (1024, 4096)}[size]
         matrices = 6 * (4 * d * d + 2 * d * d_ff) + 6 * (8 * d * d + 2 * d * d_ff)
-        flop = sum(2 * kernel.count * m * n * k for kernel in counts.kernels if kernel.product
-                   for m, n, k in [kernel.product])
+        flop = sum(
+            2 * kernel.count * m * n * k
+            for kernel in counts.kernels
+            if kernel.product
+            for m, n, k in [kernel.product]
+        )
         expected = 6 * counts.tokens * (matrices + d * 37_056)
         assert flop == pytest.approx(expected, rel=0.01)
 
@@ -85,4 +116,7 @@ def test_the_roofline_follows_its_own_rules() -> None:
         gap = sum(update_ms(more, h100).values()) - sum(update_ms(counts, h100).values())
         assert gap == pytest.approx(1000 * (1e9 / h100.bytes_per_s + 1e-6))
     assert predict("base", "NVIDIA H200", 1) == target_tokens_per_s(STORED["base", 1], h200)
-    assert predict("base", "NVIDIA GeForce RTX 4090", 1) is None and predict("base", "NVIDIA H200", 5) is None
+    assert (
+        predict("base", "NVIDIA GeForce RTX 4090", 1) is None
+        and predict("base", "NVIDIA H200", 5) is None
+    )

@@ -51,15 +51,30 @@ esac
 
 
 def status(state: str, code: int | None) -> str:
-    return json.dumps({"state": state, "step": 7, "steps": 20, "exit_code": code, "message": 'of "state": "done"',
-                       "host": "node7", "pid": 4711, "updated": "2026-11-21 14:00:00"}, indent=1)
+    return json.dumps(
+        {
+            "state": state,
+            "step": 7,
+            "steps": 20,
+            "exit_code": code,
+            "message": 'of "state": "done"',
+            "host": "node7",
+            "pid": 4711,
+            "updated": "2026-11-21 14:00:00",
+        },
+        indent=1,
+    )
 
 
 class Machine:
     """A PATH of its own, the notes that the programs in it take, and a run folder."""
 
     def __init__(self, folder: Path, config: Path) -> None:
-        self.bin, self.notes, self.run_folder = folder / "bin", folder / "notes", folder / "run with a space"
+        self.bin, self.notes, self.run_folder = (
+            folder / "bin",
+            folder / "notes",
+            folder / "run with a space",
+        )
         self.bin.mkdir()
         self.notes.mkdir()
         for name in ("torchrun", "srun"):
@@ -68,16 +83,27 @@ class Machine:
         self.install("nmt-train", f'#!/bin/bash\nexec {BIN}/python -m nmt.commands.train "$@"\n')
         self.install("python3", f'#!/bin/bash\nexec {BIN}/python "$@"\n')
         self.training = ["--config", str(config), f"out={self.run_folder}"]
-        self.environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "NOTES": str(self.notes), "PYTHONPATH": str(ROOT),
-                            "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        self.environment = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "NOTES": str(self.notes),
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder),
+            "OMP_NUM_THREADS": "1",
+        }
 
     def install(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
     def start(self, *command: str | Path, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(["bash", *map(str, command)], text=True, stdout=subprocess.PIPE, cwd=ROOT,
-                                stderr=subprocess.PIPE, env=self.environment | environment)
+        return subprocess.Popen(
+            ["bash", *map(str, command)],
+            text=True,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            env=self.environment | environment,
+        )
 
     def run(self, *command: str | Path, **environment: str) -> tuple[int, str, str]:
         process = self.start(*command, **environment)
@@ -129,38 +155,77 @@ def test_help_names_every_option(machine: Machine) -> None:
 def test_one_machine(machine: Machine) -> None:
     assert machine.launch("--gpus", "3", "--max-restarts", "5")[0] == 0
     assert machine.arguments("torchrun") == [
-        "--max-restarts=5", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "--standalone",
-        "--nproc-per-node=3", "-m", "nmt.commands.train", *machine.training]
-    assert (machine.notes / "torchrun.patience").read_text() == "120\n"  # seconds from SIGTERM to SIGKILL, not 30
+        "--max-restarts=5",
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        "--standalone",
+        "--nproc-per-node=3",
+        "-m",
+        "nmt.commands.train",
+        *machine.training,
+    ]
+    assert (
+        machine.notes / "torchrun.patience"
+    ).read_text() == "120\n"  # seconds from SIGTERM to SIGKILL, not 30
 
 
 def test_many_machines(machine: Machine) -> None:
     for rank in "01":
-        assert machine.launch("--gpus", "1", "--hosts", "2", "--host-rank", rank, "--main-host", "127.0.0.1")[0] == 0
+        assert (
+            machine.launch(
+                "--gpus", "1", "--hosts", "2", "--host-rank", rank, "--main-host", "127.0.0.1"
+            )[0]
+            == 0
+        )
     words = machine.arguments("torchrun")
     ids = {word for word in words if word.startswith("--rdzv-id=")}
     assert len(ids) == 1 and "/" not in ids.pop()  # of which torchrun makes a folder's name
-    told = [word for word in words if re.match("--(nnodes|rdzv|local)", word) and not word.startswith("--rdzv-id")]
+    told = [
+        word
+        for word in words
+        if re.match("--(nnodes|rdzv|local)", word) and not word.startswith("--rdzv-id")
+    ]
     assert told == [
-        word for is_host in ("true", "false") for word in
-        ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29400",
-         f"--rdzv-conf=is_host={is_host},read_timeout=300", "--local-addr=127.0.0.1")]
+        word
+        for is_host in ("true", "false")
+        for word in (
+            "--nnodes=2",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:29400",
+            f"--rdzv-conf=is_host={is_host},read_timeout=300",
+            "--local-addr=127.0.0.1",
+        )
+    ]
     assert "--standalone" not in words
 
 
 def test_the_real_torchrun_takes_these_options(machine: Machine) -> None:
     assert machine.launch("--gpus", "1", "--hosts", "1")[0] == 0
-    assert machine.launch("--gpus", "1", "--hosts", "2", "--host-rank", "0", "--main-host", "localhost:1234")[0] == 0
+    assert (
+        machine.launch(
+            "--gpus", "1", "--hosts", "2", "--host-rank", "0", "--main-host", "localhost:1234"
+        )[0]
+        == 0
+    )
     words = machine.arguments("torchrun")
     second = words.index("--max-restarts=3", 1)
     one, many = parse_args(words[:second]), parse_args(words[second:])
     assert one.training_script == many.training_script == "nmt.commands.train"
     assert one.training_script_args == many.training_script_args == machine.training
-    assert one.standalone and many.rdzv_endpoint == "localhost:1234" and many.local_addr == "127.0.0.1"
+    assert (
+        one.standalone and many.rdzv_endpoint == "localhost:1234" and many.local_addr == "127.0.0.1"
+    )
 
 
-@pytest.mark.parametrize(("state", "said", "code"), [
-    ("done", 0, 0), ("failed", 1, 1), ("failed", 2, 2), ("preempted", 75, 75), ("preempted", 130, 130)])
+@pytest.mark.parametrize(
+    ("state", "said", "code"),
+    [
+        ("done", 0, 0),
+        ("failed", 1, 1),
+        ("failed", 2, 2),
+        ("preempted", 75, 75),
+        ("preempted", 130, 130),
+    ],
+)
 def test_the_exit_code_is_the_runs_own(machine: Machine, state: str, said: int, code: int) -> None:
     torchruns = 1 if code else 0  # it knows no other
     assert machine.launch("--gpus", "1", CODE=str(torchruns), STATUS=status(state, said))[0] == code
@@ -170,17 +235,41 @@ def test_a_killed_run_is_no_success_and_an_old_status_is_no_answer(machine: Mach
     code, _, err = machine.launch("--gpus", "1", CODE="0", STATUS=status("running", None))
     assert code == 1 and "was killed" in err
     assert machine.launch("--gpus", "1", CODE="0", STATUS=status("done", 0))[0] == 0
-    code, _, err = machine.launch("--gpus", "1", CODE="1", STATUS="")  # it died before it could write its own
+    code, _, err = machine.launch(
+        "--gpus", "1", CODE="1", STATUS=""
+    )  # it died before it could write its own
     assert code == 1
 
 
-@pytest.mark.parametrize(("rank", "state", "said", "starts"), [
-    ("1", "running", None, 3), ("1", "failed", 1, 3), ("1", "failed", 2, 1), ("1", "preempted", 75, 3),
-    ("1", "done", 0, 1), ("0", "running", None, 1), ("0", "failed", 1, 1)])
-def test_a_host_that_lost_the_main_one_joins_again(machine: Machine, rank: str, state: str, said: int | None,
-                                                   starts: int) -> None:
-    code, _, err = machine.launch("--gpus", "1", "--max-restarts", "2", "--hosts", "2", "--host-rank", rank,
-                                  "--main-host", "127.0.0.1", CODE="1", STATUS=status(state, said))
+@pytest.mark.parametrize(
+    ("rank", "state", "said", "starts"),
+    [
+        ("1", "running", None, 3),
+        ("1", "failed", 1, 3),
+        ("1", "failed", 2, 1),
+        ("1", "preempted", 75, 3),
+        ("1", "done", 0, 1),
+        ("0", "running", None, 1),
+        ("0", "failed", 1, 1),
+    ],
+)
+def test_a_host_that_lost_the_main_one_joins_again(
+    machine: Machine, rank: str, state: str, said: int | None, starts: int
+) -> None:
+    code, _, err = machine.launch(
+        "--gpus",
+        "1",
+        "--max-restarts",
+        "2",
+        "--hosts",
+        "2",
+        "--host-rank",
+        rank,
+        "--main-host",
+        "127.0.0.1",
+        CODE="1",
+        STATUS=status(state, said),
+    )
     assert code == (1 if said is None else said)
     assert machine.arguments("torchrun").count("--nnodes=2") == starts
     assert err.count("joining again") == starts - 1
@@ -189,23 +278,42 @@ def test_a_host_that_lost_the_main_one_joins_again(machine: Machine, rank: str, 
 def test_a_killed_torchrun_is_not_left_before_its_ranks_have_saved(machine: Machine) -> None:
     machine.run_folder.mkdir()
     lock, path = machine.run_folder / ".lock", machine.run_folder / "status.json"
-    rank = subprocess.Popen(["flock", lock, sys.executable, "-c", "import sys, time; time.sleep(1.5); "
-                             f"open({str(path)!r}, 'w').write(sys.argv[1])", status("preempted", 75)])
+    rank = subprocess.Popen(
+        [
+            "flock",
+            lock,
+            sys.executable,
+            "-c",
+            f"import sys, time; time.sleep(1.5); open({str(path)!r}, 'w').write(sys.argv[1])",
+            status("preempted", 75),
+        ]
+    )
     try:
         assert machine.launch("--gpus", "1", CODE="9", STATUS=status("running", None))[0] == 75
     finally:
         rank.wait()
 
 
-@pytest.mark.parametrize(("options", "word"), [
-    ([], "nothing to train"), (["--gpus", "0", "--"], "--gpus 0"), (["--gpus"], "--gpus (nothing)"),
-    (["--hosts", "two"], "--hosts two"), (["--hosts", "2", "--main-host", "a"], "--host-rank 0 to 1"),
-    (["--hosts", "2", "--host-rank", "2", "--main-host", "a"], "--host-rank 0 to 1"),
-    (["--hosts", "2", "--host-rank", "0"], "--main-host"), (["--host-rank", "1"], "--hosts N"),
-    (["--max-restarts", "-1"], "--max-restarts -1"),
-    (["--hosts", "2", "--host-rank", "0", "--main-host", ""], "address"),
-    (["--hosts", "2", "--host-rank", "1", "--main-host", "no.such.host.invalid"], "no.such.host.invalid")],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ([], "nothing to train"),
+        (["--gpus", "0", "--"], "--gpus 0"),
+        (["--gpus"], "--gpus (nothing)"),
+        (["--hosts", "two"], "--hosts two"),
+        (["--hosts", "2", "--main-host", "a"], "--host-rank 0 to 1"),
+        (["--hosts", "2", "--host-rank", "2", "--main-host", "a"], "--host-rank 0 to 1"),
+        (["--hosts", "2", "--host-rank", "0"], "--main-host"),
+        (["--host-rank", "1"], "--hosts N"),
+        (["--max-restarts", "-1"], "--max-restarts -1"),
+        (["--hosts", "2", "--host-rank", "0", "--main-host", ""], "address"),
+        (
+            ["--hosts", "2", "--host-rank", "1", "--main-host", "no.such.host.invalid"],
+            "no.such.host.invalid",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_mistakes_are_told_in_one_line(machine: Machine, options: list[str], word: str) -> None:
     code, out, err = machine.run(LAUNCH, *options, *(machine.training if len(options) > 1 else []))
     assert (code, out, err.count("\n")) == (2, "", 1) and word in err, err
@@ -215,13 +323,17 @@ def test_mistakes_are_told_in_one_line(machine: Machine, options: list[str], wor
 def test_mistakes_in_the_config_are_told_before_torchrun(machine: Machine) -> None:
     code, _, err = machine.run(LAUNCH, "--gpus", "1", *machine.training, "training.stepz=4")
     assert code == 2 and err.count("\n") == 1 and "training.stepz" in err
-    assert machine.run(LAUNCH, "--gpu", "1", *machine.training)[0] == 2  # not ours, and not nmt-train's
+    assert (
+        machine.run(LAUNCH, "--gpu", "1", *machine.training)[0] == 2
+    )  # not ours, and not nmt-train's
     code, out, _ = machine.run(LAUNCH, "--", "--help")
     assert code == 0 and "usage: nmt-train" in out
     assert machine.arguments("torchrun") == []
 
 
-def test_a_gpu_that_torch_cannot_use_is_told_before_torchrun(machine: Machine, tmp_path: Path) -> None:
+def test_a_gpu_that_torch_cannot_use_is_told_before_torchrun(
+    machine: Machine, tmp_path: Path
+) -> None:
     driver = tmp_path / "driver"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
     (tmp_path / "sitecustomize.py").write_text(f"""
@@ -231,7 +343,11 @@ torch.cuda.is_available = lambda: False
 """)
     seen = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     code, out, err = machine.launch(**seen)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "launch.sh: error:" in err and "550.54.15" in err, err
+    assert (
+        (code, out, err.count("\n")) == (2, "", 1)
+        and "launch.sh: error:" in err
+        and "550.54.15" in err
+    ), err
     assert machine.arguments("torchrun") == []
     assert machine.run(LAUNCH, *machine.training, "device=cpu", **seen)[0] == 0
     assert "--nproc-per-node=1" in machine.arguments("torchrun")
@@ -239,8 +355,15 @@ torch.cuda.is_available = lambda: False
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "HUP"])
 def test_a_signal_is_handed_on_once(machine: Machine, name: str) -> None:
-    process = machine.start(LAUNCH, "--gpus", "1", *machine.training, PATIENCE="0.5", CODE="1",
-                            STATUS=status("preempted", 75))
+    process = machine.start(
+        LAUNCH,
+        "--gpus",
+        "1",
+        *machine.training,
+        PATIENCE="0.5",
+        CODE="1",
+        STATUS=status("preempted", 75),
+    )
     pid, number = machine.pid("torchrun"), getattr(signal, f"SIG{name}")
     process.send_signal(number)
     until(lambda: (machine.notes / "torchrun.heard").exists())
@@ -252,7 +375,9 @@ def test_a_signal_is_handed_on_once(machine: Machine, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 75), ("USR1", 75), ("INT", 130)])
-def test_a_signal_before_the_run_began_is_a_preemption_too(machine: Machine, name: str, code: int) -> None:
+def test_a_signal_before_the_run_began_is_a_preemption_too(
+    machine: Machine, name: str, code: int
+) -> None:
     process = machine.start(LAUNCH, "--gpus", "1", *machine.training, PATIENCE="0", CODE="143")
     machine.pid("torchrun")
     process.send_signal(getattr(signal, f"SIG{name}"))
@@ -261,8 +386,12 @@ def test_a_signal_before_the_run_began_is_a_preemption_too(machine: Machine, nam
 
 def test_ctrl_c_reaches_torchrun_through_the_script_alone(machine: Machine) -> None:
     more = {"PATIENCE": "0.3", "CODE": "1", "STATUS": status("preempted", 130)}
-    process = subprocess.Popen(["bash", LAUNCH, "--gpus", "1", *machine.training], start_new_session=True,
-                               stderr=subprocess.PIPE, env=machine.environment | more)
+    process = subprocess.Popen(
+        ["bash", LAUNCH, "--gpus", "1", *machine.training],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        env=machine.environment | more,
+    )
     pid = machine.pid("torchrun")
     os.killpg(process.pid, signal.SIGINT)  # a terminal signals its whole foreground group
     process.communicate(timeout=20)
@@ -281,48 +410,82 @@ def test_torchrun_does_not_outlive_a_killed_script(machine: Machine) -> None:
 
 # ---- Slurm --------------------------------------------------------------------------------------------------------
 
+
 def test_slurm_starts_launch_on_every_node(machine: Machine) -> None:
     assert machine.slurm(STATUS=status("done", 0))[0] == 0
     words = machine.arguments("srun")
-    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} < set(words) and words[-3:] == machine.training
-    assert words[words.index("--hosts"):][:4] == ["--hosts", "2", "--main-host", "node7:20123"]
-    command = words[words.index("bash"):]  # which srun would run on the second node
-    script = "\n".join(command[2:command.index("nmt")])
-    command = [word.replace("node7", "127.0.0.1") for word in command[command.index("nmt"):]]
-    code, _, err = machine.run("-c", script, *command, SLURM_NODEID="1", SLURM_JOB_ID="50123", STATUS=status("done", 0))
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} < set(words) and words[
+        -3:
+    ] == machine.training
+    assert words[words.index("--hosts") :][:4] == ["--hosts", "2", "--main-host", "node7:20123"]
+    command = words[words.index("bash") :]  # which srun would run on the second node
+    script = "\n".join(command[2 : command.index("nmt")])
+    command = [word.replace("node7", "127.0.0.1") for word in command[command.index("nmt") :]]
+    code, _, err = machine.run(
+        "-c", script, *command, SLURM_NODEID="1", SLURM_JOB_ID="50123", STATUS=status("done", 0)
+    )
     words = machine.arguments("torchrun")
     assert code == 0 and err == "" and words[-3:] == machine.training
-    assert {"--rdzv-conf=is_host=false,read_timeout=300", "--rdzv-endpoint=127.0.0.1:20123"} < set(words)
+    assert {"--rdzv-conf=is_host=false,read_timeout=300", "--rdzv-endpoint=127.0.0.1:20123"} < set(
+        words
+    )
 
 
 def test_slurm_on_one_node_needs_no_rendezvous(machine: Machine) -> None:
-    assert machine.run(SLURM, *machine.training, **JOB | {"SLURM_JOB_NUM_NODES": "1"}, STATUS=status("done", 0))[0] == 0
+    assert (
+        machine.run(
+            SLURM, *machine.training, **JOB | {"SLURM_JOB_NUM_NODES": "1"}, STATUS=status("done", 0)
+        )[0]
+        == 0
+    )
     words = machine.arguments("srun")
     assert "--nodes=1" in words and "--hosts" not in words
 
 
 def test_slurm_hands_the_cores_on_to_its_step(machine: Machine) -> None:
     """srun takes them no more from sbatch; without them all ranks of a node would share one core."""
-    asked = [line for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH --cpus-per-task=")]
+    asked = [
+        line
+        for line in SLURM.read_text().splitlines()
+        if line.startswith("#SBATCH --cpus-per-task=")
+    ]
     assert len(asked) == 1 and int(asked[0].partition("=")[2]) > 1
     assert machine.slurm(SLURM_CPUS_PER_TASK="12", STATUS=status("done", 0))[0] == 0
     words = machine.arguments("srun")
-    assert words.count("--cpus-per-task=12") == 1 and words.index("--cpus-per-task=12") < words.index("bash")
+    assert words.count("--cpus-per-task=12") == 1 and words.index(
+        "--cpus-per-task=12"
+    ) < words.index("bash")
 
 
 REQUEUE = [  # state, exit code in status.json, is it new, time is up, job's state, requeued before; asked again?
-    ("done", 0, True, False, "RUNNING", 0, False), ("done", 0, True, True, "RUNNING", 0, False),
-    ("failed", 1, True, True, "RUNNING", 0, False), ("failed", 2, True, False, "RUNNING", 0, False),
-    ("preempted", 75, True, True, "RUNNING", 0, True), ("preempted", 75, True, False, "RUNNING", 0, True),
-    ("preempted", 130, True, False, "RUNNING", 0, False), ("running", None, True, False, "RUNNING", 0, True),
-    ("running", None, True, True, "RUNNING", 19, True), ("running", None, True, False, "RUNNING", 20, False),
-    ("preempted", 75, True, True, "CANCELLED", 0, False), ("preempted", 75, True, False, "COMPLETING", 0, False),
-    ("preempted", 75, False, False, "RUNNING", 0, False), ("preempted", 75, False, True, "RUNNING", 0, True)]
+    ("done", 0, True, False, "RUNNING", 0, False),
+    ("done", 0, True, True, "RUNNING", 0, False),
+    ("failed", 1, True, True, "RUNNING", 0, False),
+    ("failed", 2, True, False, "RUNNING", 0, False),
+    ("preempted", 75, True, True, "RUNNING", 0, True),
+    ("preempted", 75, True, False, "RUNNING", 0, True),
+    ("preempted", 130, True, False, "RUNNING", 0, False),
+    ("running", None, True, False, "RUNNING", 0, True),
+    ("running", None, True, True, "RUNNING", 19, True),
+    ("running", None, True, False, "RUNNING", 20, False),
+    ("preempted", 75, True, True, "CANCELLED", 0, False),
+    ("preempted", 75, True, False, "COMPLETING", 0, False),
+    ("preempted", 75, False, False, "RUNNING", 0, False),
+    ("preempted", 75, False, True, "RUNNING", 0, True),
+]
 
 
 @pytest.mark.parametrize(("state", "said", "is_new", "is_up", "job", "before", "is_asked"), REQUEUE)
-def test_a_job_is_queued_again(machine: Machine, state: str, said: int | None, is_new: bool, is_up: bool, job: str,
-                               before: int, is_asked: bool) -> None:
+def test_a_job_is_queued_again(
+    machine: Machine,
+    state: str,
+    said: int | None,
+    is_new: bool,
+    is_up: bool,
+    job: str,
+    before: int,
+    is_asked: bool,
+) -> None:
     environment = {"JOB_STATE": job, "SLURM_RESTART_COUNT": str(before), "CODE": "1"}
     if is_new:
         environment["STATUS"] = status(state, said)
@@ -337,7 +500,9 @@ def test_a_job_is_queued_again(machine: Machine, state: str, said: int | None, i
         process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=30)
     calls = machine.arguments("scontrol")
-    assert [call for call in calls if call.startswith("requeue")] == (["requeue 50123"] if is_asked else [])
+    assert [call for call in calls if call.startswith("requeue")] == (
+        ["requeue 50123"] if is_asked else []
+    )
     assert process.returncode == (1 if said is None or not is_new else said)
     if is_up:
         assert machine.heard("srun") == ["USR1"] and not is_alive(pid)
@@ -345,7 +510,9 @@ def test_a_job_is_queued_again(machine: Machine, state: str, said: int | None, i
 
 def test_srun_is_never_sent_a_sigterm(machine: Machine) -> None:
     """It would kill its tasks at once."""
-    process = machine.start(SLURM, *machine.training, **JOB, PATIENCE="0.3", CODE="1", STATUS=status("preempted", 75))
+    process = machine.start(
+        SLURM, *machine.training, **JOB, PATIENCE="0.3", CODE="1", STATUS=status("preempted", 75)
+    )
     machine.pid("srun")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
@@ -361,6 +528,7 @@ def test_slurm_says_what_is_missing(machine: Machine, tmp_path: Path) -> None:
 
 # ---- the real torchrun --------------------------------------------------------------------------------------------
 
+
 def descendants(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
@@ -370,14 +538,28 @@ def descendants(pid: int) -> Iterator[int]:
 
 def test_two_real_ranks_are_preempted(toy: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = ["bash", str(LAUNCH), "--gpus", "2", "--", "--config", str(toy), "training.steps=100000",
-               "training.log_every=10"]
+    command = [
+        "bash",
+        str(LAUNCH),
+        "--gpus",
+        "2",
+        "--",
+        "--config",
+        str(toy),
+        "training.steps=100000",
+        "training.log_every=10",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
     with open(tmp_path / "launch.err", "w+", encoding="utf-8") as err:
         process = subprocess.Popen(command, stderr=err, env=environment)
         try:
             metrics = run / "metrics.jsonl"
-            until(lambda: metrics.exists() and metrics.stat().st_size > 0 or process.poll() is not None, 60)
+            until(
+                lambda: (
+                    metrics.exists() and metrics.stat().st_size > 0 or process.poll() is not None
+                ),
+                60,
+            )
             started = set(descendants(process.pid))
             assert len(started) >= 3, "torchrun and two ranks"
             process.terminate()
@@ -395,15 +577,24 @@ def test_the_image_is_made_of_what_is_there() -> None:
     """No image is built here; what would break its build or let private files in is read from its recipe."""
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
-    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    allowed = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
     sources = [word for name, rest in steps if name == "COPY" for word in rest.split()[:-1]]
     assert sources and all((ROOT / source).exists() for source in sources)
     assert sorted(allowed) == sorted(sources)
     assert (ROOT / ".dockerignore").read_text().splitlines().count("*") == 1  # all else stays out
     names = [name for name, _ in steps]
-    assert names[0] == "ARG" and names.count("ENTRYPOINT") == 1 and set(names) <= {
-        "ARG", "FROM", "RUN", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "ENV"}
-    assert json.loads(dict(steps)["ENTRYPOINT"]) == ["nmt-train"]  # a list: no shell stands before it, deaf to SIGTERM
+    assert (
+        names[0] == "ARG"
+        and names.count("ENTRYPOINT") == 1
+        and set(names) <= {"ARG", "FROM", "RUN", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "ENV"}
+    )
+    assert json.loads(dict(steps)["ENTRYPOINT"]) == [
+        "nmt-train"
+    ]  # a list: no shell stands before it, deaf to SIGTERM
     assert names.index("USER") > max(at for at, name in enumerate(names) if name == "RUN")
     setup = (ROOT / "setup.cfg").read_text()
     for needed in re.findall(r"file: (\S+)|^license_files = (\S+)", setup, re.MULTILINE):

@@ -58,11 +58,21 @@ def test_with_a_gpu_it_is_the_ranks_own(machine: Machine, monkeypatch: pytest.Mo
     assert choose_device("cpu", 3) == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("text", "version"), [(PROPRIETARY, "driver 550.54.15"), (OPEN, "driver 570.86"),
-                                               ("", "driver of unknown version")])
-@pytest.mark.parametrize(("cuda", "build"), [(None, "built for the CPU alone"), ("13.0", "built for CUDA 13.0")])
-def test_a_gpu_that_torch_cannot_use_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch, text: str,
-                                                version: str, cuda: str | None, build: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [(PROPRIETARY, "driver 550.54.15"), (OPEN, "driver 570.86"), ("", "driver of unknown version")],
+)
+@pytest.mark.parametrize(
+    ("cuda", "build"), [(None, "built for the CPU alone"), ("13.0", "built for CUDA 13.0")]
+)
+def test_a_gpu_that_torch_cannot_use_is_refused(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    version: str,
+    cuda: str | None,
+    build: str,
+) -> None:
     machine.add_gpu(text)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UserError) as refusal:
@@ -84,7 +94,9 @@ def test_either_sign_of_a_gpu_suffices(machine: Machine, sign: str) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1"])
-def test_hidden_gpus_are_a_wish_for_the_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+def test_hidden_gpus_are_a_wish_for_the_cpu(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
     machine.add_gpu()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert choose_device() == torch.device("cpu")
@@ -94,14 +106,19 @@ def test_hidden_gpus_are_a_wish_for_the_cpu(machine: Machine, monkeypatch: pytes
 
 
 def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
-        machine: Machine, toy: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine: Machine, toy: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A checkpoint that was trained with device=cpu does not have the others compute there unasked."""
     machine.add_gpu()
     run, translation = tmp_path / "run", tmp_path / "translation"
     training = ["--config", str(toy), "training.steps=4", "training.checkpoint_every=2"]
     translating = [str(run), "-i", str(corpus / "test.en"), "-o", str(translation)]
-    commands = [(nmt_train, training), (nmt_eval, [str(run)]), (nmt_translate, translating),
-                (nmt_average, [str(run), "--curve", "1,2"])]
+    commands = [
+        (nmt_train, training),
+        (nmt_eval, [str(run)]),
+        (nmt_translate, translating),
+        (nmt_average, [str(run), "--curve", "1,2"]),
+    ]
     for main, arguments in commands:
         assert main(arguments) == 2
         told = capsys.readouterr().err
@@ -117,7 +134,9 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
     assert nmt_train([*training, "training.steps=8"]) == 0  # the same run, wherever it is continued
 
 
-def test_only_the_command_line_asks(capsys: pytest.CaptureFixture[str], toy: Path, tmp_path: Path) -> None:
+def test_only_the_command_line_asks(
+    capsys: pytest.CaptureFixture[str], toy: Path, tmp_path: Path
+) -> None:
     assert asked_device(()) == asked_device(("decoding.beam=2",)) == "auto"
     assert asked_device(("decoding.beam=2", "device=cpu")) == "cpu"
     with pytest.raises(UserError, match="'gpu' is not one of auto, cpu"):
@@ -130,8 +149,10 @@ def test_only_the_command_line_asks(capsys: pytest.CaptureFixture[str], toy: Pat
 
 
 def test_settings_are_read_without_torch(toy: Path) -> None:
-    program = ("import sys; from nmt.commands.train import main; "
-               f"code = main(['--config', {str(toy)!r}, 'device=cpu', '--print-config']); "
-               "sys.exit(code or 'torch' in sys.modules)")
+    program = (
+        "import sys; from nmt.commands.train import main; "
+        f"code = main(['--config', {str(toy)!r}, 'device=cpu', '--print-config']); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and "\ndevice: cpu\n" in done.stdout, done.stderr

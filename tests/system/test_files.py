@@ -45,8 +45,12 @@ def fail(*_: object) -> NoReturn:
 
 def start(program: str, *arguments: Path) -> "subprocess.Popen[str]":
     """Run a program that says a line when it has come as far as the test wants."""
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)], cwd=ROOT,
-                             stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "here\n"
     return child
@@ -59,6 +63,7 @@ def kill(child: "subprocess.Popen[str]") -> None:
 
 # ---- files ------------------------------------------------------------------------------------------------------
 
+
 def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     text = "Größe\r\n\u2028zwei\n"
     write_text(tmp_path / "a", text)
@@ -68,7 +73,8 @@ def test_text_is_written_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_failure_in_the_middle_leaves_the_old_file(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     path = tmp_path / "a"
     write_text(path, "old")
     with monkeypatch.context() as patch, pytest.raises(Injected):
@@ -81,13 +87,18 @@ def test_a_failure_in_the_middle_leaves_the_old_file(
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_text(path, "old")
-    kill(start("""
+    kill(
+        start(
+            """
         import os, sys, time
         from pathlib import Path
         from nmt.system.files import write_text
         os.replace = lambda *_: (print("here", flush=True), time.sleep(60))
         write_text(Path(sys.argv[1]), "new")
-        """, path))
+        """,
+            path,
+        )
+    )
     assert path.read_text() == "old"
 
 
@@ -104,7 +115,9 @@ def test_json_round_trip_and_damage(tmp_path: Path) -> None:
 
 def test_digest_is_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")  # the test vector of FIPS 180
-    assert digest(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (
+        digest(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
 
 
 def test_point_replaces_a_link(tmp_path: Path) -> None:
@@ -117,7 +130,9 @@ def test_point_replaces_a_link(tmp_path: Path) -> None:
 
 def test_make_folder_can_be_called_by_many_threads_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(lambda _: make_folder(tmp_path / "a"), range(2_000))) == {tmp_path / "a"}
+        assert set(threads.map(lambda _: make_folder(tmp_path / "a"), range(2_000))) == {
+            tmp_path / "a"
+        }
     assert not list((tmp_path / "a").iterdir())
 
 
@@ -127,16 +142,21 @@ def test_make_folder_complains_at_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a/b") == []
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file/inside", Path("/proc/nothing")):
-        with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: cannot be written .*; choose another folder$"):
+        with pytest.raises(
+            UserError,
+            match=rf"^{re.escape(str(path))}: cannot be written .*; choose another folder$",
+        ):
             make_folder(path)
 
 
 # ---- folders ----------------------------------------------------------------------------------------------------
 
+
 def filler(content: str) -> Callable[[Path], None]:
     def fill(folder: Path) -> None:
         (folder / "weights").write_text(content)
         (folder / "state").write_text("{}")
+
     return fill
 
 
@@ -174,7 +194,9 @@ def test_a_killed_writer_leaves_no_half_folder(tmp_path: Path, is_there: bool) -
     path = tmp_path / "step-1"
     if is_there:
         write_folder(path, filler("old"))
-    kill(start("""
+    kill(
+        start(
+            """
         import sys, time
         from pathlib import Path
         from nmt.system.files import write_folder
@@ -183,7 +205,10 @@ def test_a_killed_writer_leaves_no_half_folder(tmp_path: Path, is_there: bool) -
             print("here", flush=True)
             time.sleep(60)
         write_folder(Path(sys.argv[1]), fill)
-        """, path))
+        """,
+            path,
+        )
+    )
     assert path.exists() == is_there
     write_folder(path, filler("new"))  # what the dead one left behind is in nobody's way
     verify(path)
@@ -213,10 +238,19 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage, complaint", [
-    (damage_nothing, None), (flip_last_byte, "sha256"), (truncate, "2 bytes, not 3"),
-    (lengthen, "4 bytes, not 3"), (remove, "missing")])
-def test_verify_names_the_damaged_file(tmp_path: Path, damage: Callable[[Path], None], complaint: str | None) -> None:
+@pytest.mark.parametrize(
+    "damage, complaint",
+    [
+        (damage_nothing, None),
+        (flip_last_byte, "sha256"),
+        (truncate, "2 bytes, not 3"),
+        (lengthen, "4 bytes, not 3"),
+        (remove, "missing"),
+    ],
+)
+def test_verify_names_the_damaged_file(
+    tmp_path: Path, damage: Callable[[Path], None], complaint: str | None
+) -> None:
     path = tmp_path / "step-1"
     write_folder(path, filler("one"))
     damage(path / "weights")
@@ -241,23 +275,35 @@ def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> Non
 
 # ---- lock and layout --------------------------------------------------------------------------------------------
 
+
 def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Path) -> None:
-    holder = start("""
+    holder = start(
+        """
         import sys, time
         from pathlib import Path
         from nmt.system.files import lock
         with lock(Path(sys.argv[1]), "training"):
             print("here", flush=True)
             time.sleep(60)
-        """, tmp_path)
+        """,
+        tmp_path,
+    )
     try:
-        with pytest.raises(UserError, match=rf"in use by training on .*pid {holder.pid}\b.*choose another folder"), \
-                lock(tmp_path, "averaging"):
+        with (
+            pytest.raises(
+                UserError,
+                match=rf"in use by training on .*pid {holder.pid}\b.*choose another folder",
+            ),
+            lock(tmp_path, "averaging"),
+        ):
             pass
     finally:
         kill(holder)
     with lock(tmp_path, "averaging"):
-        assert f"averaging on {os.uname().nodename}, pid {os.getpid()}" in (tmp_path / ".lock").read_text()
+        assert (
+            f"averaging on {os.uname().nodename}, pid {os.getpid()}"
+            in (tmp_path / ".lock").read_text()
+        )
     with lock(tmp_path, "again"):
         assert (tmp_path / ".lock").read_text().startswith("again on ")
 
@@ -267,4 +313,7 @@ def test_layout_of_a_run_folder() -> None:
     run = RunFolder(Path("runs/base"))
     assert run.checkpoint(24) == Path("runs/base/checkpoints/step-0000024")
     assert [run.config, run.metrics, run.average] == [
-        Path("runs/base/config.yaml"), Path("runs/base/metrics.jsonl"), Path("runs/base/average")]
+        Path("runs/base/config.yaml"),
+        Path("runs/base/metrics.jsonl"),
+        Path("runs/base/average"),
+    ]

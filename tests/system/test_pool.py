@@ -52,6 +52,7 @@ def test_draws_no_more_tasks_than_it_can_work_on() -> None:
         for i in range(50):
             drawn.append(i)
             yield i
+
     for taken, _ in enumerate(ordered(square_late, tasks(), 2), 1):
         assert len(drawn) <= taken + 2 + AHEAD
     assert len(drawn) == 50
@@ -87,7 +88,9 @@ for n, pid in nmt.system.pool.ordered(square_late, iter(int, 1), 2):
 def test_no_worker_outlives_a_killed_caller() -> None:
     tests = Path(__file__).parents[1]
     program = PARENT.format(tests=str(tests), root=str(tests.parent))
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as caller:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as caller:
         assert caller.stdout is not None
         pids = {int(caller.stdout.readline()) for _ in range(9)} - {caller.pid}
         caller.kill()

@@ -57,12 +57,21 @@ with dist.join() as world:
 def test_ranks_wait_long_for_rank_0_and_shortly_in_an_update(tmp_path: Path) -> None:
     program, port = tmp_path / "rank.py", free_port()
     program.write_text(PROGRAM)
-    environment = {name: value for name, value in os.environ.items() if name not in RANK} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in RANK} | {
+        "OMP_NUM_THREADS": "1"
+    }
     ranks = []
     for rank in range(2):
         place = dict(zip(RANK, map(str, (rank, rank, 0, 2, 2, "127.0.0.1", port)), strict=True))
-        ranks.append(subprocess.Popen([sys.executable, program], env=environment | place, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, program],
+                env=environment | place,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
     outputs = [process.communicate(timeout=60) for process in ranks]
     assert all(out.startswith("patient\n") for out, _ in outputs), outputs
     assert ranks[1].returncode == 3 and "gave up after 2." in outputs[1][0], outputs

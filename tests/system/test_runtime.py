@@ -19,17 +19,24 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for 
 
 
 def test_connections_end_after_silence_and_other_files_are_left_alone(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as link:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as link,
+    ):
         assert not link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         before = sorted(os.listdir("/proc/self/fd"))
         with open(tmp_path / "file", "w"):
             limit_silence(120)
         assert sorted(os.listdir("/proc/self/fd")) == before  # none is left open, none closed
-        keep = [link.getsockopt(socket.IPPROTO_TCP, option) for option in
-                (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)]
+        keep = [
+            link.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        ]
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert keep[0] + keep[1] * keep[2] == 120  # an idle one
-        assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000  # one with data on the way
+        assert (
+            link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
+        )  # one with data on the way
         link.sendall(b"still there")
 
 
@@ -38,13 +45,18 @@ def test_a_child_is_asked_to_end_when_its_parent_is_killed(tmp_path: Path) -> No
         import os, signal, sys, time
         sys.path.insert(0, {str(ROOT)!r})
         from nmt.system.runtime import end_with_parent
-        signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / 'asked')!r}, "w").close(), os._exit(0)))
+        signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / "asked")!r}, "w").close(), os._exit(0)))
         end_with_parent()
-        open({str(tmp_path / 'ready')!r}, "w").close()
+        open({str(tmp_path / "ready")!r}, "w").close()
         time.sleep(60)
     """)
-    parent = subprocess.Popen([sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', "
-                               f"{child!r}])"])
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])",
+        ]
+    )
     for name in ("ready", "asked"):
         deadline = time.monotonic() + 30
         while not (tmp_path / name).exists():
@@ -54,10 +66,12 @@ def test_a_child_is_asked_to_end_when_its_parent_is_killed(tmp_path: Path) -> No
     parent.wait()
 
 
-@pytest.mark.parametrize(("ranks", "cores", "share"),
-                         [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")])
-def test_ranks_of_a_machine_share_its_cores_for_compiling(ranks: str, cores: int, share: str | None,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "cores", "share"), [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")]
+)
+def test_ranks_of_a_machine_share_its_cores_for_compiling(
+    ranks: str, cores: int, share: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "environ", {"LOCAL_WORLD_SIZE": ranks})
     monkeypatch.setattr(process, "count_cores", lambda: cores)
     settle()
@@ -68,9 +82,18 @@ def test_ranks_of_a_machine_share_its_cores_for_compiling(ranks: str, cores: int
 
 
 def test_torch_takes_the_number_of_compilers_from_there() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"}
-    program = ("from nmt.system.runtime import count_cores, settle; settle(); import torch._inductor.config as config; "
-               "assert config.compile_threads == max(1, count_cores() // 2), config.compile_threads")
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
-                          env=environment | {"LOCAL_WORLD_SIZE": "2"})
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"
+    }
+    program = (
+        "from nmt.system.runtime import count_cores, settle; settle(); import torch._inductor.config as config; "
+        "assert config.compile_threads == max(1, count_cores() // 2), config.compile_threads"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment | {"LOCAL_WORLD_SIZE": "2"},
+    )
     assert done.returncode == 0, done.stderr

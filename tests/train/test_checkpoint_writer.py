@@ -28,8 +28,11 @@ from nmt.train.checkpoint_writer import Keeper
 from nmt.train.metrics_log import Journal
 from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate
 
-CONFIG = RunConfig(model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1), seed=1,
-                   training=TrainingConfig(keep_checkpoints=2))
+CONFIG = RunConfig(
+    model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1),
+    seed=1,
+    training=TrainingConfig(keep_checkpoints=2),
+)
 VOCAB = b"pieces"
 
 
@@ -38,7 +41,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB, mounted for real."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here (needs root)")
     yield folder
@@ -79,18 +84,30 @@ def metrics(run: Path) -> list[dict[str, object]]:
 def fill(disk: Path, leave: int) -> Path:
     """Take all but so many bytes of the disk."""
     ballast = disk / "ballast"
-    free = int(subprocess.run(["stat", "-f", "-c", "%a*%S", disk], capture_output=True, text=True,
-                              check=True).stdout.partition("*")[0]) * resource.getpagesize()
+    free = (
+        int(
+            subprocess.run(
+                ["stat", "-f", "-c", "%a*%S", disk], capture_output=True, text=True, check=True
+            ).stdout.partition("*")[0]
+        )
+        * resource.getpagesize()
+    )
     ballast.write_bytes(bytes(max(0, free - leave)))
     return ballast
 
 
 @pytest.mark.usefixtures("no_spare")
 def test_training_goes_on_while_the_disk_is_full(
-        toy: Path, tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    toy: Path,
+    tmp_path: Path,
+    small_disk: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The disk fills up before the checkpoint of update 6, in the middle of a file, and has room again before 10."""
-    assert main(["--config", str(toy), "training.checkpoint_every=2", f"out={tmp_path}/straight"]) == 0
+    assert (
+        main(["--config", str(toy), "training.checkpoint_every=2", f"out={tmp_path}/straight"]) == 0
+    )
     save = checkpoint.save
     ballast: list[Path] = []
 
@@ -103,34 +120,63 @@ def test_training_goes_on_while_the_disk_is_full(
         save(path, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint, "save", crowded)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 40}))  # others fill it meanwhile
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})
+    )  # others fill it meanwhile
     capsys.readouterr()
     run = small_disk / "run"
-    assert main(["--config", str(toy), "training.checkpoint_every=2", f"out={run}",
-                 "training.keep_checkpoints=3"]) == 0
+    assert (
+        main(
+            [
+                "--config",
+                str(toy),
+                "training.checkpoint_every=2",
+                f"out={run}",
+                "training.keep_checkpoints=3",
+            ]
+        )
+        == 0
+    )
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
     assert [("update 6" in line, "update 8" in line) for line in told if "checkpoint" in line] == [
-        (True, False), (False, True)], told
+        (True, False),
+        (False, True),
+    ], told
     assert "No space left" in told[0] and "1 of 3" in told[0] and "training goes on" in told[0]
-    ours, theirs = (load_file(folder / "checkpoints/last/model.safetensors") for folder in (run, tmp_path / "straight"))
+    ours, theirs = (
+        load_file(folder / "checkpoints/last/model.safetensors")
+        for folder in (run, tmp_path / "straight")
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    losses = [[line.get("loss") for line in metrics(folder)] for folder in (run, tmp_path / "straight")]
+    losses = [
+        [line.get("loss") for line in metrics(folder)] for folder in (run, tmp_path / "straight")
+    ]
     assert losses[0] == losses[1]  # nor is a line lost
 
 
 @pytest.mark.usefixtures("no_spare")
 def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
-        toy: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = small_disk / "run"
     assert main(["--config", str(toy), f"out={run}", "training.steps=4"]) == 0
     ballast = fill(small_disk, 20_000)
     before = {path: path.stat().st_mtime_ns for path in (run / "checkpoints").rglob("*")}
     capsys.readouterr()
-    options = ["--config", str(toy), f"out={run}", "training.checkpoint_every=2", "training.keep_checkpoints=2"]
+    options = [
+        "--config",
+        str(toy),
+        f"out={run}",
+        "training.checkpoint_every=2",
+        "training.keep_checkpoints=2",
+    ]
     assert main(options) == 1
     told = capsys.readouterr().err.splitlines()
     assert sum("bytes are needed" in line and line.startswith("warning") for line in told) == 3
-    assert told[-1].startswith("nmt-train: failed: the checkpoint of update 10") and "make room" in told[-1]
+    assert (
+        told[-1].startswith("nmt-train: failed: the checkpoint of update 10")
+        and "make room" in told[-1]
+    )
     assert {path: path.stat().st_mtime_ns for path in (run / "checkpoints").rglob("*")} == before
     verify(run / "checkpoints/last")
     ballast.unlink()
@@ -145,7 +191,9 @@ def test_a_disk_that_is_full_at_the_end_is_a_failure(toy: Path, small_disk: Path
     assert not list((run / "checkpoints").iterdir())
 
 
-def test_a_thread_writes_what_was_when_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_writes_what_was_when_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU: training goes on at once, and changes the weights while they are being written."""
     keeper = keeper_in(tmp_path, is_apart=True)
     model, optimizer = trained()
@@ -167,13 +215,17 @@ def test_a_thread_writes_what_was_when_it_was_asked(tmp_path: Path, monkeypatch:
     found = load_file(tmp_path / "checkpoints/last/model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert not torch.equal(found["tgt_embedding.weight"], model.tgt_embedding.weight)
-    keeper.save(snapshot(model, optimizer), TrainState(step=2))  # into the same memory, once it is free
+    keeper.save(
+        snapshot(model, optimizer), TrainState(step=2)
+    )  # into the same memory, once it is free
     keeper.save(snapshot(model, optimizer), TrainState(step=3))
     keeper.finish()
     assert checkpoint.steps(RunFolder(tmp_path)) == [2, 3]
 
 
-def test_a_failure_in_the_thread_is_counted_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_thread_is_counted_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keeper = keeper_in(tmp_path, is_apart=True)
     taken = snapshot(*trained())
     with monkeypatch.context() as context:
@@ -199,14 +251,17 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
         checkpoint.save(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
     keeper = Keeper(run, one, VOCAB, Journal(run.metrics, 0), 2, is_apart=False)
     keeper.order(TrainState(step=2))
-    assert checkpoint.steps(run) == [2, 3] and (run.checkpoints / "last").resolve() == run.checkpoint(2)
+    assert checkpoint.steps(run) == [2, 3] and (
+        run.checkpoints / "last"
+    ).resolve() == run.checkpoint(2)
     keeper.save(taken, TrainState(step=3))
     assert checkpoint.steps(run) == [3]
     verify(run.checkpoint(3))
 
 
 def test_a_best_that_could_not_be_written_leaves_the_one_before(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keeper, taken = keeper_in(tmp_path), snapshot(*trained())
     keeper.save(taken, TrainState(step=1, best=1.0, best_step=1))
     with monkeypatch.context() as context:
@@ -219,22 +274,30 @@ def test_a_best_that_could_not_be_written_leaves_the_one_before(
 
 
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     keeper, taken = keeper_in(tmp_path), snapshot(*trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.checkpoint.point", lambda *_: _full(0))
         keeper.save(taken, TrainState(step=1))
-    assert (keeper.failures, keeper.saved) == (0, 1) and "not in order yet" in capsys.readouterr().err
+    assert (keeper.failures, keeper.saved) == (
+        0,
+        1,
+    ) and "not in order yet" in capsys.readouterr().err
     keeper.order(TrainState(step=1))
     assert (keeper.run.checkpoints / "last").resolve() == keeper.run.checkpoint(1)
 
 
 def test_two_ranks_end_together_when_the_disk_stays_full(
-        small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     ground = make_ground(tmp_path_factory.mktemp("full"))
     start = ground.start("run", f"out={small_disk}/run", "training.checkpoint_every=1", size=2)
     assert start.wait(is_agent=False) == [1, 1]
-    assert start.told().count("nmt-train: failed: the checkpoint of update 3") == 1 and "Traceback" not in start.told()
+    assert (
+        start.told().count("nmt-train: failed: the checkpoint of update 3") == 1
+        and "Traceback" not in start.told()
+    )
     assert json.loads((small_disk / "run/status.json").read_text())["exit_code"] == 1
 
 
@@ -256,7 +319,9 @@ def _full(_: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_lines_that_cannot_be_written_wait(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_cannot_be_written_wait(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     journal = Journal(small_disk / "metrics.jsonl", 0)
     journal.add({"n": 0})
     ballast = fill(small_disk, 0)
@@ -272,7 +337,9 @@ def test_lines_that_cannot_be_written_wait(small_disk: Path, capsys: pytest.Capt
     assert journal.secured() == (small_disk / "metrics.jsonl").stat().st_size
 
 
-def test_a_journal_goes_on_where_its_checkpoint_stood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journal_goes_on_where_its_checkpoint_stood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"n": 0}\n{"n": 1}\n{"n"')
     Journal(path, 9).add({"n": 5})

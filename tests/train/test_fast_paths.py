@@ -36,13 +36,20 @@ V, EPS, SCALE = 61, 0.1, 0.01
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 POST = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.0)
-CONFIGS = {"post": POST, "pre": replace(POST, norm="pre"), "window": replace(POST, window=3),
-           "sizes": replace(POST, d_k=5, d_v=12), "untied": replace(POST, tied=False, norm="pre", window=1, d_k=3)}
+CONFIGS = {
+    "post": POST,
+    "pre": replace(POST, norm="pre"),
+    "window": replace(POST, window=3),
+    "sizes": replace(POST, d_k=5, d_v=12),
+    "untied": replace(POST, tied=False, norm="pre", window=1, d_k=3),
+}
 LENGTHS = [1, 1, 2, 7, 15, 16, 17, 31, 33, 48, 65, 70]
 Pairs = list[tuple[list[int], list[int]]]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: int | None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: int | None
+) -> Tensor:
     q, k, v = (x.unflatten(1, (heads, -1)).transpose(0, 1) for x in (q, k, v))  # (H, L, D)
     gap = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None]
     may = (gap <= 0) | (not causal)
@@ -54,12 +61,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window:
 
 def hidden_states(w: dict[str, Tensor], c: ModelConfig, src: list[int], tgt: list[int]) -> Tensor:
     """What the decoder gives for one pair, written out."""
+
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, (c.d_model,), w[name + ".weight"], w[name + ".bias"])
 
     def embed(ids: list[int], name: str) -> Tensor:
         table = w.get(f"{name}_embedding.weight", w["tgt_embedding.weight"])
-        return table[ids] * c.d_model ** 0.5 + sinusoids(len(ids), c.d_model)
+        return table[ids] * c.d_model**0.5 + sinusoids(len(ids), c.d_model)
 
     def part(x: Tensor, layer: str, name: str, memory: Tensor | None = None) -> Tensor:
         residual, y = f"{layer}.{name.replace('memory_attention', 'memory')}_residual.norm", x
@@ -74,9 +82,19 @@ def hidden_states(w: dict[str, Tensor], c: ModelConfig, src: list[int], tgt: lis
             if memory is None:
                 q, k, v = (y @ w[at + "qkv.weight"].T).split(sizes, 1)
             else:
-                q, (k, v) = y @ w[at + "q.weight"].T, (memory @ w[at + "kv.weight"].T).split(sizes[1:], 1)
+                q, (k, v) = (
+                    y @ w[at + "q.weight"].T,
+                    (memory @ w[at + "kv.weight"].T).split(sizes[1:], 1),
+                )
             is_own = memory is None
-            y = attention(q, k, v, c.n_heads, is_own and layer.startswith("decoder"), c.window if is_own else None)
+            y = attention(
+                q,
+                k,
+                v,
+                c.n_heads,
+                is_own and layer.startswith("decoder"),
+                c.window if is_own else None,
+            )
             y = y @ w[at + "output.weight"].T
         return norm(x + y, residual) if c.norm == "post" else x + y
 
@@ -90,18 +108,24 @@ def hidden_states(w: dict[str, Tensor], c: ModelConfig, src: list[int], tgt: lis
     return norm(x, "decoder_norm") if c.norm == "pre" else x
 
 
-def expected(model: Transformer, pairs: Pairs, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def expected(
+    model: Transformer, pairs: Pairs, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     """The sums of loss and NLL, and the gradient of SCALE times the first; bf16: under torch's autocast."""
     is_fast = dtype == torch.bfloat16
-    w = {name: p.detach().to(torch.float32 if is_fast else dtype, copy=True).requires_grad_()
-         for name, p in model.named_parameters()}
+    w = {
+        name: p.detach().to(torch.float32 if is_fast else dtype, copy=True).requires_grad_()
+        for name, p in model.named_parameters()
+    }
     projection, sums = w.get("projection.weight", w["tgt_embedding.weight"]), torch.zeros(2)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_fast):
         for src, tgt in pairs:
             logits = hidden_states(w, model.config, src, tgt) @ projection.T
             log_p = F.log_softmax(logits.float() if is_fast else logits, 1)
             gold = log_p.gather(1, torch.tensor([*tgt[1:], 3])[:, None]).sum()
-            sums = sums + torch.stack(((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold))
+            sums = sums + torch.stack(
+                ((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold)
+            )
     (SCALE * sums[0]).backward()
     return {"sums": sums.detach()} | {name: p.grad for name, p in w.items() if p.grad is not None}
 
@@ -109,13 +133,19 @@ def expected(model: Transformer, pairs: Pairs, dtype: torch.dtype = torch.float6
 def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> dict[str, Tensor]:
     objective.zero_grad()
     sums = forward_backward(objective, batch, SCALE, is_fast)
-    names = ((name.removeprefix("objective.").removeprefix("model."), p) for name, p in objective.named_parameters())
+    names = (
+        (name.removeprefix("objective.").removeprefix("model."), p)
+        for name, p in objective.named_parameters()
+    )
     return {"sums": sums} | {name: p.grad.clone() for name, p in names if p.grad is not None}
 
 
 def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     assert ours.keys() == exact.keys()
-    return {name: float((ours[name].double() - x.double()).norm() / x.double().norm()) for name, x in exact.items()}
+    return {
+        name: float((ours[name].double() - x.double()).norm() / x.double().norm())
+        for name, x in exact.items()
+    }
 
 
 def make(config: ModelConfig, seed: int = 0) -> Transformer:
@@ -130,25 +160,38 @@ def draw(seed: int, n: int = 7) -> Pairs:
     """The longest first, one of a single token a side, the others at random."""
     rng = np.random.default_rng(seed)
     sizes = [(70, 66), (1, 1), *rng.choice(LENGTHS, (n - 2, 2)).tolist()]
-    return [(rng.integers(4, V, a - 1).tolist() + [3], [2] + rng.integers(4, V, b - 1).tolist()) for a, b in sizes]
+    return [
+        (rng.integers(4, V, a - 1).tolist() + [3], [2] + rng.integers(4, V, b - 1).tolist())
+        for a, b in sizes
+    ]
 
 
 def batch_of(pairs: Pairs, room: int = 0) -> Batch:
     """With room: dead tails of any pieces, and empty sentences."""
+
     def side(rows: list[list[int]]) -> Side:  # as a store holds it: without marks
-        return Side(np.array([t for row in rows for t in row], np.uint16), np.cumsum([0, *map(len, rows)]))
+        return Side(
+            np.array([t for row in rows for t in row], np.uint16), np.cumsum([0, *map(len, rows)])
+        )
 
     store = TokenStore(side([s[:-1] for s, _ in pairs]), side([t[1:] for _, t in pairs]))
-    batch = make_batch(store, np.arange(len(pairs)), BatchShape(room, 16, min(room, 128)) if room else None)
+    batch = make_batch(
+        store, np.arange(len(pairs)), BatchShape(room, 16, min(room, 128)) if room else None
+    )
     for packed in (batch.src, batch.tgt):
         assert packed.tokens.numel() == (room or -(-packed.n_live // 64) * 64)
-        packed.tokens[packed.n_live:] = torch.randint(4, V, (packed.tokens.numel() - packed.n_live,))
+        packed.tokens[packed.n_live :] = torch.randint(
+            4, V, (packed.tokens.numel() - packed.n_live,)
+        )
     return batch
 
 
 def whole(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     """The error of all gradients taken as one."""
-    a, b = (torch.cat([x.double().flatten() for name, x in found.items() if name != "sums"]) for found in (ours, exact))
+    a, b = (
+        torch.cat([x.double().flatten() for name, x in found.items() if name != "sums"])
+        for found in (ours, exact)
+    )
     return float((a - b).norm() / b.norm())
 
 
@@ -168,24 +211,33 @@ def test_a_training_step_equals_the_paper_written_out(config: ModelConfig, seed:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_batch_in_one_group_gives_the_same(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_in_one_group_gives_the_same(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, pairs = make(config).double(), draw(5)
     batch = batch_of(pairs, 512)
     seen: list[Tensor] = []
     memory = model.encode(batch.src, seen)
     assert (memory - model.encode(batch.src)).abs().max() < 1e-12
     again = model.decode(batch.tgt, memory, batch.src, seen)
-    assert (again - model(batch.src, batch.tgt)).abs().max() < 1e-12 and len(seen) == 2 * config.n_layers
+    assert (again - model(batch.src, batch.tgt)).abs().max() < 1e-12 and len(
+        seen
+    ) == 2 * config.n_layers
     apart = found(Objective(model, EPS), batch)
     together = partial(Field, is_whole=True)
-    monkeypatch.setattr(transformer, "Field", lambda *args, is_whole=False, **named: together(*args, **named))
+    monkeypatch.setattr(
+        transformer, "Field", lambda *args, is_whole=False, **named: together(*args, **named)
+    )
     assert max(errors(found(Objective(model, EPS), batch), apart).values()) < 1e-12
 
 
 def check_compiled(is_whole: bool) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    pairs, objective = [(s[-20:], t[:18]) for s, t in draw(7, n=4)], Objective(make(replace(POST, n_layers=1)), EPS)
+    pairs, objective = (
+        [(s[-20:], t[:18]) for s, t in draw(7, n=4)],
+        Objective(make(replace(POST, n_layers=1)), EPS),
+    )
     compiled = CompiledObjective(objective, BatchShape(64, 16, 64), is_whole)
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 64))
     assert max(errors(ours, exact).values()) < 1e-6
@@ -197,7 +249,9 @@ def check_one_compilation(compiled: CompiledObjective) -> None:
     """Numbers of sentences and lengths of many kinds, more than the eight after which Dynamo gives up."""
     rng = np.random.default_rng(0)
     for n, longest_src, longest_tgt in itertools.product((1, 2, 3), (3, 9, 20), (18,)):
-        pairs = [(rng.integers(4, V, longest_src).tolist(), rng.integers(4, V, longest_tgt).tolist())] * n
+        pairs = [
+            (rng.integers(4, V, longest_src).tolist(), rng.integers(4, V, longest_tgt).tolist())
+        ] * n
         compiled(batch_of(pairs, 64))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
@@ -210,17 +264,31 @@ def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is that process")
 def test_in_the_interpreter() -> None:
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "one_graph", __file__],
-                          cwd=Path(__file__).parents[2], env={**os.environ, "TRITON_INTERPRET": "1"},
-                          capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-5000:] + done.stderr[-1000:]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "one_graph", __file__],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, (
+        done.stdout[-5000:] + done.stderr[-1000:]
+    )
 
 
 class AsOnGpu(Field):
     """Told that its tensors are not on the CPU."""
 
-    def __init__(self, queries: Packed, keys: Packed, causal: bool = False, window: int | None = None,
-                 is_whole: bool = False, path: str = "triton") -> None:
+    def __init__(
+        self,
+        queries: Packed,
+        keys: Packed,
+        causal: bool = False,
+        window: int | None = None,
+        is_whole: bool = False,
+        path: str = "triton",
+    ) -> None:
         super().__init__(queries, keys, causal, window, True, path)
         self.is_on_cpu = False
 
@@ -229,7 +297,9 @@ class AsOnGpu(Field):
 def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "Field", AsOnGpu)
-    monkeypatch.setattr("nmt.train.loss.supports", lambda hidden: True)  # asked of an environment that is not traced
+    monkeypatch.setattr(
+        "nmt.train.loss.supports", lambda hidden: True
+    )  # asked of an environment that is not traced
     check_compiled(is_whole=True)
 
 
@@ -240,21 +310,35 @@ def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.Monk
     check_compiled(is_whole=False)
 
 
-@pytest.mark.parametrize(("processor", "before"), [("vendor_id : AuthenticAMD", "highest"),
-                                                   ("vendor_id : GenuineIntel", "highest"), ("", "highest"),
-                                                   ("vendor_id : AuthenticAMD", "high")])
-def test_quickened_products_stay_fp32(processor: str, before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("processor", "before"),
+    [
+        ("vendor_id : AuthenticAMD", "highest"),
+        ("vendor_id : GenuineIntel", "highest"),
+        ("", "highest"),
+        ("vendor_id : AuthenticAMD", "high"),
+    ],
+)
+def test_quickened_products_stay_fp32(
+    processor: str, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "_processor", lambda: processor)
     torch.manual_seed(0)
-    pairs = [(torch.randn(a, b), torch.randn(b, c)) for a, b, c in ((1, 512, 40), (130, 300, 70), (513, 64, 257))]
+    pairs = [
+        (torch.randn(a, b), torch.randn(b, c))
+        for a, b, c in ((1, 512, 40), (130, 300, 70), (513, 64, 257))
+    ]
     try:
         torch.set_float32_matmul_precision(before)
         process.quicken_products()
         if "AMD" not in processor or before != "highest":
             assert torch.get_float32_matmul_precision() == before
         for a, b in pairs if before == "highest" else []:
-            for ours, exact in ((a @ b, a.double() @ b.double()), (b.T @ a.T, b.T.double() @ a.T.double()),
-                                (torch.bmm(a[None], b[None])[0], a.double() @ b.double())):
+            for ours, exact in (
+                (a @ b, a.double() @ b.double()),
+                (b.T @ a.T, b.T.double() @ a.T.double()),
+                (torch.bmm(a[None], b[None])[0], a.double() @ b.double()),
+            ):
                 assert (ours - exact).norm() / exact.norm() < 1e-6
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -263,7 +347,15 @@ def test_quickened_products_stay_fp32(processor: str, before: str, monkeypatch: 
 def test_compiled_code_is_kept_in_a_named_folder() -> None:
     code = "import os; from nmt.system.runtime import settle; settle(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     env = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
-    for given, expected in (({}, "/c/nmt/inductor"), ({"TORCHINDUCTOR_CACHE_DIR": "/mine"}, "/mine")):
-        told = subprocess.run([sys.executable, "-c", code], env={**env, "XDG_CACHE_HOME": "/c", **given}, check=True,
-                              capture_output=True, text=True)
+    for given, expected in (
+        ({}, "/c/nmt/inductor"),
+        ({"TORCHINDUCTOR_CACHE_DIR": "/mine"}, "/mine"),
+    ):
+        told = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**env, "XDG_CACHE_HOME": "/c", **given},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         assert told.stdout.strip() == expected

@@ -19,7 +19,9 @@ def inputs(dtype: torch.dtype = torch.float64, size: float = 1.0) -> tuple[Tenso
     return hidden, torch.randn(V, D, dtype=dtype).requires_grad_(), labels
 
 
-def written_out(hidden: Tensor, weight: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def written_out(
+    hidden: Tensor, weight: Tensor, labels: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """1 - eps on the gold piece, eps / (V - 1) on each of the others."""
     live = labels >= 0
     log_p = (hidden[live] @ weight.T).log_softmax(-1)
@@ -43,9 +45,16 @@ def test_equals_the_definition(eps: float, chunk: int, monkeypatch: pytest.Monke
 def test_equals_torch_under_its_own_smoothing_rule() -> None:
     """PyTorch spreads eps' over all V pieces: the same at eps' = eps V / (V - 1)."""
     hidden, weight, labels = inputs()
-    theirs = F.cross_entropy(hidden @ weight.T, labels, ignore_index=-1, reduction="sum",
-                             label_smoothing=0.1 * V / (V - 1))
-    assert loss_sums(hidden, weight, labels, 0.1)[0].item() == pytest.approx(theirs.item(), rel=1e-13)
+    theirs = F.cross_entropy(
+        hidden @ weight.T,
+        labels,
+        ignore_index=-1,
+        reduction="sum",
+        label_smoothing=0.1 * V / (V - 1),
+    )
+    assert loss_sums(hidden, weight, labels, 0.1)[0].item() == pytest.approx(
+        theirs.item(), rel=1e-13
+    )
 
 
 def test_large_logits_stay_finite() -> None:

@@ -32,11 +32,19 @@ class Unconnected(World):
         return value
 
 
-@pytest.mark.parametrize(("n_ranks", "limit", "tried"), [
-    (1, 10**9, [25_000]), (1, 7_000, [25_000, 12_532, 6_282]), (8, 10**9, [3_157]), (8, 3_000, [3_157, 1_595]),
-    (16, 10**9, [1_595])])
-def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(n_ranks: int, limit: int, tried: list[int],
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("n_ranks", "limit", "tried"),
+    [
+        (1, 10**9, [25_000]),
+        (1, 7_000, [25_000, 12_532, 6_282]),
+        (8, 10**9, [3_157]),
+        (8, 3_000, [3_157, 1_595]),
+        (16, 10**9, [1_595]),
+    ],
+)
+def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
+    n_ranks: int, limit: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
 
     def fits_below(config: RunConfig, micro_tokens: int, world: World) -> bool:
@@ -50,7 +58,9 @@ def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(n_ranks: int, limit: in
 
 def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_probe, "fits", lambda *_: False)
-    with pytest.raises(UserError, match=r"training.micro_tokens: auto finds nothing that fits; lower model.d_model"):
+    with pytest.raises(
+        UserError, match=r"training.micro_tokens: auto finds nothing that fits; lower model.d_model"
+    ):
         choose_micro_tokens(PAPER, World(0, 1, GPU))
 
 
@@ -61,8 +71,17 @@ def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -
     assert useful_share(PAPER.training, size, n_ranks) == 1.0
 
 
-@pytest.mark.parametrize(("micro_tokens", "n_ranks", "share"), [
-    (25_000, 1, 1.0), (25_000, 8, 1 / 8), (3_157, 8, 1.0), (3_157, 1, 1.0), (3_157, 16, 0.5), (3_157, 3, 8 / 9)])
+@pytest.mark.parametrize(
+    ("micro_tokens", "n_ranks", "share"),
+    [
+        (25_000, 1, 1.0),
+        (25_000, 8, 1 / 8),
+        (3_157, 8, 1.0),
+        (3_157, 1, 1.0),
+        (3_157, 16, 0.5),
+        (3_157, 3, 8 / 9),
+    ],
+)
 def test_the_share_of_ranks_that_work(micro_tokens: int, n_ranks: int, share: float) -> None:
     assert useful_share(TrainingConfig(), micro_tokens, n_ranks) == pytest.approx(share)
 
@@ -76,12 +95,25 @@ def begun_run(folder: Path, micro_tokens: int) -> RunConfig:
     return config
 
 
-@pytest.mark.parametrize(("began_with", "n_ranks", "goes_on_with"), [
-    (3_157, 8, 3_157), (3_157, 4, 3_157), (3_157, 1, 3_157), (25_000, 1, 25_000), (25_000, 8, 3_157),
-    (3_157, 16, 1_595)])
+@pytest.mark.parametrize(
+    ("began_with", "n_ranks", "goes_on_with"),
+    [
+        (3_157, 8, 3_157),
+        (3_157, 4, 3_157),
+        (3_157, 1, 3_157),
+        (25_000, 1, 25_000),
+        (25_000, 8, 3_157),
+        (3_157, 16, 1_595),
+    ],
+)
 def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
-        began_with: int, n_ranks: int, goes_on_with: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    began_with: int,
+    n_ranks: int,
+    goes_on_with: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(memory_probe, "fits", lambda *_: True)
     config = begun_run(tmp_path / "run", began_with)
     assert settled(config, Unconnected(0, n_ranks, GPU)).training.micro_tokens == goes_on_with
@@ -102,18 +134,31 @@ def prepared(tmp_path: Path) -> RunConfig:
     for side in ("en", "de"):
         lines = (" ".join(random.choice(words, random.integers(1, 9))) for _ in range(200))
         (tmp_path / f"train.{side}").write_text("\n".join(lines) + "\n")
-    overrides = [f"data.root={tmp_path}", f"data.store={tmp_path}/store", "data.train=[{src: train.en, tgt: train.de}]",
-                 "data.valid=null", "data.test=null", "vocab.size=60", "model.d_model=16", "model.d_ff=24",
-                 "model.n_heads=2", "model.n_layers=1", "training.src_tokens=300", "training.tgt_tokens=300",
-                 "training.micro_tokens=300", "training.precision=fp32"]
+    overrides = [
+        f"data.root={tmp_path}",
+        f"data.store={tmp_path}/store",
+        "data.train=[{src: train.en, tgt: train.de}]",
+        "data.valid=null",
+        "data.test=null",
+        "vocab.size=60",
+        "model.d_model=16",
+        "model.d_ff=24",
+        "model.n_heads=2",
+        "model.n_layers=1",
+        "training.src_tokens=300",
+        "training.tgt_tokens=300",
+        "training.micro_tokens=300",
+        "training.precision=fp32",
+    ]
     config = load_config("demo.yaml", overrides)
     prepare(config.data, config.vocab, config.seed)
     return config
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
-def test_what_was_tried_in_vain_is_gone_before_the_next_try(error: type[Exception], prepared: RunConfig,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_tried_in_vain_is_gone_before_the_next_try(
+    error: type[Exception], prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[weakref.ref[Any]] = []
     make_replica = memory_probe.make_replica
 
@@ -139,7 +184,9 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(error: type[Exceptio
     assert len(made) == 3
 
 
-def test_another_error_is_not_taken_for_want_of_memory(prepared: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_is_not_taken_for_want_of_memory(
+    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
 

@@ -45,6 +45,7 @@ def poison_weight(objective: torch.nn.Module, sums: torch.Tensor) -> torch.Tenso
 @pytest.fixture
 def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None]:
     """Poison the first micro-batch of those updates, counted from the start of the process."""
+
     def arm(poison: Poison, at: set[int]) -> None:
         run_update, run, step = nmt.train.update.run_update, Replica.run, [0, 0]
 
@@ -75,8 +76,12 @@ def are_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_poisoned_update_stops_the_run_and_is_named(
-        poison: Poison, toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None],
-        capsys: pytest.CaptureFixture[str]) -> None:
+    poison: Poison,
+    toy: Path,
+    tmp_path: Path,
+    inject: Callable[[Poison, set[int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options = ["--config", str(toy), "training.checkpoint_every=1"]
     inject(poison, at := {7})
     assert main(options) == 1
@@ -98,11 +103,17 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
 
 
 def test_the_text_of_a_poisoned_micro_batch_is_told(
-        toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]) -> None:
+    toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
+) -> None:
     inject(poison_loss, {2})
     assert main(["--config", str(toy)]) == 1
-    first, *others = json.loads((tmp_path / "run" / "nonfinite-0000002.json").read_text())["micro_batches"]
-    lines = [set((tmp_path / "corpus" / f"train.{side}").read_text().splitlines()) for side in ("en", "de")]
+    first, *others = json.loads((tmp_path / "run" / "nonfinite-0000002.json").read_text())[
+        "micro_batches"
+    ]
+    lines = [
+        set((tmp_path / "corpus" / f"train.{side}").read_text().splitlines())
+        for side in ("en", "de")
+    ]
     assert len(first["texts"]) == len(first["pairs"])
     assert all(src in lines[0] and tgt in lines[1] for src, tgt in first["texts"])
     assert others and not any("texts" in micro for micro in others)
@@ -110,9 +121,13 @@ def test_the_text_of_a_poisoned_micro_batch_is_told(
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_skipped_update_changes_no_bit(
-        poison: Poison, toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]) -> None:
+    poison: Poison, toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
+) -> None:
     inject(poison, {5, 6, 7})
-    assert main(["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"]) == 0
+    assert (
+        main(["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"])
+        == 0
+    )
     run = tmp_path / "run"
     before = tensors(run, 4)
     assert all(are_equal(before, tensors(run, step)) for step in (5, 6, 7))
@@ -120,22 +135,42 @@ def test_a_skipped_update_changes_no_bit(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "skipped"] == [5, 6, 7]
     logged = [line["step"] for line in lines if line["kind"] == "train"]
-    assert logged == [1, 2, 3, 4, *range(8, 21)]  # a line for each update, but for those that were not applied
-    assert sorted(path.name for path in run.glob("nonfinite-*")) == [f"nonfinite-000000{k}.json" for k in (5, 6, 7)]
+    assert logged == [
+        1,
+        2,
+        3,
+        4,
+        *range(8, 21),
+    ]  # a line for each update, but for those that were not applied
+    assert sorted(path.name for path in run.glob("nonfinite-*")) == [
+        f"nonfinite-000000{k}.json" for k in (5, 6, 7)
+    ]
 
 
-def test_the_fourth_in_a_row_stops(toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None],
-                                   capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fourth_in_a_row_stops(
+    toy: Path,
+    tmp_path: Path,
+    inject: Callable[[Poison, set[int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     inject(poison_gradient, {3, 4, 5, 6, 9})
-    assert main(["--config", str(toy), "training.on_nonfinite=skip", "training.checkpoint_every=5"]) == 1
+    assert (
+        main(["--config", str(toy), "training.on_nonfinite=skip", "training.checkpoint_every=5"])
+        == 1
+    )
     assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
-    assert main(["--config", str(toy), "training.on_nonfinite=skip"]) == 1  # the count goes on after update 5
+    assert (
+        main(["--config", str(toy), "training.on_nonfinite=skip"]) == 1
+    )  # the count goes on after update 5
     assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_weight_that_is_no_number_never_reaches_a_checkpoint(
-        toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None],
-        capsys: pytest.CaptureFixture[str]) -> None:
+    toy: Path,
+    tmp_path: Path,
+    inject: Callable[[Poison, set[int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     inject(poison_weight, {6})
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"]
     assert main(options) == 1
@@ -173,19 +208,37 @@ SCRIPT = """
 def test_what_one_rank_sees_all_heed(where: str, rule: str, toy: Path, tmp_path: Path) -> None:
     script = tmp_path / "poisoned.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script), where,
-               "--config", str(toy), "training.steps=6", "training.checkpoint_every=1", f"training.on_nonfinite={rule}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        str(script),
+        where,
+        "--config",
+        str(toy),
+        "training.steps=6",
+        "training.checkpoint_every=1",
+        f"training.on_nonfinite={rule}",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     run = tmp_path / "run"
     assert "trainer.py" not in done.stderr, done.stderr  # no traceback of ours
     assert done.stderr.count("update 4 was not applied") == 1
     found = json.loads((run / "nonfinite-0000004.json").read_text())
-    assert any(isinstance(micro["loss"], str) for micro in found["micro_batches"]) == (where == "loss")
+    assert any(isinstance(micro["loss"], str) for micro in found["micro_batches"]) == (
+        where == "loss"
+    )
     if rule == "stop":
         assert done.returncode != 0 and not (run / "checkpoints" / "step-0000004").exists()
         return
     assert done.returncode == 0, done.stderr
-    assert are_equal(tensors(run, 3), tensors(run, 4)) and not are_equal(tensors(run, 4), tensors(run, 5))
+    assert are_equal(tensors(run, 3), tensors(run, 4)) and not are_equal(
+        tensors(run, 4), tensors(run, 5)
+    )
     # had one rank gone on with other weights than the other, the losses would not be those of one process that skips
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     both = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
@@ -201,6 +254,8 @@ def test_what_one_rank_sees_all_heed(where: str, rule: str, toy: Path, tmp_path:
 
         context.setattr(Replica, "sum_gradients", poisoned)
         assert main([*command[7:], f"out={tmp_path}/one"]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()
+    ]
     one = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
     assert one.keys() == both.keys() and max(abs(one[k] - both[k]) for k in one) < 3e-5

@@ -14,7 +14,10 @@ from soaking import Ground, lines, make_ground
 from nmt.system.files import RunFolder
 
 SHARD = "training.shard=true"
-CALM = ("training.log_every=1", "optimizer.scale=0.05")  # at a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
+CALM = (
+    "training.log_every=1",
+    "optimizer.scale=0.05",
+)  # at a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +32,23 @@ def whole(ground: Ground) -> RunFolder:
 
 def tensors(run: RunFolder) -> dict[str, torch.Tensor]:
     return load_file(run.checkpoints / "last/model.safetensors") | load_file(
-        run.checkpoints / "last/optimizer.safetensors")
+        run.checkpoints / "last/optimizer.safetensors"
+    )
 
 
 def check_close(run: RunFolder, whole: RunFolder) -> None:
     ours, theirs = tensors(run), tensors(whole)
-    assert {name: value.shape for name, value in ours.items()} == {name: v.shape for name, v in theirs.items()}
+    assert {name: value.shape for name, value in ours.items()} == {
+        name: v.shape for name, v in theirs.items()
+    }
     for name, value in ours.items():
-        assert torch.linalg.vector_norm(value - theirs[name]) <= 1e-4 * torch.linalg.vector_norm(theirs[name]), name
+        assert torch.linalg.vector_norm(value - theirs[name]) <= 1e-4 * torch.linalg.vector_norm(
+            theirs[name]
+        ), name
     for line, other in zip(lines(run), lines(whole), strict=True):
-        assert line["step"] == other["step"] and line["nll"] == pytest.approx(other["nll"], abs=3e-5)
+        assert line["step"] == other["step"] and line["nll"] == pytest.approx(
+            other["nll"], abs=3e-5
+        )
         assert line.get("bleu") == other.get("bleu")  # the ranks decode with whole weights
 
 
@@ -70,7 +80,9 @@ def test_shares_are_not_compiled(ground: Ground) -> None:
 
 def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> None:
     """One micro-batch for each update and three ranks: two of them run blank ones, for all must take part."""
-    run = ground.finish("blank", *CALM, SHARD, "training.micro_tokens=300", "training.steps=4", size=3)
+    run = ground.finish(
+        "blank", *CALM, SHARD, "training.micro_tokens=300", "training.steps=4", size=3
+    )
     one = ground.finish("single", *CALM, "training.micro_tokens=300", "training.steps=4")
     check_close(run, one)
 
@@ -104,8 +116,15 @@ BETWEEN_MICRO_BATCHES = """
 def test_no_rank_holds_whole_gradients_between_micro_batches(tmp_path: Path) -> None:
     script = tmp_path / "shares.py"
     script.write_text(textwrap.dedent(BETWEEN_MICRO_BATCHES))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script),
-               str(Path(__file__).parent)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        str(script),
+        str(Path(__file__).parent),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -29,14 +29,18 @@ from nmt.train.parallel import FlatGradients, Replica
 from nmt.train.update import Outcomes, run_update
 
 N_VOCAB = 97
-CONFIG = RunConfig(model=ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=2, dropout=0.0),
-                   training=TrainingConfig(src_tokens=300, tgt_tokens=300, micro_tokens=150, precision="fp32"))
+CONFIG = RunConfig(
+    model=ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=2, dropout=0.0),
+    training=TrainingConfig(src_tokens=300, tgt_tokens=300, micro_tokens=150, precision="fp32"),
+)
 ALONE = World(0, 1, GPU)
 
 
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.train.loss.supports", lambda hidden: False)  # Triton's kernels need a driver
+    monkeypatch.setattr(
+        "nmt.train.loss.supports", lambda hidden: False
+    )  # Triton's kernels need a driver
 
 
 def make_store() -> TokenStore:
@@ -56,7 +60,10 @@ def make_model() -> Transformer:
 def updates(store: TokenStore, world: World) -> list[Update]:
     shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
     plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG.training, shape)
-    return [Update(dealt(store, plan.micros(n), world, shape), *plan.n_tokens(n), Cursor()) for n in range(len(plan))]
+    return [
+        Update(dealt(store, plan.micros(n), world, shape), *plan.n_tokens(n), Cursor())
+        for n in range(len(plan))
+    ]
 
 
 class Made(Replica):
@@ -90,7 +97,9 @@ def trained(device: PretendDevice | None, n: int) -> tuple[list[Tensor], list[tu
     for step in range(1, n + 1):
         outcomes.send(run_update(replica, optimizer, given[step - 1], step, CONFIG, world))
         for outcome in outcomes.arrived(False):
-            seen.append((outcome.sent.step, outcome.loss, outcome.nll, outcome.norm, outcome.is_applied))
+            seen.append(
+                (outcome.sent.step, outcome.loss, outcome.nll, outcome.norm, outcome.is_applied)
+            )
     seen += [(o.sent.step, o.loss, o.nll, o.norm, o.is_applied) for o in outcomes.arrived(True)]
     weights = [p.on_host if isinstance(p, DeviceTensor) else p.detach() for p in model.parameters()]
     return weights, seen
@@ -109,10 +118,14 @@ def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
 
 
 def test_the_newest_outcome_is_left_alone() -> None:
-    with pretend_device(event_lag=1) as device:  # the event of an update completes with the next update's
+    with pretend_device(
+        event_lag=1
+    ) as device:  # the event of an update completes with the next update's
         _, seen = trained(device, 4)
         assert len(seen) == 4
-        assert [place for what, place in device.waits] == ["train/update.py:" + str(line_of("event.synchronize()"))]
+        assert [place for what, place in device.waits] == [
+            "train/update.py:" + str(line_of("event.synchronize()"))
+        ]
         assert device.n_waits == 1  # only that of the last one, which was asked for
 
 
@@ -123,9 +136,13 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Forward and backward recorded once and replayed over batches of other lengths, with nothing that waits."""
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # only the recording is looked at here
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **_: function
+    )  # only the recording is looked at here
     store, cpu = make_store(), World(0, 1, torch.device("cpu"))
     shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
     alone, model = make_model(), make_model()
@@ -138,7 +155,10 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pyte
         batches = [batch.to(GPU) for batch in given]
         for number, (batch, there) in enumerate(zip(given, batches, strict=True)):
             device.forget()
-            expected, found = plain.run(batch, 0.01, number), replica.run(there, 0.01, number).clone()
+            expected, found = (
+                plain.run(batch, 0.01, number),
+                replica.run(there, 0.01, number).clone(),
+            )
             if number > 0:  # the first one is recorded, and the gradients are as if it had not been
                 assert (device.replays, device.n_waits) == (1, 0)
                 assert device.n_launches < 20
@@ -152,13 +172,24 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(monkeypatch: pyte
         assert not replica.flat.buffer.on_host.any()
 
 
-@pytest.mark.parametrize(("error", "told"), [
-    (torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None), "not compiled"),
-    (RuntimeError("operation not permitted when stream is capturing\nmore"), "no CUDA graph"),
-    (torch.OutOfMemoryError("CUDA out of memory"), None), (RuntimeError("Triton Error [CUDA]: out of memory"), None)])
-def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(error: Exception, told: str | None,
-                                                               monkeypatch: pytest.MonkeyPatch,
-                                                               capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None),
+            "not compiled",
+        ),
+        (RuntimeError("operation not permitted when stream is capturing\nmore"), "no CUDA graph"),
+        (torch.OutOfMemoryError("CUDA out of memory"), None),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), None),
+    ],
+)
+def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
+    error: Exception,
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
     def fail(work: Any, device: torch.device) -> None:
@@ -168,7 +199,9 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(error: Exception,
     store, world = make_store(), World(0, 1, torch.device("cpu"))
     shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
     batch = updates(store, world)[0].micros[0].batch
-    plain, fixed = (Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape))
+    plain, fixed = (
+        Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape)
+    )
     if told is None:  # it is for the caller to try a smaller one
         with pytest.raises(type(error)):
             fixed.run(batch, 1.0, 3)
@@ -179,10 +212,17 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(error: Exception,
     assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
 
 
-@pytest.mark.parametrize(("error", "is_memory"), [
-    (torch.OutOfMemoryError("x"), True), (MemoryError(), True), (RuntimeError("CUDA error: out of memory"), True),
-    (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublas"), True), (RuntimeError("shapes differ"), False),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True)])
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublas"), True),
+        (RuntimeError("shapes differ"), False),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+    ],
+)
 def test_want_of_memory_is_told_from_other_errors(error: Exception, is_memory: bool) -> None:
     assert is_out_of_memory(error) == is_memory
     wrapped = RuntimeError("capture_end failed")
@@ -203,7 +243,9 @@ def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
 
 
 def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
-    parameters = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((3, 5), (7,), (64,), (2, 65))]
+    parameters = [
+        torch.nn.Parameter(torch.randn(*shape)) for shape in ((3, 5), (7,), (64,), (2, 65))
+    ]
     flat = FlatGradients(parameters)
     addresses = [p.grad.data_ptr() for p in parameters if p.grad is not None]
     for _ in range(2):
@@ -213,7 +255,9 @@ def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
     for p in parameters:
         assert p.grad is not None and torch.equal(p.grad, 4 * p.detach())
     expected = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm()
-    assert flat.buffer.norm() == pytest.approx(float(expected), rel=1e-6)  # what lies between them is zero
+    assert flat.buffer.norm() == pytest.approx(
+        float(expected), rel=1e-6
+    )  # what lies between them is zero
     flat.buffer.zero_()
     assert not any(p.grad.any() for p in parameters if p.grad is not None)
 

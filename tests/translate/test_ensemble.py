@@ -18,8 +18,12 @@ from nmt.translate.search import search
 
 V = 14
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
-SHAPES = [SHAPE, replace(SHAPE, d_model=12, n_heads=3, d_k=5, d_v=2, n_layers=2, norm="pre", tied=False),
-          replace(SHAPE, positions="learned", max_positions=20), replace(SHAPE, window=1)]
+SHAPES = [
+    SHAPE,
+    replace(SHAPE, d_model=12, n_heads=3, d_k=5, d_v=2, n_layers=2, norm="pre", tied=False),
+    replace(SHAPE, positions="learned", max_positions=20),
+    replace(SHAPE, window=1),
+]
 
 
 def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
@@ -53,7 +57,9 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
     for seed, shapes in enumerate((SHAPES, SHAPES[:2], SHAPES[2:], [SHAPE] * 3)):
         models = [model(seed * 10 + n, shape) for n, shape in enumerate(shapes)]
         oracle, config, given = Mean(models), DecodingConfig(**values), sources(4)
-        for src, some in zip(given, search(Ensemble(models), pack(given), config, beam), strict=True):
+        for src, some in zip(
+            given, search(Ensemble(models), pack(given), config, beam), strict=True
+        ):
             assert_same(some, recursion(oracle, src, config, beam), f"{preset} {seed}")
 
 
@@ -73,14 +79,20 @@ def test_the_projection_gives_log_probabilities_of_the_mean() -> None:
 def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> None:
     ours, given = model(3, shape), sources(12)
     config = DecodingConfig(max_extra=5, sample=sample)
-    alone, twice = search(ours, pack(given), config, 2), search(Ensemble([ours, ours]), pack(given), config, 2)
+    alone, twice = (
+        search(ours, pack(given), config, 2),
+        search(Ensemble([ours, ours]), pack(given), config, 2),
+    )
     for some, others in zip(alone, twice, strict=True):
         assert_same(others, [(one.score, tuple(one.ids)) for one in some])
 
 
 def test_the_order_of_models_does_not_matter() -> None:
     models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
-    ways = [search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2) for some in (models, models[::-1])]
+    ways = [
+        search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2)
+        for some in (models, models[::-1])
+    ]
     for some, others in zip(*ways, strict=True):
         assert_same(others, [(one.score, tuple(one.ids)) for one in some])
 
@@ -99,6 +111,9 @@ def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> 
 def test_made_ready_for_decoding_they_say_the_same() -> None:
     models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
     ready = [packed(one, False) for one in models]
-    ways = [search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2) for some in (models, ready)]
+    ways = [
+        search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2)
+        for some in (models, ready)
+    ]
     for some, others in zip(*ways, strict=True):
         assert_same(others, [(one.score, tuple(one.ids)) for one in some])

@@ -32,9 +32,13 @@ V = 40
 CPU = torch.device("cpu")
 NEAR = 1e-5
 SHAPE = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
-SHAPES = {"post": SHAPE, "pre": replace(SHAPE, norm="pre", tied=False),
-          "learned": replace(SHAPE, positions="learned", max_positions=21), "window": replace(SHAPE, window=3),
-          "small-heads": replace(SHAPE, d_k=3, d_v=5)}
+SHAPES = {
+    "post": SHAPE,
+    "pre": replace(SHAPE, norm="pre", tied=False),
+    "learned": replace(SHAPE, positions="learned", max_positions=21),
+    "window": replace(SHAPE, window=3),
+    "small-heads": replace(SHAPE, d_k=3, d_v=5),
+}
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
 
@@ -55,7 +59,9 @@ def sources(n: int, seed: int, longest: int = 20) -> list[Ids]:
 
 def prefixes_of(given: Sequence[Ids], seed: int = 0) -> list[Ids]:
     rng = random.Random(seed)
-    return [tuple(rng.randrange(4, V) for _ in range(rng.choice((0, 0, 0, 1, 4, 9)))) for _ in given]
+    return [
+        tuple(rng.randrange(4, V) for _ in range(rng.choice((0, 0, 0, 1, 4, 9)))) for _ in given
+    ]
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -63,7 +69,9 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
     for some, others in zip(found, expected, strict=True):
         assert [a.score for a in some] == pytest.approx([b.score for b in others], abs=NEAR)
         for a, b in zip(some, others, strict=True):
-            assert a.ids == b.ids or any(a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others), (a, b)
+            assert a.ids == b.ids or any(
+                a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others
+            ), (a, b)
 
 
 @pytest.fixture
@@ -76,17 +84,31 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- the same search ----------------------------------------------------------------------------------------------
 
+
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
 @pytest.mark.parametrize("name", SHAPES if IS_SOAK else ["post"])
 def test_it_is_the_search_by_all_rules(name: str, finishing: Any, stopping: Any) -> None:
     ours, given = model(SHAPES[name]), sources(23, 2)
-    for penalty, beam, n_best, at_least in (("gnmt", 4, 2, 0), ("length", 3, 1, 4), ("none", 1, 1, 0)):
-        config = replace(PLAIN, finishing=finishing, stopping=stopping, beam=beam, min_length=at_least,
-                         penalty=penalty)  # type: ignore[arg-type]
+    for penalty, beam, n_best, at_least in (
+        ("gnmt", 4, 2, 0),
+        ("length", 3, 1, 4),
+        ("none", 1, 1, 0),
+    ):
+        config = replace(
+            PLAIN,
+            finishing=finishing,
+            stopping=stopping,
+            beam=beam,
+            min_length=at_least,
+            penalty=penalty,
+        )  # type: ignore[arg-type]
         recorded = GraphSearch(ours, config, CPU)
         for forced in (None, prefixes_of(given)):
-            assert_same(recorded.search(pack(given), n_best, forced), search(ours, pack(given), config, n_best, forced))
+            assert_same(
+                recorded.search(pack(given), n_best, forced),
+                search(ours, pack(given), config, n_best, forced),
+            )
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -97,16 +119,29 @@ def test_it_draws_the_same(shape: ModelConfig) -> None:
         config = replace(PLAIN, sample=True, seed=4, **settings)  # type: ignore[arg-type]
         recorded = GraphSearch(ours, config, CPU)
         for n, forced in ((3, None), (3, prefixes_of(given)), (1, None)):
-            assert_same(recorded.search(pack(given), n, forced), search(ours, pack(given), config, n, forced))
+            assert_same(
+                recorded.search(pack(given), n, forced),
+                search(ours, pack(given), config, n, forced),
+            )
 
 
 @pytest.mark.usefixtures("small_steps")
 def test_so_do_ensembles() -> None:
-    some, given = Ensemble([model(shape, seed) for seed, shape in enumerate(SHAPES.values())]), sources(23, 4)
-    for config in (PLAIN, replace(PLAIN, sample=True), replace(PLAIN, stopping="full", finishing="shrink")):
+    some, given = (
+        Ensemble([model(shape, seed) for seed, shape in enumerate(SHAPES.values())]),
+        sources(23, 4),
+    )
+    for config in (
+        PLAIN,
+        replace(PLAIN, sample=True),
+        replace(PLAIN, stopping="full", finishing="shrink"),
+    ):
         recorded = GraphSearch(some, config, CPU)
         for forced in (None, prefixes_of(given)):
-            assert_same(recorded.search(pack(given), 2, forced), search(some, pack(given), config, 2, forced))
+            assert_same(
+                recorded.search(pack(given), 2, forced),
+                search(some, pack(given), config, 2, forced),
+            )
 
 
 def test_batches_of_all_sizes_one_after_another() -> None:
@@ -127,22 +162,49 @@ def test_the_table_of_positions_grows_between_batches() -> None:
 
 
 def test_the_classes_of_sizes() -> None:
-    assert [size_class(n) for n in range(1, 18)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24]
+    assert [size_class(n) for n in range(1, 18)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        6,
+        8,
+        8,
+        12,
+        12,
+        12,
+        12,
+        16,
+        16,
+        16,
+        16,
+        24,
+    ]
     assert [source_width(n) for n in (0, 1, 16, 17, 49, 65)] == [16, 16, 16, 32, 64, 96]
     assert [graph_search.whole_class(n) for n in (0, 1, 5, 6, 100)] == [0, 1, 4, 6, 96]
 
 
 # ---- on the pretend device ----------------------------------------------------------------------------------------
 
-WAYS = {"greedy": replace(PLAIN, beam=1), "beam": PLAIN,
-        "full": replace(PLAIN, finishing="top", stopping="full", min_length=3),
-        "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
-        "shrink": replace(PLAIN, finishing="shrink", stopping="never", penalty="none"),
-        "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4)}
+WAYS = {
+    "greedy": replace(PLAIN, beam=1),
+    "beam": PLAIN,
+    "full": replace(PLAIN, finishing="top", stopping="full", min_length=3),
+    "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
+    "shrink": replace(PLAIN, finishing="shrink", stopping="never", penalty="none"),
+    "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4),
+}
 
 
-def searched(speaker: Callable[[PretendDevice], Speaker], given: Sequence[Ids], config: DecodingConfig,
-             lag: int, n_best: int, forced: Sequence[Ids] | None) -> list[list[Hypothesis]]:
+def searched(
+    speaker: Callable[[PretendDevice], Speaker],
+    given: Sequence[Ids],
+    config: DecodingConfig,
+    lag: int,
+    n_best: int,
+    forced: Sequence[Ids] | None,
+) -> list[list[Hypothesis]]:
     """Twice, so that the second search finds recordings and what the first left."""
     with pretend_device(event_lag=lag) as device:
         recorded = GraphSearch(speaker(device), config, GPU)
@@ -159,7 +221,9 @@ def test_recorded_steps_find_the_same_however_late_the_news(way: str, lag: int) 
     config, given, n_best = WAYS[way], sources(9, 5, 9), 1 if way == "greedy" else 2
     for forced in (None, prefixes_of(given)):
         expected = search(model(SHAPE), pack(given), config, n_best, forced)
-        found = searched(lambda device: device.to_device(model(SHAPE)), given, config, lag, n_best, forced)
+        found = searched(
+            lambda device: device.to_device(model(SHAPE)), given, config, lag, n_best, forced
+        )
         assert_same(found, expected)
 
 
@@ -178,7 +242,9 @@ def test_so_do_models_of_all_kinds(name: str) -> None:
     assert_same(searched(made, given, PLAIN, 2, 2, None), search(made(), pack(given), PLAIN, 2))
 
 
-def test_what_is_recorded_is_forgotten_when_addresses_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recorded_is_forgotten_when_addresses_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(graph_search, "UNRECORDED", 0)
     ours = model(SHAPE)
     with pretend_device() as device:
@@ -186,7 +252,9 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(monkeypatch: pytest
         moves = []
         for n, longest in ((8, 8), (8, 8), (3, 5), (40, 40), (8, 8), (2, 9), (40, 40)):
             given = sources(n, n, longest)
-            assert_same(recorded.search(pack(given).to(GPU), 2), search(ours, pack(given), PLAIN, 2))
+            assert_same(
+                recorded.search(pack(given).to(GPU), 2), search(ours, pack(given), PLAIN, 2)
+            )
             moves.append(recorded.n_moves)
     assert moves[0] == moves[1] == moves[2] < moves[3] == moves[-1]
 
@@ -215,9 +283,15 @@ def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -
         n_steps, n_waits = len(costs), device.n_waits
     pairs = list(itertools.pairwise(costs))
     assert max(after[1] - before[1] for before, after in pairs) <= 1
-    undisturbed = [(before, after) for before, after in pairs if before[2] == after[2] == 0 and before[3] == after[3]]
+    undisturbed = [
+        (before, after)
+        for before, after in pairs
+        if before[2] == after[2] == 0 and before[3] == after[3]
+    ]
     assert len(undisturbed) >= 11 and n_steps > 20
-    assert all(before[1] == after[1] for before, after in undisturbed)  # while all sentences live nothing waits
+    assert all(
+        before[1] == after[1] for before, after in undisturbed
+    )  # while all sentences live nothing waits
     steady = [after[0] - before[0] for before, after in undisturbed if before[4] == after[4]]
     print(f"operations a step: {steady}; waits of a search: {n_waits}")
     assert len(steady) >= 10 and max(steady) <= (10 if is_recorded else 700)
@@ -249,6 +323,7 @@ def test_nobody_else_need_know() -> None:
 
 # ---- the pretend device itself ------------------------------------------------------------------------------------
 
+
 def test_it_notices() -> None:
     with pretend_device() as device:
         x = torch.arange(4.0, device=GPU)
@@ -256,8 +331,16 @@ def test_it_notices() -> None:
         with pytest.raises(RuntimeError, match="mixes a host tensor"):
             x + torch.ones(4)
         assert device.n_waits == 0
-        for wait in (lambda: float(x.sum()), lambda: x.nonzero(), lambda: x[x > 1], lambda: x.cpu(), lambda: x.tolist(),
-                     lambda: bool((x > 1).any()), lambda: torch.ones(2).to(GPU), lambda: x.max().item()):
+        for wait in (
+            lambda: float(x.sum()),
+            lambda: x.nonzero(),
+            lambda: x[x > 1],
+            lambda: x.cpu(),
+            lambda: x.tolist(),
+            lambda: bool((x > 1).any()),
+            lambda: torch.ones(2).to(GPU),
+            lambda: x.max().item(),
+        ):
             before = device.n_waits
             wait()
             assert device.n_waits > before
@@ -304,14 +387,22 @@ def test_gradients_flow_there() -> None:
 
 # ---- memory -------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: int) -> None:
     ours, n, longest, room = model(shape), 6, 33, 64
     with torch.inference_mode():
         cache = ours.static_cache(beam)
-        ours.restart(cache, pack([(*[4] * 32, EOS)] * n if shape.positions != "learned" else [(*[4] * 20, EOS)] * n),
-                     n, room, room)
+        ours.restart(
+            cache,
+            pack(
+                [(*[4] * 32, EOS)] * n if shape.positions != "learned" else [(*[4] * 20, EOS)] * n
+            ),
+            n,
+            room,
+            room,
+        )
     if shape.positions == "learned":
         longest = 21
     taken = sum(x.nbytes for x in cache.tensors.values())
@@ -323,10 +414,15 @@ def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: in
 
 def largest_sum(work: Callable[[], object]) -> int:
     """The most bytes that tensors take at a time, of those made meanwhile."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         work()
-    changes = [(event.start_ns(), event.nbytes()) for event in profile.profiler.kineto_results.events()
-               if event.name() == "[memory]"]
+    changes = [
+        (event.start_ns(), event.nbytes())
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
     total = most = 0
     for _, change in sorted(changes):
         total += change
@@ -339,7 +435,11 @@ def test_a_search_takes_no_more_than_it_is_said_to(way: str) -> None:
     """And not much less, or a GPU would stay half empty."""
     torch.manual_seed(0)
     config, n = replace(WAYS[way], max_ratio=1.0, max_extra=50, min_length=40), 48
-    ours = Transformer(replace(SHAPE, d_model=64, d_ff=128, n_layers=3), 2_000).eval().requires_grad_(False)
+    ours = (
+        Transformer(replace(SHAPE, d_model=64, d_ff=128, n_layers=3), 2_000)
+        .eval()
+        .requires_grad_(False)
+    )
     given = [(*[5] * 25, EOS)] * n
     n_best = 1 if way == "greedy" else 2
     recorded = GraphSearch(ours, config, CPU)
@@ -378,7 +478,9 @@ def test_batches_fill_the_memory_and_no_more() -> None:
         for batch in batches[:-1]:
             longest = len(given[batch[0]])
             each = gpu.graph_search.sentence_bytes(longest, 0, 1)
-            assert max(len(given[i]) for i in batch) == longest and size_class(len(batch)) == len(batch)
+            assert max(len(given[i]) for i in batch) == longest and size_class(len(batch)) == len(
+                batch
+            )
             assert len(batch) == 1 or len(batch) * each <= n_bytes < 2 * len(batch) * each + each
         assert (len(batches) == 300) == (n_bytes == 0)
     by_tokens = GpuSearch(ours, replace(PLAIN, batch_tokens=100), CPU, 1)

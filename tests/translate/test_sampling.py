@@ -21,7 +21,7 @@ CONFIG = DecodingConfig(sample=True, penalty="none", max_ratio=0.0, max_extra=1)
 
 
 def first_pieces(toy: Toy, config: DecodingConfig, src: Ids = SRC, n: int = N) -> Counter[int]:
-    found, = search(toy, pack([src]), config, n)
+    (found,) = search(toy, pack([src]), config, n)
     assert len(found) == n
     return Counter(one.ids[0] if one.ids else EOS for one in found)
 
@@ -43,7 +43,7 @@ def assert_drawn_from(counts: Counter[int], expected: dict[int, float]) -> None:
         assert found == 0
         return
     at = 2 / (9 * freedom)
-    assert found < freedom * (1 - at + 4.265 * at ** 0.5) ** 3, (found, freedom, counts)
+    assert found < freedom * (1 - at + 4.265 * at**0.5) ** 3, (found, freedom, counts)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -70,7 +70,9 @@ def test_only_the_most_probable_few(top_k: int) -> None:
     assert_drawn_from(counts, expected)
 
 
-@pytest.mark.parametrize(("top_p", "n_kept"), [(1e-6, 1), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.97, 5), (1.0, 7)])
+@pytest.mark.parametrize(
+    ("top_p", "n_kept"), [(1e-6, 1), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.97, 5), (1.0, 7)]
+)
 def test_only_the_fewest_that_hold_so_much(top_p: float, n_kept: int) -> None:
     toy = Toy(4, n=V)
     held, kept = 0.0, 0
@@ -99,9 +101,11 @@ def test_few_and_so_much_and_temperature_together() -> None:
 def test_what_must_be_said_is_not_drawn() -> None:
     toy = Toy(6, n=V, ending=9.0)
     config = replace(CONFIG, top_k=2, top_p=0.5, max_extra=4, min_length=3)
-    found, = search(toy, pack([SRC]), config, 20, [(8, 7)])
+    (found,) = search(toy, pack([SRC]), config, 20, [(8, 7)])
     assert all(tuple(one.ids[:2]) == (8, 7) and len(one.ids) >= 3 for one in found)
-    assert len({tuple(one.ids) for one in found}) <= 2 * 2 and {len(one.ids) for one in found} == {3}
+    assert len({tuple(one.ids) for one in found}) <= 2 * 2 and {len(one.ids) for one in found} == {
+        3
+    }
 
 
 @pytest.mark.parametrize("penalty", ["gnmt", "length", "none"])
@@ -109,9 +113,11 @@ def test_scores_are_the_log_probabilities_of_the_model(penalty: str) -> None:
     """Not those of the flattened or cut distribution; best first."""
     toy = Toy(7, n=V, ending=1.0)
     config = replace(CONFIG, penalty=penalty, temperature=1.7, top_k=6, top_p=0.95, max_extra=9)  # type: ignore[arg-type]
-    found, = search(toy, pack([SRC]), config, 50)
+    (found,) = search(toy, pack([SRC]), config, 50)
     for one in found:
-        total = sum(toy.after(SRC, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS]))
+        total = sum(
+            toy.after(SRC, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS])
+        )
         assert one.score == pytest.approx(total / divisor(len(one.ids) + 1, config), abs=1e-5)
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert len({tuple(one.ids) for one in found}) > 20
@@ -130,7 +136,10 @@ def test_draws_follow_from_seed_and_sentence_alone() -> None:
     assert together[::-1] == search(toy, pack(given[::-1]), config, 3)
     for src, some in zip(given, together, strict=True):
         assert search(toy, pack([src]), config, 3) == [some]
-        assert search(toy, pack([(4,) * 30, src, src]), config, 3)[1:] == [some, some]  # a longer one beside it
+        assert search(toy, pack([(4,) * 30, src, src]), config, 3)[1:] == [
+            some,
+            some,
+        ]  # a longer one beside it
     other = search(toy, pack(given), replace(config, seed=6), 3)
     assert sum(a == b for a, b in zip(together, other, strict=True)) < len(given) / 4
 
@@ -139,8 +148,8 @@ def test_one_draw_is_among_many() -> None:
     toy, given = Toy(9, n=V), some_sources(20)
     config = replace(CONFIG, max_extra=8)
     for src in given:
-        one, = search(toy, pack([src]), config, 1)
-        many, = search(toy, pack([src]), config, 5)
+        (one,) = search(toy, pack([src]), config, 1)
+        (many,) = search(toy, pack([src]), config, 5)
         assert one[0] in many
 
 

@@ -40,20 +40,31 @@ from nmt.system.errors import UserError
 from nmt.translate.graph_search import GraphSearch
 from nmt.translate.search import Hypothesis, Speaker, _best, search
 
-PRESETS = {name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
-           for name, values in DecodingConfig.PRESETS.items()}
+PRESETS = {
+    name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
+    for name, values in DecodingConfig.PRESETS.items()
+}
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 
 
-def recorded_search(model: Speaker, src: Packed, config: DecodingConfig, n_best: int = 1,
-                    prefixes: Sequence[Ids] | None = None) -> list[list[Hypothesis]]:
+def recorded_search(
+    model: Speaker,
+    src: Packed,
+    config: DecodingConfig,
+    n_best: int = 1,
+    prefixes: Sequence[Ids] | None = None,
+) -> list[list[Hypothesis]]:
     return GraphSearch(model, config, torch.device("cpu")).search(src, n_best, prefixes)
 
 
 # What a usual run of the tests asks of one search alone: both have the same rules, which all other tests hold.
-LONG = {"test_so_it_is_with_real_models", "test_so_it_is_with_real_ones", "test_it_is_the_search_of_hugging_face",
-        "test_it_is_the_search_of_ctranslate2"}
+LONG = {
+    "test_so_it_is_with_real_models",
+    "test_so_it_is_with_real_ones",
+    "test_it_is_the_search_of_hugging_face",
+    "test_it_is_the_search_of_ctranslate2",
+}
 
 
 @pytest.fixture(autouse=True, params=["step by step", "recorded"])
@@ -69,7 +80,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 def sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
     """Sentences of different content, eos at their ends."""
-    return [(*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)]
+    return [
+        (*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)
+    ]
 
 
 def model(seed: int, size: int, shape: ModelConfig = SHAPE) -> Transformer:
@@ -84,10 +97,15 @@ def short(config: DecodingConfig, most: int) -> DecodingConfig:
     """The limit of a preset, on sentences of up to `most` / 2 pieces never more than `most`."""
     if config.preset == "vaswani2017":
         return replace(config, max_extra=most - most // 2)
-    return replace(config, max_ratio=2.0) if config.preset == "marian" else replace(config, max_extra=most)
+    return (
+        replace(config, max_ratio=2.0)
+        if config.preset == "marian"
+        else replace(config, max_extra=most)
+    )
 
 
 # ---- brute force --------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("chunk", range(5))
@@ -97,16 +115,22 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
         rng = random.Random(f"{preset} {seed}")
         is_wide = seed % 10 == 0  # three pieces can be written: 1,093 sequences; else two, 127
         toy = Toy(seed, n=6 if is_wide else 5, ending=rng.choice((-2.0, 0.0, 2.0)))
-        config = replace(short(PRESETS[preset], 6), min_length=rng.choice((0, 0, 1, 3)),
-                         length_penalty=rng.choice((PRESETS[preset].length_penalty, 0.0, 1.5)),
-                         penalty=rng.choice((PRESETS[preset].penalty, "none")), beam=2100 if is_wide else 256)
+        config = replace(
+            short(PRESETS[preset], 6),
+            min_length=rng.choice((0, 0, 1, 3)),
+            length_penalty=rng.choice((PRESETS[preset].length_penalty, 0.0, 1.5)),
+            penalty=rng.choice((PRESETS[preset].penalty, "none")),
+            beam=2100 if is_wide else 256,
+        )
         given = sources(rng, 3, 3, len(toy.table[0]))
         prefixes: list[Ids] = [(), (4, 1), (4,) * 3]
         n_best = rng.choice((1, 3, 10))
         for src, prefix in zip(given, prefixes, strict=True):
             expected = everything(toy, src, config, prefix)[:n_best]
             for stopping in ("exact", "never", config.stopping):
-                found, = search(toy, pack([src]), replace(config, stopping=stopping), n_best, [prefix])
+                (found,) = search(
+                    toy, pack([src]), replace(config, stopping=stopping), n_best, [prefix]
+                )
                 assert_same(found, expected, f"{preset} {seed} {stopping}")
 
 
@@ -126,6 +150,7 @@ def test_so_it_is_with_real_models(preset: str, norm: Any) -> None:
 
 # ---- step by step -------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
 @pytest.mark.parametrize("beam", range(1, 6))
 def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
@@ -134,23 +159,38 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
             continue
         rng = random.Random(f"{finishing} {stopping} {beam} {preset} {n_best}")
         toy = Toy(rng.randrange(1 << 30), n=9, ending=rng.choice((-1.0, 0.5, 2.0)))
-        config = replace(short(PRESETS[preset], 14), beam=beam, finishing=finishing, stopping=stopping,
-                         min_length=rng.choice((0, 0, 3)))
+        config = replace(
+            short(PRESETS[preset], 14),
+            beam=beam,
+            finishing=finishing,
+            stopping=stopping,
+            min_length=rng.choice((0, 0, 3)),
+        )
         given = sources(rng, 7, 7, 9)
         prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 20)) for _ in given]
         found = search(toy, pack(given), config, n_best, prefixes)
         for src, prefix, some in zip(given, prefixes, found, strict=True):
-            assert_same(some, recursion(toy, src, config, n_best, prefix), f"{preset} {n_best} {src} {prefix}")
+            assert_same(
+                some,
+                recursion(toy, src, config, n_best, prefix),
+                f"{preset} {n_best} {src} {prefix}",
+            )
 
 
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
 def test_so_it_is_with_real_ones(finishing: Any, stopping: Any) -> None:
-    shapes = [SHAPE, replace(SHAPE, norm="pre", window=2), replace(SHAPE, positions="learned", max_positions=9),
-              replace(SHAPE, d_k=3, d_v=5, n_layers=2)]
+    shapes = [
+        SHAPE,
+        replace(SHAPE, norm="pre", window=2),
+        replace(SHAPE, positions="learned", max_positions=9),
+        replace(SHAPE, d_k=3, d_v=5, n_layers=2),
+    ]
     for seed, (shape, beam) in enumerate(zip(shapes, (1, 2, 4, 5), strict=True)):
         rng = random.Random(seed)
         ours, given = model(seed, 12, shape), sources(rng, 4, 6, 12)
-        config = DecodingConfig(beam=beam, max_ratio=0.5, max_extra=4, finishing=finishing, stopping=stopping)
+        config = DecodingConfig(
+            beam=beam, max_ratio=0.5, max_extra=4, finishing=finishing, stopping=stopping
+        )
         oracle = Full(ours)
         n_best = min(beam, 2)
         for src, some in zip(given, search(ours, pack(given), config, n_best), strict=True):
@@ -176,7 +216,9 @@ def test_a_vocabulary_of_many_groups(beam: int) -> None:
     found = search(toy, pack(given), config, beam)
     for src, some in zip(given, found, strict=True):
         assert_same(some, recursion(toy, src, config, beam))
-    assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40  # also of the last
+    assert (
+        max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
+    )  # also of the last
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 255, 256, 257, 511, 512, 640, 2_111])
@@ -206,8 +248,13 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         toy = Toy(seed, n=8, ending=rng.choice((-1.0, 1.0, 3.0)))
-        config = DecodingConfig(beam=rng.randint(1, 5), max_extra=rng.randint(0, 20), max_ratio=rng.choice((0.0, 1.5)),
-                                penalty=rng.choice(("gnmt", "length", "none")), length_penalty=rng.uniform(0.0, 1.5))
+        config = DecodingConfig(
+            beam=rng.randint(1, 5),
+            max_extra=rng.randint(0, 20),
+            max_ratio=rng.choice((0.0, 1.5)),
+            penalty=rng.choice(("gnmt", "length", "none")),
+            length_penalty=rng.uniform(0.0, 1.5),
+        )
         given, n_best = sources(rng, 3, 8, 8), rng.randint(1, config.beam)
         steps, results = [], []
         for stopping in ("exact", "never"):
@@ -222,15 +269,24 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
 
 # ---- limits and prefixes ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("ratio", "extra", "at_least"), [
-    (0.0, 0, 0), (0.0, 3, 5), (1.5, 0, 2), (0.5, 2, 4), (3.0, 1, 0)])
+
+@pytest.mark.parametrize(
+    ("ratio", "extra", "at_least"),
+    [(0.0, 0, 0), (0.0, 3, 5), (1.5, 0, 2), (0.5, 2, 4), (3.0, 1, 0)],
+)
 @pytest.mark.parametrize("sample", [False, True])
-def test_lengths_keep_to_their_limits(ratio: float, extra: int, at_least: int, sample: bool) -> None:
-    config = DecodingConfig(beam=3, max_ratio=ratio, max_extra=extra, min_length=at_least, sample=sample)
+def test_lengths_keep_to_their_limits(
+    ratio: float, extra: int, at_least: int, sample: bool
+) -> None:
+    config = DecodingConfig(
+        beam=3, max_ratio=ratio, max_extra=extra, min_length=at_least, sample=sample
+    )
     given = [(*[4] * n, EOS) for n in range(9)]
     reached = set()
     for ending in (-9.0, 9.0):
-        for src, some in zip(given, search(Toy(1, n=8, ending=ending), pack(given), config, 3), strict=True):
+        for src, some in zip(
+            given, search(Toy(1, n=8, ending=ending), pack(given), config, 3), strict=True
+        ):
             most = int((len(src) - 1) * ratio) + extra
             for one in some:
                 assert min(at_least, most) <= len(one.ids) <= most
@@ -245,21 +301,31 @@ def test_translations_begin_as_they_must(sample: bool) -> None:
     rng = random.Random(2)
     toy, given = Toy(2, n=8), sources(rng, 9, 5, 8)
     prefixes: list[Ids] = [tuple(rng.randrange(4, 8) for _ in range(n)) for n in range(9)]
-    for src, prefix, some in zip(given, prefixes, search(toy, pack(given), config, 4, prefixes), strict=True):
-        assert some and all(tuple(one.ids[:len(prefix)]) == prefix for one in some)
+    for src, prefix, some in zip(
+        given, prefixes, search(toy, pack(given), config, 4, prefixes), strict=True
+    ):
+        assert some and all(tuple(one.ids[: len(prefix)]) == prefix for one in some)
         if len(prefix) >= 4:
             assert all(tuple(one.ids) == prefix for one in some)
         for one in some:  # what must be said weighs as what is chosen
-            total = sum(toy.after(src, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS]))
+            total = sum(
+                toy.after(src, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS])
+            )
             assert one.score == pytest.approx(total / ((6 + len(one.ids)) / 6) ** 0.6, abs=1e-5)
 
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_learned_positions_end_a_translation(sample: bool) -> None:
     ours = model(4, 8, replace(SHAPE, positions="learned", max_positions=7))
-    config, given = DecodingConfig(beam=2, max_extra=50, min_length=50, sample=sample), [(4, 5, EOS), (6, EOS)]
+    config, given = (
+        DecodingConfig(beam=2, max_extra=50, min_length=50, sample=sample),
+        [(4, 5, EOS), (6, EOS)],
+    )
     for prefixes in ([(), ()], [(5,) * 3, ()], [(), (5,) * 6]):
-        assert [len(some[0].ids) for some in search(ours, pack(given), config, 1, prefixes)] == [6, 6]
+        assert [len(some[0].ids) for some in search(ours, pack(given), config, 1, prefixes)] == [
+            6,
+            6,
+        ]
     with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
         search(ours, pack(given), config, 1, [(), (5,) * 7])
 
@@ -273,11 +339,22 @@ def test_the_rules_of_the_reference_itself() -> None:
     """By hand: two words, one step, and what is allowed when."""
     config = DecodingConfig(max_ratio=0.0, max_extra=1, min_length=1, penalty="none")
     assert allowed(0, 6, 1, config, ()) == [1, 4, 5] and allowed(1, 6, 1, config, ()) == [EOS]
-    assert allowed(0, 6, 2, config, (5,)) == [5] and allowed(1, 6, 2, config, (5,)) == [1, EOS, 4, 5]
+    assert allowed(0, 6, 2, config, (5,)) == [5] and allowed(1, 6, 2, config, (5,)) == [
+        1,
+        EOS,
+        4,
+        5,
+    ]
     assert limit((4, 4, EOS), replace(config, max_ratio=1.5), SHAPE, ()) == 4
     toy = Toy(0)
-    first, last = toy.after((4, EOS), ()), [toy.after((4, EOS), (piece,))[EOS] for piece in (1, 4, 5)]
-    ranked = sorted(((first[piece] + end, (piece,)) for piece, end in zip((1, 4, 5), last, strict=True)), reverse=True)
+    first, last = (
+        toy.after((4, EOS), ()),
+        [toy.after((4, EOS), (piece,))[EOS] for piece in (1, 4, 5)],
+    )
+    ranked = sorted(
+        ((first[piece] + end, (piece,)) for piece, end in zip((1, 4, 5), last, strict=True)),
+        reverse=True,
+    )
     assert everything(toy, (4, EOS), config) == ranked
     greedy = max((1, 4, 5), key=first.__getitem__)
     assert recursion(toy, (4, EOS), replace(config, beam=1))[0][1] == (greedy,)
@@ -300,7 +377,9 @@ def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]
     rng = random.Random(seed)
     shape = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, tied=False, max_positions=64)
     ours = model(seed, vocab.size, shape)
-    norm = ours.decoder[-1].feed_forward_residual.norm  # whose outputs then add up to 4, whatever goes in
+    norm = ours.decoder[
+        -1
+    ].feed_forward_residual.norm  # whose outputs then add up to 4, whatever goes in
     norm.weight.fill_(1.0)
     norm.bias.fill_(4 / shape.d_model)
     ours.projection.weight[[PAD, BOS]] = -10.0
@@ -310,19 +389,26 @@ def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]
 
 def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], where: str) -> int:
     """How many of theirs ended before the limit, at which we end and they break off; all of those are ours."""
-    ended = [(mine, ids, score) for (mine, *_), (ids, score) in zip(ours, theirs, strict=True) if len(ids) < LIMIT]
+    ended = [
+        (mine, ids, score)
+        for (mine, *_), (ids, score) in zip(ours, theirs, strict=True)
+        if len(ids) < LIMIT
+    ]
     for mine, ids, score in ended:
         assert tuple(mine.ids) == ids and mine.score == pytest.approx(score, abs=1e-4), where
     return len(ended)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None,
-                    reason="transformers is not installed; pip install 'nmt[export]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="transformers is not installed; pip install 'nmt[export]'",
+)
 def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
     from transformers import GenerationConfig, MarianMTModel
     from transformers.utils import logging as their_logging
 
     from nmt.export import huggingface
+
     their_logging.set_verbosity(logging.ERROR)
     their_logging.disable_progress_bar()
     n = 0
@@ -336,26 +422,51 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
         for beam in range(1, 6):
             is_full, alpha = (seed + beam) % 2 == 0, (0.0, 0.6, 1.0)[(seed + beam) % 3]
             rules = GenerationConfig(
-                num_beams=beam, early_stopping=is_full and beam > 1, length_penalty=alpha, max_new_tokens=LIMIT + 1,
-                do_sample=False, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS,
-                suppress_tokens=[PAD, BOS])
+                num_beams=beam,
+                early_stopping=is_full and beam > 1,
+                length_penalty=alpha,
+                max_new_tokens=LIMIT + 1,
+                do_sample=False,
+                pad_token_id=PAD,
+                bos_token_id=BOS,
+                eos_token_id=EOS,
+                decoder_start_token_id=BOS,
+                suppress_tokens=[PAD, BOS],
+            )
             with torch.inference_mode():
-                made = theirs.generate(input_ids=ids, attention_mask=mask, generation_config=rules,
-                                       return_dict_in_generate=True, output_scores=True)
+                made = theirs.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    generation_config=rules,
+                    return_dict_in_generate=True,
+                    output_scores=True,
+                )
             rows = made.sequences[:, 1:].tolist()
-            wanted = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=LIMIT,
-                                    finishing="top", stopping="full" if is_full else "likely")
+            wanted = DecodingConfig(
+                beam=beam,
+                penalty="length",
+                length_penalty=alpha,
+                max_ratio=0.0,
+                max_extra=LIMIT,
+                finishing="top",
+                stopping="full" if is_full else "likely",
+            )
             found = search(ours, pack(given), wanted)
-            scores = made.sequences_scores.tolist() if beam > 1 else [some[0].score for some in found]
-            ended = [tuple(row[:row.index(EOS)]) if EOS in row else (0,) * LIMIT for row in rows]
+            scores = (
+                made.sequences_scores.tolist() if beam > 1 else [some[0].score for some in found]
+            )
+            ended = [tuple(row[: row.index(EOS)]) if EOS in row else (0,) * LIMIT for row in rows]
             n += compared(found, list(zip(ended, scores, strict=True)), f"{seed} {beam}")
     assert n > N_MODELS * 5 * 6 / 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None,
-                    reason="ctranslate2 is not installed; pip install 'nmt[export]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("ctranslate2") is None,
+    reason="ctranslate2 is not installed; pip install 'nmt[export]'",
+)
 def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
     from nmt.export import ctranslate2
+
     n = 0
     for seed in range(N_MODELS):
         ours, config, given = exported(seed, vocab)
@@ -366,8 +477,18 @@ def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
         for beam in range(1, 6):
             alpha = (0.0, 0.6, 1.0)[(seed + beam) % 3]
             theirs = engine.search([src[:-1] for src in given], beam, alpha, LIMIT)
-            wanted = DecodingConfig(beam=beam, penalty="length", length_penalty=alpha, max_ratio=0.0, max_extra=LIMIT,
-                                    finishing="top", stopping="full" if alpha else "exact")
-            n += compared(search(ours, pack(given), wanted), [(tuple(one.ids), one.score) for one in theirs],
-                          f"{seed} {beam}")
+            wanted = DecodingConfig(
+                beam=beam,
+                penalty="length",
+                length_penalty=alpha,
+                max_ratio=0.0,
+                max_extra=LIMIT,
+                finishing="top",
+                stopping="full" if alpha else "exact",
+            )
+            n += compared(
+                search(ours, pack(given), wanted),
+                [(tuple(one.ids), one.score) for one in theirs],
+                f"{seed} {beam}",
+            )
     assert n > N_MODELS * 5 * 6 / 2
