@@ -29,7 +29,8 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	@cat scripts/demo.en >&2
 	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 
-check: $(INSTALLED)  ## lint, types, architecture
+check: $(INSTALLED)  ## format, lint, types, architecture
+	$(BIN)/ruff format --check nmt tests scripts
 	$(BIN)/ruff check nmt tests scripts
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_architecture.py
