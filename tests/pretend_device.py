@@ -109,11 +109,11 @@ class DeviceTensor(Tensor):
         raise RuntimeError("pretend device: cannot pin a tensor of the device")
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         function: Any,
         types: Any,
-        args: Any = (),  # type: ignore[override]
+        args: Any = (),
         kwargs: Any = None,
     ) -> Any:
         return _present().run(function, args, kwargs or {})

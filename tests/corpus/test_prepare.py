@@ -355,8 +355,8 @@ def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
         train=(CorpusConfig(file="c.tsv"),),
         valid=CorpusConfig(file="dev.tsv"),
         test=CorpusConfig(file="test.tsv"),
-        clean=CleanConfig(held_out=rule),
-    )  # type: ignore[arg-type]
+        clean=CleanConfig(held_out=rule),  # type: ignore[arg-type]
+    )
     prepare(data, VOCAB, 1)
     gone = {"keep": [], "drop-pairs": [4], "drop-sides": [4, 8, 10]}[rule]
     assert kept(data.store) == [

@@ -436,7 +436,7 @@ def test_a_killed_trainer_leaves_no_process_and_no_half_epoch(store: Path, tmp_p
     (tmp_path / "killed.py").write_text(KILLED)
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "killed.py"), str(store)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}"},
     )
     half = store.with_name("store.epochs")
     deadline = time.monotonic() + 60

@@ -101,8 +101,8 @@ def test_it_is_the_search_by_all_rules(name: str, finishing: Any, stopping: Any)
             stopping=stopping,
             beam=beam,
             min_length=at_least,
-            penalty=penalty,
-        )  # type: ignore[arg-type]
+            penalty=penalty,  # type: ignore[arg-type]
+        )
         recorded = GraphSearch(ours, config, CPU)
         for forced in (None, prefixes_of(given)):
             assert_same(
