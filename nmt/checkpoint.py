@@ -24,8 +24,6 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
-    MANIFEST,
-    RunFolder,
     point,
     read_json,
     read_manifest,
@@ -37,15 +35,23 @@ from nmt.system.files import (
 )
 from nmt.system.progress import say
 from nmt.system.ranks import put, whole
+from nmt.system.run_folder import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    VOCAB_FILE,
+    RunFolder,
+)
 from nmt.system.strict_yaml import parse_yaml
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-CONFIG, VOCAB = "config.yaml", "vocab.model"
-PARTS = (MODEL, STATE, CONFIG, VOCAB)  # of every checkpoint; training adds the optimizer
+# Of every checkpoint; training adds the optimizer.
+PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 SMALL = {
-    STATE: 1 << 20,
-    CONFIG: MAX_CONFIG_BYTES,
-    VOCAB: 8 << 20,
+    STATE_FILE: 1 << 20,
+    CONFIG_FILE: MAX_CONFIG_BYTES,
+    VOCAB_FILE: 8 << 20,
 }  # how many bytes each may have: they are read whole
 FLOATS = ("F32", "BF16", "F16")  # of safetensors; what is not for a mean is of the first
 AVERAGE = {
@@ -128,8 +134,8 @@ def save(
     """Write the folder `path`: complete or absent."""
 
     def fill(folder: Path) -> None:
-        save_file(_on_host(snapshot.moments), folder / OPTIMIZER)
-        save_file(_on_host(snapshot.weights), folder / MODEL, metadata={"format": "pt"})
+        save_file(_on_host(snapshot.moments), folder / OPTIMIZER_FILE)
+        save_file(_on_host(snapshot.weights), folder / MODEL_FILE, metadata={"format": "pt"})
         write_small(folder, asdict(state), config, vocab_model)
 
     write_folder(path, fill)
@@ -137,9 +143,9 @@ def save(
 
 def write_small(folder: Path, state: dict[str, Any], config: RunConfig, vocab: bytes) -> None:
     """What a checkpoint has beside its tensors."""
-    write_json(folder / STATE, state)
-    write_text(folder / CONFIG, dump(config))
-    (folder / VOCAB).write_bytes(vocab)
+    write_json(folder / STATE_FILE, state)
+    write_text(folder / CONFIG_FILE, dump(config))
+    (folder / VOCAB_FILE).write_bytes(vocab)
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -185,22 +191,22 @@ def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
     """All that can be checked before a tensor is read."""
     entries = read_manifest(path)
     for name, entry in entries.items():
-        if name not in (*PARTS, OPTIMIZER):
+        if name not in (*PARTS, OPTIMIZER_FILE):
             raise UserError(
-                f"{path / MANIFEST}: names {name}, which is no part of a checkpoint; use another copy"
+                f"{path / MANIFEST_FILE}: names {name}, which is no part of a checkpoint; use another copy"
             )
         if entry["size"] > SMALL.get(name, 2**63):
             raise UserError(f"{path / name}: {entry['size']} bytes are too many; use another copy")
     verify(path, PARTS, only=SMALL)
     state = read_state(path)
-    config = _read_config(path / CONFIG)
-    vocab = Vocab.load(path / VOCAB)
-    shapes = partial(_shapes, config.model, vocab.size, path / CONFIG)
-    _compare(path / MODEL, shapes(), types)
+    config = _read_config(path / CONFIG_FILE)
+    vocab = Vocab.load(path / VOCAB_FILE)
+    shapes = partial(_shapes, config.model, vocab.size, path / CONFIG_FILE)
+    _compare(path / MODEL_FILE, shapes(), types)
     if "averaged" not in state:
-        verify(path, (OPTIMIZER,), only=())
+        verify(path, (OPTIMIZER_FILE,), only=())
         _compare(
-            path / OPTIMIZER,
+            path / OPTIMIZER_FILE,
             (
                 (f"{key}.{name}", [] if key == "step" else shape)
                 for name, shape in shapes()
@@ -230,7 +236,7 @@ def _read_config(path: Path) -> RunConfig:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The state of training, or what an average says of itself; nothing missing, nothing more."""
-    path = folder / STATE
+    path = folder / STATE_FILE
     state = read_json(path)
     if not isinstance(state, dict):
         raise UserError(f"{path}: is no mapping; damaged, use another copy")
@@ -346,7 +352,7 @@ def _compare(
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Copy the weights into `model`; names and shapes must be those of the config."""
-    _copy(checkpoint.path / MODEL, dict(model.named_parameters()))
+    _copy(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
 
 
 def load_optimizer(
@@ -362,7 +368,7 @@ def load_optimizer(
         }
         optimizer.state[p] = state
         slots |= {f"{key}.{name}": value for key, value in state.items()}
-    _copy(checkpoint.path / OPTIMIZER, slots)
+    _copy(checkpoint.path / OPTIMIZER_FILE, slots)
     return TrainState(**checkpoint.state | {"cursor": Cursor(**checkpoint.state["cursor"])})
 
 
@@ -394,10 +400,10 @@ def newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None
             checkpoint = _open(path)
             if "averaged" in checkpoint.state:
                 raise UserError(
-                    f"{path / STATE}: of an average, from which training cannot continue"
+                    f"{path / STATE_FILE}: of an average, from which training cannot continue"
                 )
             if config and (changes := differences(config, checkpoint.config)):
-                raise UserError(f"{path / CONFIG}: of another run ({'; '.join(changes)})")
+                raise UserError(f"{path / CONFIG_FILE}: of another run ({'; '.join(changes)})")
             return checkpoint
         except UserError as error:
             say(f"warning: {error}; trying the one before")

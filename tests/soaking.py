@@ -32,7 +32,8 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file
 
 from nmt import checkpoint
-from nmt.system.files import RunFolder, read_json, verify
+from nmt.system.files import read_json, verify
+from nmt.system.run_folder import OPTIMIZER_FILE, RunFolder
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 WAIT_S = 60.0  # for what takes a second where nothing is wrong
@@ -718,7 +719,7 @@ def check_readable(run: RunFolder) -> list[int]:
     """What must hold at any moment at all: each checkpoint that has its name is whole, and so is what is linked."""
     found = checkpoint.steps(run)
     for step in found:
-        verify(run.checkpoint(step), (*checkpoint.PARTS, checkpoint.OPTIMIZER))
+        verify(run.checkpoint(step), (*checkpoint.PARTS, OPTIMIZER_FILE))
     newest = checkpoint.newest(run)
     assert (newest.state["step"] if newest else None) == (found[-1] if found else None)
     for link in (run.checkpoints / "last", run.checkpoints / "best"):

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import (
-    MODEL,
     TrainState,
     load,
     load_optimizer,
@@ -25,7 +24,8 @@ from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder, seal
+from nmt.system.files import seal
+from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.optimizer import make_optimizer
 
 CONFIG = RunConfig(model=ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1))
@@ -95,14 +95,14 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     write(tmp_path / "c")
-    stored = load_file(tmp_path / "c" / MODEL)
+    stored = load_file(tmp_path / "c" / MODEL_FILE)
     assert [name for name, value in stored.items() if value.shape == (V, 8)] == [
         "tgt_embedding.weight"
     ]
 
 
 @pytest.mark.parametrize(
-    "name", [MODEL, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"]
+    "name", [MODEL_FILE, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"]
 )
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
@@ -136,10 +136,12 @@ def test_weights_that_do_not_belong_to_the_config(
     change: object, complaint: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "c")
-    weights = {name: value.clone() for name, value in load_file(tmp_path / "c" / MODEL).items()}
+    weights = {
+        name: value.clone() for name, value in load_file(tmp_path / "c" / MODEL_FILE).items()
+    }
     assert callable(change)
     change(weights)
-    save_file(weights, tmp_path / "c" / MODEL)
+    save_file(weights, tmp_path / "c" / MODEL_FILE)
     seal(tmp_path / "c")
     with pytest.raises(UserError, match=complaint):
         load(tmp_path / "c")
@@ -167,6 +169,6 @@ def test_newest_prune_and_best(tmp_path: Path) -> None:
     assert steps(run) == [5, 15, 20]
     prune(run, keep=1, best_step=5, last_step=15)  # 20 is damaged: it does not count
     assert steps(run) == [5, 15, 20]
-    (run.checkpoint(20) / MODEL).write_bytes(b"")
+    (run.checkpoint(20) / MODEL_FILE).write_bytes(b"")
     found = newest(run)
     assert found is not None and found.state["step"] == 15

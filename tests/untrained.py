@@ -7,11 +7,11 @@ import torch
 from conftest import sentences
 from safetensors.torch import save_file
 
-from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, dump
 from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
 from nmt.model.transformer import Transformer
 from nmt.system.files import seal, write_json, write_text
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
 DECODING = DecodingConfig(beam=2, max_extra=3)
@@ -44,9 +44,9 @@ def make_checkpoint(
     """As an average is one."""
     folder.mkdir()
     weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}
-    save_file(weights, folder / MODEL)
-    write_json(folder / STATE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
-    write_text(folder / CONFIG, dump(RunConfig(name="toy", model=shape, decoding=decoding)))
-    (folder / VOCAB).write_bytes(vocab.model)
+    save_file(weights, folder / MODEL_FILE)
+    write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
+    write_text(folder / CONFIG_FILE, dump(RunConfig(name="toy", model=shape, decoding=decoding)))
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return folder

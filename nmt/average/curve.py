@@ -14,13 +14,13 @@ from typing import Any, Literal
 from nmt.average.mean import mixed, opened, pour
 from nmt.average.select import Moment, fading
 from nmt.config import RunConfig
-from nmt.data.store import ids_name, offsets_name
 from nmt.data.vocab import Vocab
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder, digest, verify, write_json
+from nmt.system.files import digest, verify, write_json
 from nmt.system.progress import clock, duration, say
 from nmt.system.ranks import World
+from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
 from nmt.train.validate import DevSet, open_dev, validate
 from nmt.translate.translator import make_translator
 
@@ -28,7 +28,7 @@ SIZES = (1, 2, 3, 5, 10, 20)
 DEV = [
     name
     for side in ("src", "tgt")
-    for name in (f"valid.{side}.txt", ids_name("valid", side), offsets_name("valid", side))
+    for name in (dev_text_file(side), ids_file("valid", side), offsets_file("valid", side))
 ]  # files of the store
 
 
@@ -87,13 +87,13 @@ def curve(
         "dev_set": {
             "store": str(store),
             "lines": len(dev.sources[: config.evaluation.sentences]),
-            "src_sha256": digest(store / "valid.src.txt"),
-            "ref_sha256": digest(store / "valid.tgt.txt"),
+            "src_sha256": digest(store / dev_text_file("src")),
+            "ref_sha256": digest(store / dev_text_file("tgt")),
         },
         "signature": signature,
         "decoding": asdict(config.decoding),
     }
-    write_json(run.path / "averaging.json", record)
+    write_json(run.curve, record)
     return points
 
 

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.checkpoint import MODEL, PARTS, SMALL, STATE, Checkpoint, load_for_mean, steps, write_small
+from nmt.checkpoint import PARTS, SMALL, Checkpoint, load_for_mean, steps, write_small
 from nmt.config import differences
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, RunFolder, make_folder, read_json, size_of, write_folder
+from nmt.system.files import make_folder, read_json, size_of, write_folder
 from nmt.system.progress import Progress, tracked
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, MODEL_FILE, STATE_FILE, RunFolder
 
 PIECE = 1 << 20  # numbers that are summed at a time
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-CARD = "README.md"
 MARK = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
 
 
@@ -57,7 +57,7 @@ class Mix:
         buffer, total = bytearray(PIECE * 4), sum(self.weights)
         with contextlib.ExitStack() as stack:
             files = [
-                stack.enter_context(_open(checkpoint.path / MODEL))
+                stack.enter_context(_open(checkpoint.path / MODEL_FILE))
                 for checkpoint in self.checkpoints
             ]
             for name, shape in self.shapes.items():
@@ -111,7 +111,7 @@ def mixed(checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = N
                 "only one run's checkpoints average"
             )
     return Mix(
-        checkpoints, weights, [_places(checkpoint.path / MODEL) for checkpoint in checkpoints]
+        checkpoints, weights, [_places(checkpoint.path / MODEL_FILE) for checkpoint in checkpoints]
     )
 
 
@@ -126,7 +126,7 @@ def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = 
     newest, state = mix.checkpoints[-1], state_of(mix)
 
     def fill(folder: Path) -> None:
-        _write(folder / MODEL, mix)
+        _write(folder / MODEL_FILE, mix)
         write_small(folder, state, newest.config, newest.vocab_model)
         _check_replaceable(out)  # somebody may have edited the card meanwhile
 
@@ -166,11 +166,14 @@ def averaged_in(folder: Path) -> list[str] | None:
     names = {path.name for path in folder.iterdir()}
     if not names:
         return []
-    if names - {CARD} != {MANIFEST, *PARTS} or size_of(folder / STATE) > SMALL[STATE]:
+    if (
+        names - {CARD_FILE} != {MANIFEST_FILE, *PARTS}
+        or size_of(folder / STATE_FILE) > SMALL[STATE_FILE]
+    ):
         return None
-    if CARD in names and not is_our_card(folder / CARD):
+    if CARD_FILE in names and not is_our_card(folder / CARD_FILE):
         return None
-    state = read_json(folder / STATE)
+    state = read_json(folder / STATE_FILE)
     known = state.get("averaged") if isinstance(state, dict) else None
     return [str(one) for one in known] if isinstance(known, list) else None
 
@@ -189,9 +192,13 @@ def _check_place(out: Path) -> None:
 def _check_replaceable(out: Path) -> None:
     known = averaged_in(out)
     if os.path.lexists(out) and known is None:
-        if (out / STATE).is_file() and os.path.lexists(out / CARD) and not is_our_card(out / CARD):
+        if (
+            (out / STATE_FILE).is_file()
+            and os.path.lexists(out / CARD_FILE)
+            and not is_our_card(out / CARD_FILE)
+        ):
             raise UserError(
-                f"{out / CARD}: was edited since nmt wrote it, or is not nmt's; move it away or choose "
+                f"{out / CARD_FILE}: was edited since nmt wrote it, or is not nmt's; move it away or choose "
                 "another -o DIR, nothing was changed"
             )
         raise UserError(
@@ -206,7 +213,7 @@ def marked(card: str) -> str:
 
 def is_our_card(path: Path) -> bool:
     """Whether the file is as `marked` made it: neither somebody's own nor edited since."""
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > SMALL[STATE]:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > SMALL[STATE_FILE]:
         return False
     text = path.read_bytes().decode(errors="replace")
     above, _, last = text.removesuffix("\n").rpartition("\n")

@@ -11,7 +11,7 @@ from typing import Any
 
 from nmt.checkpoint import read_state, steps
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder
+from nmt.system.run_folder import RunFolder
 
 LAST, DECAY = 5, 0.9
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from nmt.commands.cli import guarded, make_parser
-from nmt.system.files import RunFolder
+from nmt.system.run_folder import RunFolder
 
 EXAMPLES = """\
   nmt-average runs/base --last 5                        -> runs/base/average (the paper: 5 for base, 20 for big)

@@ -108,7 +108,8 @@ def check_outputs(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from nmt.system.errors import UserError
-    from nmt.system.files import MANIFEST, RUN_FILES, check_writable
+    from nmt.system.files import check_writable
+    from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: no such file of translations")
@@ -124,8 +125,8 @@ def check_outputs(args: argparse.Namespace) -> None:
         folder = Path(file).resolve().parent
         if os.path.realpath(file) in taken:
             raise UserError(f"{file}: is read and written at once; choose another file")
-        is_run = (folder / "checkpoints").exists() and Path(file).name in RUN_FILES
-        if is_run or (folder / MANIFEST).exists():
+        is_run = RunFolder(folder).checkpoints.exists() and Path(file).name in RUN_FILES
+        if is_run or (folder / MANIFEST_FILE).exists():
             raise UserError(
                 f"{file}: belongs to a run, a checkpoint or a store; choose another file"
             )

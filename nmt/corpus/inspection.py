@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from nmt.corpus.ledger import ledger_table
-from nmt.data.store import LEDGER, VOCAB, Side, TokenStore, ids_name, open_store
+from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import SPACE, UNK, Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, check_writable, read_json, verify, write_bytes
+from nmt.system.files import check_writable, read_json, verify, write_bytes
+from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, ids_file
 
 SIDES = ("src", "tgt")
 CHUNK = 1 << 22  # ids or sentences in memory at a time
@@ -33,11 +34,11 @@ def inspect(folder: Path) -> Json:
     """All that `described` and `plot` show, as plain values."""
     train = open_store(folder, "train")
     verify(folder)
-    vocab = Vocab.load(folder / VOCAB)
+    vocab = Vocab.load(folder / VOCAB_FILE)
     splits = {"train": train}
-    if ids_name("valid", "src") in read_json(folder / MANIFEST):
+    if ids_file("valid", "src") in read_json(folder / MANIFEST_FILE):
         splits["valid"] = open_store(folder, "valid")
-    ledger = read_json(folder / LEDGER)
+    ledger = read_json(folder / LEDGER_FILE)
     if "store" not in ledger:
         raise UserError(f"{folder}: made by an older version of nmt-prepare; prepare it again")
     words = np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])

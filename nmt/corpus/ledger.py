@@ -15,9 +15,10 @@ from platform import python_version
 from typing import Any
 
 from nmt.config import DataConfig, VocabConfig, to_dict
-from nmt.data.store import LEDGER, VOCAB, open_store
+from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.files import digest, read_json, stamp
+from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
 
 SOURCES = ".sources.json"  # how the files of the ledger were found on this machine, so that none is read again
 Json = dict[str, Any]
@@ -60,7 +61,7 @@ def listed(path: Path, root: str) -> str:
 def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     """`UserError` where the store was made with other settings, another BPE model or other files."""
     open_store(store, "train")
-    ledger = read_json(store / LEDGER)
+    ledger = read_json(store / LEDGER_FILE)
     if not isinstance(ledger, dict) or not ledger.keys() >= {
         "settings",
         "corpora",
@@ -69,7 +70,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         "store",
     }:
         raise UserError(
-            f"{store / LEDGER}: damaged, or of another version; remove {store} and prepare again"
+            f"{store / LEDGER_FILE}: damaged, or of another version; remove {store} and prepare again"
         )
     remedy = "give another data.store=DIR or remove that folder"
     wanted = settings(data, vocab)
@@ -91,7 +92,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         for file in corpus["files"]
     ]
     if vocab.model is not None:
-        files.append((vocab.model, (store / VOCAB).stat().st_size, ledger["bpe"]["sha256"]))
+        files.append((vocab.model, (store / VOCAB_FILE).stat().st_size, ledger["bpe"]["sha256"]))
     for name, size, sha in files:
         path = Path(data.root) / name
         if not path.is_file():  # the store is all that training needs

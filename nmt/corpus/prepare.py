@@ -40,10 +40,11 @@ from nmt.corpus.stages import (
     hold_out,
     learn_bpe,
 )
-from nmt.data.store import LEDGER, VOCAB, SideWriter
+from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, digest, lock, make_folder, seal, stamp, sync, write_json
+from nmt.system.files import digest, lock, make_folder, seal, stamp, sync, write_json
 from nmt.system.progress import say
+from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
 
 MARK = ".nmt-prepare"  # says that a folder is ours to remove
 PACKED = (".gz", ".xz", ".zst", ".tgz", ".parquet")
@@ -54,7 +55,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     """Make `data.store` unless it is there: True if work was done, `UserError` if it was made with other settings."""
     store = Path(data.store).resolve()
     work = store.with_name(f"{store.name}.work")
-    if (store / MANIFEST).is_file():
+    if (store / MANIFEST_FILE).is_file():
         check_same(store, data, vocab)
         _remove(work)  # left by a run killed after its last rename
         return False
@@ -68,7 +69,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     given_model(data, vocab)
     make_folder(store.parent)
     with lock(store, "preparing", f".{store.name}.lock"):
-        if (store / MANIFEST).is_file():  # another process was faster
+        if (store / MANIFEST_FILE).is_file():  # another process was faster
             return False
         if work.is_symlink() or (any(work.glob("[!.]*")) and not (work / MARK).is_file()):
             raise UserError(
@@ -164,7 +165,7 @@ def _build(store: Path, parts: list[Part], job: Job) -> None:
     folder = job.work / "store"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shutil.copyfile(bpe / VOCAB, folder / VOCAB)
+    shutil.copyfile(bpe / VOCAB_FILE, folder / VOCAB_FILE)
     for part, each in collected.items():
         if not part.rules:
             _write_text(folder, each)
@@ -225,7 +226,7 @@ def _write_ids(folder: Path, split: str, parts: Sequence[tuple[int, Encoded]]) -
 def _write_text(folder: Path, valid: Collected) -> None:
     lines = [line + b"\n" for text in valid.texts(None) for line in text.lines()]
     for i, side in enumerate(("src", "tgt")):
-        (folder / f"valid.{side}.txt").write_bytes(b"".join(lines[i::2]))
+        (folder / dev_text_file(side)).write_bytes(b"".join(lines[i::2]))
 
 
 def _publish(store: Path, folder: Path, ledger: Json) -> None:
@@ -233,7 +234,7 @@ def _publish(store: Path, folder: Path, ledger: Json) -> None:
         file.name: digest(file) for file in sorted(folder.iterdir()) if file.name != SOURCES
     }
     ledger["store"] = store_digest(ledger["data"])
-    write_json(folder / LEDGER, ledger)
+    write_json(folder / LEDGER_FILE, ledger)
     seal(folder, known=ledger["data"])
     os.rename(folder, store)
     sync(store.parent)

@@ -27,12 +27,12 @@ from nmt.corpus.cleaning import duplicates
 from nmt.corpus.ledger import listed, versions
 from nmt.corpus.reader import describe, local_files, n_rows, read_blocks
 from nmt.corpus.shards import SHARD, WORDS, Text, add_up, finished, shard_file
-from nmt.data.store import VOCAB
 from nmt.data.vocab import Vocab, learn, write_words
 from nmt.system.errors import UserError
 from nmt.system.files import digest, read_json, stamp, write_bytes, write_json
 from nmt.system.pool import apart, ordered
 from nmt.system.progress import Progress, clock, say
+from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
 Json = dict[str, Any]
@@ -258,7 +258,7 @@ def learn_bpe(job: Job, train: Sequence[Collected], marks: Path | None) -> tuple
 
     def make(folder: Path) -> Json:
         if given is not None:
-            write_bytes(folder / VOCAB, given.model)
+            write_bytes(folder / VOCAB_FILE, given.model)
             return {
                 "sha256": given.digest,
                 "pieces": given.size,
@@ -278,7 +278,7 @@ def learn_bpe(job: Job, train: Sequence[Collected], marks: Path | None) -> tuple
         n_words = learning(job.vocab) if wanted <= FEW_LINES else apart(learning, job.vocab)
         job.meter.n_lines += wanted
         return {
-            "sha256": digest(folder / VOCAB),
+            "sha256": digest(folder / VOCAB_FILE),
             "pieces": job.vocab.size,
             "lines": wanted,
             "words": n_words,
@@ -326,7 +326,7 @@ def _learn_words(folder: Path, tasks: list[Any], workers: int, vocab: VocabConfi
         del counts
     n_words: int = read_json(words.with_suffix(".json"))["words"]
     say(f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {wanted:,} lines")
-    write_bytes(folder / VOCAB, learn(words, vocab))
+    write_bytes(folder / VOCAB_FILE, learn(words, vocab))
     return n_words
 
 
@@ -341,7 +341,7 @@ def encode(job: Job, collected: Collected, bpe: Path, marks: Path | None) -> Enc
         total = 2 * sum(text.n_pairs for _, text in tasks)
         with closing(Progress(f"encode {describe(part.corpus)}", total, "lines")) as progress:
             results = ordered(
-                partial(shard.encode, folder, bpe / VOCAB, limit), tasks, job.data.workers
+                partial(shard.encode, folder, bpe / VOCAB_FILE, limit), tasks, job.data.workers
             )
             for (_, text), _ in zip(tasks, results, strict=True):
                 progress.advance(2 * text.n_pairs)

@@ -21,11 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from nmt.data.merges import Merges, gathered
-from nmt.data.store import VOCAB, SideWriter, TokenStore, open_store
+from nmt.data.store import SideWriter, TokenStore, open_store
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, digest, make_folder, remove_folder, sweep, write_folder
+from nmt.system.files import digest, make_folder, remove_folder, sweep, write_folder
 from nmt.system.pool import ordered
 from nmt.system.progress import Progress
+from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
 
 BLOCK = 8_192  # pairs drawn from one seed: another size draws other segmentations
 CHECKED = 500  # pairs that must come back as they are at rate 0
@@ -55,7 +56,7 @@ class Segmentations:
     def __init__(
         self, store: Path, rate: float, seed: int, max_pieces: int | None, workers: int
     ) -> None:
-        self.recipe = Recipe(store.resolve(), digest(store / MANIFEST), rate, seed, max_pieces)
+        self.recipe = Recipe(store.resolve(), digest(store / MANIFEST_FILE), rate, seed, max_pieces)
         self.workers = workers
         self._stored = open_store(store, "train")
         self._closed = threading.Event()
@@ -113,7 +114,7 @@ class Segmentations:
             raise CancelledError
 
     def _fill(self, folder: Path, epoch: int, is_awaited: bool) -> None:
-        (folder / VOCAB).write_bytes((self.recipe.store / VOCAB).read_bytes())
+        (folder / VOCAB_FILE).write_bytes((self.recipe.store / VOCAB_FILE).read_bytes())
         n = len(self._stored)
         work = functools.partial(draw_block, self.recipe, epoch)
         blocks = ((first, min(first + BLOCK, n)) for first in range(0, n, BLOCK))
@@ -173,7 +174,7 @@ def draw_block(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
 
 @functools.lru_cache(1)
 def _opened(folder: Path, identity: str) -> tuple[TokenStore, Merges]:
-    store, merges = open_store(folder, "train"), Merges((folder / VOCAB).read_bytes())
+    store, merges = open_store(folder, "train"), Merges((folder / VOCAB_FILE).read_bytes())
     for side in (store.src, store.tgt):
         offsets = np.asarray(side.offsets[: CHECKED + 1])
         again, _ = merges.segment(
@@ -181,7 +182,7 @@ def _opened(folder: Path, identity: str) -> tuple[TokenStore, Merges]:
         )
         if not np.array_equal(again, side.ids[: offsets[-1]]):
             raise UserError(
-                f"{folder / VOCAB}: not a BPE that merges letters within words, as nmt-prepare learns it; "
+                f"{folder / VOCAB_FILE}: not a BPE that merges letters within words, as nmt-prepare learns it; "
                 "with this model set vocab.bpe_dropout=0"
             )
     return store, merges

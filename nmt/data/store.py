@@ -13,9 +13,8 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, read_manifest
-
-VOCAB, LEDGER = "vocab.model", "ledger.json"
+from nmt.system.files import read_manifest
+from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
 
 
 @dataclass(frozen=True)
@@ -40,35 +39,27 @@ class TokenStore:
         return len(self.src)
 
 
-def ids_name(split: str, side: str) -> str:
-    return f"{split}.{side}.ids.npy"
-
-
-def offsets_name(split: str, side: str) -> str:
-    return f"{split}.{side}.offsets.npy"
-
-
 def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
     """The `split` of a sealed store. Sizes are held against the manifest; `nmt.system.files.verify` reads all of it."""
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST_FILE).is_file():
         raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
     manifest = read_manifest(folder)
-    vocab = folder / VOCAB
+    vocab = folder / VOCAB_FILE
     if (
-        VOCAB not in manifest
+        VOCAB_FILE not in manifest
         or not vocab.is_file()
-        or vocab.stat().st_size != manifest[VOCAB]["size"]
+        or vocab.stat().st_size != manifest[VOCAB_FILE]["size"]
     ):
         raise UserError(
-            f"{vocab}: damaged, or not the one of {MANIFEST}; remove the folder and prepare again"
+            f"{vocab}: damaged, or not the one of {MANIFEST_FILE}; remove the folder and prepare again"
         )
-    if ids_name(split, "src") not in manifest:
+    if ids_file(split, "src") not in manifest:
         raise UserError(
             f"{folder}: holds no {split} split; give data.{split} and another data.store"
         )
-    if vocab_digest not in (None, manifest[VOCAB]["sha256"]):
+    if vocab_digest not in (None, manifest[VOCAB_FILE]["sha256"]):
         raise UserError(
-            f"{folder}: made with another BPE model ({manifest[VOCAB]['sha256'][:12]} instead of "
+            f"{folder}: made with another BPE model ({manifest[VOCAB_FILE]['sha256'][:12]} instead of "
             f"{str(vocab_digest)[:12]}); give the data.store that belongs to this run"
         )
     src, tgt = (_open_side(folder, split, side, manifest) for side in ("src", "tgt"))
@@ -81,11 +72,11 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
 
 
 def _open_side(folder: Path, split: str, side: str, manifest: dict[str, dict[str, int]]) -> Side:
-    ids = _map(folder / ids_name(split, side), "uint16", manifest)
-    offsets = _map(folder / offsets_name(split, side), "int64", manifest)
+    ids = _map(folder / ids_file(split, side), "uint16", manifest)
+    offsets = _map(folder / offsets_file(split, side), "int64", manifest)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids):
         raise UserError(
-            f"{folder / offsets_name(split, side)}: does not fit its ids; damaged, "
+            f"{folder / offsets_file(split, side)}: does not fit its ids; damaged, "
             "remove the folder and prepare again"
         )
     return Side(ids, offsets)
@@ -134,8 +125,8 @@ class SideWriter:
     """Writes one side of one split, chunk by chunk, in memory that does not grow."""
 
     def __init__(self, folder: Path, split: str, side: str) -> None:
-        self.ids = ArrayWriter(folder / ids_name(split, side), "uint16")
-        self.offsets = ArrayWriter(folder / offsets_name(split, side), "int64")
+        self.ids = ArrayWriter(folder / ids_file(split, side), "uint16")
+        self.offsets = ArrayWriter(folder / offsets_file(split, side), "int64")
         self.offsets.append(np.zeros(1, np.int64))
 
     @property

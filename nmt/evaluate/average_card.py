@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.average.mean import CARD, is_our_card, marked
-from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB, read_state
+from nmt.average.mean import is_our_card, marked
+from nmt.checkpoint import read_state
 from nmt.config import RunConfig, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.card import datasets, front_matter, model_rows, origin, table, training_text
 from nmt.evaluate.results import Result, Score, run_of
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, write_text
+from nmt.system.run_folder import CARD_FILE, CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 NEWSTEST = {
     "newstest2014": "test",
@@ -29,20 +30,21 @@ SHOWN = ("beam", "penalty", "length_penalty", "sample")  # of the search, in the
 
 def write_card(folder: Path, results: Sequence[Result]) -> None:
     """Write README.md into the folder of an average; any other kind of folder has none."""
-    if not (folder / STATE).is_file() or "averaged" not in (state := read_state(folder)):
+    if not (folder / STATE_FILE).is_file() or "averaged" not in (state := read_state(folder)):
         return
-    path = folder / CARD
+    path = folder / CARD_FILE
     if (path.exists() or path.is_symlink()) and not is_our_card(path):
         raise UserError(
             f"{path}: was edited since nmt wrote it, or is not nmt's; it is left as it is: move it away to "
             "have it written anew"
         )
-    manifest, config = read_manifest(folder), load_config(str(folder / CONFIG))
-    digests = {name: manifest[name]["sha256"] for name in (MODEL, VOCAB)}
+    manifest, config = read_manifest(folder), load_config(str(folder / CONFIG_FILE))
+    digests = {name: manifest[name]["sha256"] for name in (MODEL_FILE, VOCAB_FILE)}
     ours = [
         result
         for result in results
-        if (result.weights_sha256, result.vocab_sha256) == (digests[MODEL], digests[VOCAB])
+        if (result.weights_sha256, result.vocab_sha256)
+        == (digests[MODEL_FILE], digests[VOCAB_FILE])
     ]
     write_text(
         path,
@@ -50,7 +52,7 @@ def write_card(folder: Path, results: Sequence[Result]) -> None:
             text(
                 state,
                 config,
-                Vocab.load(folder / VOCAB).size,
+                Vocab.load(folder / VOCAB_FILE).size,
                 digests,
                 ours,
                 run_of(folder) is not None,
@@ -82,8 +84,8 @@ def text(
         "training text": training_text(config),
         **model_rows(config, vocab_size),
         **_recipe(config),
-        "sha256 of the weights": f"`{digests[MODEL]}`",
-        "sha256 of the BPE model": f"`{digests[VOCAB]}`",
+        "sha256 of the weights": f"`{digests[MODEL_FILE]}`",
+        "sha256 of the BPE model": f"`{digests[VOCAB_FILE]}`",
     }
     scored = [_row(result, score) for result in results for score in result.scores]
     scores = (

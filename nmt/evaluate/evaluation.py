@@ -14,7 +14,6 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from nmt.checkpoint import MODEL, VOCAB
 from nmt.config import RunConfig, changed, to_dict
 from nmt.evaluate import results
 from nmt.evaluate.average_card import write_card
@@ -23,8 +22,8 @@ from nmt.evaluate.verdict import judge
 from nmt.score.metrics import CHRF2, HEADLINE, Measured, Rung, ladder, measure, papers_rung
 from nmt.score.significance import Comparison, compare, seed_asked_for, spread
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder
 from nmt.system.progress import say, tracked
+from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
 from nmt.translate.stream import Job
 
 N_BOOTSTRAP = 1_000
@@ -180,7 +179,7 @@ def record(answer: Answer) -> None:
         except UserError as error:
             say(f"warning: not recorded: {error}")
         except OSError as error:
-            say(f"warning: not recorded: {error.filename or results.RESULTS}: {error.strerror}")
+            say(f"warning: not recorded: {error.filename or RESULTS_FILE}: {error.strerror}")
 
 
 def _record(system: System, measured: Sequence[Measured]) -> None:
@@ -199,8 +198,8 @@ def _record(system: System, measured: Sequence[Measured]) -> None:
             step=checkpoint.state["step"],
             averaged=checkpoint.state.get("averaged", []),
             pair=system.pair,
-            weights_sha256=checkpoint.sha256[MODEL],
-            vocab_sha256=checkpoint.sha256[VOCAB],
+            weights_sha256=checkpoint.sha256[MODEL_FILE],
+            vocab_sha256=checkpoint.sha256[VOCAB_FILE],
             test_set=results.TestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
             hypotheses_sha256=hashlib.sha256(
                 "".join(text + "\n" for text in system.texts).encode()
@@ -266,7 +265,9 @@ def side_by_side(systems: Sequence[System], measured: Sequence[Measured]) -> Ite
 def spread_of(question: Question, names: Sequence[str]) -> Answer:
     """What several runs of one recipe, from different seeds, reach."""
     systems = _of_one_test(question, names)
-    weights = [system.engine.checkpoints[0].sha256[MODEL] for system in systems if system.engine]
+    weights = [
+        system.engine.checkpoints[0].sha256[MODEL_FILE] for system in systems if system.engine
+    ]
     if len(set(weights)) < len(systems):
         raise UserError(
             f"{' '.join(names)}: some have the same weights; a spread is that of different runs"

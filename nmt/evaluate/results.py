@@ -18,8 +18,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from nmt.system.errors import UserError
 from nmt.system.files import lock, read_json, size_of, write_json
 from nmt.system.progress import clock
+from nmt.system.run_folder import RESULTS_FILE, RunFolder
 
-RESULTS = "results.json"
 PATIENCE_S = 20.0  # another writer is done in milliseconds
 Setting = str | int | float | bool | None
 
@@ -89,7 +89,7 @@ class Result:
 def add(run: Path, record: Result) -> None:
     """Write the record into the file of `run`, in place of one of the same subject."""
     _parsed(
-        asdict(record), Result, f"{run / RESULTS}: the new record"
+        asdict(record), Result, f"{run / RESULTS_FILE}: the new record"
     )  # what could not be read again is not written
     with _held(run):
         records = []
@@ -98,12 +98,12 @@ def add(run: Path, record: Result) -> None:
                 record = record.with_scores_of(known)
             else:
                 records.append(known)
-        write_json(run / RESULTS, [asdict(known) for known in (*records, record)])
+        write_json(run / RESULTS_FILE, [asdict(known) for known in (*records, record)])
 
 
 def read(run: Path) -> list[Result]:
     """The records of `run`, oldest first; none if nothing was scored yet."""
-    path = run / RESULTS
+    path = run / RESULTS_FILE
     if not os.path.lexists(path):
         return []
     size_of(path)  # a pipe would never end
@@ -121,7 +121,7 @@ def run_of(checkpoint: Path) -> Path | None:
         place.parent,
         *([place.parent.parent] if place.parent.name == "checkpoints" else []),
     ):
-        if (folder / "checkpoints").is_dir() and (folder / "config.yaml").is_file():
+        if RunFolder(folder).checkpoints.is_dir() and RunFolder(folder).config.is_file():
             return folder
     return None
 
@@ -133,7 +133,7 @@ def _held(run: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(lock(run / RESULTS, "nmt-eval", ".results.lock"))
+                stack.enter_context(lock(run / RESULTS_FILE, "nmt-eval", ".results.lock"))
                 break
             except UserError:
                 if clock() > until:

@@ -18,9 +18,8 @@ from nmt.export.parity import Ids
 from nmt.export.tensors import check_expressible, position_table, projections
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.errors import UserError
+from nmt.system.run_folder import VOCAB_FILE
 from nmt.translate.search import Hypothesis, penalty
-
-VOCAB = "vocab.model"
 
 
 def library() -> Any:
@@ -76,7 +75,7 @@ def write(
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
-    (folder / VOCAB).write_bytes(vocab.model)
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
 
 
 def _array(tensor: Tensor) -> Any:
@@ -104,7 +103,7 @@ class CTranslate2:
         """`n_threads` for one batch, 0 lets CTranslate2 choose; it may change how many torch uses in this process.
         Weights are computed with as they are stored, where the processor can."""
         try:
-            self.vocab = Vocab.load(folder / VOCAB)
+            self.vocab = Vocab.load(folder / VOCAB_FILE)
             self.translator = library().Translator(
                 str(folder), device=device, intra_threads=n_threads
             )

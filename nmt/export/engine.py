@@ -9,8 +9,9 @@ from pathlib import Path
 
 from nmt.config import RunConfig, load_config
 from nmt.export.ctranslate2 import CTranslate2, library
-from nmt.export.export import CONFIG, load_ctranslate2
+from nmt.export.export import load_ctranslate2
 from nmt.system.errors import UserError
+from nmt.system.run_folder import CONFIG_FILE
 from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.batching import Found, cut
 from nmt.translate.translator import Sentences, TextToText
@@ -46,7 +47,7 @@ def make_engine(
 ) -> tuple[EngineTranslator, RunConfig]:
     """With the export in `folder`, decoding as its config says."""
     exported, quantization = load_ctranslate2(folder, n_threads, device)
-    place = folder / CONFIG
+    place = folder / CONFIG_FILE
     if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
         raise UserError(
             f"{place}: extends: the config of an export stands by itself; use another copy"

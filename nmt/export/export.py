@@ -23,14 +23,14 @@ from nmt.export import ctranslate2, huggingface
 from nmt.export.parity import Agreement, Ours, Side, bound, compare
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import (
-    MANIFEST,
-    read_json,
-    read_manifest,
-    verify,
-    write_folder,
-    write_json,
-    write_text,
+from nmt.system.files import read_json, read_manifest, verify, write_folder, write_json, write_text
+from nmt.system.run_folder import (
+    CARD_FILE,
+    CONFIG_FILE,
+    EXPORT_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    VOCAB_FILE,
 )
 from nmt.translate.translator import Translator, make_translator
 
@@ -40,13 +40,6 @@ QUANTIZATIONS = {
     "huggingface": FLOATS,
     "safetensors": FLOATS,
 }
-EXPORT, CARD, CONFIG, VOCAB, WEIGHTS = (
-    "export.json",
-    "README.md",
-    "config.yaml",
-    "vocab.model",
-    "model.safetensors",
-)
 LIMIT = 100  # pieces of an output that is compared
 
 
@@ -91,14 +84,14 @@ def export(
             "checkpoint": checkpoint.path.name,
             "step": checkpoint.state["step"],
             "averaged": checkpoint.state.get("averaged", []),
-            "weights_sha256": read_manifest(checkpoint.path)[WEIGHTS]["sha256"],
+            "weights_sha256": read_manifest(checkpoint.path)[MODEL_FILE]["sha256"],
             "vocab_sha256": translator.vocab.digest,
             "check": asdict(agreement),
         }
-        write_json(folder / EXPORT, record)
-        write_text(folder / CONFIG, dump(checkpoint.config))
+        write_json(folder / EXPORT_FILE, record)
+        write_text(folder / CONFIG_FILE, dump(checkpoint.config))
         write_text(
-            folder / CARD,
+            folder / CARD_FILE,
             card.text(record, checkpoint.config, translator.vocab.size, str(agreement)),
         )
         found.append(agreement)
@@ -122,9 +115,9 @@ def _written(
         name: p.detach().to(getattr(torch, quantization)) for name, p in model.named_parameters()
     }
     known = {"format": "pt", "config": dump(config), "vocab_sha256": vocab.digest}
-    save_file(weights, folder / WEIGHTS, metadata=known)
-    (folder / VOCAB).write_bytes(vocab.model)
-    other, stored = Transformer(model.config, vocab.size), load_file(folder / WEIGHTS)
+    save_file(weights, folder / MODEL_FILE, metadata=known)
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
+    other, stored = Transformer(model.config, vocab.size), load_file(folder / MODEL_FILE)
     with torch.no_grad():
         for name, p in other.named_parameters():
             p.copy_(stored[name])
@@ -158,7 +151,7 @@ def is_export(folder: Path) -> bool:
         return False
     names = {path.name for path in folder.iterdir()}
     return not names or (
-        names >= {EXPORT, MANIFEST} and names == {MANIFEST, *read_manifest(folder)}
+        names >= {EXPORT_FILE, MANIFEST_FILE} and names == {MANIFEST_FILE, *read_manifest(folder)}
     )
 
 
@@ -166,8 +159,8 @@ def load_ctranslate2(
     folder: Path, n_threads: int = 0, device: str = "cpu"
 ) -> tuple[ctranslate2.CTranslate2, str]:
     """The engine with an export's model, held against its manifest, and the quantization it is to be labelled with."""
-    verify(folder, (EXPORT, VOCAB))
-    record = read_json(folder / EXPORT)
+    verify(folder, (EXPORT_FILE, VOCAB_FILE))
+    record = read_json(folder / EXPORT_FILE)
     if record.get("format") != "ctranslate2":
         raise UserError(
             f"{folder}: is an export to {record.get('format')}; make one with nmt-export --to ctranslate2"

@@ -24,6 +24,7 @@ from nmt.profile.cost import Ticks, forget_peak, peak_memory
 from nmt.profile.parts import UPDATE
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
+from nmt.system.run_folder import VOCAB_FILE
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import excerpt, explained_out_of_memory, run_shape
 from nmt.train.optimizer import make_optimizer
@@ -64,7 +65,7 @@ class Rehearsal:
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world, self.step = config, world, 0
         self.folder = Path(config.data.store)
-        self.vocab = Vocab.load(self.folder / "vocab.model")
+        self.vocab = Vocab.load(self.folder / VOCAB_FILE)
         self.store = open_store(self.folder, "train", self.vocab.digest)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder, write_text
+from nmt.system.files import write_text
 from nmt.system.progress import duration
+from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
 
 WIDTH, HEIGHT = 720, 260
@@ -53,7 +54,7 @@ def write_report(run: Path) -> Path:
     except (OSError, UnicodeDecodeError):
         raise UserError(f"{folder.config}: cannot be read; give the folder of a run") from None
     lines, n_damaged = read_metrics(folder.metrics)
-    report = run / "report.html"
+    report = folder.report
     write_text(report, page(settings, lines, n_damaged))
     return report
 

@@ -1,4 +1,4 @@
-"""Files that are complete or absent: atomic writes, digests, the lock and the layout of a run folder.
+"""Files that are complete or absent: atomic writes, digests, and the lock of a folder.
 
 Everything goes to a temporary name first, is fsynced, renamed, and its folder fsynced: after a power cut a reader
 finds the old content or the new, never a mixture. A `manifest.json` holds the sha256 and size of each file of a
@@ -18,24 +18,14 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from nmt.system.errors import UserError
+from nmt.system.run_folder import MANIFEST_FILE
 
-MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
-RUN_FILES = (
-    "config.yaml",
-    "vocab.model",
-    "metrics.jsonl",
-    "status.json",
-    "report.html",
-    "results.json",
-    "averaging.json",
-)  # what a run folder keeps beside its checkpoints
 
 
 def digest(path: Path) -> str:
@@ -140,7 +130,7 @@ def seal(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
     """Fsync each file of `folder` and write the manifest that `verify` will hold them against; sha256 `known` before
     are not computed again."""
     entries = {}
-    for file in sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != "."):
+    for file in sorted(p for p in folder.iterdir() if p.name != MANIFEST_FILE and p.name[0] != "."):
         file.chmod(
             folder.stat().st_mode & 0o666
         )  # safetensors would keep colleagues from reading weights
@@ -149,23 +139,25 @@ def seal(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
             "sha256": known.get(file.name) or digest(file),
             "size": file.stat().st_size,
         }
-    write_json(folder / MANIFEST, entries)
+    write_json(folder / MANIFEST_FILE, entries)
     sync(folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    if not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder}: no {MANIFEST}; not a complete checkpoint or store")
-    if (size := size_of(folder / MANIFEST)) > MAX_MANIFEST_BYTES:
+    if not (folder / MANIFEST_FILE).is_file():
+        raise UserError(f"{folder}: no {MANIFEST_FILE}; not a complete checkpoint or store")
+    if (size := size_of(folder / MANIFEST_FILE)) > MAX_MANIFEST_BYTES:
         raise UserError(
-            f"{folder / MANIFEST}: {size} bytes are too many; damaged, use another copy"
+            f"{folder / MANIFEST_FILE}: {size} bytes are too many; damaged, use another copy"
         )
-    entries = read_json(folder / MANIFEST)
+    entries = read_json(folder / MANIFEST_FILE)
     if not isinstance(entries, dict):
-        raise UserError(f"{folder / MANIFEST}: damaged, use another copy")
+        raise UserError(f"{folder / MANIFEST_FILE}: damaged, use another copy")
     for name, entry in entries.items():
         if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII) or not _is_entry(entry):
-            raise UserError(f"{folder / MANIFEST}: damaged at {ascii(name[:99])}, use another copy")
+            raise UserError(
+                f"{folder / MANIFEST_FILE}: damaged at {ascii(name[:99])}, use another copy"
+            )
     return entries
 
 
@@ -206,12 +198,12 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     for name in needed:
         if name not in entries:
             raise UserError(
-                f"{folder}: its {MANIFEST} names no {name}; not a complete folder of its kind"
+                f"{folder}: its {MANIFEST_FILE} names no {name}; not a complete folder of its kind"
             )
     for name, entry in entries.items():
         if (size := size_of(folder / name)) != entry["size"]:
             raise UserError(
-                f"{folder / name}: {size} bytes, not {entry['size']} as {MANIFEST} says; damaged, "
+                f"{folder / name}: {size} bytes, not {entry['size']} as {MANIFEST_FILE} says; damaged, "
                 "use another copy"
             )
     for name in entries if only is None else only:
@@ -223,7 +215,7 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
             ) from None
         if not is_same:
             raise UserError(
-                f"{folder / name}: its sha256 is not the one in {MANIFEST}; damaged, use another copy"
+                f"{folder / name}: its sha256 is not the one in {MANIFEST_FILE}; damaged, use another copy"
             )
 
 
@@ -284,37 +276,3 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
         finally:
             if file_name:
                 path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where things lie in a run folder."""
-
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def vocab(self) -> Path:
-        return self.path / "vocab.model"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def average(self) -> Path:
-        return self.path / "average"
-
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step-{step:07d}"

@@ -17,8 +17,8 @@ from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig
 from nmt.system.errors import Failure
-from nmt.system.files import RunFolder
 from nmt.system.progress import say
+from nmt.system.run_folder import RunFolder
 from nmt.train.metrics_log import Journal
 
 TRIES = 3

@@ -23,9 +23,9 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.device import is_out_of_memory
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder
 from nmt.system.progress import say
 from nmt.system.ranks import World
+from nmt.system.run_folder import VOCAB_FILE, RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, has_fixed_shape, make_replica
@@ -181,7 +181,7 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
 
 def _try_update(config: RunConfig, world: World) -> None:
     folder = Path(config.data.store)
-    vocab = Vocab.load(folder / "vocab.model")
+    vocab = Vocab.load(folder / VOCAB_FILE)
     store = open_store(folder, "train", vocab.digest)
     model = Transformer(config.model, vocab.size).to(world.device)
     objective = Objective(model, config.training.label_smoothing)

@@ -16,6 +16,7 @@ from nmt.data.vocab import Vocab
 from nmt.system.files import write_json
 from nmt.system.progress import say
 from nmt.system.ranks import World
+from nmt.system.run_folder import RunFolder
 from nmt.train.parallel import total_norm
 from nmt.train.update import Outcome, Sent
 
@@ -23,7 +24,12 @@ SKIPS = 3  # in a row
 
 
 def explain(
-    outcome: Outcome, folder: Path, model: nn.Module, store: TokenStore, vocab: Vocab, world: World
+    outcome: Outcome,
+    run: RunFolder,
+    model: nn.Module,
+    store: TokenStore,
+    vocab: Vocab,
+    world: World,
 ) -> str:
     """Write the file and say the same in a line. All ranks take part, for each knows its micro-batches only."""
     sent = outcome.sent
@@ -31,7 +37,7 @@ def explain(
     weights = [
         name for name, p in model.named_parameters() if not total_norm([p.detach()]).isfinite()
     ]
-    path = folder / f"nonfinite-{sent.step:07d}.json"
+    path = run.nonfinite(sent.step)
     if world.is_main:
         _write(path, outcome, losses, weights, store, vocab)
     return (

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import RunFolder, read_json, write_json
+from nmt.system.files import read_json, write_json
 from nmt.system.progress import clock, say
+from nmt.system.run_folder import RunFolder
 
 FAILED, MISTAKE, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
 State = Literal["running", "done", "preempted", "failed"]

@@ -25,9 +25,10 @@ from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import RunFolder, lock, make_folder, sweep, verify, write_bytes, write_text
+from nmt.system.files import lock, make_folder, sweep, verify, write_bytes, write_text
 from nmt.system.progress import Progress, clock, duration, say
 from nmt.system.ranks import World, is_lost
+from nmt.system.run_folder import VOCAB_FILE, RunFolder
 from nmt.train.checkpoint_writer import Keeper
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import explained_out_of_memory, run_shape, try_worst
@@ -85,7 +86,7 @@ class Trainer:
         self.config, self.world, self.run, self.stop, self.status = config, world, run, stop, status
         self.write_report = report
         self.store_folder = Path(config.data.store)
-        self.vocab = Vocab.load(self.store_folder / "vocab.model")
+        self.vocab = Vocab.load(self.store_folder / VOCAB_FILE)
         self.store = open_store(self.store_folder, "train", self.vocab.digest)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
@@ -184,7 +185,7 @@ class Trainer:
     def refuse(self, outcome: Outcome) -> None:
         """An update was not applied: tell which, and stop if that is the rule or it comes too often."""
         sent, training, world = outcome.sent, self.config.training, self.world
-        told = explain(outcome, self.run.path, self.model, self.store, self.vocab, world)
+        told = explain(outcome, self.run, self.model, self.store, self.vocab, world)
         self.log(
             {
                 "kind": "skipped",

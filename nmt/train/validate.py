@@ -21,6 +21,7 @@ from nmt.data.vocab import Vocab
 from nmt.score.score import Score, bleu
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
+from nmt.system.run_folder import dev_text_file
 from nmt.train.loss import loss_sums
 from nmt.translate.translator import Translation, Translator
 
@@ -39,7 +40,7 @@ class DevSet:
 def open_dev(folder: Path, vocab: Vocab) -> DevSet:
     """That of a store."""
     texts = [
-        (folder / f"valid.{side}.txt").read_bytes().decode().split("\n")[:-1]
+        (folder / dev_text_file(side)).read_bytes().decode().split("\n")[:-1]
         for side in ("src", "tgt")
     ]
     return DevSet(open_store(folder, "valid", vocab.digest), *texts)

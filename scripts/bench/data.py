@@ -33,11 +33,11 @@ import numpy as np
 
 from nmt.commands.cli import guarded
 from nmt.corpus.ledger import store_digest
-from nmt.data.store import LEDGER
 from nmt.data.vocab import CorpusEncoder, Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, read_json, verify, write_json
+from nmt.system.files import read_json, verify, write_json
 from nmt.system.progress import Progress, clock, say
+from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 SEED = 14
 BATCH = 50_000  # pairs made at a time
@@ -260,8 +260,8 @@ def digest_of(store: Path) -> str:
     return store_digest(
         {
             name: entry["sha256"]
-            for name, entry in read_json(store / MANIFEST).items()
-            if name != LEDGER
+            for name, entry in read_json(store / MANIFEST_FILE).items()
+            if name != LEDGER_FILE
         }
     )
 

@@ -45,12 +45,13 @@ def prepare(
     import torch
     from safetensors.torch import save_file
 
-    from nmt.checkpoint import CONFIG, MODEL, load
+    from nmt.checkpoint import load
     from nmt.config import ModelConfig, RunConfig, VocabConfig, dump
     from nmt.data.vocab import Vocab, learn, word_counts, write_words
     from nmt.export import ctranslate2, huggingface
     from nmt.model.transformer import Transformer
     from nmt.system.files import write_text
+    from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
     from nmt.translate.translator import make_translator
 
     if checkpoint is None:
@@ -70,8 +71,8 @@ def prepare(
         config, vocab, model = loaded.config, translator.vocab, translator.model
     text = (data / "test.en").read_text(encoding="utf-8").split("\n")[:n_lines]
     (folder / "ids.json").write_text(json.dumps(vocab.encode(text)))
-    write_text(folder / CONFIG, dump(config))
-    save_file({name: p.detach() for name, p in model.named_parameters()}, folder / MODEL)
+    write_text(folder / CONFIG_FILE, dump(config))
+    save_file({name: p.detach() for name, p in model.named_parameters()}, folder / MODEL_FILE)
     for system in systems:
         engine, kind = system.split()
         (folder / kind).mkdir(exist_ok=True)
@@ -86,14 +87,14 @@ class Ours:
         import torch
         from safetensors.torch import load_file
 
-        from nmt.checkpoint import CONFIG, MODEL
         from nmt.config import load_config
         from nmt.model.cpu_linear import packed
         from nmt.model.transformer import Transformer
+        from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
         from nmt.system.runtime import quicken_products
 
         quicken_products()
-        config, weights = load_config(str(folder / CONFIG)), load_file(folder / MODEL)
+        config, weights = load_config(str(folder / CONFIG_FILE)), load_file(folder / MODEL_FILE)
         model = (
             Transformer(config.model, len(weights["tgt_embedding.weight"]))
             .eval()

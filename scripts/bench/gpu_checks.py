@@ -36,8 +36,8 @@ from nmt.model.attention import TRITON, VARLEN, Field, attend
 from nmt.model.attention_triton import packed_attention, supports, triton
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.transformer import Transformer
-from nmt.system.files import RunFolder
 from nmt.system.ranks import World, join
+from nmt.system.run_folder import RunFolder
 from nmt.train import loss as loss_module
 from nmt.train import loss_triton, parallel
 from nmt.train.loss import Objective

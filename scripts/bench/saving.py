@@ -66,8 +66,9 @@ def folders(folder: Path) -> None:
     from nmt.checkpoint import TrainState, snapshot
     from nmt.config import load_config
     from nmt.model.transformer import Transformer
-    from nmt.system.files import RunFolder, verify
+    from nmt.system.files import verify
     from nmt.system.progress import clock
+    from nmt.system.run_folder import RunFolder
     from nmt.train.optimizer import make_optimizer, set_learning_rate
 
     for name in ("demo", "base", "big"):

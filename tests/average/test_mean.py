@@ -23,14 +23,14 @@ from untrained import make_checkpoint, make_vocab
 from nmt.average import curve
 from nmt.average.mean import average, averaged_in, is_our_card, marked
 from nmt.average.select import best, choose
-from nmt.checkpoint import MODEL, load, load_weights, newest
-from nmt.checkpoint import STATE as STATE_FILE
+from nmt.checkpoint import load, load_weights, newest
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
 from nmt.config import DataConfig, DecodingConfig, EvaluationConfig, ModelConfig, dump, load_config
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.files import RunFolder, digest, seal
+from nmt.system.files import digest, seal
+from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
 
 MEAN = "mean"
 
@@ -49,15 +49,15 @@ def state_of(folder: Path) -> dict[str, object]:
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     """Other tensors in the same checkpoint, sealed."""
     save_file(
-        change({name: value.clone() for name, value in load_file(folder / MODEL).items()}),
-        folder / MODEL,
+        change({name: value.clone() for name, value in load_file(folder / MODEL_FILE).items()}),
+        folder / MODEL_FILE,
     )
     seal(folder)
 
 
 def expected(folders: list[Path], weights: list[float]) -> dict[str, np.ndarray]:
     """By numpy, in float64."""
-    files = [load_file(folder / MODEL) for folder in folders]
+    files = [load_file(folder / MODEL_FILE) for folder in folders]
     return {
         name: np.average([file[name].double().numpy() for file in files], axis=0, weights=weights)
         for name in files[0]
@@ -90,7 +90,7 @@ def test_the_mean_is_exact(
         write(folder, seed)
         rewrite(folder, wide)
     average(folders, tmp_path / MEAN, weights)
-    found = load_file(tmp_path / MEAN / MODEL)
+    found = load_file(tmp_path / MEAN / MODEL_FILE)
     for name, value in expected(folders, weights or [1.0] * 5).items():
         assert found[name].dtype == torch.float32
         assert (np.abs(found[name].double().numpy() - value) <= 1e-7 * np.abs(value)).all(), name
@@ -107,18 +107,18 @@ def test_of_one_it_is_the_identity_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "b")
     for name in "ab":
         average([tmp_path / name], tmp_path / MEAN)
-        for tensor, value in load_file(tmp_path / MEAN / MODEL).items():
+        for tensor, value in load_file(tmp_path / MEAN / MODEL_FILE).items():
             assert (
                 value.numpy().tobytes()
-                == load_file(tmp_path / name / MODEL)[tensor].numpy().tobytes()
+                == load_file(tmp_path / name / MODEL_FILE)[tensor].numpy().tobytes()
             )
-    assert digest(tmp_path / MEAN / MODEL) == digest(tmp_path / "b" / MODEL)
+    assert digest(tmp_path / MEAN / MODEL_FILE) == digest(tmp_path / "b" / MODEL_FILE)
 
 
 def test_tied_weights_count_once_and_the_mean_translates(tmp_path: Path) -> None:
     models = [write(tmp_path / str(seed), seed) for seed in range(3)]
     average([tmp_path / str(seed) for seed in range(3)], tmp_path / MEAN)
-    names = set(load_file(tmp_path / MEAN / MODEL))
+    names = set(load_file(tmp_path / MEAN / MODEL_FILE))
     assert (
         names == {name for name, _ in models[0].named_parameters()}
         and "projection.weight" not in names
@@ -243,7 +243,7 @@ def test_the_oldest_first_and_by_its_own_folder(
         "elapsed_s": [180.0, 840.0, 1800.0],
         "weights": [0.1, 0.3, 0.6],
     }
-    found = load_file(tmp_path / MEAN / MODEL)
+    found = load_file(tmp_path / MEAN / MODEL_FILE)
     for name, value in expected(
         [run.checkpoint(step) for step in (10, 30, 50)], [0.1, 0.3, 0.6]
     ).items():
@@ -259,7 +259,7 @@ def test_the_oldest_first_and_by_its_own_folder(
     monkeypatch.setattr(averaging, "mixed", moved)
     average([best_one], tmp_path / "single")
     assert state_of(tmp_path / "single")["averaged"] == ["step-0000050"]
-    assert digest(tmp_path / "single" / MODEL) == digest(run.checkpoint(50) / MODEL)
+    assert digest(tmp_path / "single" / MODEL_FILE) == digest(run.checkpoint(50) / MODEL_FILE)
     monkeypatch.chdir(run.checkpoint(20))
     average([Path(".")], tmp_path / "here")
     assert state_of(tmp_path / "here")["averaged"] == ["step-0000020"]
@@ -516,7 +516,7 @@ def test_weights_and_minutes_are_said_and_kept(
         "elapsed_s": [1440.0, 1800.0],
         "weights": [1 / 3, 2 / 3],
     }
-    found = load_file(run.average / MODEL)
+    found = load_file(run.average / MODEL_FILE)
     for name, value in expected([run.checkpoint(40), run.checkpoint(50)], [0.5, 1.0]).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
     assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
@@ -576,7 +576,7 @@ def test_twenty_need_less_memory_than_two(tmp_path: Path) -> None:
     """The peak of a process, mapped files and all: twenty models of more than 12 MB, of one file by hard links."""
     shape = ModelConfig(d_model=256, d_ff=1_500, n_heads=4, n_layers=2)
     first = make_checkpoint(tmp_path / "0", make_vocab(tmp_path), shape)
-    size = (first / MODEL).stat().st_size
+    size = (first / MODEL_FILE).stat().st_size
     for n in range(1, 20):
         shutil.copytree(first, tmp_path / str(n), copy_function=os.link)
     done = subprocess.run(
@@ -592,8 +592,8 @@ def test_twenty_need_less_memory_than_two(tmp_path: Path) -> None:
         and len(json.loads((tmp_path / "mean" / STATE_FILE).read_text())["averaged"]) == 20
     )
     assert int(done.stdout) < size, "twenty took as much as another model"
-    assert digest(tmp_path / "mean" / MODEL) == digest(
-        tmp_path / "one" / MODEL
+    assert digest(tmp_path / "mean" / MODEL_FILE) == digest(
+        tmp_path / "one" / MODEL_FILE
     )  # of equals the same
 
 

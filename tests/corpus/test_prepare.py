@@ -19,10 +19,11 @@ import pytest
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
 from nmt.corpus.prepare import ledger_table, prepare
-from nmt.data.store import LEDGER, open_store
+from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import MANIFEST, digest, lock, verify
+from nmt.system.files import digest, lock, verify
+from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("NMT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -66,11 +67,11 @@ def config(root: Path, **changes: object) -> DataConfig:
 
 def contents(store: str | Path) -> dict[str, object]:
     """All that must not depend on where and how a store was made."""
-    ledger = json.loads((Path(store) / LEDGER).read_text())
+    ledger = json.loads((Path(store) / LEDGER_FILE).read_text())
     files = {
         path.name: digest(path)
         for path in Path(store).glob("[!.]*")
-        if path.name not in (LEDGER, MANIFEST)
+        if path.name not in (LEDGER_FILE, MANIFEST_FILE)
     }
     assert files == ledger["data"]
     return files | {key: value for key, value in ledger.items() if key != "command"}
@@ -312,7 +313,7 @@ def kept(store: str) -> list[tuple[str, ...]]:
 
 
 def ledger_of(store: str) -> dict[str, Any]:
-    ledger: dict[str, Any] = json.loads((Path(store) / LEDGER).read_text())
+    ledger: dict[str, Any] = json.loads((Path(store) / LEDGER_FILE).read_text())
     return ledger
 
 
@@ -679,7 +680,7 @@ def test_mistakes_leave_no_store(
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         prepare(config(root, **changes), VocabConfig(size=size), 1)
     assert "\n" not in str(caught.value)
-    assert not (root.parent / "store").exists() and not (root / MANIFEST).exists()
+    assert not (root.parent / "store").exists() and not (root / MANIFEST_FILE).exists()
 
 
 # ---- the command ------------------------------------------------------------------------------------------------

@@ -24,11 +24,12 @@ from nmt.data import bpe_dropout as segmentation
 from nmt.data.bpe_dropout import Recipe, Segmentations, draw_block
 from nmt.data.loader import Loader, Update
 from nmt.data.plan import Cursor
-from nmt.data.store import VOCAB, Side, SideWriter, TokenStore, open_store
+from nmt.data.store import Side, SideWriter, TokenStore, open_store
 from nmt.data.vocab import UNK, Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import seal
 from nmt.system.ranks import World
+from nmt.system.run_folder import VOCAB_FILE
 
 N = 1_000
 LOST = 7  # the pair with a character that the BPE does not know
@@ -54,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_threads=1,
         minloglevel=2,
     )
-    (folder / VOCAB).write_bytes(model.getvalue())
+    (folder / VOCAB_FILE).write_bytes(model.getvalue())
     vocab = Vocab(model.getvalue())
     pairs[LOST] = (pairs[LOST][0] + " ☃ " + pairs[LOST + 1][0], pairs[LOST][1])
     for side, lines in zip(("src", "tgt"), zip(*pairs, strict=True), strict=True):
@@ -101,7 +102,7 @@ def stored(store: Path) -> list[Rows]:
 
 @pytest.mark.usefixtures("here")
 def test_the_same_text_in_other_pieces(store: Path) -> None:
-    vocab = Vocab.load(store / VOCAB)
+    vocab = Vocab.load(store / VOCAB_FILE)
     for old, new in zip(stored(store), drawn(store, 0), strict=True):
         assert vocab.decode(new) == vocab.decode(old)
         assert max(max(row) for row in new) < vocab.size
@@ -126,7 +127,7 @@ def by_the_paper(
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
 def test_as_long_and_as_often_changed_as_by_the_papers_algorithm(rate: float, store: Path) -> None:
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(store / VOCAB))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(store / VOCAB_FILE))
     known = {
         processor.id_to_piece(i): processor.get_score(i)
         for i in range(4, processor.get_piece_size())
@@ -292,7 +293,7 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
         num_threads=1,
         minloglevel=2,
     )
-    (store / VOCAB).write_bytes(model.getvalue())
+    (store / VOCAB_FILE).write_bytes(model.getvalue())
     for side in ("src", "tgt"):
         writer = SideWriter(store, "train", side)
         rows = Vocab(model.getvalue()).encode(lines[:100])

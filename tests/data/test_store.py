@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt.data.store import VOCAB, ArrayWriter, SideWriter, open_store
+from nmt.data.store import ArrayWriter, SideWriter, open_store
 from nmt.system.errors import UserError
 from nmt.system.files import digest, seal
+from nmt.system.run_folder import VOCAB_FILE
 
 Sentences = list[list[int]]
 
@@ -43,7 +44,7 @@ def sides() -> dict[str, Sentences]:
 def folder(tmp_path: Path, sides: dict[str, Sentences]) -> Path:
     store = tmp_path / "store"
     store.mkdir()
-    (store / VOCAB).write_bytes(b"a model")
+    (store / VOCAB_FILE).write_bytes(b"a model")
     write(store, "train", sides, chunk=7)
     seal(store)
     return store
@@ -80,13 +81,13 @@ def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
 
 def test_an_empty_split_opens(tmp_path: Path) -> None:
     write(tmp_path, "train", {"src": [], "tgt": []}, chunk=1)
-    (tmp_path / VOCAB).write_bytes(b"")
+    (tmp_path / VOCAB_FILE).write_bytes(b"")
     seal(tmp_path)
     assert len(open_store(tmp_path, "train")) == 0
 
 
 def test_refuses_another_bpe_model(folder: Path) -> None:
-    open_store(folder, "train", digest(folder / VOCAB))
+    open_store(folder, "train", digest(folder / VOCAB_FILE))
     with pytest.raises(UserError, match="made with another BPE model"):
         open_store(folder, "train", "0" * 64)
 

@@ -11,7 +11,7 @@ from test_results import RESULT
 from untrained import make_checkpoint, make_vocab
 
 from nmt.average.mean import average, averaged_in, is_our_card
-from nmt.checkpoint import MODEL, STATE, VOCAB, load
+from nmt.checkpoint import load
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, dump, load_config
 from nmt.data.vocab import Vocab
@@ -19,6 +19,7 @@ from nmt.evaluate.average_card import write_card
 from nmt.evaluate.results import Result
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, seal
+from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def result_of(folder: Path) -> Result:
     manifest = read_manifest(folder)
     digests = {
         f"{kind}_sha256": manifest[name]["sha256"]
-        for kind, name in (("weights", MODEL), ("vocab", VOCAB))
+        for kind, name in (("weights", MODEL_FILE), ("vocab", VOCAB_FILE))
     }
     return replace(RESULT, pair="no-en", **digests)
 
@@ -180,7 +181,7 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
         assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(
             folder / "README.md"
         )
-    average([make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB))], folder)
+    average([make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB_FILE))], folder)
     assert averaged_in(folder) == ["step"]
 
 
@@ -219,7 +220,7 @@ def test_many_checkpoints_with_their_ages_and_weights(folder: Path) -> None:
         "elapsed_s": [600.0, 1200.0],
         "weights": [0.25, 0.75],
     }
-    (folder / STATE).write_text(json.dumps(state))
+    (folder / STATE_FILE).write_text(json.dumps(state))
     seal(folder)
     write_card(folder, [])
     assert (

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from nmt.evaluate import results
-from nmt.evaluate.results import RESULTS, Result, Score, add, read, run_of
+from nmt.evaluate.results import Result, Score, add, read, run_of
 from nmt.system.errors import UserError
 from nmt.system.files import lock
+from nmt.system.run_folder import RESULTS_FILE
 
 RESULT = Result(
     "2026-11-21T20:00:00Z",
@@ -39,7 +40,7 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
     add(tmp_path, RESULT)
     add(tmp_path, other)
     assert read(tmp_path) == [RESULT, other]
-    assert {path.name for path in tmp_path.iterdir()} == {RESULTS}
+    assert {path.name for path in tmp_path.iterdir()} == {RESULTS_FILE}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
 def test_one_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "PATIENCE_S", 0.1)
     with (
-        lock(tmp_path / RESULTS, "nmt-eval", ".results.lock"),
+        lock(tmp_path / RESULTS_FILE, "nmt-eval", ".results.lock"),
         pytest.raises(UserError, match="in use by nmt-eval"),
     ):
         add(tmp_path, RESULT)
@@ -148,19 +149,19 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_told_in_one_line_and_kept(case: str, tmp_path: Path) -> None:
     data, told = DAMAGE[case]
-    (tmp_path / RESULTS).write_bytes(data)
+    (tmp_path / RESULTS_FILE).write_bytes(data)
     for attempt in (lambda: read(tmp_path), lambda: add(tmp_path, RESULT)):
         with pytest.raises(UserError) as caught:
             attempt()
-        assert told in str(caught.value) and str(tmp_path / RESULTS) in str(caught.value)
+        assert told in str(caught.value) and str(tmp_path / RESULTS_FILE) in str(caught.value)
         assert str(caught.value).isprintable()
-    assert (tmp_path / RESULTS).read_bytes() == data
+    assert (tmp_path / RESULTS_FILE).read_bytes() == data
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dead link"])
 def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
     """A pipe would never end."""
-    path = tmp_path / RESULTS
+    path = tmp_path / RESULTS_FILE
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -183,13 +184,13 @@ def test_a_place_that_takes_no_file_is_the_callers_to_tell(fault: str, tmp_path:
         (tmp_path / ".results.lock").mkdir()
     with pytest.raises(OSError):
         add(tmp_path, RESULT)
-    assert not (tmp_path / RESULTS).exists()
+    assert not (tmp_path / RESULTS_FILE).exists()
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seconds has nan"):
         add(tmp_path, replace(RESULT, seconds=float("nan")))
-    assert not (tmp_path / RESULTS).exists()
+    assert not (tmp_path / RESULTS_FILE).exists()
 
 
 def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from conftest import sentences
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from nmt.checkpoint import CONFIG, MODEL, STATE, VOCAB, Checkpoint, load
+from nmt.checkpoint import Checkpoint, load
 from nmt.commands.export import FORMATS
 from nmt.commands.export import main as nmt_export
 from nmt.config import (
@@ -36,6 +36,7 @@ from nmt.export.parity import Agreement, Ids, Ours, compare
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest, seal, write_json, write_text
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
 from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.search import Hypothesis
 
@@ -94,10 +95,10 @@ def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
         data=DataConfig(root="/secret/place", train=(CorpusConfig(src="a.en", tgt="a.de"),)),
     )
     folder.mkdir()
-    save_file(weights, folder / MODEL)
-    write_json(folder / STATE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
-    write_text(folder / CONFIG, dump(config))
-    (folder / VOCAB).write_bytes(vocab.model)
+    save_file(weights, folder / MODEL_FILE)
+    write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
+    write_text(folder / CONFIG_FILE, dump(config))
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return load(folder)
 
@@ -163,7 +164,7 @@ def test_fewer_bits_come_near(
     assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
     assert contents(checkpoint.path) == {
         **contents(checkpoint.path),
-        MODEL: digest(checkpoint.path / MODEL),
+        MODEL_FILE: digest(checkpoint.path / MODEL_FILE),
     }
 
 
@@ -226,7 +227,7 @@ def test_only_an_earlier_export_is_replaced(checkpoint: Checkpoint, tmp_path: Pa
     out = tmp_path / "out"
     export(checkpoint, "safetensors", out, "float32", LINES)
     export(checkpoint, "safetensors", out, "float16", LINES)
-    with safe_open(out / MODEL, "pt") as file:
+    with safe_open(out / MODEL_FILE, "pt") as file:
         assert {str(file.get_slice(name).get_dtype()) for name in file.keys()} == {"F16"}
     (out / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("x")
@@ -242,15 +243,15 @@ def test_safetensors_hold_the_very_weights_and_the_config(
 ) -> None:
     assert export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES).largest == 0
     with (
-        safe_open(tmp_path / "out" / MODEL, "pt") as ours,
-        safe_open(checkpoint.path / MODEL, "pt") as origin,
+        safe_open(tmp_path / "out" / MODEL_FILE, "pt") as ours,
+        safe_open(checkpoint.path / MODEL_FILE, "pt") as origin,
     ):
         assert set(ours.keys()) == set(origin.keys())
         assert all(
             torch.equal(ours.get_tensor(name), origin.get_tensor(name)) for name in origin.keys()
         )
-        assert ours.metadata()["config"] == (checkpoint.path / CONFIG).read_text()
-        assert ours.metadata()["vocab_sha256"] == digest(checkpoint.path / VOCAB)
+        assert ours.metadata()["config"] == (checkpoint.path / CONFIG_FILE).read_text()
+        assert ours.metadata()["vocab_sha256"] == digest(checkpoint.path / VOCAB_FILE)
 
 
 ODD = [
@@ -287,7 +288,7 @@ def test_weights_are_never_unpickled(checkpoint: Checkpoint, tmp_path: Path) -> 
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    (tmp_path / "out" / MODEL).unlink()
+    (tmp_path / "out" / MODEL_FILE).unlink()
     (tmp_path / "out" / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
     with pytest.raises(OSError, match="safetensors"):
         huggingface.HuggingFace(tmp_path / "out")
@@ -338,7 +339,7 @@ def test_the_card_warns_where_marian_forgets(vocab: Vocab, tmp_path: Path) -> No
     side = huggingface.HuggingFace(tmp_path / "out")
     side.model.save_pretrained(tmp_path / "again")
     with safe_open(
-        tmp_path / "again" / MODEL, "pt"
+        tmp_path / "again" / MODEL_FILE, "pt"
     ) as file:  # the day this fails, the warning can go
         assert "model.encoder.embed_positions.weight" not in file.keys()
 
@@ -355,7 +356,7 @@ def test_the_card_tells_what_the_checkpoint_knows(
         "pipeline_tag": "translation",
     }
     for fact in (
-        digest(checkpoint.path / MODEL),
+        digest(checkpoint.path / MODEL_FILE),
         vocab.digest,
         "a.en + a.de",
         "mean of 2 checkpoints",

@@ -20,7 +20,8 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
 from nmt.config import changed, load_config
 from nmt.system.errors import Failure
-from nmt.system.files import RunFolder, digest, seal
+from nmt.system.files import digest, seal
+from nmt.system.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
 FILES = (

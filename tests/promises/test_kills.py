@@ -32,7 +32,7 @@ from soaking import (
     traces,
 )
 
-from nmt.system.files import RunFolder
+from nmt.system.run_folder import RunFolder
 
 STEPS = 16
 BLEU, NLL = "evaluation.bleu=true", "evaluation.bleu=false"

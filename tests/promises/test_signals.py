@@ -25,7 +25,8 @@ from soaking import (
     steps_logged,
 )
 
-from nmt.system.files import RunFolder, read_json
+from nmt.system.files import read_json
+from nmt.system.run_folder import RunFolder
 
 STEPS = 12
 SETTINGS = (

@@ -23,13 +23,21 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
-from nmt.checkpoint import CONFIG, MODEL, OPTIMIZER, STATE, VOCAB, TrainState
+from nmt.checkpoint import TrainState
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import ModelConfig, RunConfig, dump
 from nmt.model.transformer import Transformer
-from nmt.system.files import MANIFEST, seal, write_folder
+from nmt.system.files import seal, write_folder
+from nmt.system.run_folder import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    VOCAB_FILE,
+)
 
 ROOT = Path(__file__).parents[2]
 MODEL_CONFIG = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=2)
@@ -68,11 +76,11 @@ def write_checkpoint(path: Path, step: int, vocab: bytes, n_pieces: int) -> None
     }
 
     def fill(folder: Path) -> None:
-        save_file(weights, folder / MODEL)
-        save_file(moments, folder / OPTIMIZER)
-        (folder / STATE).write_text(json.dumps(asdict(TrainState(step=step))))
-        (folder / CONFIG).write_text(dump(RunConfig(model=MODEL_CONFIG)))
-        (folder / VOCAB).write_bytes(vocab)
+        save_file(weights, folder / MODEL_FILE)
+        save_file(moments, folder / OPTIMIZER_FILE)
+        (folder / STATE_FILE).write_text(json.dumps(asdict(TrainState(step=step))))
+        (folder / CONFIG_FILE).write_text(dump(RunConfig(model=MODEL_CONFIG)))
+        (folder / VOCAB_FILE).write_bytes(vocab)
 
     write_folder(path, fill)
 
@@ -112,8 +120,8 @@ def content(name: str, data: bytes | Callable[[Path], bytes]) -> Change:
 
 def state(values: dict[str, Any], without: str = "") -> Change:
     def change(folder: Path) -> None:
-        before = json.loads((folder / STATE).read_text())
-        (folder / STATE).write_text(
+        before = json.loads((folder / STATE_FILE).read_text())
+        (folder / STATE_FILE).write_text(
             json.dumps({k: v for k, v in (before | values).items() if k != without})
         )
         seal(folder)
@@ -121,7 +129,7 @@ def state(values: dict[str, Any], without: str = "") -> Change:
     return change
 
 
-def tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = MODEL) -> Change:
+def tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = MODEL_FILE) -> Change:
     def changed(folder: Path) -> None:
         values = {key: value.clone() for key, value in load_file(folder / name).items()}
         change(values)
@@ -135,11 +143,11 @@ def header(change: Callable[[dict[str, Any]], Any]) -> Change:
     """Another header before the same data."""
 
     def changed(folder: Path) -> None:
-        data = (folder / MODEL).read_bytes()
+        data = (folder / MODEL_FILE).read_bytes()
         size = int.from_bytes(data[:8], "little")
         entries = json.loads(data[8 : 8 + size])
         change(entries)
-        (folder / MODEL).write_bytes(framed(json.dumps(entries).encode()) + data[8 + size :])
+        (folder / MODEL_FILE).write_bytes(framed(json.dumps(entries).encode()) + data[8 + size :])
         seal(folder)
 
     return changed
@@ -155,7 +163,7 @@ def sparse(name: str, start: bytes, size: int) -> Change:
     def change(folder: Path) -> None:
         (folder / name).write_bytes(start)
         os.truncate(folder / name, size)
-        if name != MANIFEST:
+        if name != MANIFEST_FILE:
             manifest(lambda entries: entries[name].update(size=size))(folder)
 
     return change
@@ -163,15 +171,15 @@ def sparse(name: str, start: bytes, size: int) -> Change:
 
 def manifest(change: Callable[[dict[str, Any]], Any]) -> Change:
     def changed(folder: Path) -> None:
-        entries = json.loads((folder / MANIFEST).read_text())
+        entries = json.loads((folder / MANIFEST_FILE).read_text())
         change(entries)
-        (folder / MANIFEST).write_text(json.dumps(entries))
+        (folder / MANIFEST_FILE).write_text(json.dumps(entries))
 
     return changed
 
 
 def unsealed(data: bytes) -> Change:
-    return lambda folder: (folder / MANIFEST).write_bytes(data)
+    return lambda folder: (folder / MANIFEST_FILE).write_bytes(data)
 
 
 def instead(name: str, make: Callable[[Path], object]) -> Change:
@@ -224,85 +232,96 @@ def zeros(shape: list[int], n: int, dtype: str = "F32", start: int = 0) -> dict[
 
 HUGE = framed(json.dumps({"tgt_embedding.weight": zeros([10**10], 4 * 10**10)}).encode())
 BIAS = "decoder.0.feed_forward.inner.bias"
-PART_NAMES = (MODEL, OPTIMIZER, STATE, CONFIG, VOCAB)
+PART_NAMES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 CASES: dict[
     str, tuple[Change, str]
 ] = {  # name -> what is done, and which file the one line must name
-    "config: d_model": (text(CONFIG, "d_model: 8", "d_model: 1000000"), MODEL),
-    "config: d_model 2^62": (text(CONFIG, "d_model: 8", f"d_model: {2**62}"), CONFIG),
-    "config: n_layers": (text(CONFIG, "n_layers: 2", "n_layers: 100000"), MODEL),
-    "config: fewer layers": (text(CONFIG, "n_layers: 2", "n_layers: 1"), MODEL),
-    "config: n_layers 2^62": (text(CONFIG, "n_layers: 2", f"n_layers: {2**62}"), MODEL),
-    "config: d_ff": (text(CONFIG, "d_ff: 12", "d_ff: 1000000000000"), MODEL),
-    "config: d_k": (text(CONFIG, "d_k: null", f"d_k: {2**62}"), CONFIG),
+    "config: d_model": (text(CONFIG_FILE, "d_model: 8", "d_model: 1000000"), MODEL_FILE),
+    "config: d_model 2^62": (text(CONFIG_FILE, "d_model: 8", f"d_model: {2**62}"), CONFIG_FILE),
+    "config: n_layers": (text(CONFIG_FILE, "n_layers: 2", "n_layers: 100000"), MODEL_FILE),
+    "config: fewer layers": (text(CONFIG_FILE, "n_layers: 2", "n_layers: 1"), MODEL_FILE),
+    "config: n_layers 2^62": (text(CONFIG_FILE, "n_layers: 2", f"n_layers: {2**62}"), MODEL_FILE),
+    "config: d_ff": (text(CONFIG_FILE, "d_ff: 12", "d_ff: 1000000000000"), MODEL_FILE),
+    "config: d_k": (text(CONFIG_FILE, "d_k: null", f"d_k: {2**62}"), CONFIG_FILE),
     "config: learned positions": (
         text(
-            CONFIG,
+            CONFIG_FILE,
             "positions: sinusoidal\n  max_positions: 1024",
             "positions: learned\n  max_positions: 1000000000000",
         ),
-        MODEL,
+        MODEL_FILE,
     ),
-    "config: untied": (text(CONFIG, "tied: true", "tied: false"), MODEL),
-    "config: NaN": (text(CONFIG, "dropout: 0.1", "dropout: .nan"), CONFIG),
-    "config: long number": (text(CONFIG, "d_model: 8", "d_model: " + "8" * 5000), CONFIG),
+    "config: untied": (text(CONFIG_FILE, "tied: true", "tied: false"), MODEL_FILE),
+    "config: NaN": (text(CONFIG_FILE, "dropout: 0.1", "dropout: .nan"), CONFIG_FILE),
+    "config: long number": (text(CONFIG_FILE, "d_model: 8", "d_model: " + "8" * 5000), CONFIG_FILE),
     "config: what is almost a number": (
-        text(CONFIG, "d_model: 8", "d_model: " + "8" * 60_000 + "x"),
-        CONFIG,
+        text(CONFIG_FILE, "d_model: 8", "d_model: " + "8" * 60_000 + "x"),
+        CONFIG_FILE,
     ),
     "config: extends another file": (
-        text(CONFIG, "name: run", "name: run\nextends: /etc/passwd"),
-        CONFIG,
+        text(CONFIG_FILE, "name: run", "name: run\nextends: /etc/passwd"),
+        CONFIG_FILE,
     ),
-    "config: objects": (content(CONFIG, yaml_of_objects), CONFIG),
+    "config: objects": (content(CONFIG_FILE, yaml_of_objects), CONFIG_FILE),
     "config: aliases": (
         content(
-            CONFIG,
+            CONFIG_FILE,
             b"a: &a [x,x,x]\n"
             + b"".join(
                 b"%c: &%c [*%c,*%c,*%c]\n" % (98 + i, 98 + i, 97 + i, 97 + i, 97 + i)
                 for i in range(20)
             ),
         ),
-        CONFIG,
+        CONFIG_FILE,
     ),
-    "config: brackets": (content(CONFIG, b"name: " + b"[" * 5000), CONFIG),
-    "config: closed brackets": (content(CONFIG, b"name: " + b"[" * 5000 + b"]" * 5000), CONFIG),
-    "config: no UTF-8": (content(CONFIG, b"name: \xff\xfe"), CONFIG),
-    "config: 1 TB": (sparse(CONFIG, b"name: x\n", 10**12), CONFIG),
-    "tensors: 10^10 elements": (sparse(MODEL, HUGE, len(HUGE) + 4 * 10**10), MODEL),
-    "tensors: 10^10 elements, no data": (content(MODEL, HUGE), MODEL),
-    "tensors: fp64": (tensors(lambda t: t.update({BIAS: t[BIAS].double()})), MODEL),
-    "tensors: int8": (tensors(lambda t: t.update({BIAS: t[BIAS].to(torch.int8)})), MODEL),
+    "config: brackets": (content(CONFIG_FILE, b"name: " + b"[" * 5000), CONFIG_FILE),
+    "config: closed brackets": (
+        content(CONFIG_FILE, b"name: " + b"[" * 5000 + b"]" * 5000),
+        CONFIG_FILE,
+    ),
+    "config: no UTF-8": (content(CONFIG_FILE, b"name: \xff\xfe"), CONFIG_FILE),
+    "config: 1 TB": (sparse(CONFIG_FILE, b"name: x\n", 10**12), CONFIG_FILE),
+    "tensors: 10^10 elements": (sparse(MODEL_FILE, HUGE, len(HUGE) + 4 * 10**10), MODEL_FILE),
+    "tensors: 10^10 elements, no data": (content(MODEL_FILE, HUGE), MODEL_FILE),
+    "tensors: fp64": (tensors(lambda t: t.update({BIAS: t[BIAS].double()})), MODEL_FILE),
+    "tensors: int8": (tensors(lambda t: t.update({BIAS: t[BIAS].to(torch.int8)})), MODEL_FILE),
     "tensors: fp64 moments": (
-        tensors(lambda t: t.update({f"exp_avg.{BIAS}": t[f"exp_avg.{BIAS}"].double()}), OPTIMIZER),
-        OPTIMIZER,
+        tensors(
+            lambda t: t.update({f"exp_avg.{BIAS}": t[f"exp_avg.{BIAS}"].double()}), OPTIMIZER_FILE
+        ),
+        OPTIMIZER_FILE,
     ),
     "tensors: another shape of moments": (
-        tensors(lambda t: t.update({f"exp_avg.{BIAS}": torch.ones(3)}), OPTIMIZER),
-        OPTIMIZER,
+        tensors(lambda t: t.update({f"exp_avg.{BIAS}": torch.ones(3)}), OPTIMIZER_FILE),
+        OPTIMIZER_FILE,
     ),
     "tensors: many steps": (
-        tensors(lambda t: t.update({f"step.{BIAS}": torch.ones(3)}), OPTIMIZER),
-        OPTIMIZER,
+        tensors(lambda t: t.update({f"step.{BIAS}": torch.ones(3)}), OPTIMIZER_FILE),
+        OPTIMIZER_FILE,
     ),
-    "tensors: one more": (tensors(lambda t: t.update(extra=torch.ones(1))), MODEL),
+    "tensors: one more": (tensors(lambda t: t.update(extra=torch.ones(1))), MODEL_FILE),
     "tensors: one more, to mock the terminal": (
         tensors(lambda t: t.update({"\x1b[2J\n": torch.ones(1)})),
-        MODEL,
+        MODEL_FILE,
     ),
-    "tensors: one less": (tensors(lambda t: t.pop(BIAS)), MODEL),
-    "tensors: transposed": (tensors(lambda t: t.update({BIAS: t[BIAS][None]})), MODEL),
-    "header: 100 MB": (sparse(MODEL, (10**8).to_bytes(8, "little") + b"{}", 10**8 + 8), MODEL),
-    "header: 2^63 bytes": (content(MODEL, (2**63).to_bytes(8, "little") + b"{}"), MODEL),
-    "header: longer than the file": (content(MODEL, (100).to_bytes(8, "little") + b"{}"), MODEL),
+    "tensors: one less": (tensors(lambda t: t.pop(BIAS)), MODEL_FILE),
+    "tensors: transposed": (tensors(lambda t: t.update({BIAS: t[BIAS][None]})), MODEL_FILE),
+    "header: 100 MB": (
+        sparse(MODEL_FILE, (10**8).to_bytes(8, "little") + b"{}", 10**8 + 8),
+        MODEL_FILE,
+    ),
+    "header: 2^63 bytes": (content(MODEL_FILE, (2**63).to_bytes(8, "little") + b"{}"), MODEL_FILE),
+    "header: longer than the file": (
+        content(MODEL_FILE, (100).to_bytes(8, "little") + b"{}"),
+        MODEL_FILE,
+    ),
     "header: 100,000 layers": (
         content(
-            MODEL,
+            MODEL_FILE,
             framed(json.dumps({f"encoder.{i}.x": zeros([0], 0) for i in range(100_000)}).encode()),
         ),
-        MODEL,
+        MODEL_FILE,
     ),
     "header: overlap": (
         header(
@@ -310,93 +329,122 @@ CASES: dict[
                 data_offsets=h["decoder.1.feed_forward.inner.bias"]["data_offsets"]
             )
         ),
-        MODEL,
+        MODEL_FILE,
     ),
     "header: beyond the end": (
         header(lambda h: h[BIAS].update(data_offsets=[2**40, 2**40 + 48])),
-        MODEL,
+        MODEL_FILE,
     ),
-    "header: negative offsets": (header(lambda h: h[BIAS].update(data_offsets=[-48, 0])), MODEL),
+    "header: negative offsets": (
+        header(lambda h: h[BIAS].update(data_offsets=[-48, 0])),
+        MODEL_FILE,
+    ),
     "header: a shape that overflows": (
         header(lambda h: h[BIAS].update(shape=[2**33, 2**33])),
-        MODEL,
+        MODEL_FILE,
     ),
-    "header: another shape of as much": (header(lambda h: h[BIAS].update(shape=[3, 4])), MODEL),
-    "header: unknown type": (header(lambda h: h[BIAS].update(dtype="OBJ")), MODEL),
-    "header: no JSON": (content(MODEL, framed(b"\x80\x04pickle")), MODEL),
-    "header: a list": (content(MODEL, framed(b"[1]")), MODEL),
-    "header: nested": (content(MODEL, framed(b"[" * 5000)), MODEL),
-    "model: empty": (content(MODEL, b""), MODEL),
-    "model: pickle": (content(MODEL, pickled), MODEL),
-    "optimizer: pickle": (content(OPTIMIZER, pickled), OPTIMIZER),
-    "model: torch.save": (content(MODEL, saved_by_torch), MODEL),
+    "header: another shape of as much": (
+        header(lambda h: h[BIAS].update(shape=[3, 4])),
+        MODEL_FILE,
+    ),
+    "header: unknown type": (header(lambda h: h[BIAS].update(dtype="OBJ")), MODEL_FILE),
+    "header: no JSON": (content(MODEL_FILE, framed(b"\x80\x04pickle")), MODEL_FILE),
+    "header: a list": (content(MODEL_FILE, framed(b"[1]")), MODEL_FILE),
+    "header: nested": (content(MODEL_FILE, framed(b"[" * 5000)), MODEL_FILE),
+    "model: empty": (content(MODEL_FILE, b""), MODEL_FILE),
+    "model: pickle": (content(MODEL_FILE, pickled), MODEL_FILE),
+    "optimizer: pickle": (content(OPTIMIZER_FILE, pickled), OPTIMIZER_FILE),
+    "model: torch.save": (content(MODEL_FILE, saved_by_torch), MODEL_FILE),
     "model: TorchScript": (
-        content(MODEL, lambda folder: archive(folder, "archive/code/__torch__.py", b"import os")),
-        MODEL,
+        content(
+            MODEL_FILE, lambda folder: archive(folder, "archive/code/__torch__.py", b"import os")
+        ),
+        MODEL_FILE,
     ),
     "model: zip bomb": (
-        content(MODEL, lambda folder: archive(folder, "archive/data/0", bytes(10**8))),
-        MODEL,
+        content(MODEL_FILE, lambda folder: archive(folder, "archive/data/0", bytes(10**8))),
+        MODEL_FILE,
     ),
     "vocab: zip bomb": (
-        content(VOCAB, lambda folder: archive(folder, "archive/data/0", bytes(10**8))),
-        VOCAB,
+        content(VOCAB_FILE, lambda folder: archive(folder, "archive/data/0", bytes(10**8))),
+        VOCAB_FILE,
     ),
-    "vocab: pickle": (content(VOCAB, pickled), VOCAB),
-    "vocab: empty": (content(VOCAB, b""), VOCAB),
-    "vocab: 1 TB": (sparse(VOCAB, b"", 10**12), VOCAB),
+    "vocab: pickle": (content(VOCAB_FILE, pickled), VOCAB_FILE),
+    "vocab: empty": (content(VOCAB_FILE, b""), VOCAB_FILE),
+    "vocab: 1 TB": (sparse(VOCAB_FILE, b"", 10**12), VOCAB_FILE),
     "vocab: a piece that is no text": (
-        content(VOCAB, lambda folder: pieces(15).replace(b"\xe2\x96\x81", b"\xe2\x96\xff")),
-        VOCAB,
+        content(VOCAB_FILE, lambda folder: pieces(15).replace(b"\xe2\x96\x81", b"\xe2\x96\xff")),
+        VOCAB_FILE,
     ),
-    "vocab: one piece less": (content(VOCAB, lambda folder: pieces(14)), MODEL),
-    "a pickle named in the manifest": (named_in_the_manifest, MANIFEST),
-    "state: negative step": (state({"step": -1}), STATE),
-    "state: step of another folder": (state({"step": 8}), STATE),
-    "state: text for a number": (state({"tokens_seen": "many"}), STATE),
-    "state: true for a number": (state({"step": True}), STATE),
-    "state: NaN": (state({"elapsed_s": float("nan")}), STATE),
-    "state: infinity": (state({"best": float("inf")}), STATE),
-    "state: huge": (state({"tokens_seen": 10**4000}), STATE),
-    "state: cursor of text": (state({"cursor": {"epoch": "0", "update": 0}}), STATE),
-    "state: cursor with more": (state({"cursor": {"epoch": 0, "update": 0, "x": 1}}), STATE),
-    "state: no cursor": (state({}, without="cursor"), STATE),
-    "state: no step": (state({}, without="step"), STATE),
-    "state: unknown key": (state({"__class__": "x"}), STATE),
-    "state: key to mock the terminal": (state({"\x1b[2J\n": 1}), STATE),
-    "state: a list": (content(STATE, b"[1]"), STATE),
-    "state: a number": (content(STATE, b"1"), STATE),
-    "state: nested": (content(STATE, b"[" * 100_000), STATE),
-    "state: pickle": (content(STATE, pickled), STATE),
-    "state: 1 TB": (sparse(STATE, b"{}", 10**12), STATE),
-    "state: half an average": (state({"averaged": ["x"]}), STATE),
-    "state: an average of numbers": (content(STATE, b'{"averaged": [1], "step": 9}'), STATE),
-    "manifest: ../": (manifest(lambda m: m.update({"../../outside": m.pop(VOCAB)})), MANIFEST),
-    "manifest: absolute": (manifest(lambda m: m.update({"/etc/passwd": m[VOCAB]})), MANIFEST),
-    "manifest: .": (manifest(lambda m: m.update({".": m[VOCAB]})), MANIFEST),
-    "manifest: line in a name": (manifest(lambda m: m.update({"a\nb": m[VOCAB]})), MANIFEST),
-    "manifest: NUL in a name": (manifest(lambda m: m.update({"a\0b": m[VOCAB]})), MANIFEST),
+    "vocab: one piece less": (content(VOCAB_FILE, lambda folder: pieces(14)), MODEL_FILE),
+    "a pickle named in the manifest": (named_in_the_manifest, MANIFEST_FILE),
+    "state: negative step": (state({"step": -1}), STATE_FILE),
+    "state: step of another folder": (state({"step": 8}), STATE_FILE),
+    "state: text for a number": (state({"tokens_seen": "many"}), STATE_FILE),
+    "state: true for a number": (state({"step": True}), STATE_FILE),
+    "state: NaN": (state({"elapsed_s": float("nan")}), STATE_FILE),
+    "state: infinity": (state({"best": float("inf")}), STATE_FILE),
+    "state: huge": (state({"tokens_seen": 10**4000}), STATE_FILE),
+    "state: cursor of text": (state({"cursor": {"epoch": "0", "update": 0}}), STATE_FILE),
+    "state: cursor with more": (state({"cursor": {"epoch": 0, "update": 0, "x": 1}}), STATE_FILE),
+    "state: no cursor": (state({}, without="cursor"), STATE_FILE),
+    "state: no step": (state({}, without="step"), STATE_FILE),
+    "state: unknown key": (state({"__class__": "x"}), STATE_FILE),
+    "state: key to mock the terminal": (state({"\x1b[2J\n": 1}), STATE_FILE),
+    "state: a list": (content(STATE_FILE, b"[1]"), STATE_FILE),
+    "state: a number": (content(STATE_FILE, b"1"), STATE_FILE),
+    "state: nested": (content(STATE_FILE, b"[" * 100_000), STATE_FILE),
+    "state: pickle": (content(STATE_FILE, pickled), STATE_FILE),
+    "state: 1 TB": (sparse(STATE_FILE, b"{}", 10**12), STATE_FILE),
+    "state: half an average": (state({"averaged": ["x"]}), STATE_FILE),
+    "state: an average of numbers": (
+        content(STATE_FILE, b'{"averaged": [1], "step": 9}'),
+        STATE_FILE,
+    ),
+    "manifest: ../": (
+        manifest(lambda m: m.update({"../../outside": m.pop(VOCAB_FILE)})),
+        MANIFEST_FILE,
+    ),
+    "manifest: absolute": (
+        manifest(lambda m: m.update({"/etc/passwd": m[VOCAB_FILE]})),
+        MANIFEST_FILE,
+    ),
+    "manifest: .": (manifest(lambda m: m.update({".": m[VOCAB_FILE]})), MANIFEST_FILE),
+    "manifest: line in a name": (
+        manifest(lambda m: m.update({"a\nb": m[VOCAB_FILE]})),
+        MANIFEST_FILE,
+    ),
+    "manifest: NUL in a name": (
+        manifest(lambda m: m.update({"a\0b": m[VOCAB_FILE]})),
+        MANIFEST_FILE,
+    ),
     "manifest: nested": (
-        manifest(lambda m: m.update({VOCAB: {"sha256": {}, "size": [{}]}})),
-        MANIFEST,
+        manifest(lambda m: m.update({VOCAB_FILE: {"sha256": {}, "size": [{}]}})),
+        MANIFEST_FILE,
     ),
-    "manifest: negative size": (manifest(lambda m: m[VOCAB].update(size=-1)), MANIFEST),
-    "manifest: true for a size": (manifest(lambda m: m[VOCAB].update(size=True)), MANIFEST),
-    "manifest: 10^4000": (manifest(lambda m: m[VOCAB].update(size=10**4000)), MANIFEST),
+    "manifest: negative size": (manifest(lambda m: m[VOCAB_FILE].update(size=-1)), MANIFEST_FILE),
+    "manifest: true for a size": (
+        manifest(lambda m: m[VOCAB_FILE].update(size=True)),
+        MANIFEST_FILE,
+    ),
+    "manifest: 10^4000": (manifest(lambda m: m[VOCAB_FILE].update(size=10**4000)), MANIFEST_FILE),
     "manifest: 5,000 digits": (
         unsealed(b'{"x": {"sha256": "", "size": ' + b"9" * 5000 + b"}}"),
-        MANIFEST,
+        MANIFEST_FILE,
     ),
-    "manifest: infinity": (manifest(lambda m: m[VOCAB].update(size=float("inf"))), MANIFEST),
-    "manifest: no digest": (manifest(lambda m: m[VOCAB].update(sha256="0")), MANIFEST),
-    "manifest: no vocabulary": (manifest(lambda m: m.pop(VOCAB)), VOCAB),
-    "manifest: no optimizer": (manifest(lambda m: m.pop(OPTIMIZER)), OPTIMIZER),
-    "manifest: deep": (unsealed(b"[" * 500_000), MANIFEST),
-    "manifest: 1 GB": (sparse(MANIFEST, b"{}", 10**9), MANIFEST),
-    "manifest: pickle": (lambda folder: unsealed(pickled(folder))(folder), MANIFEST),
-    "manifest: none": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST),
+    "manifest: infinity": (
+        manifest(lambda m: m[VOCAB_FILE].update(size=float("inf"))),
+        MANIFEST_FILE,
+    ),
+    "manifest: no digest": (manifest(lambda m: m[VOCAB_FILE].update(sha256="0")), MANIFEST_FILE),
+    "manifest: no vocabulary": (manifest(lambda m: m.pop(VOCAB_FILE)), VOCAB_FILE),
+    "manifest: no optimizer": (manifest(lambda m: m.pop(OPTIMIZER_FILE)), OPTIMIZER_FILE),
+    "manifest: deep": (unsealed(b"[" * 500_000), MANIFEST_FILE),
+    "manifest: 1 GB": (sparse(MANIFEST_FILE, b"{}", 10**9), MANIFEST_FILE),
+    "manifest: pickle": (lambda folder: unsealed(pickled(folder))(folder), MANIFEST_FILE),
+    "manifest: none": (lambda folder: (folder / MANIFEST_FILE).unlink(), MANIFEST_FILE),
 }
-for _name in (*PART_NAMES, MANIFEST):
+for _name in (*PART_NAMES, MANIFEST_FILE):
     CASES |= {
         f"a link for {_name}": (instead(_name, link), _name),
         f"/dev/zero for {_name}": (
@@ -429,7 +477,7 @@ HARMLESS: dict[str, Change] = {
     "files that nothing names": unnamed_files,
     "a link to a whole folder": linked_folder,
     "positions that no file bounds": text(
-        CONFIG, "max_positions: 1024", "max_positions: 1000000000000"
+        CONFIG_FILE, "max_positions: 1024", "max_positions: 1000000000000"
     ),
 }
 
@@ -440,7 +488,7 @@ import torch
 from nmt.checkpoint import load, newest
 from nmt.config import DecodingConfig
 from nmt.translate.translator import make_translator
-from nmt.system.files import RunFolder
+from nmt.system.run_folder import RunFolder
 
 def memory(key):
     return int(next(line for line in open("/proc/self/status") if line.startswith(key)).split()[1]) / 1024
@@ -560,8 +608,8 @@ def test_what_does_no_harm_is_accepted(case: str, answers: dict[str, Answer], fo
         "vocab: empty",
         "state: NaN",
         "manifest: ../",
-        f"a pipe for {MODEL}",
-        f"/dev/zero for {MANIFEST}",
+        f"a pipe for {MODEL_FILE}",
+        f"/dev/zero for {MANIFEST_FILE}",
     ],
 )
 @pytest.mark.parametrize("command", [nmt_translate, nmt_eval, nmt_average])

@@ -19,8 +19,6 @@ import pytest
 
 from nmt.system.errors import UserError
 from nmt.system.files import (
-    MANIFEST,
-    RunFolder,
     digest,
     lock,
     make_folder,
@@ -31,6 +29,7 @@ from nmt.system.files import (
     write_json,
     write_text,
 )
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,8 +163,11 @@ def test_a_folder_appears_whole_and_verifies(tmp_path: Path) -> None:
     path = tmp_path / "deep/step-1"
     write_folder(path, filler("one"))
     verify(path)
-    assert sorted(os.listdir(path)) == [MANIFEST, "state", "weights"]
-    assert read_json(path / MANIFEST)["weights"] == {"sha256": digest(path / "weights"), "size": 3}
+    assert sorted(os.listdir(path)) == [MANIFEST_FILE, "state", "weights"]
+    assert read_json(path / MANIFEST_FILE)["weights"] == {
+        "sha256": digest(path / "weights"),
+        "size": 3,
+    }
     write_folder(path, filler("three"))
     verify(path)
     assert (path / "weights").read_text() == "three"
@@ -265,11 +267,13 @@ def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> Non
     path = tmp_path / "step-1"
     write_folder(path, filler("one"))
     (tmp_path / "outside").write_text("x")
-    write_json(path / MANIFEST, {"../outside": {"sha256": digest(tmp_path / "outside"), "size": 1}})
+    write_json(
+        path / MANIFEST_FILE, {"../outside": {"sha256": digest(tmp_path / "outside"), "size": 1}}
+    )
     with pytest.raises(UserError, match="outside"):
         verify(path)
-    (path / MANIFEST).unlink()
-    with pytest.raises(UserError, match=rf"no {MANIFEST}; not a complete"):
+    (path / MANIFEST_FILE).unlink()
+    with pytest.raises(UserError, match=rf"no {MANIFEST_FILE}; not a complete"):
         verify(path)
 
 

@@ -22,7 +22,8 @@ from nmt.commands.train import main
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
-from nmt.system.files import RunFolder, verify
+from nmt.system.files import verify
+from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer as keeping
 from nmt.train.checkpoint_writer import Keeper
 from nmt.train.metrics_log import Journal

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from soaking import Ground, lines, make_ground
 
-from nmt.system.files import RunFolder
+from nmt.system.run_folder import RunFolder
 
 SHARD = "training.shard=true"
 CALM = (

@@ -1,0 +1,104 @@
+"""Every file name that this library writes: in a run, a checkpoint, a store, an average or an export.
+
+Scripts of users rely on these names, so they change nowhere but here, and a format's version is told by its content.
+Most folders share names on purpose: `vocab.model` and `config.yaml` mean the same in a run, a checkpoint and an export.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# In every sealed folder: the sha256 and the size of each of its files.
+MANIFEST_FILE = "manifest.json"
+
+# In a checkpoint, an average or an export.
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"  # Adam's moments; an average has none
+STATE_FILE = "state.json"
+CONFIG_FILE = "config.yaml"
+VOCAB_FILE = "vocab.model"  # SentencePiece's
+CARD_FILE = "README.md"  # the model card, as hubs name it
+EXPORT_FILE = "export.json"
+
+# In a token store, beside its ids.
+LEDGER_FILE = "ledger.json"
+
+# In a run folder, beside its checkpoints.
+METRICS_FILE = "metrics.jsonl"
+STATUS_FILE = "status.json"
+REPORT_FILE = "report.html"
+RESULTS_FILE = "results.json"
+CURVE_FILE = "averaging.json"  # the dev score of averages of several sizes
+RUN_FILES = (
+    CONFIG_FILE,
+    VOCAB_FILE,
+    METRICS_FILE,
+    STATUS_FILE,
+    REPORT_FILE,
+    RESULTS_FILE,
+    CURVE_FILE,
+)
+
+
+def ids_file(split: str, side: str) -> str:
+    """The token ids of one side of a split of a store."""
+    return f"{split}.{side}.ids.npy"
+
+
+def offsets_file(split: str, side: str) -> str:
+    """Where each sentence begins among those ids."""
+    return f"{split}.{side}.offsets.npy"
+
+
+def dev_text_file(side: str) -> str:
+    """The raw text of one side of the dev set, which validation scores against."""
+    return f"valid.{side}.txt"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything lies in the folder of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / CONFIG_FILE
+
+    @property
+    def vocab(self) -> Path:
+        return self.path / VOCAB_FILE
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS_FILE
+
+    @property
+    def status(self) -> Path:
+        return self.path / STATUS_FILE
+
+    @property
+    def report(self) -> Path:
+        return self.path / REPORT_FILE
+
+    @property
+    def results(self) -> Path:
+        return self.path / RESULTS_FILE
+
+    @property
+    def curve(self) -> Path:
+        return self.path / CURVE_FILE
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def average(self) -> Path:
+        return self.path / "average"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:07d}"
+
+    def nonfinite(self, step: int) -> Path:
+        """What is known of an update whose loss or gradient was NaN or infinite."""
+        return self.path / f"nonfinite-{step:07d}.json"
