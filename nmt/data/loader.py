@@ -43,7 +43,7 @@ class Update:
 def _packed(side: Side, ids: Array, shape: BatchShape | None) -> Packed:
     """Sentences `ids` end to end, each opened by bos; in the given shape, if they fit into it."""
     firsts = np.asarray(side.offsets)[ids]
-    lengths = np.asarray(side.offsets)[ids + 1] - firsts + 1
+    lengths = np.asarray(side.offsets)[ids + 1] - firsts + 1  # bos, then the pieces
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     places = np.arange(offsets[-1]) + np.repeat(firsts - 1 - offsets[:-1], lengths)
     n_live, longest = len(places), int(lengths.max())

@@ -120,19 +120,20 @@ def equal_share(tokens: int, n: int) -> int:
 
 
 def fixed_shape(
-    src_pieces: Array, tgt_pieces: Array, micro_tokens: int, longest: int | None = None
+    src_lengths: Array, tgt_lengths: Array, micro_tokens: int, max_pieces: int | None = None
 ) -> BatchShape:
     """The one shape of a run's micro-batches: they hold `micro_tokens` a side or the longest sentence, if that is
     more, and half as many sentences again as are usual for so many tokens.
 
-    Pairs have so many pieces a side; `longest` bounds those of other epochs, where segmentation is drawn anew.
+    With BPE-dropout other epochs have other lengths, which `max_pieces` bounds.
     """
-    sides = (src_pieces, tgt_pieces)
-    most_pieces = max(int(side.max(initial=0)) for side in sides)
-    most_tokens = max(most_pieces, longest or 0) + 1
+    sides = (src_lengths, tgt_lengths)
+    most_tokens = max(int(side.max(initial=1)) for side in sides)
+    if max_pieces is not None:
+        most_tokens = max(most_tokens, max_pieces + 1)
     rows = max(micro_tokens, most_tokens)
     tokens = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
-    mean_tokens = max(float(side.mean()) for side in sides) + 1 if len(src_pieces) else 1.0
+    mean_tokens = max(float(side.mean()) for side in sides) if len(src_lengths) else 1.0
     usual = tokens / mean_tokens
     sentences = min(tokens, int(1.5 * usual) + ROW_MULTIPLE)
     return BatchShape(tokens, sentences, most_tokens)
@@ -140,7 +141,7 @@ def fixed_shape(
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The updates of one epoch. Lengths count the sentence mark that each side carries."""
+    """The updates of one epoch."""
 
     src_lengths: Array
     tgt_lengths: Array
@@ -181,23 +182,23 @@ class EpochPlan:
 
 
 def plan_epoch(
-    src_pieces: Array,
-    tgt_pieces: Array,
+    src_lengths: Array,
+    tgt_lengths: Array,
     seed: int,
     epoch: int,
     config: TrainingConfig,
     shape: BatchShape | None = None,
 ) -> EpochPlan:
-    """The plan of epoch `epoch` over pairs with so many pieces a side, within a fixed shape if there is one."""
-    order = np.arange(len(src_pieces), dtype=np.uint32)
+    """The plan of epoch `epoch` over pairs of these lengths, within a fixed shape if there is one."""
+    order = np.arange(len(src_lengths), dtype=np.uint32)
     np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).shuffle(order)
-    src_lengths, tgt_lengths = _marked(src_pieces), _marked(tgt_pieces)
+    src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
     bounds = cut(src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens)
     if shape is not None:
         return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
     return EpochPlan(src_lengths, tgt_lengths, order, bounds, config.sized)
 
 
-def _marked(pieces: Array) -> Array:
-    """One more each, in the smallest type that holds them."""
-    return pieces.astype(np.min_scalar_type(int(pieces.max(initial=0)) + 1)) + np.uint8(1)
+def _shrink(lengths: Array) -> Array:
+    """The same numbers in the smallest type that holds them: a plan of 36 million pairs stays in memory for an epoch."""
+    return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))

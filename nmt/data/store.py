@@ -26,8 +26,14 @@ class Side:
         return len(self.offsets) - 1
 
     @property
-    def lengths(self) -> np.ndarray:  # (n,) int32
-        return np.diff(self.offsets).astype(np.int32)
+    def lengths(self) -> np.ndarray:
+        """The tokens of each sentence as the model reads it: its pieces, and bos or eos."""  # (n,) int32
+        return np.diff(self.offsets).astype(np.int32) + 1
+
+    @property
+    def n_tokens(self) -> int:
+        """The sum of `lengths`."""
+        return len(self.ids) + len(self)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Timing:
                 self.rows += packed.tokens.numel()
                 if micro.number < len(update.pairs):  # not a blank one
                     pairs = update.pairs[micro.number]
-                    self.cells += len(pairs) * (int(side.lengths[pairs].max()) + 1)
+                    self.cells += len(pairs) * int(side.lengths[pairs].max())
 
     @property
     def mean_s(self) -> float:
@@ -139,4 +139,4 @@ class Rehearsal:
                     self.objective(micro.batch)[1].item()
                 took.append(clock() - began)
         self.model.train()
-        return took[-1] * (len(dev.tgt.ids) + len(dev)) / update.n_tgt / self.world.size
+        return took[-1] * dev.tgt.n_tokens / update.n_tgt / self.world.size

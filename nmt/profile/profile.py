@@ -90,9 +90,7 @@ def profile(
     with rehearsal.updates() as updates:
         timing = rehearsal.run_for(updates, seconds, "timing")
         parts, slowdown = _divide(rehearsal, updates, timing, trace)
-    src_lengths, tgt_lengths = (
-        side.lengths + 1 for side in (rehearsal.store.src, rehearsal.store.tgt)
-    )
+    src_lengths, tgt_lengths = rehearsal.store.src.lengths, rehearsal.store.tgt.lengths
     flop = flop_per_token(
         config.model, rehearsal.vocab.size, float(src_lengths.mean()), float(tgt_lengths.mean())
     )
@@ -278,7 +276,7 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
         training.steps,
         training.steps * timing.n_src / timed,
         training.steps * timing.n_tgt / timed,
-        training.steps * timing.n_tgt / timed / (len(store.tgt.ids) + len(store)),
+        training.steps * timing.n_tgt / timed / store.tgt.n_tokens,
         updates_h,
         validations,
         validations * world.from_main(rehearsal.dev_seconds()) / 3600,

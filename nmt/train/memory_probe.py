@@ -40,8 +40,8 @@ def run_shape(config: RunConfig, store: TokenStore, world: World) -> BatchShape 
     """The one shape of the run's micro-batches; None where code is not compiled, and they need none."""
     if not has_fixed_shape(config.model, config.training, world):
         return None
-    longest = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
-    return fixed_shape(store.src.lengths, store.tgt.lengths, config.training.sized, longest)
+    max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
+    return fixed_shape(store.src.lengths, store.tgt.lengths, config.training.sized, max_pieces)
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def excerpt(
 ) -> tuple[Loader, int]:
     """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many these are."""
     n_tokens = training.sized
-    ends = [np.cumsum(side.lengths[order[:n_tokens]] + 1) for side in (store.src, store.tgt)]
+    ends = [np.cumsum(side.lengths[order[:n_tokens]]) for side in (store.src, store.tgt)]
     n_pairs = min(int(end.searchsorted(n_tokens, "right")) for end in ends)
     if shape is not None:
         n_pairs = min(n_pairs, shape.sentences)

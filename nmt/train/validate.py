@@ -72,9 +72,7 @@ def dev_nll(
     """Mean NLL per target piece; the ranks share the work. None if it was cut short."""
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
-    bounds = cut(
-        store.src.lengths[order] + 1, store.tgt.lengths[order] + 1, micro_tokens, micro_tokens
-    )
+    bounds = cut(store.src.lengths[order], store.tgt.lengths[order], micro_tokens, micro_tokens)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     n_tokens = 0
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed
+from nmt.data.vocab import BOS, EOS, PAD
 from nmt.system.errors import Failure, UserError
 
-PAD, BOS, EOS = 0, 2, 3  # of every vocabulary here
 NEVER = float("-inf")
 GROUP = 64  # pieces whose best is looked at first
 BLOCK = 1 << 22  # logits looked at together

@@ -865,7 +865,7 @@ def ends(losses: list[float]) -> list[str]:
 
 def one_update_of(store: TokenStore, n_tokens: int) -> TokenStore:
     """The first pairs, as many as make one update, which then is a whole epoch."""
-    ends_of_sides = [np.cumsum(side.lengths + 1) for side in (store.src, store.tgt)]
+    ends_of_sides = [np.cumsum(side.lengths) for side in (store.src, store.tgt)]
     n_pairs = min(
         int(ends_of_side.searchsorted(n_tokens, "right")) for ends_of_side in ends_of_sides
     )

@@ -193,7 +193,7 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
         ]
 
     # operations against the products of this GPU
-    means = [float(side.lengths.mean()) + 1 for side in (store.src, store.tgt)]
+    means = [float(side.lengths.mean()) for side in (store.src, store.tgt)]
     flop = flop_per_token(config.model, recipe.n_vocab, means[0], means[1])
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     most = ceiling(config.model, config.training.sized, dtype, world.device)

@@ -35,7 +35,7 @@ def drawn_lengths(n: int, like: str | None) -> "tuple[np.ndarray, np.ndarray]":
     random = np.random.default_rng(1)
     if like:
         store = open_store(Path(like), "train")
-        lengths = [side.lengths.astype(np.uint16) for side in (store.src, store.tgt)]
+        lengths = [np.diff(side.offsets).astype(np.uint16) for side in (store.src, store.tgt)]
         pairs = random.integers(len(store), size=n, dtype=np.uint32)
         return lengths[0][pairs], lengths[1][pairs]
     source = (

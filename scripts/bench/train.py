@@ -132,7 +132,7 @@ def gflop_per_token(
     """Training costs six operations for each weight that a token passes, and for each product of attention: source
     tokens pass the encoder and cross-attention's keys and values, target tokens the rest of the decoder and the
     softmax; a query has two products with each key, and causal attention sees half of them."""
-    src, tgt = (side.lengths + 1.0 for side in (pairs.src, pairs.tgt))  # with end marks
+    src, tgt = (side.lengths.astype(float) for side in (pairs.src, pairs.tgt))  # with end marks
     weights = (
         n_layers * (6 * d_model + 2 * d_ff) * d_model * (src.sum() + tgt.sum())
         + d_model * n_vocab * tgt.sum()

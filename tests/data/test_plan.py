@@ -45,17 +45,17 @@ def runs(
 )
 def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, piece: int) -> None:
     rng = np.random.default_rng(seed)
-    pieces = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
-    pieces[rng.integers(2), rng.integers(n)] = longest
+    lengths = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
+    lengths[rng.integers(2), rng.integers(n)] = longest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "PIECE", piece)
-        plan = plan_epoch(pieces[0], pieces[1], seed, epoch, CONFIG)
+        plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG)
     order = (
         np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
         .permutation(n)
         .tolist()
     )
-    src, tgt = (pieces + 1).tolist()
+    src, tgt = lengths.tolist()
     updates = list(runs(order, src, tgt, 900, 800))
     assert len(plan) == len(updates)
     for number, update in enumerate(updates):
@@ -90,10 +90,10 @@ def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch
     for update in range(len(plan)):
         micros = plan.micros(update)
         ids = np.concatenate(micros)
-        n_src, n_tgt = int((lengths[0][ids] + 1).sum()), int((lengths[1][ids] + 1).sum())
+        n_src, n_tgt = int(lengths[0][ids].sum()), int(lengths[1][ids].sum())
         assert (n_src, n_tgt) == plan.n_tokens(update)
         assert n_src <= 900 and n_tgt <= 800
-        assert all((lengths[side][m] + 1).sum() <= 250 for m in micros for side in (0, 1))
+        assert all(lengths[side][m].sum() <= 250 for m in micros for side in (0, 1))
         seen.append(ids)
     assert sorted(np.concatenate(seen)) == list(range(300))
 
@@ -146,14 +146,14 @@ def test_micro_batches_are_as_few_as_hold_an_update_and_alike(
     counts = [len(plan.micros(update)) for update in range(len(plan) - 1)]
     fewest = [-(-max(plan.n_tokens(update)) // micro_tokens) for update in range(len(plan) - 1)]
     assert np.mean(counts) <= np.mean(fewest) + extra
-    sums = np.array([[(side[m] + 1).sum() for m in plan.micros(0)] for side in (src, tgt)])
+    sums = np.array([[side[m].sum() for m in plan.micros(0)] for side in (src, tgt)])
     assert sums.max() <= micro_tokens and sums.min() > 0.9 * sums.max()
 
 
 def test_a_pair_longer_than_a_micro_batch_stands_alone() -> None:
-    src = np.full(40, 9)
-    src[7] = 300
-    micros = plan_epoch(src, np.full(40, 9), 1, 0, CONFIG).micros(0)
+    src = np.full(40, 10)
+    src[7] = 301
+    micros = plan_epoch(src, np.full(40, 10), 1, 0, CONFIG).micros(0)
     assert [7] in [micro.tolist() for micro in micros] and len(micros) == 1 + -(-39 * 10 // 250)
 
 
@@ -165,7 +165,7 @@ def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
     src, tgt = (
         np.array(
             [
-                len(line)
+                3 + len(line)
                 for line in lzma.decompress(
                     (DATA / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()
                 ).split(b"\n")[:-1]
@@ -179,7 +179,7 @@ def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
     )  # some three letters to a piece
     fills = np.array([plan.n_tokens(update) for update in range(len(plan) - 1)]) / 25_000
     assert len(fills) > 50 and fills.max(1).min() > 0.99
-    means = np.array([(src + 1).mean(), (tgt + 1).mean()])
+    means = np.array([src.mean(), tgt.mean()])
     assert (
         abs(fills.mean(0) - means / means.max()).max() < 0.005
     )  # the other side: as the text has it
@@ -187,13 +187,13 @@ def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
 
 def test_small_types_hold_what_they_must() -> None:
     for longest, kind in (
-        (254, np.uint8),
-        (255, np.uint16),
-        (65_534, np.uint16),
-        (65_535, np.uint32),
+        (255, np.uint8),
+        (256, np.uint16),
+        (65_535, np.uint16),
+        (65_536, np.uint32),
     ):
         plan = plan_epoch(np.array([longest, 3]), np.array([longest, 3]), 1, 0, CONFIG)
-        assert plan.src_lengths.tolist() == [longest + 1, 4] and plan.src_lengths.dtype == kind
+        assert plan.src_lengths.tolist() == [longest, 3] and plan.src_lengths.dtype == kind
         assert plan.order.dtype == np.uint32
 
 

@@ -57,7 +57,8 @@ def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences])
         assert [
             side.ids[a:b].tolist() for a, b in zip(side.offsets, side.offsets[1:], strict=False)
         ] == lines
-        assert side.lengths.tolist() == [len(line) for line in lines]
+        assert side.lengths.tolist() == [len(line) + 1 for line in lines]
+        assert side.n_tokens == side.lengths.sum()
         assert isinstance(side.ids, np.memmap)
         assert (side.ids.dtype.name, side.offsets.dtype.name) == ("uint16", "int64")
 

@@ -144,7 +144,7 @@ def test_a_profile_accounts_for_the_whole_update_and_leaves_only_its_trace(
     tokens = result.tgt_tokens_per_s * result.update_ms / 1000
     assert 200 < tokens <= config.training.tgt_tokens  # of an update
     assert result.src_tokens_per_s / result.tgt_tokens_per_s == pytest.approx(
-        (len(store.src.ids) + len(store)) / (len(store.tgt.ids) + len(store)), rel=0.05
+        store.src.n_tokens / store.tgt.n_tokens, rel=0.05
     )
     assert 0.5 < result.grid_fill < 1 and result.row_fill <= 1
     assert 0 < result.flop_per_s < result.ceiling
@@ -328,15 +328,13 @@ def test_a_plan_adds_up_and_leaves_nothing(
     assert result.validations_h > 0 and result.hours == result.updates_h + result.validations_h
     store = open_store(Path(config.data.store), "train")
     assert 200 * 5000 < result.tgt_tokens <= 300 * 5000
-    assert result.epochs == pytest.approx(result.tgt_tokens / (len(store.tgt.ids) + len(store)))
+    assert result.epochs == pytest.approx(result.tgt_tokens / store.tgt.n_tokens)
 
 
 def test_the_worst_micro_batches_are_found(config: RunConfig) -> None:
     result = plan(config, ALONE)
     store, room = open_store(Path(config.data.store), "train"), config.training.sized
-    pairs = [
-        (int(s) + 1, int(t) + 1) for s, t in zip(store.src.lengths, store.tgt.lengths, strict=True)
-    ]
+    pairs = [(int(s), int(t)) for s, t in zip(store.src.lengths, store.tgt.lengths, strict=True)]
     longest, most = result.worst
     assert result.cost is None
     for worst, order in (

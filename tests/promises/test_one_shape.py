@@ -115,8 +115,8 @@ def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int
 )
 def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens: int) -> None:
     random = np.random.default_rng(seed)
-    src, tgt = random.integers(1, longest + 1, (2, 200))
-    tgt[random.random(200) < 0.5] = 1
+    src, tgt = random.integers(2, longest + 2, (2, 200))
+    tgt[random.random(200) < 0.5] = 2
     shape = fixed_shape(src, tgt, micro_tokens)
     config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200, micro_tokens=micro_tokens)
     plan = plan_epoch(src, tgt, seed, 0, config, shape)
@@ -124,8 +124,8 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
     for number in range(len(plan)):
         for pairs in plan.micros(number):
             assert len(pairs) <= shape.sentences
-            assert max((src[pairs] + 1).sum(), (tgt[pairs] + 1).sum()) <= shape.tokens
-            assert max(src[pairs].max(), tgt[pairs].max()) < shape.longest
+            assert max(src[pairs].sum(), tgt[pairs].sum()) <= shape.tokens
+            assert max(src[pairs].max(), tgt[pairs].max()) <= shape.longest
             seen.extend(pairs.tolist())
     assert sorted(seen) == list(range(200))
 
@@ -150,9 +150,9 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(
 
 
 def test_the_shape_is_decided_by_lengths_and_share_alone() -> None:
-    src, tgt = np.array([3, 9, 30]), np.array([4, 4, 4])
+    src, tgt = np.array([4, 10, 31]), np.array([5, 5, 5])
     assert fixed_shape(src, tgt, 100) == BatchShape(128, 76, 31)
     assert fixed_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
-    assert fixed_shape(src, tgt, 20, longest=99) == BatchShape(
+    assert fixed_shape(src, tgt, 20, max_pieces=99) == BatchShape(
         128, 76, 100
     )  # as segmentation may yet draw it
