@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nmt.system.errors import UserError
 from nmt.system.progress import clock
@@ -34,23 +35,47 @@ def ordered(
     work: Callable[[Task], Result], tasks: Iterable[Task], workers: int
 ) -> Iterator[Result]:
     """`map(work, tasks)` on so many processes. `work` is a function of a module, or a partial of one."""
+    return ordered_with(partial(_same, work), tasks, workers)
+
+
+def _same(work: Callable[[Task], Result]) -> Callable[[Task], Result]:
+    return work
+
+
+def ordered_with(
+    start: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], workers: int
+) -> Iterator[Result]:
+    """The same for work that has something to load first: `start` makes the function, once in each process."""
     tasks = iter(tasks)
+    work = None
     for task in tasks:
+        work = work or start()
         began = clock()
         yield work(task)
         if workers > 1 and clock() - began > QUICK_S:
             break
+    work = None  # the processes make their own
     second = next(tasks, None)
     if second is None:
         return
     flying: deque[Future[Result]] = deque()
     with _processes(workers) as pool:
         for task in chain([second], tasks):
-            flying.append(pool.submit(work, task))
+            flying.append(pool.submit(_work_in_process, start, task))
             if len(flying) == workers + AHEAD:
                 yield flying.popleft().result()
         while flying:
             yield flying.popleft().result()
+
+
+_works: list[Callable[[Any], Any]] = []  # in a worker process: the one function of its pool
+
+
+def _work_in_process(start: Callable[[], Callable[[Task], Result]], task: Task) -> Result:
+    if not _works:
+        _works.append(start())
+    result: Result = _works[0](task)
+    return result
 
 
 def apart(work: Callable[[Task], Result], task: Task) -> Result:

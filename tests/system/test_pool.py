@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nmt.system.errors import UserError
-from nmt.system.pool import AHEAD, apart, ordered
+from nmt.system.pool import AHEAD, apart, ordered, ordered_with
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,26 @@ def test_draws_no_more_tasks_than_it_can_work_on() -> None:
 def test_quick_tasks_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.system.pool.QUICK_S", 60.0)
     assert {pid for _, pid in ordered(square_late, range(6), 2)} == {os.getpid()}
+
+
+class CountingWorker:
+    """What it gives back shows which process it was made in, and that it lives as long as that."""
+
+    def __init__(self) -> None:
+        self.n_done = 0
+
+    def __call__(self, n: int) -> tuple[int, int, int]:
+        time.sleep(0.05)
+        self.n_done += 1
+        return n, os.getpid(), self.n_done
+
+
+def test_a_worker_is_made_once_in_each_process() -> None:
+    results = list(ordered_with(CountingWorker, range(7), 2))
+    assert [n for n, _, _ in results] == list(range(7))
+    for process in {pid for _, pid, _ in results}:
+        counts = [n_done for _, pid, n_done in results if pid == process]
+        assert sorted(counts) == list(range(1, len(counts) + 1))
 
 
 def test_a_mistake_in_a_task_is_told_as_one() -> None:
