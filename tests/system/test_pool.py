@@ -98,7 +98,7 @@ PARENT = """
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]
 import nmt.system.pool
-from test_workers import square_late
+from test_pool import square_late
 nmt.system.pool.QUICK_S = -1.0
 for n, pid in nmt.system.pool.ordered(square_late, iter(int, 1), 2):
     print(pid, flush=True)
