@@ -96,7 +96,7 @@ def test_a_killed_worker_is_a_message() -> None:
 
 PARENT = """
 import sys
-sys.path[:0] = [{tests!r}, {root!r}]
+sys.path[:0] = [{folder!r}, {root!r}]
 import nmt.system.pool
 from test_pool import square_late
 nmt.system.pool.QUICK_S = -1.0
@@ -106,8 +106,8 @@ for n, pid in nmt.system.pool.ordered(square_late, iter(int, 1), 2):
 
 
 def test_no_worker_outlives_a_killed_caller() -> None:
-    tests = Path(__file__).parents[1]
-    program = PARENT.format(tests=str(tests), root=str(tests.parent))
+    folder = Path(__file__).parent
+    program = PARENT.format(folder=str(folder), root=str(folder.parents[1]))
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as caller:
