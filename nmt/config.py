@@ -200,7 +200,7 @@ class TrainingConfig:
     tgt_tokens: int = ruled(25_000, ONE_OR_MORE)
     micro_tokens: int | Literal["auto"] = ruled(
         "auto", ONE_OR_MORE
-    )  # at most, of each side, in one pass; see sized
+    )  # at most, of each side, in one pass; auto: see nmt/train/memory_probe.py
     label_smoothing: float = ruled(0.1, SHARE)
     precision: Literal["bf16", "fp32"] = "bf16"
     compile: Literal["auto", "on", "off"] = (
@@ -223,20 +223,6 @@ class TrainingConfig:
             if is_both
             else None
         )
-
-    def is_compiled(self, device: str) -> bool:
-        return self.compile == "on" or (
-            self.compile == "auto" and device == "cuda" and not self.shard
-        )
-
-    @property
-    def sized(self) -> int:
-        """micro_tokens, once `auto` has been settled."""
-        if isinstance(self.micro_tokens, str):
-            raise UserError(
-                "training.micro_tokens is auto, which only nmt-train settles; give a number"
-            )
-        return self.micro_tokens
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from nmt.system.files import digest, verify, write_json
 from nmt.system.progress import clock, duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
+from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.validate import DevSet, open_dev, validate
 from nmt.translate.translator import make_translator
 
@@ -58,6 +59,7 @@ def curve(
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
     dev = _dev_of(config, store, Vocab(newest.vocab_model))
+    micro_tokens = resolve_micro_tokens(config, world)
     checkpoints = [*opened(paths[:-1]), newest]
     points, signature = [], ""
     for n in sizes:
@@ -66,7 +68,7 @@ def curve(
             chosen = fading(chosen, decay)
         translator = make_translator(newest, world.device, config.decoding)
         pour(mixed(checkpoints[-n:], [moment.weight for moment in chosen]), translator.model)
-        result = validate(translator, dev, config, world, _gone_through)
+        result = validate(translator, dev, config, micro_tokens, world, _gone_through)
         assert result is not None and result.bleu is not None
         signature = result.bleu.signature
         points.append(

@@ -88,9 +88,6 @@ def work(args: argparse.Namespace) -> int:
 
     with join(config.device) as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
-        from nmt.train.memory_probe import settled
-
-        config = settled(config, world)
         if is_rehearsal:
             from nmt.profile.profile import plan, profile
 

@@ -95,6 +95,7 @@ def dealt(
 def _updates(
     stores: Stores,
     config: TrainingConfig,
+    micro_tokens: int,
     seed: int,
     cursor: Cursor,
     world: World,
@@ -103,7 +104,9 @@ def _updates(
     epoch, first = cursor.epoch, cursor.update
     while True:
         store = stores(epoch)
-        plan = plan_epoch(store.src.lengths, store.tgt.lengths, seed, epoch, config, shape)
+        plan = plan_epoch(
+            store.src.lengths, store.tgt.lengths, seed, epoch, config, micro_tokens, shape
+        )
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
             after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
@@ -121,6 +124,7 @@ class Loader:
         self,
         stores: Stores,
         config: TrainingConfig,
+        micro_tokens: int,
         seed: int,
         cursor: Cursor,
         world: World,
@@ -128,7 +132,7 @@ class Loader:
     ) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        source = _updates(stores, config, seed, cursor, world, shape)
+        source = _updates(stores, config, micro_tokens, seed, cursor, world, shape)
         self._thread = threading.Thread(target=self._fill, args=(source,), daemon=True)
         self._thread.start()
 

@@ -187,16 +187,18 @@ def plan_epoch(
     seed: int,
     epoch: int,
     config: TrainingConfig,
+    micro_tokens: int,
     shape: BatchShape | None = None,
 ) -> EpochPlan:
-    """The plan of epoch `epoch` over pairs of these lengths, within a fixed shape if there is one."""
+    """The plan of epoch `epoch` over pairs of these lengths. A micro-batch holds at most `micro_tokens` a side or, where
+    there is a fixed shape, what that holds."""
     order = np.arange(len(src_lengths), dtype=np.uint32)
     np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).shuffle(order)
     src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
     bounds = cut(src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens)
     if shape is not None:
         return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
-    return EpochPlan(src_lengths, tgt_lengths, order, bounds, config.sized)
+    return EpochPlan(src_lengths, tgt_lengths, order, bounds, micro_tokens)
 
 
 def _shrink(lengths: Array) -> Array:

@@ -62,15 +62,16 @@ class Timing:
 
 
 class Rehearsal:
-    def __init__(self, config: RunConfig, world: World) -> None:
+    def __init__(self, config: RunConfig, micro_tokens: int, world: World) -> None:
         self.config, self.world, self.step = config, world, 0
+        self.micro_tokens = micro_tokens
         self.folder = Path(config.data.store)
         self.vocab = Vocab.load(self.folder / VOCAB_FILE)
         self.store = open_store(self.folder, "train", self.vocab.digest)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         self.objective = Objective(self.model, config.training.label_smoothing)
-        self.shape = run_shape(config, self.store, world)
+        self.shape = run_shape(config, micro_tokens, self.store, world)
         self.replica = make_replica(self.objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(self.model, config.optimizer)
 
@@ -79,6 +80,7 @@ class Rehearsal:
         return Loader(
             lambda _: self.store,
             self.config.training,
+            self.micro_tokens,
             self.config.seed,
             Cursor(),
             self.world,
@@ -94,7 +96,7 @@ class Rehearsal:
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         forget_peak(world.device)
         ticks.mark()
-        with contextlib.closing(progress), explained_out_of_memory(self.config.training.sized):
+        with contextlib.closing(progress), explained_out_of_memory(self.micro_tokens):
             for _ in range(n):
                 began = clock()
                 update = next(updates)
@@ -128,7 +130,7 @@ class Rehearsal:
             return 0.0
         dev = open_store(self.folder, "valid", self.vocab.digest)
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
-        updates, _ = excerpt(dev, middle, self.config.training, self.world.device)
+        updates, _ = excerpt(dev, middle, self.micro_tokens, self.world.device)
         self.model.eval()
         with updates, torch.no_grad():
             update = next(updates)

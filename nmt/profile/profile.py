@@ -33,7 +33,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import check_writable, sync
 from nmt.system.progress import duration, say
 from nmt.system.ranks import World
-from nmt.train.memory_probe import excerpt, worst_orders
+from nmt.train.memory_probe import excerpt, resolve_micro_tokens, worst_orders
 
 PROFILED_MICROS = 12  # of some 10,000 events, each of which must be read
 PLANNED_S = 35.0
@@ -84,9 +84,10 @@ def profile(
     """Time updates for about so long and print where the time went; `trace` is for chrome://tracing or Perfetto."""
     if trace is not None:
         world.on_main(lambda: check_writable(trace))
+    micro_tokens = resolve_micro_tokens(config, world)
     if world.device.type == "cuda" and config.training.precision == "bf16":
-        world.on_main(lambda: _choose_attention(config, world))
-    rehearsal = Rehearsal(config, world)
+        world.on_main(lambda: _choose_attention(config, micro_tokens, world))
+    rehearsal = Rehearsal(config, micro_tokens, world)
     with rehearsal.updates() as updates:
         timing = rehearsal.run_for(updates, seconds, "timing")
         parts, slowdown = _divide(rehearsal, updates, timing, trace)
@@ -95,7 +96,7 @@ def profile(
         config.model, rehearsal.vocab.size, float(src_lengths.mean()), float(tgt_lengths.mean())
     )
     took = sum(timing.seconds)
-    rows = min(config.training.sized, timing.n_tgt // len(timing.seconds))
+    rows = min(micro_tokens, timing.n_tgt // len(timing.seconds))
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     reached = torch.tensor(ceiling(config.model, rows, dtype, world.device), dtype=torch.float64)
     result = Profile(
@@ -118,12 +119,10 @@ def profile(
     return result
 
 
-def _choose_attention(config: RunConfig, world: World) -> None:
+def _choose_attention(config: RunConfig, micro_tokens: int, world: World) -> None:
     """Find out which attention is faster on this GPU; training goes by that from now on."""
     model = config.model
-    path = measure(
-        world.device, config.training.sized, model.n_heads, model.key_size, model.value_size
-    )
+    path = measure(world.device, micro_tokens, model.n_heads, model.key_size, model.value_size)
     say(f"attention: {path} is the fastest here, which is remembered in {cache_file()}")
 
 
@@ -134,7 +133,8 @@ def _divide(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of its own start and end
     training, world = rehearsal.config.training, rehearsal.world
     is_cuda = world.device.type == "cuda"
-    n = min(3, max(1, PROFILED_MICROS * training.sized * world.size // training.tgt_tokens))
+    tokens = PROFILED_MICROS * rehearsal.micro_tokens * world.size
+    n = min(3, max(1, tokens // training.tgt_tokens))
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * is_cuda]
     ranges = contextlib.nullcontext() if is_cuda else told_apart(rehearsal.objective)
     with ranges, torch.profiler.profile(activities=activities) as profiler:
@@ -243,7 +243,8 @@ class Plan:
 
 def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
     """Try what needs most memory, time updates, and print what the whole recipe takes, from its first update on."""
-    rehearsal, training = Rehearsal(config, world), config.training
+    micro_tokens = resolve_micro_tokens(config, world)
+    rehearsal, training = Rehearsal(config, micro_tokens, world), config.training
     if training.shard and world.size > 1:
         raise UserError(
             "training.shard: --plan has one rank try the worst alone, which has but a share; use --profile"
@@ -252,7 +253,7 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
 
     def try_worst() -> None:
         for order in worst_orders(store):
-            loader, pairs = excerpt(store, order, training, world.device, rehearsal.shape)
+            loader, pairs = excerpt(store, order, micro_tokens, world.device, rehearsal.shape)
             with loader:
                 two = rehearsal.run(loader, 2, "worst micro-batches", is_alone=True)
             worst.append(Worst(pairs, two.n_src // 2, two.n_tgt // 2, two.seconds[-1], two.peak))

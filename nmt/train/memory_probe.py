@@ -36,12 +36,14 @@ MOST_ROUNDS = 64  # micro-batches of an update on one rank
 USEFUL = 0.9  # of a rank's work, below which a run that continues on other ranks gets micro-batches of another size
 
 
-def run_shape(config: RunConfig, store: TokenStore, world: World) -> BatchShape | None:
+def run_shape(
+    config: RunConfig, micro_tokens: int, store: TokenStore, world: World
+) -> BatchShape | None:
     """The one shape of the run's micro-batches; None where code is not compiled, and they need none."""
     if not has_fixed_shape(config.model, config.training, world):
         return None
     max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
-    return fixed_shape(store.src.lengths, store.tgt.lengths, config.training.sized, max_pieces)
+    return fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens, max_pieces)
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------
@@ -56,20 +58,21 @@ def worst_orders(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
 def excerpt(
     store: TokenStore,
     order: np.ndarray,
-    training: TrainingConfig,
+    micro_tokens: int,
     device: torch.device,
     shape: BatchShape | None = None,
 ) -> tuple[Loader, int]:
     """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many these are."""
-    n_tokens = training.sized
-    ends = [np.cumsum(side.lengths[order[:n_tokens]]) for side in (store.src, store.tgt)]
-    n_pairs = min(int(end.searchsorted(n_tokens, "right")) for end in ends)
+    ends = [np.cumsum(side.lengths[order[:micro_tokens]]) for side in (store.src, store.tgt)]
+    n_pairs = min(int(end.searchsorted(micro_tokens, "right")) for end in ends)
     if shape is not None:
         n_pairs = min(n_pairs, shape.sentences)
     ids = order[: max(1, n_pairs)]
     chosen = TokenStore(_chosen(store.src, ids), _chosen(store.tgt, ids))
-    one_micro = replace(training, src_tokens=n_tokens, tgt_tokens=n_tokens)
-    return Loader(lambda _: chosen, one_micro, 0, Cursor(), World(0, 1, device), shape), len(ids)
+    one_micro = TrainingConfig(src_tokens=micro_tokens, tgt_tokens=micro_tokens)
+    alone = World(0, 1, device)
+    loader = Loader(lambda _: chosen, one_micro, micro_tokens, 0, Cursor(), alone, shape)
+    return loader, len(ids)
 
 
 def _chosen(side: Side, ids: np.ndarray) -> Side:
@@ -77,10 +80,10 @@ def _chosen(side: Side, ids: np.ndarray) -> Side:
     return Side(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
 
 
-def try_worst(replica: Replica, store: TokenStore, training: TrainingConfig, world: World) -> None:
+def try_worst(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
     """Pass them through forward and backward, for nothing but the memory that it takes."""
     for order in worst_orders(store):
-        updates, _ = excerpt(store, order, training, world.device, replica.shape)
+        updates, _ = excerpt(store, order, micro_tokens, world.device, replica.shape)
         with updates:
             for micro in next(updates).micros:
                 replica.run(micro.batch, 0.0, 0)
@@ -106,31 +109,44 @@ def explained_out_of_memory(micro_tokens: int) -> Iterator[None]:
 # ---- the size of a micro-batch -----------------------------------------------------------------------------------
 
 
-def settled(config: RunConfig, world: World) -> RunConfig:
-    """`micro_tokens: auto` becomes what the run began with, or else an equal share of an update that fits."""
-    training = config.training
-    if training.micro_tokens != "auto":
-        return config
-    size = 0
+def resolve_micro_tokens(config: RunConfig, world: World) -> int:
+    """The number that `training.micro_tokens` gives or, where it is `auto`, the one that the run began with, if that
+    keeps the ranks busy, or else an equal share of an update that fits."""
+    if isinstance(config.training.micro_tokens, int):
+        return config.training.micro_tokens
+    micro_tokens = 0
 
-    def settle() -> (
-        None
-    ):  # by one rank, for it writes that file while others may not have looked yet
-        nonlocal size
-        began = RunFolder(config.folder).config
-        if began.is_file():
-            size = load_config(str(began)).training.sized
-            if useful_share(training, size, world.size) >= USEFUL:
-                return
-            say(
-                f"the run began with micro-batches of {size} tokens, which would leave most of {world.size} ranks idle"
-            )
-        size = choose_micro_tokens(config, world)
-        say(f"training.micro_tokens: auto is {size} here")
+    # By the main rank alone, which later writes the file that this reads: others may look too late.
+    def resolve() -> None:
+        nonlocal micro_tokens
+        if (began_with := _micro_tokens_of_run(config, world)) is not None:
+            micro_tokens = began_with
+        else:
+            micro_tokens = choose_micro_tokens(config, world)
+            say(f"training.micro_tokens: auto is {micro_tokens} here")
 
-    world.on_main(settle)
-    size = int(world.from_main(size))
-    return replace(config, training=replace(training, micro_tokens=size))
+    world.on_main(resolve)
+    return int(world.from_main(micro_tokens))
+
+
+def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
+    """The number that an earlier sitting wrote into the run folder; None if there is none, or ranks would idle."""
+    path = RunFolder(config.folder).config
+    if not path.is_file():
+        return None
+    micro_tokens = load_config(str(path)).training.micro_tokens
+    if isinstance(micro_tokens, str):
+        raise UserError(
+            f"{path}: training.micro_tokens is {micro_tokens}, where nmt-train writes a number; "
+            "give one on the command line, or remove the folder to start anew"
+        )
+    if useful_share(config.training, micro_tokens, world.size) >= USEFUL:
+        return micro_tokens
+    say(
+        f"the run began with micro-batches of {micro_tokens} tokens, "
+        f"which would leave most of {world.size} ranks idle"
+    )
+    return None
 
 
 def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> float:
@@ -161,12 +177,11 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
 
 def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
     """Whether model, optimizer and the worst micro-batches of that size fit into memory. Leaves nothing behind."""
-    trial = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     is_cuda = world.device.type == "cuda"
     if is_cuda:  # something must be left for NCCL and others that take memory beside torch
         torch.cuda.set_per_process_memory_fraction(SHARE, world.device)
     try:
-        _try_update(trial, replace(world, rank=0, size=1))
+        _try_update(config, micro_tokens, replace(world, rank=0, size=1))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -179,15 +194,16 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
     return True
 
 
-def _try_update(config: RunConfig, world: World) -> None:
+def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     folder = Path(config.data.store)
     vocab = Vocab.load(folder / VOCAB_FILE)
     store = open_store(folder, "train", vocab.digest)
     model = Transformer(config.model, vocab.size).to(world.device)
     objective = Objective(model, config.training.label_smoothing)
-    replica = make_replica(objective, world, config.training, run_shape(config, store, world))
+    shape = run_shape(config, micro_tokens, store, world)
+    replica = make_replica(objective, world, config.training, shape)
     optimizer = make_optimizer(model, config.optimizer)
-    try_worst(replica, store, config.training, world)
+    try_worst(replica, store, micro_tokens, world)
     batch = make_batch(store, np.arange(min(1, len(store))), replica.shape).to(world.device)
     replica.run(batch, 0.0, 0)
     optimizer.step()  # allocates the moments

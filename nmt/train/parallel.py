@@ -26,9 +26,16 @@ BACKEND = "inductor"
 ALIGNMENT = 64  # numbers: where each gradient begins in the flat buffer, so that kernels can read it in wide pieces
 
 
+def is_compiled(training: TrainingConfig, device: str) -> bool:
+    """Whether the config asks for compiled code on this type of device."""
+    if training.compile == "auto":
+        return device == "cuda" and not training.shard
+    return training.compile == "on"
+
+
 def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
     """Whether micro-batches are to have one shape: where code is compiled for them."""
-    if not training.is_compiled(world.device.type):
+    if not is_compiled(training, world.device.type):
         return False
     if world.device.type == "cpu" or _has_kernels(model):
         return True

@@ -31,7 +31,12 @@ from nmt.system.ranks import World, is_lost
 from nmt.system.run_folder import VOCAB_FILE, RunFolder
 from nmt.train.checkpoint_writer import Keeper
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import explained_out_of_memory, run_shape, try_worst
+from nmt.train.memory_probe import (
+    explained_out_of_memory,
+    resolve_micro_tokens,
+    run_shape,
+    try_worst,
+)
 from nmt.train.metrics_log import Journal
 from nmt.train.nonfinite import SKIPS, explain
 from nmt.train.optimizer import make_optimizer
@@ -77,6 +82,7 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
+        micro_tokens: int,
         world: World,
         run: RunFolder,
         stop: Stop,
@@ -85,13 +91,14 @@ class Trainer:
     ) -> None:
         self.config, self.world, self.run, self.stop, self.status = config, world, run, stop, status
         self.write_report = report
+        self.micro_tokens = micro_tokens
         self.store_folder = Path(config.data.store)
         self.vocab = Vocab.load(self.store_folder / VOCAB_FILE)
         self.store = open_store(self.store_folder, "train", self.vocab.digest)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         objective = Objective(self.model, config.training.label_smoothing)
-        self.shape = run_shape(config, self.store, world)
+        self.shape = run_shape(config, micro_tokens, self.store, world)
         self.replica = make_replica(objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.state = self.resume()
@@ -243,7 +250,9 @@ class Trainer:
             whole_model(self.model, self.vocab.size) if self.config.training.shard else self.model
         )
         translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
-        result = validate(translator, self.dev, self.config, self.world, self.go_through)
+        result = validate(
+            translator, self.dev, self.config, self.micro_tokens, self.world, self.go_through
+        )
         if result is None:
             return
         best, step, score = self.state.best, self.state.step, result.bleu
@@ -288,19 +297,25 @@ class Trainer:
             self.config.data.workers,
         )
         loader = Loader(
-            segmentations, training, self.config.seed, self.state.cursor, world, self.shape
+            segmentations,
+            training,
+            self.micro_tokens,
+            self.config.seed,
+            self.state.cursor,
+            world,
+            self.shape,
         )
         # segmentations are closed first: otherwise the loader may wait for an epoch that is no longer needed
         with (
             contextlib.closing(progress),
-            explained_out_of_memory(training.sized),
+            explained_out_of_memory(self.micro_tokens),
             loader as updates,
             segmentations,
         ):
             if (
                 world.device.type == "cuda"
             ):  # before any search records graphs: a graph must not outlive an older one
-                try_worst(self.replica, self.store, training, world)
+                try_worst(self.replica, self.store, self.micro_tokens, world)
             self.validate()  # what a stop cut short
             if (
                 self.state.step == training.steps and not self.exit_code
@@ -452,6 +467,8 @@ def _conclude_alone(error: Exception, status: Status, world: World) -> None:
 
 def train(config: RunConfig, world: World, report: Report = lambda _: None) -> int:
     """Train, or continue, the run in `config.folder`, and `report` on it; returns the exit code."""
+    micro_tokens = resolve_micro_tokens(config, world)
+    config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     run, stop = RunFolder(config.folder), Stop()
     status = Status(run, config.training.steps)
     with contextlib.ExitStack() as stack:
@@ -460,7 +477,7 @@ def train(config: RunConfig, world: World, report: Report = lambda _: None) -> i
         if not world.is_main:
             stack.enter_context(status.failures())
         try:
-            trainer = Trainer(config, world, run, stop, status, report)
+            trainer = Trainer(config, micro_tokens, world, run, stop, status, report)
             if world.is_main:
                 stack.callback(trainer.keeper.close)
             world.on_main(lambda: _begin(trainer))

@@ -95,10 +95,15 @@ def dev_nll(
 
 
 def validate(
-    translator: Translator, dev: DevSet, config: RunConfig, world: World, go_through: GoThrough
+    translator: Translator,
+    dev: DevSet,
+    config: RunConfig,
+    micro_tokens: int,
+    world: World,
+    go_through: GoThrough,
 ) -> Validation | None:
     """On all ranks, of which the first decodes; None if it was cut short."""
-    nll = dev_nll(translator, dev.store, config.training.sized, world, go_through)
+    nll = dev_nll(translator, dev.store, micro_tokens, world, go_through)
     if nll is None or not config.evaluation.bleu:
         return None if nll is None else Validation(nll, None)
     sources = dev.sources[: config.evaluation.sentences]

@@ -264,7 +264,7 @@ def bench_store(bench: Bench) -> TokenStore:
 
 def training_config(bench: Bench, n_micros: int = 1) -> TrainingConfig:
     tokens = n_micros * bench.micro_tokens
-    return TrainingConfig(src_tokens=tokens, tgt_tokens=tokens, micro_tokens=bench.micro_tokens)
+    return TrainingConfig(src_tokens=tokens, tgt_tokens=tokens)
 
 
 def shape_for(store: TokenStore, micro_tokens: int) -> BatchShape:
@@ -275,7 +275,15 @@ def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:
     """A micro-batch on the CPU, in the one shape, so with a dead tail and empty sentences."""
     store = bench_store(bench)
     shape = shape_for(store, bench.micro_tokens)
-    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, training_config(bench), shape)
+    plan = plan_epoch(
+        store.src.lengths,
+        store.tgt.lengths,
+        1,
+        0,
+        training_config(bench),
+        bench.micro_tokens,
+        shape,
+    )
     return make_batch(store, plan.micros(0)[0], shape), shape
 
 
@@ -851,7 +859,9 @@ def train_losses(
     optimizer = make_optimizer(replica.objective.model, config.optimizer)
     world = World(0, 1, device)
     losses = []
-    with Loader(lambda _: store, config.training, config.seed, Cursor(), world, shape) as updates:
+    with Loader(
+        lambda _: store, config.training, bench.micro_tokens, config.seed, Cursor(), world, shape
+    ) as updates:
         for step in range(1, bench.n_updates + 1):
             update = next(updates)
             sent = run_update(replica, optimizer, update, step, config, world)
@@ -1038,7 +1048,9 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     store = bench_store(bench)
     shape = shape_for(store, bench.micro_tokens)
     training = training_config(bench, n_micros=bench.n_ranks + 1)
-    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, training, shape)
+    plan = plan_epoch(
+        store.src.lengths, store.tgt.lengths, 1, 0, training, bench.micro_tokens, shape
+    )
     torch.compiler.reset()
     objective = make_objective(bench.model, bench.n_vocab).to(world.device)
     is_compiled = world.device.type == "cuda"

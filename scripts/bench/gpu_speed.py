@@ -36,7 +36,7 @@ from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.parallel import Replica, make_replica
+from nmt.train.parallel import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
 from nmt.translate.batching import searching
 
@@ -97,6 +97,7 @@ class Trial:
     """A model that is ready to be timed."""
 
     config: RunConfig
+    micro_tokens: int
     replica: Replica
     optimizer: Adam
     first_update_s: float
@@ -108,8 +109,7 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
     n_rounds = 1
     while n_rounds <= MOST_ROUNDS:
         micro_tokens = equal_share(update_tokens, world.size * n_rounds)
-        training = replace(recipe.config.training, micro_tokens=micro_tokens)
-        trial = try_out(replace(recipe.config, training=training), recipe, store, path, world)
+        trial = try_out(recipe, micro_tokens, store, path, world)
         n_failed = world.sum(
             torch.tensor([float(trial is None)])
         ).item()  # all ranks must take the same size
@@ -123,17 +123,18 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
 
 
 def try_out(
-    config: RunConfig, recipe: Recipe, store: TokenStore, path: str, world: World
+    recipe: Recipe, micro_tokens: int, store: TokenStore, path: str, world: World
 ) -> Trial | None:
     """Compile, record and run one micro-batch, and have the optimizer make its moments; None if that does not fit."""
+    config = recipe.config
     try:
         torch.compiler.reset()
         torch.manual_seed(config.seed)
         model = Transformer(config.model, recipe.n_vocab).to(world.device)
         model.attention_path = path
         shape = None
-        if config.training.is_compiled(world.device.type):
-            shape = shape_for(store, config.training.sized)
+        if is_compiled(config.training, world.device.type):
+            shape = shape_for(store, micro_tokens)
         replica = make_replica(
             Objective(model, config.training.label_smoothing), world, config.training, shape
         )
@@ -142,6 +143,7 @@ def try_out(
         with Loader(
             lambda _: store,
             config.training,
+            micro_tokens,
             config.seed,
             Cursor(),
             World(0, 1, world.device),
@@ -152,7 +154,7 @@ def try_out(
         first_update_s = clock() - began
         replica.clear_gradients()
         optimizer.step()
-        return Trial(config, replica, optimizer, first_update_s)
+        return Trial(config, micro_tokens, replica, optimizer, first_update_s)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -170,7 +172,13 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
     ticks = Ticks(world.device)
     sent, n_src, n_tgt, n_micros = [], [], [], 0
     with Loader(
-        lambda _: store, config.training, config.seed, Cursor(), world, replica.shape
+        lambda _: store,
+        config.training,
+        trial.micro_tokens,
+        config.seed,
+        Cursor(),
+        world,
+        replica.shape,
     ) as updates:
         for step in range(1, WARM_UPS + recipe.n_timed + 1):
             update = next(updates)
@@ -196,7 +204,7 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
     means = [float(side.lengths.mean()) for side in (store.src, store.tgt)]
     flop = flop_per_token(config.model, recipe.n_vocab, means[0], means[1])
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
-    most = ceiling(config.model, config.training.sized, dtype, world.device)
+    most = ceiling(config.model, trial.micro_tokens, dtype, world.device)
     rates, shares = [], []
     for src, tgt, took in zip(n_src, n_tgt, seconds, strict=True):
         rates.append(tgt / took)
@@ -208,7 +216,7 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
         statistics.median(shares),
         most,
         trial.first_update_s,
-        config.training.sized,
+        trial.micro_tokens,
         n_micros,
         peaks[0],
         peaks[1],

@@ -106,13 +106,13 @@ def time_plan(n: int, like: str | None) -> str:
         )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = clock()
-        plan = plan_epoch(src.lengths, tgt.lengths, 1, 0, TrainingConfig(micro_tokens=MICRO_TOKENS))
+        plan = plan_epoch(src.lengths, tgt.lengths, 1, 0, TrainingConfig(), MICRO_TOKENS)
         seconds = clock() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1e9 if sys.platform == "darwin" else 1e6
     return (
         f"plan     {n:>12,} pairs  {len(plan):,} updates in {seconds:.2f} s, peak RSS {peak / unit:.2f} GB "
-        f"({before / unit:.2f} before), {fill(plan, TrainingConfig(micro_tokens=MICRO_TOKENS))}"
+        f"({before / unit:.2f} before), {fill(plan, TrainingConfig())}"
     )
 
 
@@ -126,10 +126,10 @@ def time_loader(n: int, like: str | None, seconds: float) -> str:
     from nmt.system.ranks import World
 
     torch.set_num_threads(1)
-    config, world = TrainingConfig(micro_tokens=MICRO_TOKENS), World(0, 1, torch.device("cpu"))
+    config, world = TrainingConfig(), World(0, 1, torch.device("cpu"))
     with TemporaryDirectory() as folder:
         store = written(Path(folder), n, like, has_ids=True)
-        plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, config)
+        plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, config, MICRO_TOKENS)
         n_pairs = n_tgt = number = 0
         began = clock()
         while clock() - began < seconds and number < len(plan):

@@ -35,7 +35,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.system.progress import clock
     from nmt.system.ranks import join
     from nmt.train.loss import Objective
-    from nmt.train.memory_probe import run_shape, settled
+    from nmt.train.memory_probe import resolve_micro_tokens, run_shape
     from nmt.train.optimizer import make_optimizer
     from nmt.train.parallel import make_replica
     from nmt.train.update import run_update
@@ -45,18 +45,18 @@ def work(args: argparse.Namespace) -> int:
     folder = Path(config.data.store)
     vocab = Vocab.load(folder / "vocab.model")
     with join() as world:
-        config = settled(config, world)
+        micro_tokens = resolve_micro_tokens(config, world)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, vocab.size).to(world.device)
         store = open_store(folder, "train")
-        shape = run_shape(config, store, world)
+        shape = run_shape(config, micro_tokens, store, world)
         replica = make_replica(
             Objective(model, config.training.label_smoothing), world, config.training, shape
         )
         optimizer = make_optimizer(model, config.optimizer)
         tokens, seconds = [], []
         with Loader(
-            lambda _: store, config.training, config.seed, Cursor(), world, shape
+            lambda _: store, config.training, micro_tokens, config.seed, Cursor(), world, shape
         ) as updates:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()

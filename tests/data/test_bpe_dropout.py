@@ -308,10 +308,12 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
 
 
 def take(store: Path, n: int, cursor: Cursor, rank: int = 0, size: int = 1) -> list[Update]:
-    config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000, micro_tokens=500)
+    config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
     segmentations = Segmentations(store, 0.1, 7, None, 1)
     with (
-        Loader(segmentations, config, 7, cursor, World(rank, size, torch.device("cpu"))) as updates,
+        Loader(
+            segmentations, config, 500, 7, cursor, World(rank, size, torch.device("cpu"))
+        ) as updates,
         segmentations,
     ):
         return [next(updates) for _ in range(n)]
@@ -371,12 +373,14 @@ def test_what_goes_wrong_in_another_process_is_raised_in_training(
     monkeypatch.setattr(segmentation, "draw_block", work)
     with pytest.raises(UserError, match=told):
         take(store, 1, Cursor())  # nothing drawn for its seed yet
-    config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000, micro_tokens=500)
+    config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
     segmentations = Segmentations(
         store, 0.1, 1, None, 1
     )  # epoch 0 is there, epoch 1 fails behind its back
     with (
-        Loader(segmentations, config, 1, Cursor(), World(0, 1, torch.device("cpu"))) as updates,
+        Loader(
+            segmentations, config, 500, 1, Cursor(), World(0, 1, torch.device("cpu"))
+        ) as updates,
         segmentations,
     ):
         with pytest.raises(UserError, match=told):
@@ -401,11 +405,11 @@ def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPa
     waiting = Segmentations(store, 0.1, 1, None, 1)  # another rank
     world = World(0, 1, torch.device("cpu"))
     with (
-        Loader(segmentations, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world),
+        Loader(segmentations, TrainingConfig(), 3_200, 1, Cursor(), world),
         segmentations,
     ):
         assert began.wait(10)
-        with Loader(waiting, TrainingConfig(micro_tokens=3_200), 1, Cursor(), world), waiting:
+        with Loader(waiting, TrainingConfig(), 3_200, 1, Cursor(), world), waiting:
             time.sleep(0.1)
     (folder,) = store.with_name("store.epochs").iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]

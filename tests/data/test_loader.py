@@ -1,6 +1,5 @@
 """Batches against what the store holds, the deal over ranks, and continuation from a cursor."""
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
 
-CONFIG = TrainingConfig(src_tokens=200, tgt_tokens=200, micro_tokens=60)
+MICRO_TOKENS = 60
+CONFIG = TrainingConfig(src_tokens=200, tgt_tokens=200)
 CPU = torch.device("cpu")
 
 
@@ -35,7 +35,9 @@ START = Cursor()
 def take(
     store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size: int = 1
 ) -> list[Update]:
-    with Loader(lambda epoch: store, CONFIG, 7, cursor, World(rank, size, CPU)) as updates:
+    with Loader(
+        lambda epoch: store, CONFIG, MICRO_TOKENS, 7, cursor, World(rank, size, CPU)
+    ) as updates:
         return [next(updates) for _ in range(n)]
 
 
@@ -85,7 +87,9 @@ def test_continues_exactly_from_any_cursor_across_epochs() -> None:
 def test_each_epoch_is_read_from_its_own_store() -> None:
     stores = {epoch: make_store(100 + 50 * epoch) for epoch in range(2, 5)}
     seen: list[Update] = []
-    with Loader(lambda epoch: stores[epoch], CONFIG, 7, Cursor(2, 3), World(0, 1, CPU)) as updates:
+    with Loader(
+        lambda epoch: stores[epoch], CONFIG, MICRO_TOKENS, 7, Cursor(2, 3), World(0, 1, CPU)
+    ) as updates:
         while not seen or seen[-1].after.epoch < 4:
             seen.append(next(updates))
     first = next(i for i, update in enumerate(seen) if update.after.epoch == 3) + 1
@@ -121,7 +125,9 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
         Side(store.src.ids[:10], store.src.offsets), store.tgt
     )  # ids that are not there
     with (
-        Loader(lambda epoch: broken, CONFIG, 7, Cursor(), World(0, 1, CPU)) as updates,
+        Loader(
+            lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), World(0, 1, CPU)
+        ) as updates,
         pytest.raises(IndexError),
     ):
         for _ in islice(iter(lambda: next(updates), None), 5):
@@ -130,11 +136,12 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
 
 def test_constant_shapes_hold_the_same_sentences() -> None:
     store = make_store()
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, CONFIG.sized)
-    with Loader(lambda epoch: store, CONFIG, 7, START, World(0, 1, CPU), shape) as updates:
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, MICRO_TOKENS)
+    with Loader(
+        lambda epoch: store, CONFIG, MICRO_TOKENS, 7, START, World(0, 1, CPU), shape
+    ) as updates:
         taken = [next(updates) for _ in range(10)]
-    plain_config = replace(CONFIG, micro_tokens=shape.tokens)
-    with Loader(lambda epoch: store, plain_config, 7, START, World(0, 1, CPU)) as updates:
+    with Loader(lambda epoch: store, CONFIG, shape.tokens, 7, START, World(0, 1, CPU)) as updates:
         plainly = [next(updates) for _ in range(10)]
     for update, plain in zip(taken, plainly, strict=True):
         for micro, expected in zip(update.micros, plain.micros, strict=True):

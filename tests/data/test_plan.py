@@ -18,7 +18,8 @@ LENGTHS = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300))
 )
 DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-CONFIG = TrainingConfig(src_tokens=900, tgt_tokens=800, micro_tokens=250)
+MICRO_TOKENS = 250
+CONFIG = TrainingConfig(src_tokens=900, tgt_tokens=800)
 
 
 def runs(
@@ -49,7 +50,7 @@ def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, pi
     lengths[rng.integers(2), rng.integers(n)] = longest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "PIECE", piece)
-        plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG)
+        plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, MICRO_TOKENS)
     order = (
         np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
         .permutation(n)
@@ -76,7 +77,8 @@ def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(
             for a, b in zip(plan.bounds, plan.bounds[1:], strict=False)
         }
         for plan in (
-            plan_epoch(lengths[0], lengths[1], seed, e, CONFIG) for e in (epoch, epoch + 1)
+            plan_epoch(lengths[0], lengths[1], seed, e, CONFIG, MICRO_TOKENS)
+            for e in (epoch, epoch + 1)
         )
     ]
     assert not any(len(update) > 1 for update in updates[0] & updates[1])
@@ -85,7 +87,7 @@ def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(
 @settings(max_examples=25, deadline=None)
 @given(LENGTHS, st.integers(0, 1000), st.integers(0, 50))
 def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch: int) -> None:
-    plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG)
+    plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, MICRO_TOKENS)
     seen = []
     for update in range(len(plan)):
         micros = plan.micros(update)
@@ -103,12 +105,8 @@ def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch
 def test_updates_do_not_depend_on_the_size_of_micro_batches(
     lengths: np.ndarray, micro_tokens: int
 ) -> None:
-    import dataclasses
-
-    a = plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG)
-    b = plan_epoch(
-        lengths[0], lengths[1], 1, 0, dataclasses.replace(CONFIG, micro_tokens=micro_tokens)
-    )
+    a = plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG, MICRO_TOKENS)
+    b = plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG, micro_tokens)
     assert len(a) == len(b)
     for update in range(len(a)):
         assert sorted(np.concatenate(a.micros(update))) == sorted(np.concatenate(b.micros(update)))
@@ -116,10 +114,12 @@ def test_updates_do_not_depend_on_the_size_of_micro_batches(
 
 def test_pure_function_of_seed_and_epoch() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=(2, 3000))
-    first = plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG)
-    assert np.array_equal(first.order, plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG).order)
+    first = plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG, MICRO_TOKENS)
+    assert np.array_equal(
+        first.order, plan_epoch(lengths[0], lengths[1], 1, 0, CONFIG, MICRO_TOKENS).order
+    )
     for seed, epoch in ((2, 0), (1, 1)):
-        other = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG)
+        other = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, MICRO_TOKENS)
         assert (first.order != other.order).mean() > 0.99
 
 
@@ -127,8 +127,7 @@ def test_updates_are_nearly_full() -> None:
     rng = np.random.default_rng(0)
     src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
     tgt = np.clip(src * rng.normal(1.0, 0.1, 20_000), 1, 250).astype(np.int32)
-    config = TrainingConfig(src_tokens=25_000, tgt_tokens=25_000, micro_tokens=3_200)
-    plan = plan_epoch(src, tgt, 1, 0, config)
+    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(), 3_200)
     fills = [max(plan.n_tokens(u)) / 25_000 for u in range(len(plan) - 1)]
     assert min(fills) > 0.98
 
@@ -142,7 +141,7 @@ def test_micro_batches_are_as_few_as_hold_an_update_and_alike(
     rng = np.random.default_rng(0)
     src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
     tgt = np.clip(src * rng.normal(1.0, 0.15, 20_000), 1, 250).astype(np.int32)
-    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(micro_tokens=micro_tokens))
+    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(), micro_tokens)
     counts = [len(plan.micros(update)) for update in range(len(plan) - 1)]
     fewest = [-(-max(plan.n_tokens(update)) // micro_tokens) for update in range(len(plan) - 1)]
     assert np.mean(counts) <= np.mean(fewest) + extra
@@ -153,7 +152,7 @@ def test_micro_batches_are_as_few_as_hold_an_update_and_alike(
 def test_a_pair_longer_than_a_micro_batch_stands_alone() -> None:
     src = np.full(40, 10)
     src[7] = 301
-    micros = plan_epoch(src, np.full(40, 10), 1, 0, CONFIG).micros(0)
+    micros = plan_epoch(src, np.full(40, 10), 1, 0, CONFIG, MICRO_TOKENS).micros(0)
     assert [7] in [micro.tolist() for micro in micros] and len(micros) == 1 + -(-39 * 10 // 250)
 
 
@@ -174,9 +173,7 @@ def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
         // 3
         for side in ("en", "de")
     )
-    plan = plan_epoch(
-        src, tgt, 1, 0, TrainingConfig(micro_tokens=3_200)
-    )  # some three letters to a piece
+    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(), 3_200)  # some three letters to a piece
     fills = np.array([plan.n_tokens(update) for update in range(len(plan) - 1)]) / 25_000
     assert len(fills) > 50 and fills.max(1).min() > 0.99
     means = np.array([src.mean(), tgt.mean()])
@@ -192,7 +189,9 @@ def test_small_types_hold_what_they_must() -> None:
         (65_535, np.uint16),
         (65_536, np.uint32),
     ):
-        plan = plan_epoch(np.array([longest, 3]), np.array([longest, 3]), 1, 0, CONFIG)
+        plan = plan_epoch(
+            np.array([longest, 3]), np.array([longest, 3]), 1, 0, CONFIG, MICRO_TOKENS
+        )
         assert plan.src_lengths.tolist() == [longest, 3] and plan.src_lengths.dtype == kind
         assert plan.order.dtype == np.uint32
 

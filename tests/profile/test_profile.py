@@ -333,7 +333,7 @@ def test_a_plan_adds_up_and_leaves_nothing(
 
 def test_the_worst_micro_batches_are_found(config: RunConfig) -> None:
     result = plan(config, ALONE)
-    store, room = open_store(Path(config.data.store), "train"), config.training.sized
+    store, room = open_store(Path(config.data.store), "train"), 90  # tokens, as in the toy config
     pairs = [(int(s), int(t)) for s, t in zip(store.src.lengths, store.tgt.lengths, strict=True)]
     longest, most = result.worst
     assert result.cost is None
@@ -373,6 +373,6 @@ def test_a_micro_batch_that_does_not_fit(
 
 
 def test_no_dev_set_takes_no_time(config: RunConfig) -> None:
-    made = Rehearsal(config, ALONE)
+    made = Rehearsal(config, 90, ALONE)
     assert made.dev_seconds() > 0 and made.model.training
-    assert Rehearsal(changed(config, ["data.valid=null"]), ALONE).dev_seconds() == 0.0
+    assert Rehearsal(changed(config, ["data.valid=null"]), 90, ALONE).dev_seconds() == 0.0

@@ -19,6 +19,7 @@ from nmt.data.store import Side, TokenStore
 from nmt.system.ranks import World
 
 UPDATE = 25_000
+CONFIG = TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE)
 RANKS = (1, 2, 3, 4, 8, 16)
 CPU = torch.device("cpu")
 
@@ -55,20 +56,16 @@ def store_of(name: str, n: int = 2_700) -> TokenStore:
     return TokenStore(sides[0], sides[1])
 
 
-def config_for(n_ranks: int) -> TrainingConfig:
-    return TrainingConfig(
-        src_tokens=UPDATE, tgt_tokens=UPDATE, micro_tokens=equal_share(UPDATE, n_ranks)
-    )
-
-
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("n_ranks", RANKS)
 def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) -> None:
-    store, config = store_of(name), config_for(n_ranks)
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, config.sized)
+    store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
     useful = []
     for epoch in range(50):
-        plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, epoch, config, shape)
+        plan = plan_epoch(
+            store.src.lengths, store.tgt.lengths, 1, epoch, CONFIG, micro_tokens, shape
+        )
         for number in range(len(plan)):
             micros = plan.micros(number)
             for pairs in micros:
@@ -87,9 +84,9 @@ def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: i
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("n_ranks", [1, 3, 8])
 def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
-    store, config = store_of(name), config_for(n_ranks)
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, config.sized)
-    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, config, shape)
+    store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
+    shape = fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
+    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG, micro_tokens, shape)
     n_blank = 0
     for number in (0, len(plan) - 1):
         micros = plan.micros(number)
@@ -118,8 +115,8 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
     src, tgt = random.integers(2, longest + 2, (2, 200))
     tgt[random.random(200) < 0.5] = 2
     shape = fixed_shape(src, tgt, micro_tokens)
-    config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200, micro_tokens=micro_tokens)
-    plan = plan_epoch(src, tgt, seed, 0, config, shape)
+    config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200)
+    plan = plan_epoch(src, tgt, seed, 0, config, micro_tokens, shape)
     seen = []
     for number in range(len(plan)):
         for pairs in plan.micros(number):

@@ -16,7 +16,7 @@ from nmt.corpus.prepare import prepare
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train import memory_probe
-from nmt.train.memory_probe import choose_micro_tokens, fits, settled, useful_share
+from nmt.train.memory_probe import choose_micro_tokens, fits, resolve_micro_tokens, useful_share
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PAPER = RunConfig()
@@ -116,7 +116,7 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
 ) -> None:
     monkeypatch.setattr(memory_probe, "fits", lambda *_: True)
     config = begun_run(tmp_path / "run", began_with)
-    assert settled(config, Unconnected(0, n_ranks, GPU)).training.micro_tokens == goes_on_with
+    assert resolve_micro_tokens(config, Unconnected(0, n_ranks, GPU)) == goes_on_with
     told = capsys.readouterr().err
     assert (f"micro-batches of {began_with} tokens" in told) == (began_with != goes_on_with)
 
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
 def test_a_number_that_is_given_stays(tmp_path: Path) -> None:
     config = begun_run(tmp_path / "run", 3_157)
     given = replace(config, training=replace(config.training, micro_tokens=777))
-    assert settled(given, Unconnected(0, 8, GPU)) == given
+    assert resolve_micro_tokens(given, Unconnected(0, 8, GPU)) == 777
 
 
 @pytest.fixture

@@ -280,7 +280,7 @@ def test_trying_the_worst_first_changes_nothing(
             kept = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
             with monkeypatch.context() as context:
                 context.setattr(Replica, "run", noted)
-                try_worst(trainer.replica, trainer.store, trainer.config.training, trainer.world)
+                try_worst(trainer.replica, trainer.store, trainer.micro_tokens, trainer.world)
             assert all(
                 p.grad is None and torch.equal(p, kept[name])
                 for name, p in trainer.model.named_parameters()

@@ -31,7 +31,7 @@ from nmt.train.update import Outcomes, run_update
 N_VOCAB = 97
 CONFIG = RunConfig(
     model=ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=2, dropout=0.0),
-    training=TrainingConfig(src_tokens=300, tgt_tokens=300, micro_tokens=150, precision="fp32"),
+    training=TrainingConfig(src_tokens=300, tgt_tokens=300, precision="fp32"),
 )
 ALONE = World(0, 1, GPU)
 
@@ -59,7 +59,7 @@ def make_model() -> Transformer:
 
 def updates(store: TokenStore, world: World) -> list[Update]:
     shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
-    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG.training, shape)
+    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG.training, 150, shape)
     return [
         Update(dealt(store, plan.micros(n), world, shape), *plan.n_tokens(n), Cursor())
         for n in range(len(plan))
