@@ -72,6 +72,12 @@ DROPPED = (
     range(1553, 1568),
     range(2230, 2297),
 )
+# Lines of the sets that are most often confused, for advice where two numbers of lines differ.
+KNOWN_SIZES = {
+    3003: "newstest2014 in full (sacreBLEU's wmt14/full)",
+    2737: "sacreBLEU's filtered wmt14",
+    3000: "newstest2013",
+}
 SIDES = ("the source", "the reference")
 
 

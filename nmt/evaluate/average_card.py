@@ -14,7 +14,8 @@ from nmt.checkpoint import read_state
 from nmt.config import RunConfig, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.card import datasets, front_matter, model_rows, origin, table, training_text
-from nmt.evaluate.results import Result, Score, run_of
+from nmt.evaluate.results import Result, run_of
+from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, write_text
 from nmt.system.run_folder import CARD_FILE, CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
@@ -144,9 +145,7 @@ def _recipe(config: RunConfig) -> dict[str, str]:
 
 
 def _row(result: Result, score: Score) -> tuple[str, ...]:
-    interval = (
-        "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
-    )
+    interval = f"{score.interval.low:.2f} to {score.interval.high:.2f}" if score.interval else ""
     search = ", ".join(f"{key} {result.decoding[key]}" for key in SHOWN if key in result.decoding)
     return (
         f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines",

@@ -19,8 +19,9 @@ from nmt.evaluate import results
 from nmt.evaluate.average_card import write_card
 from nmt.evaluate.systems import System, Wanted, examine, read, translated
 from nmt.evaluate.verdict import judge
-from nmt.score.metrics import CHRF2, HEADLINE, Measured, Rung, ladder, measure, papers_rung
-from nmt.score.significance import Comparison, compare, seed_asked_for, spread
+from nmt.score.metrics import CHRF2, HEADLINE, Metric, find_paper_metric, list_metrics, measure
+from nmt.score.score import Score
+from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
 from nmt.system.errors import UserError
 from nmt.system.progress import say, tracked
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
@@ -50,7 +51,7 @@ class Answer:
     told: str
     figures: dict[str, Any]  # for JSON
     systems: Sequence[System]
-    measured: Sequence[Sequence[Measured]]  # of each system
+    scores: Sequence[Sequence[Score]]  # of each system
 
 
 def system_of(question: Question, *names: str, is_text: bool = False) -> System:
@@ -86,27 +87,29 @@ def scored(
     if is_judged and RunFolder(Path(names[0])).average.is_dir():  # the recipe ends with averaging
         names = (str(RunFolder(Path(names[0])).average), *names[1:])
     system = system_of(question, *names, is_text=is_text)
-    papers = papers_rung(system.config.data.tgt)
-    rungs = (
-        list(ladder(system.config.data.tgt))
-        if is_ladder
-        else [HEADLINE, CHRF2, *[papers] * is_judged]
-    )
-    measured = climb(system, rungs)
-    told = [head(system), *table(measured)]
-    figures = described(system) | {"scores": plain(measured)}
+    paper_metric = find_paper_metric(system.config.data.tgt)
+    if is_ladder:
+        metrics = list_metrics(system.config.data.tgt)
+    else:
+        metrics = [HEADLINE, CHRF2]
+        if is_judged:
+            metrics.append(paper_metric)
+    scores = score_system(system, metrics)
+    told = [head(system), *table(metrics, scores)]
+    figures = described(system) | {"scores": scores_to_json(scores)}
     if is_ladder and system.test.subset:
-        filtered = climb(system, rungs, system.test.subset)
+        filtered = score_system(system, metrics, system.test.subset)
         told += [
             f"the {len(system.test.subset):,} of these lines that are in sacreBLEU's wmt14",
-            *table(filtered),
+            *table(metrics, filtered),
         ]
-        figures["filtered"] = plain(filtered)
+        figures["filtered"] = scores_to_json(filtered)
     if is_judged:
-        verdict = judge(next(one for one in measured if one.score.name == papers.name), system)
+        score = next(score for score in scores if score.name == paper_metric.name)
+        verdict = judge(score, system)
         told += ["", verdict.told()]
         figures["verdict"] = verdict.figures()
-    return Answer("\n".join(told), figures, [system], [measured])
+    return Answer("\n".join(told), figures, [system], [scores])
 
 
 def described(system: System) -> dict[str, Any]:
@@ -134,55 +137,56 @@ def head(system: System) -> str:
     return f"{system.label} on {system.test.name}, {system.pair}: {len(system.texts):,} sentences{seconds}"
 
 
-def climb(
-    system: System, rungs: Iterable[Rung], lines: Sequence[int] | None = None
-) -> list[Measured]:
-    """The system on each of the rungs, on all lines or on these of sacreBLEU's filtered wmt14."""
+def score_system(
+    system: System, metrics: Iterable[Metric], lines: Sequence[int] | None = None
+) -> list[Score]:
+    """Score the system with each of the metrics, on all lines or on these of sacreBLEU's filtered wmt14."""
     texts, references, name = system.texts, system.test.ref, system.test.label
     if lines is not None:
-        texts, references, name = (
-            [texts[i] for i in lines],
-            [references[i] for i in lines],
-            f"{name}-filtered",
-        )
+        texts = [texts[i] for i in lines]
+        references = [references[i] for i in lines]
+        name = f"{name}-filtered"
     return [
-        measure(rung, texts, references, name, system.pair, N_BOOTSTRAP)
-        for rung in tracked(list(rungs), "scoring", "rungs")
+        measure(metric, texts, references, name, system.pair, N_BOOTSTRAP)
+        for metric in tracked(list(metrics), "scoring", "metrics")
     ]
 
 
-def table(measured: Sequence[Measured]) -> Iterator[str]:
+def table(metrics: Sequence[Metric], scores: Sequence[Score]) -> Iterator[str]:
     """A line each: the score, its 95 % interval, its signature."""
-    width = max(len(one.score.name) for one in measured)
-    for one in measured:
-        bounds = f"[{one.interval.low:.2f}, {one.interval.high:.2f}]" if one.interval else ""
-        mark = "*" if one.is_papers else " "
-        yield f"  {one.score.name:<{width}} {one.score.value:6.2f}{mark} {bounds:<14}  {one.score.signature}"
-    if any(one.is_papers for one in measured):
+    width = max(len(score.name) for score in scores)
+    for metric, score in zip(metrics, scores, strict=True):
+        bounds = f"[{score.interval.low:.2f}, {score.interval.high:.2f}]" if score.interval else ""
+        mark = "*" if metric.is_of_paper else " "
+        yield f"  {score.name:<{width}} {score.value:6.2f}{mark} {bounds:<14}  {score.signature}"
+    if any(metric.is_of_paper for metric in metrics):
         yield "  * as Table 2 of the paper was counted"
 
 
-def plain(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    return [
-        vars(one.score)
-        | ({"low": one.interval.low, "high": one.interval.high} if one.interval else {})
-        for one in measured
-    ]
+def scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    return [_score_to_json(score) for score in scores]
+
+
+def _score_to_json(score: Score) -> dict[str, Any]:
+    plain = {"name": score.name, "value": score.value, "signature": score.signature}
+    if score.interval is not None:
+        plain |= {"low": score.interval.low, "high": score.interval.high}
+    return plain
 
 
 def record(answer: Answer) -> None:
     """Write the scores into the results of the runs that the systems are of. Where that cannot be, they stand all the
     same: a damaged file, a colleague's folder, a full disk."""
-    for system, measured in zip(answer.systems, answer.measured, strict=True):
+    for system, scores in zip(answer.systems, answer.scores, strict=True):
         try:
-            _record(system, measured)
+            _record(system, scores)
         except UserError as error:
             say(f"warning: not recorded: {error}")
         except OSError as error:
             say(f"warning: not recorded: {error.filename or RESULTS_FILE}: {error.strerror}")
 
 
-def _record(system: System, measured: Sequence[Measured]) -> None:
+def _record(system: System, scores: Sequence[Score]) -> None:
     engine = system.engine
     if engine is None or len(engine.checkpoints) != 1:  # a file, an export, an ensemble
         return
@@ -206,7 +210,7 @@ def _record(system: System, measured: Sequence[Measured]) -> None:
             ).hexdigest(),
             decoding=to_dict(system.config.decoding),
             engine=engine.translator.engine,
-            scores=[results.Score(**score) for score in plain(measured)],
+            scores=list(scores),
             versions={"python": python_version()}
             | {name: version(name) for name in ("nmt", "torch", "sacrebleu")},
             seconds=round(system.seconds, 2),
@@ -220,12 +224,12 @@ def _record(system: System, measured: Sequence[Measured]) -> None:
 
 def compared(question: Question, names: Sequence[str]) -> Answer:
     """Whether the difference between two systems is more than luck."""
-    seed = seed_asked_for()
+    seed = read_seed()
     systems = a, b = _of_one_test(question, names)
-    found = compare(HEADLINE.metric(), a.texts, b.texts, a.test.ref, seed=seed)
-    measured = [climb(system, [HEADLINE])[0] for system in systems]
+    found = compare_systems(HEADLINE.make_counter(), a.texts, b.texts, a.test.ref, seed=seed)
+    scores = [score_system(system, [HEADLINE])[0] for system in systems]
     told = [
-        *side_by_side(systems, measured),
+        *side_by_side(systems, scores),
         f"  difference {found.difference:+.2f}",
         f"  p = {found.p_bootstrap:.4f} by paired bootstrap, {found.n_bootstrap:,} resampled test sets",
         f"  p = {found.p_randomisation:.4f} by approximate randomisation, {found.n_randomisation:,} trials",
@@ -238,11 +242,11 @@ def compared(question: Question, names: Sequence[str]) -> Answer:
             "test_set": a.test.name,
             "pair": a.pair,
             "sentences": len(a.texts),
-            "scores": plain(measured),
+            "scores": scores_to_json(scores),
             "comparison": asdict(found),
         },
         systems,
-        [[one] for one in measured],
+        [[score] for score in scores],
     )
 
 
@@ -252,14 +256,15 @@ def _meaning(found: Comparison) -> str:
     return f"significant at p < 0.05: {'the second' if found.difference > 0 else 'the first'} is better on such text"
 
 
-def side_by_side(systems: Sequence[System], measured: Sequence[Measured]) -> Iterator[str]:
+def side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:
     """A line for each, and the signature that they have in common."""
     first, width = systems[0], max(len(system.label) for system in systems)
     yield f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
-    for system, one in zip(systems, measured, strict=True):
-        bounds = f"  [{one.interval.low:.2f}, {one.interval.high:.2f}]" if one.interval else ""
-        yield f"  {system.label:<{width}} {one.score.value:6.2f}{bounds}"
-    yield f"  {measured[0].score.name}: {measured[0].score.signature}"
+    for system, score in zip(systems, scores, strict=True):
+        interval = score.interval
+        bounds = f"  [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
+        yield f"  {system.label:<{width}} {score.value:6.2f}{bounds}"
+    yield f"  {scores[0].name}: {scores[0].signature}"
 
 
 def spread_of(question: Question, names: Sequence[str]) -> Answer:
@@ -272,10 +277,10 @@ def spread_of(question: Question, names: Sequence[str]) -> Answer:
         raise UserError(
             f"{' '.join(names)}: some have the same weights; a spread is that of different runs"
         )
-    measured = [climb(system, [HEADLINE])[0] for system in systems]
-    found = spread([one.score.value for one in measured])
+    scores = [score_system(system, [HEADLINE])[0] for system in systems]
+    found = estimate_spread([score.value for score in scores])
     told = [
-        *side_by_side(systems, measured),
+        *side_by_side(systems, scores),
         f"  mean {found.mean:.2f}, standard deviation {found.std:.2f}; 95 % interval of the mean of such runs "
         f"[{found.low:.2f}, {found.high:.2f}] (Student's t)",
     ]
@@ -286,11 +291,11 @@ def spread_of(question: Question, names: Sequence[str]) -> Answer:
             "test_set": systems[0].test.name,
             "pair": systems[0].pair,
             "sentences": len(systems[0].texts),
-            "scores": plain(measured),
+            "scores": scores_to_json(scores),
             "spread": asdict(found),
         },
         systems,
-        [[one] for one in measured],
+        [[score] for score in scores],
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock, read_json, size_of, write_json
 from nmt.system.progress import clock
@@ -30,17 +31,6 @@ class TestSet:
     lines: int
     src_sha256: str
     ref_sha256: str
-
-
-@dataclass(frozen=True)
-class Score:
-    """A number with its signature and, where it was asked for, its 95% interval."""
-
-    name: str
-    value: float
-    signature: str
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,9 +78,7 @@ class Result:
 
 def add(run: Path, record: Result) -> None:
     """Write the record into the file of `run`, in place of one of the same subject."""
-    _parsed(
-        asdict(record), Result, f"{run / RESULTS_FILE}: the new record"
-    )  # what could not be read again is not written
+    _from_json(_to_json(record), f"{run / RESULTS_FILE}: the new record")  # or it could not be read
     with _held(run):
         records = []
         for known in read(run):
@@ -98,7 +86,7 @@ def add(run: Path, record: Result) -> None:
                 record = record.with_scores_of(known)
             else:
                 records.append(known)
-        write_json(run / RESULTS_FILE, [asdict(known) for known in (*records, record)])
+        write_json(run / RESULTS_FILE, [_to_json(known) for known in (*records, record)])
 
 
 def read(run: Path) -> list[Result]:
@@ -110,7 +98,7 @@ def read(run: Path) -> list[Result]:
     found = read_json(path)
     if not isinstance(found, list):
         raise UserError(f"{path}: is no list of records; damaged, move it away")
-    return [_parsed(entry, Result, f"{path}: record {n}") for n, entry in enumerate(found, 1)]
+    return [_from_json(entry, f"{path}: record {n}") for n, entry in enumerate(found, 1)]
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -142,6 +130,29 @@ def _held(run: Path) -> Iterator[None]:
         yield
 
 
+def _to_json(record: Result) -> dict[str, Any]:
+    """In the file the interval of a score is two keys beside its value; both are null where there is none."""
+    plain = asdict(record)
+    for score in plain["scores"]:
+        score |= score.pop("interval") or {"low": None, "high": None}
+    return plain
+
+
+def _from_json(entry: Any, place: str) -> Result:
+    if isinstance(entry, dict) and isinstance(entry.get("scores"), list):
+        entry = entry | {"scores": [_with_interval(score) for score in entry["scores"]]}
+    result: Result = _parsed(entry, Result, place)
+    return result
+
+
+def _with_interval(score: Any) -> Any:
+    if not isinstance(score, dict) or not score.keys() >= {"low", "high"}:
+        return score  # to be refused like any other damage
+    others = {key: value for key, value in score.items() if key not in ("low", "high")}
+    bounds = {"low": score["low"], "high": score["high"]}
+    return others | {"interval": None if bounds == {"low": None, "high": None} else bounds}
+
+
 def _parsed(value: Any, hint: Any, place: str) -> Any:
     """The value from JSON as what `hint` says; anything else is refused by its place."""
     if is_dataclass(hint):
@@ -162,6 +173,8 @@ def _parsed(value: Any, hint: Any, place: str) -> Any:
             for key, item in value.items()
         }
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if isinstance(value, dict) and is_dataclass(options[0]):  # Interval | None
+        return _parsed(value, options[0], place)
     for option in options:
         if type(value) is option or (option is float and type(value) is int):
             if not isinstance(value, float) or math.isfinite(value):

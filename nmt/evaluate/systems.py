@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nmt.config import CorpusConfig, RunConfig
-from nmt.corpus.test_sets import TestSet, open_reference, open_test_set
+from nmt.corpus.test_sets import KNOWN_SIZES, TestSet, open_reference, open_test_set
 from nmt.corpus.text_files import TextFile, read_lines
-from nmt.score.text_checks import Text, findings
+from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.stream import Job, Opened, opened
@@ -91,11 +91,12 @@ def examine(system: System, wanted: Wanted, is_forced: bool) -> None:
     source, reference = wanted.names(test)
     if test.warning:
         say(f"warning: {test.warning}")
-    for finding in findings(
+    for problem in find_problems(
         Text(system.name, system.texts, data.tgt),
         Text(reference, test.ref, data.tgt),
         Text(source, test.src, data.src) if test.src else None,
+        KNOWN_SIZES,
     ):
-        if finding.is_fatal and not (is_forced and len(system.texts) == len(test.ref)):
-            raise UserError(finding.told)
-        say(f"warning: {finding.told}")
+        if problem.is_fatal and not (is_forced and len(system.texts) == len(test.ref)):
+            raise UserError(problem.message)
+        say(f"warning: {problem.message}")

@@ -6,14 +6,14 @@ step was applied, and the figure lies within the interval or below it.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from nmt.checkpoint import Checkpoint
 from nmt.evaluate.systems import System
 from nmt.paper import SILENT, Conformance, conformance
-from nmt.score.metrics import Measured
+from nmt.score.score import Score
 from nmt.system.errors import UserError
 
 MINUTES = (
@@ -28,11 +28,11 @@ class Verdict:
     outcome: Literal["reproduced", "not reproduced", "not comparable"]
     because: tuple[str, ...]  # why not comparable
     missing: tuple[str, ...]  # steps of the recipe that were not applied
-    measured: Measured  # on the metric of Table 2
+    score: Score  # on the metric of Table 2
     paper: Conformance
 
     def told(self) -> str:
-        score, bounds = self.measured.score, self.measured.interval
+        score, bounds = self.score, self.score.interval
         between = (
             f"95 % of resampled test sets: {bounds.low:.2f} to {bounds.high:.2f}" if bounds else ""
         )
@@ -54,13 +54,17 @@ class Verdict:
             "because": self.because,
             "not_applied": self.missing,
             "paper": {"bleu": self.paper.bleu, "model": self.paper.model, "pair": self.paper.pair},
-            "score": asdict(self.measured.score),
+            "score": {
+                "name": self.score.name,
+                "value": self.score.value,
+                "signature": self.score.signature,
+            },
         }
 
 
-def judge(measured: Measured, system: System) -> Verdict:
-    """`measured` stands on the rung of Table 2, with its interval."""
-    if system.engine is None or not system.engine.checkpoints or measured.interval is None:
+def judge(score: Score, system: System) -> Verdict:
+    """`score` is on the metric of Table 2, with its interval."""
+    if system.engine is None or not system.engine.checkpoints or score.interval is None:
         raise UserError(
             f"{system.name}: a verdict needs a checkpoint, for it judges the training too"
         )
@@ -71,7 +75,7 @@ def judge(measured: Measured, system: System) -> Verdict:
         tuple(_reasons(paper, checkpoint, system, len(others))),
         tuple(_left_out(paper, checkpoint)),
     )
-    is_reached = measured.interval.high >= paper.bleu
+    is_reached = score.interval.high >= paper.bleu
     if not because and is_reached and missing:
         because = (
             f"the paper's figure was reached by another recipe: {len(missing)} of its steps were not applied",
@@ -79,7 +83,7 @@ def judge(measured: Measured, system: System) -> Verdict:
     outcome: Literal["reproduced", "not reproduced", "not comparable"] = (
         "not comparable" if because else "reproduced" if is_reached else "not reproduced"
     )
-    return Verdict(outcome, because, missing, measured, paper)
+    return Verdict(outcome, because, missing, score, paper)
 
 
 def _reasons(

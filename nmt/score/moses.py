@@ -1,8 +1,9 @@
-"""The Moses side of the paper's score, in pure Python: what its Perl scripts of 2017 print, line for line.
+"""The Moses tokens behind the paper's score, in pure Python: what its Perl scripts of 2017 print, line for line.
 
-Written anew, because sacremoses 0.2.0 is not those scripts outside European text: it splits Chinese and letters beyond
-the BMP, keeps an Indic virama, and reads a full-width 1 as a 1 where the script made a quote of it. Its abbreviations
-of German and French are the scripts' own, and are used. tests/score/test_moses.py holds 16,000 lines against Perl's output.
+This is not sacremoses, because its version 0.2.0 differs from those scripts outside European text: it splits Chinese
+and letters beyond the BMP, keeps an Indic virama, and reads a full-width 1 as a 1 where the script made it a quote. Its
+lists of abbreviations for German and French are the scripts' own, and are used here. tests/score/test_moses.py
+compares 16,000 lines with Perl's output.
 """
 
 import re
@@ -11,7 +12,7 @@ from importlib.metadata import version
 
 import regex  # for Perl's classes of characters, which `re` does not know
 
-LISTS = f"sacremoses-{version('sacremoses')}"  # of abbreviations, for signatures
+ABBREVIATIONS = f"sacremoses-{version('sacremoses')}"  # where the lists come from, for signatures
 
 # replace-unicode-punctuation.perl, before its correction of 2019: a full-width 1 became a quote.
 PUNCTUATION = str.maketrans(
@@ -23,18 +24,17 @@ PUNCTUATION = str.maketrans(
         )
     )
 )
-JUNK = re.compile(r"[\0-\x08\x0e-\x1f]")  # not the white space among them
+CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # control characters, except white space
 SYMBOL = regex.compile(r"([^\p{Alnum} .'`,\-])")
 DOTS = re.compile(r"\.{2,}")
-# What a match takes is not looked at again (in a,,5 the second comma stays with the 5), hence groups, no lookaround.
+# Groups instead of lookaround, because Perl does not look again at what a match consumed: in a,,5 the second comma
+# stays with the 5.
 COMMAS = [
-    (regex.compile(pattern), spaced)
-    for pattern, spaced in (
-        (r"(\P{N}),", r"\1 , "),
-        (r",(\P{N})", r" , \1"),
-        (r"(\p{N}),$", r"\1 ,"),
-    )
+    (regex.compile(r"(\P{N}),"), r"\1 , "),
+    (regex.compile(r",(\P{N})"), r" , \1"),
+    (regex.compile(r"(\p{N}),$"), r"\1 ,"),
 ]
+# Where an apostrophe belongs: to the word on its left (l' eau) or on its right (do n't); elsewhere it is a word.
 LEFT = (
     (r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"),
     (r"(\P{Alpha})'(\p{Alpha})", r"\1 ' \2"),
@@ -48,12 +48,7 @@ RIGHT = (
     (r"(\p{Alpha})'(\p{Alpha})", r"\1 '\2"),
     (r"(\p{N})'(s)", r"\1 '\2"),
 )
-APOSTROPHES = {
-    "en": RIGHT,
-    "fr": LEFT,
-    "it": LEFT,
-    "ga": LEFT,
-}  # l' eau, do n't; else each stands alone
+APOSTROPHES = {"en": RIGHT, "fr": LEFT, "it": LEFT, "ga": LEFT}
 LETTER = regex.compile(r"\p{Alpha}")
 ESCAPES = str.maketrans(
     {
@@ -71,54 +66,37 @@ COMPOUND = re.compile(rb"(\S)-(\S)")
 QUOTES = str.maketrans(dict.fromkeys("„“”‟«»", '"'))
 
 
-def tokenizer(language: str) -> Callable[[str], str]:
-    """replace-unicode-punctuation.perl, then tokenizer.perl -l LANGUAGE (no -a, escaping), as a function of one line.
+def make_tokenizer(language: str) -> Callable[[str], str]:
+    """Return replace-unicode-punctuation.perl | tokenizer.perl -l LANGUAGE (with escaping, no -a) for a single line.
 
-    The line comes without its line feed. Nothing but white space comes back as it is, from Perl as from here.
+    The line has no line feed. A line of white space alone is returned unchanged, as Perl does.
     """
-    from sacremoses.corpus import NonbreakingPrefixes
+    is_abbreviation = _make_abbreviation_test(language)
+    rules = APOSTROPHES.get(language, ())
+    apostrophes = [(regex.compile(pattern), spaced) for pattern, spaced in rules]
 
-    entries = [
-        entry.partition(" #NUMERIC_ONLY#") for entry in NonbreakingPrefixes().words(language)
-    ]
-    always = {prefix for prefix, numeric, _ in entries if not numeric}
-    before_digits = {prefix for prefix, numeric, _ in entries if numeric}
-    apostrophes = [
-        (regex.compile(pattern), spaced) for pattern, spaced in APOSTROPHES.get(language, ())
-    ]
-
-    def is_kept(word: str, following: str) -> bool:
-        """Whether the final dot of `word` belongs to it: an abbreviation, or no end, as the next word is lower case."""
-        prefix = word[:-1]
-        return (
-            "." in prefix
-            and bool(LETTER.search(prefix))
-            or prefix in always
-            or following[:1].islower()
-            or prefix in before_digits
-            and following[:1] in tuple("0123456789")
-        )
+    def separate_final_dots(words: list[str]) -> str:
+        followers = [*words[1:], ""]
+        for i, (word, follower) in enumerate(zip(words, followers, strict=True)):
+            if word[-1] == "." and len(word) > 1 and not is_abbreviation(word[:-1], follower):
+                words[i] = word[:-1] + " ."
+        return " ".join(words)
 
     def tokenize(line: str) -> str:
         line = line.translate(PUNCTUATION)
-        text = " ".join(JUNK.sub("", line).split())
+        text = " ".join(CONTROL.sub("", line).split())
         if not text:
-            return "" if JUNK.search(line) else line
+            return "" if CONTROL.search(line) else line
         text = SYMBOL.sub(r" \1 ", text)
-        text = DOTS.sub(
-            lambda run: " " + "\0" * len(run[0]) + " ", text
-        )  # dots again at the end; JUNK left no other
+        # Runs of dots become \0, which CONTROL has left nowhere else, until all other dots are done.
+        text = DOTS.sub(lambda run: " " + "\0" * len(run[0]) + " ", text)
         for pattern, spaced in COMMAS:
             text = pattern.sub(spaced, text)
         for pattern, spaced in apostrophes:
             text = pattern.sub(spaced, text)
         if not apostrophes:
             text = text.replace("'", " ' ")
-        words = text.split()
-        for i, word in enumerate(words):
-            if word[-1] == "." and len(word) > 1 and not is_kept(word, (words + [""])[i + 1]):
-                words[i] = word[:-1] + " ."
-        text = " ".join(words)
+        text = separate_final_dots(text.split())
         if text.endswith(".'"):
             text = text[:-2] + " . ' "
         return text.replace("\0", ".").translate(ESCAPES)
@@ -126,21 +104,44 @@ def tokenizer(language: str) -> Callable[[str], str]:
     return tokenize
 
 
+def _make_abbreviation_test(language: str) -> Callable[[str, str], bool]:
+    """Return a test of whether the final dot of a word belongs to it, given the word without it and the next word."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    always, before_digits = set(), set()
+    for entry in NonbreakingPrefixes().words(language):
+        prefix, is_numeric, _ = entry.partition(" #NUMERIC_ONLY#")
+        if is_numeric:
+            before_digits.add(prefix)
+        else:
+            always.add(prefix)
+
+    def is_abbreviation(word: str, follower: str) -> bool:
+        if "." in word and LETTER.search(word):  # z.B.
+            return True
+        if word in always or follower[:1].islower():  # a lower-case word goes on with the sentence
+            return True
+        return word in before_digits and follower[:1] in tuple("0123456789")
+
+    return is_abbreviation
+
+
 def split_compounds(tokens: str) -> str:
     """`rich-text` -> `rich ##AT##-##AT## text`, by the rule of the authors' get_ende_bleu.sh.
 
-    Its Perl reads bytes, so of A-B-C only the first hyphen is split (the B is used up), but of A-Ü-C both are.
+    Its Perl reads bytes. So it splits only the first hyphen of A-B-C, because the match consumes the B, but both of
+    A-Ü-C.
     """
-    return COMPOUND.sub(rb"\1 ##AT##-##AT## \2", tokens.encode(errors="surrogatepass")).decode(
-        errors="surrogatepass"
-    )
+    # Surrogates are kept, so that no text is refused for its encoding.
+    data = tokens.encode(errors="surrogatepass")
+    return COMPOUND.sub(rb"\1 ##AT##-##AT## \2", data).decode(errors="surrogatepass")
 
 
-def plain_quotes(text: str) -> str:
-    """The change made to Google's newstest2014 reference before it was tokenised: double quotes of print become plain.
+def make_quotes_plain(text: str) -> str:
+    """Replace typographic double quotes, as was done to Google's newstest2014 reference before it was tokenised.
 
-    Known (tensor2tensor issue 317): all Unicode quotes, the low one included, which replace-unicode-punctuation.perl
-    leaves alone. Our reading: double quotes only, guillemets among them. Of single ones nothing is known but that the
-    script makes the apostrophe of U+2019, with or without this change.
+    What is known (tensor2tensor issue 317): all Unicode quotes were replaced, among them the low one, which
+    replace-unicode-punctuation.perl leaves alone. Our reading: double quotes only, guillemets included. Single quotes
+    do not matter, because the script makes U+2019 an apostrophe either way.
     """
     return text.translate(QUOTES)

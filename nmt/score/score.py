@@ -1,7 +1,7 @@
-"""The headline: sacreBLEU's BLEU of plain, detokenised, cased text, which validation and nmt-eval report alike.
+"""A score with its signature, and the headline BLEU that validation and nmt-eval both report.
 
-Every score carries a signature that says exactly how it was counted. Lists of unequal length are refused here, because
-sacreBLEU's API scores them without a word. All other ways of counting are rungs of nmt/score/metrics.py.
+The headline is sacreBLEU's BLEU of plain, detokenised, cased text. Lists of unequal length are refused here, because
+sacreBLEU's Python interface scores them without a warning. Every other way of counting is in nmt/score/metrics.py.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Score:
     name: str
-    value: float  # 0 to 100; of TER 0 and above, less is better
-    signature: str
+    value: float  # 0 to 100; TER can exceed 100, and lower is better
+    signature: str  # how it was counted
+    interval: Interval | None = None  # only where resampling was asked for
 
 
-def headline() -> "BLEU":
-    """The one metric behind validation's figure and nmt-eval's."""
+def make_headline_counter() -> "BLEU":
+    """Return the one counter behind validation's BLEU and nmt-eval's headline."""
     from sacrebleu.metrics.bleu import BLEU
 
     return BLEU()
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    check(hypotheses, references)
-    metric = headline()
-    value = metric.corpus_score(hypotheses, [references]).score
-    return Score("BLEU", value, metric.get_signature().format())
+def score_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    check_lengths(hypotheses, references)
+    counter = make_headline_counter()
+    value = counter.corpus_score(hypotheses, [references]).score
+    return Score("BLEU", value, counter.get_signature().format())
 
 
-def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
         raise UserError(
             f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "

@@ -1,10 +1,10 @@
 """How far a score can be trusted: its interval, whether two systems differ, and the spread over training runs.
 
-Resampling is sacreBLEU's own PairedTest, reached the way its command line reaches it, so that the same seed gives the
-same figures there and here. Three things are mended. Systems with the same score have p = 1: sacreBLEU counts only
-differences above the observed one, finds none above 0 and reports its smallest p. For the same reason p is nowhere
-below what the lines that differ can show: with k of them, 2^(1-k). And seed 0, which it takes for no seed at all, is
-refused. The environment is left as it was found.
+Resampling is sacreBLEU's own PairedTest, called as its command line calls it, so that the same seed gives the same
+figures there and here. Three things are corrected. Systems with the same score have p = 1: sacreBLEU counts only
+differences above the observed one, finds none above 0 and reports its smallest p. For the same reason p is never
+smaller than 2^(1-k), the smallest that k differing lines allow. And seed 0, which sacreBLEU takes for no seed at all,
+is refused. The environment is left as it was found.
 """
 
 import math
@@ -15,20 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nmt.score.score import check
+from nmt.score.score import check_lengths
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
-    from sacrebleu.metrics.base import Metric
+    from sacrebleu.metrics.base import Metric as Counter
     from sacrebleu.significance import Result
 
 SEED = "SACREBLEU_SEED"
 
 
 @dataclass(frozen=True)
-class Interval:
-    """95 %, by bootstrap over lines. As sacreBLEU counts it: half the width between the percentiles 2.5 and 97.5 on
-    either side of the mean of the resampled scores, which is not quite the score itself."""
+class Bootstrap:
+    """A 95 % interval by resampling lines. As in sacreBLEU, it is centred on the mean of the resampled scores, which
+    differs a little from the score itself, and is as wide as the range from percentile 2.5 to 97.5."""
 
     mean: float
     low: float
@@ -40,15 +40,15 @@ class Interval:
 @dataclass(frozen=True)
 class Comparison:
     """Two systems on the same references. Each p is two-sided: how often a difference at least this large would be
-    seen if the systems were equally good; `interval_*` belong to each system alone, on the same resamples."""
+    seen if the systems were equally good. Each system has its own interval, on the same resamples."""
 
     a: float
     b: float
     difference: float  # b - a
     p_bootstrap: float
     p_randomisation: float
-    interval_a: Interval
-    interval_b: Interval
+    interval_a: Bootstrap
+    interval_b: Bootstrap
     n_bootstrap: int
     n_randomisation: int
     seed: int
@@ -56,8 +56,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """Several runs of one recipe, e.g. with other seeds. `low` and `high` hold the mean that endlessly many such runs
-    would have, with 95 % confidence (Student's t with n - 1 degrees of freedom); single runs lie wider apart."""
+    """Several runs of one recipe, for example with different seeds. `low` and `high` are a 95 % interval (Student's t,
+    n - 1 degrees of freedom) of the mean over all such runs; single runs are further apart."""
 
     n: int
     mean: float
@@ -66,8 +66,8 @@ class Spread:
     high: float
 
 
-def seed_asked_for() -> int:
-    """The seed that the sacrebleu command line would use here."""
+def read_seed() -> int:
+    """Return the seed that the sacrebleu command line would use here."""
     text = os.environ.get(SEED, "12345")
     if not text.isdecimal() or int(text) == 0:
         raise UserError(
@@ -76,20 +76,23 @@ def seed_asked_for() -> int:
     return int(text)
 
 
-def interval(
-    metric: "Metric",
+def bootstrap(
+    counter: "Counter",
     hypotheses: Sequence[str],
     references: Sequence[str],
     n: int = 1000,
     seed: int = 12345,
-) -> Interval:
-    """The 95 % interval of one system's score; the lists hold what the metric itself is to tokenise. By PairedTest:
-    `corpus_score(n_bootstrap=...)` would do it in half the time, but fails where chrF draws both 0 and other scores."""
-    return interval_of(tested(metric, [hypotheses], references, "bs", n, seed)[0], n, seed)
+) -> Bootstrap:
+    """Resample one system's score. The counter tokenises the lines that it is given.
+
+    `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0 and other scores.
+    """
+    (result,) = _run_paired_test(counter, [hypotheses], references, "bs", n, seed)
+    return _read_bootstrap(result, n, seed)
 
 
-def compare(
-    metric: "Metric",
+def compare_systems(
+    counter: "Counter",
     a: Sequence[str],
     b: Sequence[str],
     references: Sequence[str],
@@ -97,59 +100,63 @@ def compare(
     n_randomisation: int = 10000,
     seed: int = 12345,
 ) -> Comparison:
-    """Paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and Maxwell 2005) of system b against a."""
-    first, second = tested(metric, [a, b], references, "bs", n_bootstrap, seed)
-    shuffled = tested(metric, [a, b], references, "ar", n_randomisation, seed)[1]
-    difference = second.score - first.score
+    """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and Maxwell 2005)."""
+    first, second = _run_paired_test(counter, [a, b], references, "bs", n_bootstrap, seed)
+    _, shuffled = _run_paired_test(counter, [a, b], references, "ar", n_randomisation, seed)
     assert second.p_value is not None and shuffled.p_value is not None
-    # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or none.
-    least = 2.0 ** (1 - min(1_000, sum(ours != theirs for ours, theirs in zip(a, b, strict=True))))
-    p_bootstrap, p_randomisation = (
-        max(p, least) if difference else 1.0 for p in (second.p_value, shuffled.p_value)
-    )
+    difference = second.score - first.score
+    if difference == 0:
+        p_bootstrap = p_randomisation = 1.0
+    else:
+        # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or none.
+        n_different = sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
+        smallest = 2.0 ** (1 - min(1_000, n_different))
+        p_bootstrap = max(second.p_value, smallest)
+        p_randomisation = max(shuffled.p_value, smallest)
     return Comparison(
-        first.score,
-        second.score,
-        difference,
-        p_bootstrap,
-        p_randomisation,
-        interval_of(first, n_bootstrap, seed),
-        interval_of(second, n_bootstrap, seed),
-        n_bootstrap,
-        n_randomisation,
-        seed,
+        a=first.score,
+        b=second.score,
+        difference=difference,
+        p_bootstrap=p_bootstrap,
+        p_randomisation=p_randomisation,
+        interval_a=_read_bootstrap(first, n_bootstrap, seed),
+        interval_b=_read_bootstrap(second, n_bootstrap, seed),
+        n_bootstrap=n_bootstrap,
+        n_randomisation=n_randomisation,
+        seed=seed,
     )
 
 
-def tested(
-    metric: "Metric",
+def _run_paired_test(
+    counter: "Counter",
     systems: Sequence[Sequence[str]],
     references: Sequence[str],
-    test: str,
+    kind: str,
     n: int,
     seed: int,
 ) -> list["Result"]:
+    """Return one result for each system; `kind` is "bs" for bootstrap or "ar" for randomisation."""
     from sacrebleu.significance import PairedTest
 
     for lines in systems:
-        check(lines, references)
+        check_lengths(lines, references)
     if n < 1 or seed < 1:
         raise UserError(f"{n} resamples with seed {seed}; both must be 1 or more")
-    with environment(SEED, str(seed)):
-        named = [(str(number), lines) for number, lines in enumerate(systems)]
-        results = PairedTest(named, {"metric": metric}, [references], test, n)()[1]
+    named = [(str(number), lines) for number, lines in enumerate(systems)]
+    with _set_environment(SEED, str(seed)):
+        _, results = PairedTest(named, {"metric": counter}, [references], kind, n)()
     (column,) = set(results) - {"System"}
     return results[column]  # type: ignore[return-value]  # only the column "System" holds names
 
 
-def interval_of(result: "Result", n: int, seed: int) -> Interval:
+def _read_bootstrap(result: "Result", n: int, seed: int) -> Bootstrap:
     assert result.mean is not None and result.ci is not None
-    mean, half = float(result.mean), float(result.ci)
-    return Interval(mean, mean - half, mean + half, n, seed)
+    mean, half_width = float(result.mean), float(result.ci)
+    return Bootstrap(mean, mean - half_width, mean + half_width, n, seed)
 
 
 @contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
+def _set_environment(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -161,31 +168,35 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def spread(values: Sequence[float]) -> Spread:
+def estimate_spread(values: Sequence[float]) -> Spread:
     n = len(values)
     if n < 2:
         raise UserError(f"{n} score has no spread; score two runs or more")
     mean, std = statistics.fmean(values), statistics.stdev(values)
-    half = student_t(n - 1) * std / math.sqrt(n)
-    return Spread(n, mean, std, mean - half, mean + half)
+    half_width = student_t(n - 1) * std / math.sqrt(n)
+    return Spread(n, mean, std, mean - half_width, mean + half_width)
 
 
 def student_t(freedom: int) -> float:
-    """The t that |t| stays below with probability 0.95, by halving the interval around it."""
+    """Return the t that |t| stays below with probability 0.95, found by bisection over its angle."""
     low, high = 0.0, math.pi / 2
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (low, middle) if share_within(middle, freedom) > 0.95 else (middle, high)
-    return math.sqrt(freedom) * math.tan(high)
+    while True:
+        middle = (low + high) / 2
+        if middle in (low, high):  # no number lies between them any more
+            return math.sqrt(freedom) * math.tan(high)
+        if _probability_within(middle, freedom) > 0.95:
+            high = middle
+        else:
+            low = middle
 
 
-def share_within(angle: float, freedom: int) -> float:
+def _probability_within(angle: float, freedom: int) -> float:
     """P(|t| < sqrt(freedom) * tan(angle)): Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    is_odd, term, total = freedom % 2, 1.0, 0.0
+    is_odd = freedom % 2
+    term, total = 1.0, 0.0
     for k in range(freedom // 2):
         total += term
         term *= math.cos(angle) ** 2 * (2 * k + 1 + is_odd) / (2 * k + 2 + is_odd)
-    return (
-        2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
-        if is_odd
-        else math.sin(angle) * total
-    )
+    if is_odd:
+        return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
+    return math.sin(angle) * total

@@ -18,7 +18,7 @@ from nmt.data.loader import make_batch
 from nmt.data.plan import cut
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocab
-from nmt.score.score import Score, bleu
+from nmt.score.score import Score, score_bleu
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
@@ -117,4 +117,6 @@ def validate(
         if not go_through(map(progress.advance, batches if world.is_main else ())):
             return None
     texts = [result.text for result in results]
-    return Validation(nll, bleu(texts, dev.references[: len(sources)]) if world.is_main else None)
+    return Validation(
+        nll, score_bleu(texts, dev.references[: len(sources)]) if world.is_main else None
+    )

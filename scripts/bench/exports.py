@@ -20,7 +20,7 @@ import torch
 from nmt.checkpoint import Checkpoint, load
 from nmt.export import ctranslate2, huggingface
 from nmt.export.parity import Ours, Side, compare
-from nmt.score.score import bleu
+from nmt.score.score import score_bleu
 from nmt.system.progress import clock
 from nmt.translate.search import Hypothesis
 from nmt.translate.translator import Translator, make_translator
@@ -119,7 +119,9 @@ def main() -> None:
                         translator.vocab.decode([one.ids for one in side])
                         for side in (found[name], other)
                     )
-                    row[f"{name}, BLEU"] = [round(bleu(lines, ref).value, 2) for lines in texts]
+                    row[f"{name}, BLEU"] = [
+                        round(score_bleu(lines, ref).value, 2) for lines in texts
+                    ]
                 json.dump(row | {"seconds": round(clock() - began)}, sys.stdout)
                 print(flush=True)
 

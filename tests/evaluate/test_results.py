@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from nmt.evaluate import results
-from nmt.evaluate.results import Result, Score, add, read, run_of
+from nmt.evaluate.results import Result, add, read, run_of
+from nmt.score.score import Interval, Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock
 from nmt.system.run_folder import RESULTS_FILE
@@ -28,7 +29,10 @@ RESULT = Result(
     "e" * 64,
     {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False},
     "nmt",
-    [Score("BLEU", 27.3, "nrefs:1|tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "nrefs:1|nc:6")],
+    [
+        Score("BLEU", 27.3, "nrefs:1|tok:13a", Interval(26.9, 27.7)),
+        Score("chrF2", 55.0, "nrefs:1|nc:6"),
+    ],
     {"nmt": "0.1.0", "python": "3.11"},
     12.5,
 )
@@ -75,10 +79,10 @@ def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
     """A whole ladder is not lost to a plain rescoring, as long as the text is the same."""
     rungs = [
         Score("BLEU", 27.3, "tok:13a"),
-        Score("BLEU intl", 28.0, "tok:intl", 27.0, 29.0),
+        Score("BLEU intl", 28.0, "tok:intl", Interval(27.0, 29.0)),
         Score("TER", 50.0, "ter"),
     ]
-    again = [Score("BLEU", 27.3, "tok:13a", 26.9, 27.7), Score("chrF2", 55.0, "chrf")]
+    again = [Score("BLEU", 27.3, "tok:13a", Interval(26.9, 27.7)), Score("chrF2", 55.0, "chrf")]
     for engine in ("other", "nmt"):
         add(tmp_path, replace(RESULT, engine=engine, scores=rungs))
     add(tmp_path, replace(RESULT, when="later", scores=again))
@@ -126,7 +130,7 @@ def test_one_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def changed(**change: Any) -> bytes:
-    record = json.loads(json.dumps(RESULT, default=vars))
+    record = results._to_json(RESULT)
     return json.dumps([record, record | change]).encode()
 
 

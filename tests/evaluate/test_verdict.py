@@ -17,9 +17,7 @@ from nmt.config import RunConfig, changed, load_config
 from nmt.corpus.test_sets import TestSet
 from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import Verdict, judge
-from nmt.score.metrics import Measured
-from nmt.score.score import Score
-from nmt.score.significance import Interval
+from nmt.score.score import Interval, Score
 from nmt.system.errors import UserError
 from nmt.translate.stream import Opened
 from nmt.translate.translator import TextToText
@@ -42,20 +40,20 @@ def state(
     } | more
 
 
-def measured(low: float, high: float) -> Measured:
-    middle = (low + high) / 2
-    return Measured(
-        Score("BLEU tokenised, split, plain quotes", middle, "nrefs:1|tok:moses"),
-        Interval(middle, low, high, 1000, 12345),
-        True,
+def score_between(low: float, high: float) -> Score:
+    return Score(
+        "BLEU tokenised, split, plain quotes",
+        (low + high) / 2,
+        "nrefs:1|tok:moses",
+        Interval(low, high),
     )
 
 
-REACHED, MISSED = measured(26.7, 27.9), measured(25.1, 26.3)
+REACHED, MISSED = score_between(26.7, 27.9), score_between(25.1, 26.3)
 
 
 def judged(
-    of: Measured = REACHED,
+    of: Score = REACHED,
     config: RunConfig = BASE,
     made: dict[str, Any] | None = None,
     test: TestSet = FULL,
@@ -87,7 +85,7 @@ def with_settings(*settings: str) -> RunConfig:
     ],
 )
 def test_a_perfect_run_is_judged_by_its_interval(low: float, high: float, outcome: str) -> None:
-    found = judged(measured(low, high))
+    found = judged(score_between(low, high))
     assert (found.outcome, found.because, found.missing) == (outcome, (), ())
     assert (found.paper.bleu, found.paper.model, found.paper.pair) == (27.3, "base", "en-de")
 
@@ -103,7 +101,7 @@ def test_each_model_has_its_own_figure(name: str, bleu: float, n: int) -> None:
         (bleu - 0.5, bleu + 0.5, "reproduced"),
         (bleu - 1, bleu - 0.01, "not reproduced"),
     ):
-        found = judged(measured(low, high), config, made)
+        found = judged(score_between(low, high), config, made)
         assert (found.outcome, found.because, found.missing, found.paper.bleu) == (
             outcome,
             (),
@@ -135,7 +133,7 @@ COMPARABLE_TO_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", COMPARABLE_TO_NOTHING)
 @pytest.mark.parametrize("score", [REACHED, MISSED])
-def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Measured) -> None:
+def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Score) -> None:
     settings, reason = COMPARABLE_TO_NOTHING[case]
     found = judged(score, **settings)
     assert (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.score.metrics import CHRF2, EDITS, HEADLINE, Rung, bleu_rung, measure
+from nmt.score.metrics import CHRF2, EDIT_RATE, HEADLINE, Metric, make_bleu, measure
 
 WMT17 = os.environ.get("NMT_WMT17", "")
 NEEDS_WMT17 = pytest.mark.skipif(
@@ -18,8 +18,8 @@ NEEDS_WMT17 = pytest.mark.skipif(
 )
 
 
-def value_of(rung: Rung, hypotheses: list[str], references: list[str]) -> float:
-    return measure(rung, hypotheses, references, "anchors", "en-de").score.value
+def value_of(metric: Metric, hypotheses: list[str], references: list[str]) -> float:
+    return measure(metric, hypotheses, references, "anchors", "en-de").value
 
 
 def wmt17(name: str) -> list[str]:
@@ -37,7 +37,7 @@ def wmt17(name: str) -> list[str]:
 )
 @pytest.mark.parametrize("tokenize", ["13a", "intl", "none"])
 def test_bleu(hypotheses: list[str], references: list[str], value: float, tokenize: str) -> None:
-    assert value_of(bleu_rung("BLEU", tokenize), hypotheses, references) == pytest.approx(
+    assert value_of(make_bleu("BLEU", tokenize), hypotheses, references) == pytest.approx(
         value, abs=1e-6
     )
 
@@ -76,7 +76,7 @@ def test_chrf(hypotheses: list[str], references: list[str], value: float) -> Non
     ],
 )
 def test_ter(hypotheses: list[str], references: list[str], value: float) -> None:
-    assert value_of(EDITS, hypotheses, references) == pytest.approx(value, abs=1e-3)
+    assert value_of(EDIT_RATE, hypotheses, references) == pytest.approx(value, abs=1e-3)
 
 
 # test.sh: MTEVAL (13a) and TER of newstest2017 en-de, MTEVAL14 (intl), CHRF.
@@ -112,7 +112,7 @@ def test_bleu_13a_of_whole_systems(name: str, value: float) -> None:
 @NEEDS_WMT17
 def test_bleu_intl_of_a_whole_system() -> None:
     found = value_of(
-        bleu_rung("BLEU", "intl"), wmt17("newstest2017.LIUM-NMT.4900.en-de"), wmt17("reference")
+        make_bleu("BLEU", "intl"), wmt17("newstest2017.LIUM-NMT.4900.en-de"), wmt17("reference")
     )
     assert found == pytest.approx(26.89, abs=0.00501)
 
@@ -129,5 +129,5 @@ def test_chrf_of_whole_systems(name: str, value: float) -> None:
 @pytest.mark.parametrize("name, value", [("LIUM-NMT.4900", 63.3), ("SYSTRAN.4847", 61.1)])
 def test_ter_of_whole_systems(name: str, value: float) -> None:
     assert value_of(
-        EDITS, wmt17(f"newstest2017.{name}.en-de"), wmt17("reference")
+        EDIT_RATE, wmt17(f"newstest2017.{name}.en-de"), wmt17("reference")
     ) == pytest.approx(value, abs=0.0501)

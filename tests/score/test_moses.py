@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs  # noqa: E402
 
-from nmt.score.moses import LISTS, plain_quotes, split_compounds, tokenizer  # noqa: E402
+from nmt.score.moses import ABBREVIATIONS, make_quotes_plain, make_tokenizer, split_compounds  # noqa: E402
 
 DATA = Path(os.environ.get("NMT_TEST_DATA", ROOT.parent / "shared" / "data"))
 FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
@@ -54,7 +54,7 @@ def made(language: str) -> list[str]:
 
 @cache
 def tokenised(language: str) -> list[str]:
-    tokenize = tokenizer(language)
+    tokenize = make_tokenizer(language)
     return [tokenize(line) for line in made(language)]
 
 
@@ -87,7 +87,7 @@ def test_tokens_of_real_lines_are_perls(language: str) -> None:
     )
     digests = unpacked("moses.real.xz")
     assert digest(digests) == FACTS["real"]["outputs"]
-    tokenize, first = tokenizer(language), LANGUAGES.index(language) * N
+    tokenize, first = make_tokenizer(language), LANGUAGES.index(language) * N
     tokens = [tokenize(line) for line in lines]
     ours = [line_digest(line, split_compounds(line)) for line in tokens]
     assert differing(tokens, ours, digests[first : first + N]) == []
@@ -123,12 +123,12 @@ def test_bleu_is_multi_bleus() -> None:
     ],
 )
 def test_where_perl_surprises(line: str, tokens: str) -> None:
-    assert tokenizer("de")(line) == tokens
+    assert make_tokenizer("de")(line) == tokens
 
 
 def test_english_knows_abbreviations_of_numbers() -> None:
     assert (
-        tokenizer("en")("No. 5, No. a, No. B, No. ٣. don't")
+        make_tokenizer("en")("No. 5, No. a, No. B, No. ٣. don't")
         == "No. 5 , No. a , No . B , No . ٣. don &apos;t"
     )
 
@@ -141,10 +141,11 @@ def test_compounds_are_split_byte_by_byte() -> None:
 
 
 def test_double_quotes_become_plain_and_single_ones_stay() -> None:
-    assert plain_quotes("„a“ “b” «c» »d« ‟e”") == '"a" "b" "c" "d" "e"'
-    assert plain_quotes("‚a‘ d’été ‹x› 'y' \"z\"") == "‚a‘ d’été ‹x› 'y' \"z\""
-    assert tokenizer("de")(plain_quotes("„Ja“")) == "&quot; Ja &quot;"
+    assert make_quotes_plain("„a“ “b” «c» »d« ‟e”") == '"a" "b" "c" "d" "e"'
+    assert make_quotes_plain("‚a‘ d’été ‹x› 'y' \"z\"") == "‚a‘ d’été ‹x› 'y' \"z\""
+    assert make_tokenizer("de")(make_quotes_plain("„Ja“")) == "&quot; Ja &quot;"
 
 
 def test_the_lists_of_abbreviations_are_named_with_their_version() -> None:
-    assert re.fullmatch(r"sacremoses-[\d.]+", LISTS) and LISTS.endswith(version("sacremoses"))
+    assert re.fullmatch(r"sacremoses-[\d.]+", ABBREVIATIONS)
+    assert ABBREVIATIONS.endswith(version("sacremoses"))

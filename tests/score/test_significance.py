@@ -21,7 +21,14 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from nmt.corpus.demo import pairs
-from nmt.score.significance import Interval, compare, interval, seed_asked_for, spread, student_t
+from nmt.score.significance import (
+    Bootstrap,
+    bootstrap,
+    compare_systems,
+    estimate_spread,
+    read_seed,
+    student_t,
+)
 from nmt.system.errors import UserError
 
 METRICS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
@@ -68,7 +75,7 @@ def sacrebleu_prints(
     return json.loads(done.stdout)
 
 
-def half(found: Interval) -> float:
+def half(found: Bootstrap) -> float:
     assert found.high - found.mean == pytest.approx(found.mean - found.low)
     return (found.high - found.low) / 2
 
@@ -79,7 +86,7 @@ def test_interval_is_the_command_lines(tmp_path: Path) -> None:
         tmp_path, [lines], 7, "-m", *METRICS, "--confidence", "--confidence-n", "60"
     )
     for (name, metric), truth in zip(METRICS.items(), truths, strict=True):
-        found = interval(metric(), lines, REFERENCES, 60, 7)
+        found = bootstrap(metric(), lines, REFERENCES, 60, 7)
         assert truth["name"].lower().startswith(name) and truth["seed"] == "7"
         assert (found.mean, half(found)) == pytest.approx(
             (truth["confidence_mean"], truth["confidence_var"]), abs=1e-5
@@ -94,7 +101,7 @@ def test_comparison_is_the_command_lines(tmp_path: Path) -> None:
     first, second = sacrebleu_prints(tmp_path, systems, 7, "--paired-bs", "--paired-bs-n", "60")
     _, shuffled = sacrebleu_prints(tmp_path, systems, 7, "--paired-ar", "--paired-ar-n", "80")
     first, second, shuffled = first["BLEU"], second["BLEU"], shuffled["BLEU"]
-    found = compare(BLEU(), a, b, REFERENCES, 60, 80, 7)
+    found = compare_systems(BLEU(), a, b, REFERENCES, 60, 80, 7)
     assert (found.a, found.b) == pytest.approx((first["score"], second["score"]), abs=1e-9)
     assert found.difference == found.b - found.a
     assert found.p_bootstrap == pytest.approx(second["p_value"], abs=1e-12)
@@ -106,7 +113,7 @@ def test_comparison_is_the_command_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_system_against_itself_has_p_of_1(metric: str) -> None:
     lines = damaged(0.2, 1)[:100]
-    found = compare(METRICS[metric](), lines, list(lines), REFERENCES[:100], 30, 30)
+    found = compare_systems(METRICS[metric](), lines, list(lines), REFERENCES[:100], 30, 30)
     assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
     assert found.interval_a == found.interval_b
 
@@ -120,7 +127,7 @@ def test_sacrebleu_itself_gives_its_smallest_p_there(tmp_path: Path) -> None:
 
 def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
     lines = damaged(0.2, 1)
-    found = compare(
+    found = compare_systems(
         BLEU(force=True), lines, [line.replace(".", " .") for line in lines], REFERENCES, 30, 30
     )
     assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
@@ -130,7 +137,7 @@ def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
 def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
     """With k lines that differ, all for the better, 2 of 2^k exchanges show as much: the exact p of randomisation."""
     worse = [line if i >= k else line.rpartition(" ")[0] for i, line in enumerate(REFERENCES)]
-    found = compare(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
+    found = compare_systems(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
     assert found.difference > 0
     assert found.p_randomisation == pytest.approx(2.0 ** (1 - k)) and found.p_bootstrap >= 2.0 ** (
         1 - k
@@ -142,7 +149,7 @@ def test_a_damaged_copy_is_found_out(metric: str) -> None:
     lines = damaged(0.2, 1)
     rng = random.Random(3)
     worse = [" ".join(line.split()[:-2]) if rng.random() < 0.2 else line for line in lines]
-    found = compare(METRICS[metric](), lines, worse, REFERENCES, 300, 300)
+    found = compare_systems(METRICS[metric](), lines, worse, REFERENCES, 300, 300)
     assert found.difference < 0
     assert found.p_bootstrap < 0.01 and found.p_randomisation < 0.01
 
@@ -152,38 +159,38 @@ def test_the_environment_is_left_as_found_and_does_not_decide(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = damaged(0.2, 1)
-    truth = interval(BLEU(), lines, REFERENCES, 20, 5)
+    truth = bootstrap(BLEU(), lines, REFERENCES, 20, 5)
     if before:
         monkeypatch.setenv("SACREBLEU_SEED", before)
     else:
         monkeypatch.delenv("SACREBLEU_SEED", raising=False)
     environment = dict(os.environ)
-    assert interval(BLEU(), lines, REFERENCES, 20, 5) == truth
-    assert interval(BLEU(), lines, REFERENCES, 20, 6) != truth
+    assert bootstrap(BLEU(), lines, REFERENCES, 20, 5) == truth
+    assert bootstrap(BLEU(), lines, REFERENCES, 20, 6) != truth
     with pytest.raises(AttributeError):  # of sacreBLEU, halfway
-        interval(BLEU(), [None] * 200, REFERENCES, 20, 5)  # type: ignore[list-item]
+        bootstrap(BLEU(), [None] * 200, REFERENCES, 20, 5)  # type: ignore[list-item]
     assert dict(os.environ) == environment
-    assert seed_asked_for() == int(before or 12345)
+    assert read_seed() == int(before or 12345)
 
 
 @pytest.mark.parametrize("text", ["none", "0", "-1", "1.5", ""])
 def test_a_seed_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", text)
     with pytest.raises(UserError, match="SACREBLEU_SEED"):
-        seed_asked_for()
+        read_seed()
 
 
 def test_what_cannot_be_resampled_is_refused() -> None:
     with pytest.raises(UserError, match="2 translations.*3 references"):
-        interval(BLEU(), REFERENCES[:2], REFERENCES[:3])
+        bootstrap(BLEU(), REFERENCES[:2], REFERENCES[:3])
     with pytest.raises(UserError, match="2 translations.*3 references"):
-        compare(BLEU(), REFERENCES[:3], REFERENCES[:2], REFERENCES[:3])
+        compare_systems(BLEU(), REFERENCES[:3], REFERENCES[:2], REFERENCES[:3])
     with pytest.raises(UserError, match="0 translations"):
-        interval(BLEU(), [], [])
+        bootstrap(BLEU(), [], [])
     with pytest.raises(UserError, match="seed 0"):  # sacreBLEU would draw other figures each time
-        compare(BLEU(), REFERENCES, REFERENCES, REFERENCES, seed=0)
+        compare_systems(BLEU(), REFERENCES, REFERENCES, REFERENCES, seed=0)
     with pytest.raises(UserError, match="0 resamples"):
-        interval(BLEU(), REFERENCES, REFERENCES, n=0)
+        bootstrap(BLEU(), REFERENCES, REFERENCES, n=0)
 
 
 @pytest.mark.parametrize(
@@ -210,15 +217,15 @@ def test_student_t_is_the_printed_tables(freedom: int, t: float) -> None:
 
 
 def test_spread_over_runs() -> None:
-    found = spread([27.0, 27.3, 27.6])
+    found = estimate_spread([27.0, 27.3, 27.6])
     half_width = 4.303 * 0.3 / math.sqrt(3)
     assert (found.n, found.mean, found.std) == pytest.approx((3, 27.3, 0.3))
     assert (found.low, found.high) == pytest.approx(
         (27.3 - half_width, 27.3 + half_width), abs=1e-3
     )
-    assert spread([5.0, 5.0]).low == 5.0
+    assert estimate_spread([5.0, 5.0]).low == 5.0
     with pytest.raises(UserError, match="1 score"):
-        spread([27.0])
+        estimate_spread([27.0])
 
 
 # Moses' bootstrap and multeval's randomisation against LIUM-NMT, in sacreBLEU's test/test_significance.py.
@@ -240,6 +247,6 @@ def test_published_p_values(name: str, p_bootstrap: float, p_randomisation: floa
         (Path(WMT17) / file).read_text("utf-8").removesuffix("\n").split("\n")
         for file in ("newstest2017.LIUM-NMT.4900.en-de", f"newstest2017.{name}.en-de", "reference")
     )
-    found = compare(BLEU(tokenize="none"), a, b, references, n_bootstrap=2000)
+    found = compare_systems(BLEU(tokenize="none"), a, b, references, n_bootstrap=2000)
     assert found.p_bootstrap == pytest.approx(p_bootstrap, abs=1e-2)
     assert found.p_randomisation == pytest.approx(p_randomisation, abs=1e-2)

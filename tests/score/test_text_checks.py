@@ -4,14 +4,14 @@ The good text is the demo corpus and lines that look like damage and are none (F
 stand in the reference too). One damaged line of 3,003 must not refuse; one of two must.
 """
 
-import random
 from collections.abc import Callable
 from itertools import islice
 
 import pytest
 
 from nmt.corpus.demo import pairs
-from nmt.score.text_checks import Finding, Text, findings
+from nmt.corpus.test_sets import KNOWN_SIZES
+from nmt.score.text_checks import Problem, Text, find_problems
 
 ENGLISH, GERMAN = (list(side) for side in zip(*islice(pairs("train"), 3003), strict=True))
 
@@ -26,16 +26,18 @@ def look(
     references: list[str] | None = None,
     sources: list[str] | None = None,
     language: str = "de",
-) -> list[Finding]:
-    found = findings(
+) -> list[Problem]:
+    found = find_problems(
         Text("out.txt", hypotheses, language),
         Text("ref.de", references or GERMAN, language),
         Text("src.en", sources, "en") if sources is not None else None,
+        KNOWN_SIZES,
     )
-    for finding in found:
-        assert "\n" not in finding.told and finding.told.isascii() and len(finding.told) < 400
-        assert finding.told.startswith(("out.txt:", "ref.de:", "src.en:"))
-    assert found == sorted(found, key=lambda finding: not finding.is_fatal)
+    for problem in found:
+        assert "\n" not in problem.message and problem.message.isascii()
+        assert len(problem.message) < 400
+        assert problem.message.startswith(("out.txt:", "ref.de:", "src.en:"))
+    assert found == sorted(found, key=lambda problem: not problem.is_fatal)
     return found
 
 
@@ -84,7 +86,7 @@ def test_a_damaged_side_is_refused_by_name(damage: Callable[[str], str], word: s
         (good(), list(map(damage, GERMAN)), "ref.de:"),
     ):
         first = look(hypotheses, references)[0]
-        assert first.is_fatal and word in first.told and first.told.startswith(name)
+        assert first.is_fatal and word in first.message and first.message.startswith(name)
 
 
 @pytest.mark.parametrize("damage, word", DAMAGES)
@@ -93,9 +95,9 @@ def test_one_odd_line_refuses_two_lines_but_not_3003(
 ) -> None:
     hypotheses = good()
     hypotheses[1] = damage("Das kostet viel Geld, sagen Donaudampfschiffer.")
-    assert not any(finding.is_fatal for finding in look(hypotheses))
+    assert not any(problem.is_fatal for problem in look(hypotheses))
     first = look([GERMAN[0], hypotheses[1]], GERMAN[:2])[0]
-    assert first.is_fatal and word in first.told and first.told.startswith("out.txt:2:")
+    assert first.is_fatal and word in first.message and first.message.startswith("out.txt:2:")
 
 
 @pytest.mark.parametrize(
@@ -104,19 +106,19 @@ def test_one_odd_line_refuses_two_lines_but_not_3003(
 )
 def test_the_same_damage_on_both_sides(damage: Callable[[str], str], is_fatal: bool) -> None:
     found = look(list(map(damage, good())), list(map(damage, GERMAN)))
-    assert found and any(finding.is_fatal for finding in found) == is_fatal
+    assert found and any(problem.is_fatal for problem in found) == is_fatal
 
 
 def test_where_what_and_how_many_are_told() -> None:
     hypotheses = good()
     hypotheses[4:1000] = map(bpe, hypotheses[4:1000])
-    (fatal,) = (finding for finding in look(hypotheses) if finding.is_fatal)
+    (fatal,) = (problem for problem in look(hypotheses) if problem.is_fatal)
     n = sum("@@" in line for line in hypotheses)
     first = next(i for i, line in enumerate(hypotheses) if "@@" in line)
     assert (
-        f"out.txt:{first + 1}: BPE" in fatal.told
-        and f"{n:,} of 3,003 lines" in fatal.told
-        and "@@" in fatal.told
+        f"out.txt:{first + 1}: BPE" in fatal.message
+        and f"{n:,} of 3,003 lines" in fatal.message
+        and "@@" in fatal.message
     )
 
 
@@ -135,38 +137,34 @@ def test_unequal_numbers_are_refused_and_known_sizes_named(
     n: int, m: int, words: tuple[str, ...]
 ) -> None:
     (fatal,) = look(GERMAN[:n], GERMAN[:m])
-    assert fatal.is_fatal and all(word in fatal.told for word in words), fatal
+    assert fatal.is_fatal and all(word in fatal.message for word in words), fatal
 
 
 def test_empty_lines_at_the_end_are_named_as_the_reason() -> None:
     (fatal,) = look([*GERMAN[:20], ""], GERMAN[:20])
-    assert fatal.is_fatal and "out.txt are empty" in fatal.told
+    assert fatal.is_fatal and "the last lines of out.txt are empty" in fatal.message
 
 
 def test_translations_that_are_all_empty_are_worth_nothing_and_scored() -> None:
-    found = findings(
+    found = find_problems(
         Text("out.txt", [""] * 30, "de"), Text("ref.de", ["ein Satz"] * 30, "de"), None
     )
     assert len(found) == 1 and not found[0].is_fatal
-    assert "empty translations" in found[0].told and "30 of 30" in found[0].told
+    assert "empty translations" in found[0].message and "30 of 30" in found[0].message
 
 
-def test_few_lines_and_languages_without_spaces_are_told() -> None:
-    (few,) = findings(
-        Text("out.txt", ["ein Satz"], "de"), Text("ref.de", ["ein Satz mehr"], "de"), None
-    )
-    assert not few.is_fatal and "1 lines are too few" in few.told
+def test_languages_without_spaces_are_warned_of() -> None:
     lines = [f"{i} 这是一个句子。" for i in range(30)]
-    (chinese,) = findings(
+    (chinese,) = find_problems(
         Text("out.txt", lines, "zh"), Text("ref.zh", [line + "。" for line in lines], "zh"), None
     )
-    assert not chinese.is_fatal and "Chinese has no spaces" in chinese.told
+    assert not chinese.is_fatal and "Chinese has no spaces" in chinese.message
 
 
 @pytest.mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""])])
 def test_nothing_is_refused(hypotheses: list[str], references: list[str]) -> None:
-    found = findings(Text("out.txt", hypotheses, "de"), Text("ref.de", references, "de"), None)
-    assert found[0].is_fatal and "nothing to score" in found[0].told
+    found = find_problems(Text("out.txt", hypotheses, "de"), Text("ref.de", references, "de"), None)
+    assert found[0].is_fatal and "nothing to score" in found[0].message
 
 
 def change(line: str, at: int = 0) -> list[str]:
@@ -183,22 +181,17 @@ def change(line: str, at: int = 0) -> list[str]:
         (change("Ein \u2047 Hund."), ("unknown pieces (10.0%",)),
         (change("Ein <unk> Hund."), ("unknown pieces",)),
         ([line.lower() for line in good()], ("upper-case",)),
-        (GERMAN, ("equal to ref.de", "reference itself")),
-        ([*good()[1:], "Ein Hund."], ("1 line later", "lost")),
-        (["Ein Hund.", *good()[:-1]], ("1 line earlier", "lost")),
-        (sorted(good(), key=len), ("lengths do not fit",)),
-        (random.Random(1).sample(good(), 3003), ("another order",)),
     ],
 )
 def test_what_may_be_genuine_is_warned_of(hypotheses: list[str], words: tuple[str, ...]) -> None:
     found = look(hypotheses)
-    assert any(all(word in finding.told for word in words) for finding in found), found
-    assert not any(finding.is_fatal for finding in found)
+    assert any(all(word in problem.message for word in words) for problem in found), found
+    assert not any(problem.is_fatal for problem in found)
 
 
 def test_an_empty_reference_is_warned_of() -> None:
-    (finding,) = look(good(), ["" if i == 5 else line for i, line in enumerate(GERMAN)])
-    assert not finding.is_fatal and finding.told.startswith("ref.de:6: empty references")
+    (problem,) = look(good(), ["" if i == 5 else line for i, line in enumerate(GERMAN)])
+    assert not problem.is_fatal and problem.message.startswith("ref.de:6: empty references")
 
 
 def test_the_source_as_translation_is_warned_of() -> None:
@@ -208,21 +201,13 @@ def test_the_source_as_translation_is_warned_of() -> None:
     ]
     for hypotheses in (mixed, ENGLISH):
         found = look(hypotheses, sources=ENGLISH)
-        assert not any(finding.is_fatal for finding in found)
-        assert any("untranslated" in finding.told for finding in found)
-        assert any("looks like English, not German" in finding.told for finding in found)
-
-
-def test_a_reference_in_the_wrong_language_is_warned_of() -> None:
-    found = look(good(), ENGLISH)
-    assert [
-        finding.told.split(":")[0] for finding in found if "looks like English" in finding.told
-    ] == ["ref.de"]
+        assert not any(problem.is_fatal for problem in found)
+        assert any("untranslated" in problem.message for problem in found)
 
 
 def test_sources_of_another_size_are_warned_of() -> None:
-    (finding,) = look(good(), sources=ENGLISH[:2737])
-    assert not finding.is_fatal and "2,737 source sentences" in finding.told
+    (problem,) = look(good(), sources=ENGLISH[:2737])
+    assert not problem.is_fatal and "2,737 source sentences" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -248,14 +233,6 @@ def test_sources_of_another_size_are_warned_of() -> None:
         ),
         ("de", ["Nutzen Sie &lt;b&gt; in HTML.", "Das kostet viel.", "Ja & nein."]),
         (
-            "de",
-            [
-                "Klicken Sie auf Save to file and close the window of the app, dann auf OK.",
-                "Das ist alles.",
-                "Ende.",
-            ],
-        ),
-        (
             "en",
             [
                 'He said: "Don\'t!"',
@@ -270,7 +247,7 @@ def test_what_looks_like_damage_and_is_none(language: str, lines: list[str]) -> 
         line.replace("ist", "war").replace("costs", "cost").replace("vrai", "faux")
         for line in lines
     ]
-    assert not any(finding.is_fatal for finding in look(hypotheses, lines, language=language))
+    assert not any(problem.is_fatal for problem in look(hypotheses, lines, language=language))
     assert not any(
-        finding.is_fatal for finding in look(hypotheses * 100, lines * 100, language=language)
+        problem.is_fatal for problem in look(hypotheses * 100, lines * 100, language=language)
     )
