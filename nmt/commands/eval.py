@@ -144,14 +144,16 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.evaluate.evaluation import Question, compared, record, scored, spread_of
     from nmt.evaluate.systems import Wanted
+    from nmt.export.engine import open_ctranslate2
     from nmt.system.files import write_json, write_text
+    from nmt.translate.translator import open_translator
 
     check_outputs(args)
     question = Question(
         Wanted(args.test_set, args.src, args.ref),
         tuple(args.overrides),
         args.force,
-        args.engine != "nmt",
+        open_ctranslate2 if args.engine == "ctranslate2" else open_translator,
     )
     if args.compare:
         answer = compared(question, args.compare)

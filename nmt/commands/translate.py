@@ -181,29 +181,29 @@ def settings(args: argparse.Namespace) -> list[str]:
 
 def work(args: argparse.Namespace) -> int:
     from contextlib import ExitStack, closing
+    from functools import partial
 
     from nmt.system.runtime import settle
 
     settle()  # before torch comes in
 
+    from nmt.export.engine import open_ctranslate2
     from nmt.system.errors import UserError
     from nmt.system.progress import Progress, say
     from nmt.translate.formats import Layout
     from nmt.translate.lines import LARGEST, opened_source, size_of_source, with_prefixes
-    from nmt.translate.stream import Job, answers, opened, output_file
+    from nmt.translate.stream import open_output, share_cores, translate_stream
+    from nmt.translate.translator import open_translator
 
     if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
         raise UserError("standard input or output is closed; give -i FILE and -o FILE")
     layout = Layout(args.n_best, args.scores, args.alignments, args.json)
-    job = Job(
-        tuple(places(args)),
-        tuple(settings(args)),
-        layout,
-        args.engine == "ctranslate2",
-        args.workers,
-    )
-    translator, config = opened(job).translator, opened(job).config
-    if job.is_exported:
+    opener = open_ctranslate2 if args.engine == "ctranslate2" else open_translator
+    load_model = partial(opener, places(args), settings(args))
+    share_cores(args.workers)
+    model = load_model()
+    translator, config = model.translator, model.config
+    if args.engine == "ctranslate2":
         say(f"{translator.engine}: with its own search, see docs/decoding.md")
     if layout.request.n_best > config.decoding.beam and not config.decoding.sample:
         raise UserError(
@@ -228,7 +228,7 @@ def work(args: argparse.Namespace) -> int:
         begins = stack.enter_context(opened_source(args.prefix)) if args.prefix else None
         inputs = [lines.handle for lines in (source, begins) if lines is not None]
         out, done = (
-            stack.enter_context(output_file(args.output, args.resume, inputs))
+            stack.enter_context(open_output(args.output, args.resume, inputs))
             if args.output
             else (sys.stdout.buffer, 0)
         )
@@ -242,10 +242,10 @@ def work(args: argparse.Namespace) -> int:
             closing(Progress("translating", None, "lines", done, is_shown))
         )
         size = size_of_source(source)
-        for result in answers(job, chunks, out):
+        for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
             progress.advance(result.n_lines)
-            if size and result.n_bytes:
-                progress.expect(round(progress.done * size / result.n_bytes))
+            if size and result.n_source_bytes:
+                progress.expect(round(progress.done * size / result.n_source_bytes))
     return 0
 
 

@@ -6,7 +6,7 @@ card of its average.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -25,7 +25,7 @@ from nmt.score.significance import Comparison, compare_systems, estimate_spread,
 from nmt.system.errors import UserError
 from nmt.system.progress import say, tracked
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
-from nmt.translate.stream import Job
+from nmt.translate.translator import LoadedModel, open_translator
 
 N_BOOTSTRAP = 1_000
 OVERRIDES = (
@@ -43,7 +43,8 @@ class Question:
     wanted: Wanted
     overrides: tuple[str, ...]
     is_forced: bool = False
-    is_exported: bool = False  # the checkpoint is one of CTranslate2
+    # of checkpoints, or of what nmt-export wrote; given their paths and the overrides
+    open_translator: Callable[[Sequence[str], Sequence[str]], LoadedModel] = open_translator
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ def system_of(question: Question, *names: str, is_text: bool = False) -> System:
     if is_text:
         system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
     else:
-        system = translated(
-            Job(names, question.overrides, is_exported=question.is_exported), question.wanted
-        )
+        system = translated(question.open_translator(names, question.overrides), question.wanted)
     examine(system, question.wanted, question.is_forced)
     return system
 

@@ -13,8 +13,7 @@ from nmt.corpus.text_files import TextFile, read_lines
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
-from nmt.translate.stream import Job, Opened, opened
-from nmt.translate.translator import OURS
+from nmt.translate.translator import OURS, LoadedModel
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class System:
     test: TestSet
     texts: list[str]
     seconds: float = 0.0
-    engine: Opened | None = None  # None: the translations were read
+    engine: LoadedModel | None = None  # None: the translations were read
 
     @property
     def pair(self) -> str:
@@ -67,8 +66,7 @@ class System:
         return self.name if engine == OURS else f"{self.name} with {engine}"
 
 
-def translated(job: Job, wanted: Wanted) -> System:
-    engine = opened(job)
+def translated(engine: LoadedModel, wanted: Wanted) -> System:
     test = wanted.opened(engine.config)
     if not test.src:
         raise UserError(

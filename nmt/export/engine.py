@@ -7,14 +7,17 @@ the type of its weights wherever they are written, and what it cannot do is refu
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nmt.config import RunConfig, load_config
+import torch
+
+from nmt.config import RunConfig, asked_device, load_config
 from nmt.export.ctranslate2 import CTranslate2, library
 from nmt.export.export import load_ctranslate2
+from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.run_folder import CONFIG_FILE
 from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.batching import Found, cut
-from nmt.translate.translator import Sentences, TextToText
+from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
 
 class EngineTranslator(TextToText):
@@ -42,15 +45,16 @@ class EngineTranslator(TextToText):
             )
 
 
-def make_engine(
-    folder: Path, overrides: Sequence[str], n_threads: int = 0, device: str = "cpu"
-) -> tuple[EngineTranslator, RunConfig]:
-    """With the export in `folder`, decoding as its config says."""
-    exported, quantization = load_ctranslate2(folder, n_threads, device)
+def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
+    """Load the one export in `paths`, on the device that the overrides ask for."""
+    (path,) = paths
+    folder = Path(path)
+    device = choose_device(asked_device(overrides))
+    exported, quantization = load_ctranslate2(folder, torch.get_num_threads(), device.type)
     place = folder / CONFIG_FILE
     if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
         raise UserError(
             f"{place}: extends: the config of an export stands by itself; use another copy"
         )
     config = load_config(str(place), overrides)
-    return EngineTranslator(exported, config, quantization), config
+    return LoadedModel(EngineTranslator(exported, config, quantization), config, [path])

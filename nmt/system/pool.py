@@ -43,11 +43,16 @@ def _same(work: Callable[[Task], Result]) -> Callable[[Task], Result]:
 
 
 def ordered_with(
-    start: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], workers: int
+    start: Callable[[], Callable[[Task], Result]],
+    tasks: Iterable[Task],
+    workers: int,
+    work: Callable[[Task], Result] | None = None,
 ) -> Iterator[Result]:
-    """The same for work that has something to load first: `start` makes the function, once in each process."""
+    """The same for work that has something to load first: `start` makes the function, once in each process.
+
+    A caller that has the function already gives it as `work`, for the quick tasks that are done in the caller.
+    """
     tasks = iter(tasks)
-    work = None
     for task in tasks:
         work = work or start()
         began = clock()

@@ -1,109 +1,63 @@
-"""A whole stream through a translator: chunk by chunk, on one process or several, out in order and in whole lines.
+"""Translates a stream chunk by chunk, in one process or several, and writes whole lines in the order of the input.
 
-A `Job` says everything that a process needs to do its part, so that each can open the model by itself. What stands
-before a mistake is written before the mistake is told. Nothing tears a chunk while it is being written but the death of
-the process, and an output whose writer died goes on after its last whole line.
+Each worker process opens the model for itself, once, by the function that the command chose. Output that precedes an
+error is written before the error is raised. Only the death of the process can tear a chunk that is being written, and
+`--resume` goes on after the last whole line of such an output.
 """
 
 import fcntl
 import os
 import signal
 import stat
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from types import FrameType
 from typing import IO, cast
 
 import torch
 
-from nmt.checkpoint import Checkpoint, load
-from nmt.config import RunConfig, asked_device, changed
-from nmt.export.engine import make_engine
-from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
-from nmt.system.pool import ordered
+from nmt.system.pool import ordered_with
 from nmt.system.runtime import settle
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk, keep_whole_lines
-from nmt.translate.translator import LineTooLong, TextToText, make_translator
+from nmt.translate.translator import LineTooLong, LoadedModel, TextToText
+
+Task = Chunk | str  # a chunk, or the error message of an input that ends with an error
 
 
 @dataclass(frozen=True)
-class Job:
-    checkpoints: tuple[str, ...]
-    overrides: tuple[str, ...]
-    layout: Layout = Layout()
-    is_exported: bool = False  # for CTranslate2
-    workers: int = 1
-
-
-@dataclass(frozen=True)
-class Answer:
+class TranslatedChunk:
     data: bytes
     n_lines: int
-    n_bytes: int  # of the source, up to here
-    mistake: str | None = None  # which comes after
+    n_source_bytes: int  # of the whole stream, up to the end of this chunk
+    error: str | None = None  # raised once `data` is written
 
 
-@dataclass(frozen=True)
-class Opened:
-    translator: TextToText
-    config: RunConfig
-    paths: list[str]  # of the checkpoints that were meant
-    checkpoints: tuple[Checkpoint, ...] = ()  # none behind an export
+def translate_stream(
+    translator: TextToText,
+    layout: Layout,
+    chunks: Iterator[Chunk],
+    out: IO[bytes],
+    n_workers: int,
+    load_model: Callable[[], LoadedModel],
+) -> Generator[TranslatedChunk]:
+    """Write the translation of each chunk; yields it once it is written.
 
-
-@lru_cache(maxsize=1)
-def opened(job: Job) -> Opened:
-    settle()
-    if job.workers > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // job.workers))
-    device = choose_device(asked_device(job.overrides))
-    if job.is_exported:
-        translator, config = make_engine(
-            Path(job.checkpoints[0]), job.overrides, torch.get_num_threads(), device.type
-        )
-        return Opened(translator, config, [job.checkpoints[0]])
-    checkpoint, *others = [load(Path(path)) for path in job.checkpoints]
-    config = changed(checkpoint.config, job.overrides)
-    return Opened(
-        make_translator(checkpoint, device, config.decoding, others),
-        config,
-        [str(one.path) for one in (checkpoint, *others)],
-        (checkpoint, *others),
+    `load_model` must be picklable: it is called once in each worker process.
+    """
+    translated = ordered_with(
+        partial(_start_worker, load_model, layout, n_workers),
+        _end_with_error(chunks),
+        n_workers,
+        partial(translate_chunk, translator, layout),
     )
-
-
-def answer(job: Job, task: Chunk | str) -> Answer:
-    """What is written for a chunk; for a mistake, the mistake."""
-    if isinstance(task, str):
-        return Answer(b"", 0, 0, task)
-    translator = opened(job).translator
-    lines, prefixes, mistake = task.lines, task.prefixes, None
-    try:
-        found = translator.candidates(lines, job.layout.request, prefixes, task.first)
-    except LineTooLong as error:
-        lines, mistake = lines[: error.index], str(error)
-        found = translator.candidates(
-            lines, job.layout.request, prefixes and prefixes[: error.index], task.first
-        )
-    text = "".join(
-        job.layout.lines(task.first + i, line, candidates, translator)
-        for i, (line, candidates) in enumerate(zip(lines, found, strict=True))
-    )
-    return Answer(text.encode(errors="replace"), len(lines), task.n_bytes, mistake)
-
-
-def answers(job: Job, chunks: Iterator[Chunk], out: IO[bytes]) -> Generator[Answer]:
-    """Write what is answered to each chunk; yields it once it is written."""
-    drawn = ordered(partial(answer, job), _with_mistake(chunks), job.workers)
-    with closing(cast(Generator[Answer], drawn)) as results:
+    with closing(cast(Generator[TranslatedChunk], translated)) as results:
         for result in results:
             try:
-                write_whole(out, result.data)
+                write_uninterrupted(out, result.data)
             except BrokenPipeError:
                 raise
             except OSError as error:
@@ -112,19 +66,56 @@ def answers(job: Job, chunks: Iterator[Chunk], out: IO[bytes]) -> Generator[Answ
                     "its last whole line"
                 ) from None
             yield result
-            if result.mistake is not None:
-                raise UserError(result.mistake)
+            if result.error is not None:
+                raise UserError(result.error)
 
 
-def _with_mistake(chunks: Iterator[Chunk]) -> Iterator[Chunk | str]:
+def _end_with_error(chunks: Iterator[Chunk]) -> Iterator[Task]:
+    """The chunks, and the message of the error that ended them: it takes its turn behind their translations."""
     try:
         yield from chunks
     except UserError as error:
         yield str(error)
 
 
-def write_whole(out: IO[bytes], data: bytes) -> None:
-    with _uninterrupted():
+def share_cores(n_workers: int) -> None:
+    """Leave each of `n_workers` processes its share of torch's threads."""
+    if n_workers > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // n_workers))
+
+
+def _start_worker(
+    load_model: Callable[[], LoadedModel], layout: Layout, n_workers: int
+) -> Callable[[Task], TranslatedChunk]:
+    settle()
+    share_cores(n_workers)
+    return partial(translate_chunk, load_model().translator, layout)
+
+
+def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> TranslatedChunk:
+    """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
+    if isinstance(task, str):
+        return TranslatedChunk(b"", 0, 0, task)
+    lines, prefixes, refusal = task.lines, task.prefixes, None
+    try:
+        candidates = translator.candidates(lines, layout.request, prefixes, task.first)
+    except LineTooLong as error:
+        refusal = str(error)
+        lines = lines[: error.index]
+        prefixes = prefixes and prefixes[: error.index]
+        candidates = translator.candidates(lines, layout.request, prefixes, task.first)
+    rows = []
+    for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
+        rows.append(layout.lines(number, line, of_line, translator))
+    data = "".join(rows).encode(errors="replace")
+    return TranslatedChunk(data, len(lines), task.n_bytes, refusal)
+
+
+# ---- output -------------------------------------------------------------------------------------------------------
+
+
+def write_uninterrupted(out: IO[bytes], data: bytes) -> None:
+    with _delay_interrupt():
         left = memoryview(data)
         while left:
             left = left[out.write(left) :]
@@ -132,34 +123,41 @@ def write_whole(out: IO[bytes], data: bytes) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until this is done; the second one does not."""
-    asked: list[int] = []
+def _delay_interrupt() -> Iterator[None]:
+    """Ctrl-C takes effect when this is done. A second one takes effect at once, in case the output is stuck.
 
-    def wait(number: int, _: FrameType | None) -> None:
-        if asked:
+    `signal.pthread_sigmask` would not do: torch's threads would still receive the signal, and a second Ctrl-C could
+    not end a write that never returns.
+    """
+    is_interrupted = False
+
+    def remember(number: int, _: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
             raise KeyboardInterrupt
-        asked.append(number)
+        is_interrupted = True
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:  # as of what a shell started in the background
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is signal.SIG_IGN:  # as a shell starts what runs in the background
         yield
         return
-    signal.signal(signal.SIGINT, wait)
+    signal.signal(signal.SIGINT, remember)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if asked:
+        signal.signal(signal.SIGINT, previous)
+    if is_interrupted:
         raise KeyboardInterrupt
 
 
 @contextmanager
-def output_file(
-    path: str, is_resumed: bool, inputs: Sequence[int]
+def open_output(
+    path: str, is_resumed: bool, input_handles: Sequence[int]
 ) -> Iterator[tuple[IO[bytes], int]]:
-    """The file `path`, open at its end, and how many lines it has: none, or the whole ones that it had. It must be none
-    of the open files `inputs`."""
+    """The file `path`, open at its end, and the number of whole lines that it keeps, which is 0 unless resumed.
+
+    It must not be one of the open input files.
+    """
     try:
         file = open(path, "ab", buffering=0)
     except OSError as error:
@@ -167,16 +165,15 @@ def output_file(
             f"{path}: cannot be written ({error.strerror}); choose another -o FILE"
         ) from None
     with file:
-        if not stat.S_ISREG(
-            os.fstat(file.fileno()).st_mode
-        ):  # a pipe or a device: nothing to lock or count
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        if not is_regular:  # a pipe or a device: nothing to lock or count
             if is_resumed:
                 raise UserError(
-                    f"{path}: is no plain file, whose lines --resume could count; leave one of them out"
+                    f"{path}: is not a regular file, so --resume cannot count its lines; leave one of them out"
                 )
             yield file, 0
             return
-        if any(os.path.sameopenfile(file.fileno(), handle) for handle in inputs):
+        if any(os.path.sameopenfile(file.fileno(), handle) for handle in input_handles):
             raise UserError(f"{path}: is the input too; choose another -o FILE")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

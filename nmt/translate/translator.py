@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nlargest
 from itertools import product
+from pathlib import Path
 
 import torch
 
-from nmt.checkpoint import Checkpoint, load_weights
-from nmt.config import DecodingConfig, ModelConfig
+from nmt.checkpoint import Checkpoint, load, load_weights
+from nmt.config import DecodingConfig, ModelConfig, RunConfig, asked_device, changed
 from nmt.data.vocab import EOS, Vocab
 from nmt.model.cpu_linear import packed
 from nmt.model.transformer import Transformer
-from nmt.system.device import is_out_of_memory
+from nmt.system.device import choose_device, is_out_of_memory
 from nmt.system.errors import Failure, UserError
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
@@ -308,6 +309,26 @@ def make_translator(
             )
     models = [_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
     return Translator(models[0], vocab, config, device, models[1:])
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A translator, and what it was made from."""
+
+    translator: TextToText
+    config: RunConfig
+    paths: list[str]  # of the checkpoint or export, and of the others of an ensemble
+    checkpoints: tuple[Checkpoint, ...] = ()  # none behind an export
+
+
+def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
+    """Load one checkpoint, or several that translate together, on the device that the overrides ask for."""
+    device = choose_device(asked_device(overrides))
+    checkpoints = tuple(load(Path(path)) for path in paths)
+    first, *others = checkpoints
+    config = changed(first.config, overrides)
+    translator = make_translator(first, device, config.decoding, others)
+    return LoadedModel(translator, config, [str(one.path) for one in checkpoints], checkpoints)
 
 
 def _model(checkpoint: Checkpoint, vocab_size: int) -> Transformer:

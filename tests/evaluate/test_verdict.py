@@ -19,8 +19,7 @@ from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import Verdict, judge
 from nmt.score.score import Interval, Score
 from nmt.system.errors import UserError
-from nmt.translate.stream import Opened
-from nmt.translate.translator import TextToText
+from nmt.translate.translator import LoadedModel, TextToText
 
 BASE = load_config("base.yaml")
 FULL = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
@@ -62,7 +61,9 @@ def judged(
 ) -> Verdict:
     """`overrides` are those of nmt-eval's command line."""
     checkpoint = Checkpoint(Path("average"), config, b"", made or state(), {})
-    engine = Opened(cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others))
+    engine = LoadedModel(
+        cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others)
+    )
     return judge(of, System("average", changed(config, overrides), test, [], engine=engine))
 
 
@@ -314,7 +315,7 @@ def test_figures_are_json() -> None:
 def test_without_training_there_is_no_verdict() -> None:
     texts, export = (
         System("out.txt", BASE, FULL, []),
-        Opened(cast(TextToText, None), BASE, ["export"]),
+        LoadedModel(cast(TextToText, None), BASE, ["export"]),
     )
     for system in (texts, replace(texts, engine=export)):
         with pytest.raises(UserError, match=r"^out\.txt: a verdict needs a checkpoint"):
