@@ -1,13 +1,14 @@
-"""Checkpoints: folders that are complete or absent, verified on the way in, never unpickled, and self-contained.
+"""Checkpoints: folders that are complete or absent, verified when they are opened, never unpickled, self-contained.
 
-`model.safetensors` holds each weight once (tied ones too), `optimizer.safetensors` Adam's moments by the weight's name,
-`state.json` the few integers that training continues from; `config.yaml` and `vocab.model` make the folder translate
-anywhere; `manifest.json` has the sha256 of each. An average (nmt/average/mean.py) is the same without the optimizer.
+`model.safetensors` holds each weight once, tied ones too; `optimizer.safetensors` holds Adam's moments by the name of
+their weight; `state.json` holds the few integers that training continues from. `config.yaml` and `vocab.model` make the
+folder translate anywhere. `manifest.json` has the sha256 of each file. An average (nmt/average/mean.py) is the same
+without the optimizer, and its `state.json` says what it is the mean of.
 """
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,25 +47,24 @@ from nmt.system.run_folder import (
 )
 from nmt.system.strict_yaml import parse_yaml
 
-# Of every checkpoint; training adds the optimizer.
-PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
-SMALL = {
-    STATE_FILE: 1 << 20,
-    CONFIG_FILE: MAX_CONFIG_BYTES,
-    VOCAB_FILE: 8 << 20,
-}  # how many bytes each may have: they are read whole
-FLOATS = ("F32", "BF16", "F16")  # of safetensors; what is not for a mean is of the first
-AVERAGE = {
+PARTS = (
+    MODEL_FILE,
+    STATE_FILE,
+    CONFIG_FILE,
+    VOCAB_FILE,
+)  # of every checkpoint; training adds the optimizer
+
+# Small files are read whole, so a damaged or hostile one must not be able to fill the memory.
+MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: 8 << 20}
+MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
+
+AVERAGE_KEYS = {
     "averaged": list[str],
     "step": int,
     "elapsed_s": list[float],
     "weights": list[float],
-}  # the state of one
-NEEDED = (
-    "averaged",
-    "step",
-)  # of these; the others are training seconds and share of each, where there are such
-MAX_HEADER_BYTES = 8 << 20  # of safetensors: hundreds of layers
+}  # of an average's state.json
+REQUIRED_KEYS = ("averaged", "step")  # of these
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,36 @@ class TrainState:
 
 
 @dataclass(frozen=True)
+class Average:
+    """What the mean of several checkpoints was made of, oldest first."""
+
+    checkpoints: list[str]  # names of their folders
+    step: int  # of the newest
+    elapsed_s: list[float] | None = None  # of training, at each; None in the mean of averages
+    weights: list[float] | None = None  # the share of each; None if all are equal
+
+
+Origin = TrainState | Average
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A verified folder."""
 
     path: Path
     config: RunConfig
-    vocab_model: bytes
-    state: dict[str, Any]
+    vocab: Vocab
+    origin: Origin  # where its weights come from
     sha256: dict[str, str]  # of its files, as its manifest had them when it was opened
+
+    @property
+    def step(self) -> int:
+        return self.origin.step
+
+    @property
+    def averaged(self) -> list[str]:
+        """The names of the checkpoints that it is the mean of; empty for one of training."""
+        return self.origin.checkpoints if isinstance(self.origin, Average) else []
 
 
 @dataclass(frozen=True)
@@ -105,58 +127,77 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        return sum(
-            value.nbytes for tensors in (self.weights, self.moments) for value in tensors.values()
-        )
+        tensors = [*self.weights.values(), *self.moments.values()]
+        return sum(tensor.nbytes for tensor in tensors)
 
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
-    """The tensors as they are, not copied. All ranks take part, for each may hold but a share; then one tensor after
-    the other is made whole and goes to the host of the main rank."""
+# ---- writing ------------------------------------------------------------------------------------------------------
 
-    def taken(tensor: Tensor) -> Tensor:
-        share = tensor.detach()
-        full = whole(share)
-        return full if full is share else full.cpu() if is_main else full.new_empty(0)
 
-    weights = {name: taken(p) for name, p in model.named_parameters()}
-    moments = {
-        f"{key}.{name}": taken(value)
-        for name, p in model.named_parameters()
-        for key, value in optimizer.state[p].items()
-    }
+def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
+    """Collect the tensors without copying them, except those of which each rank holds only a part: all ranks take
+    part, and one tensor after the other is made whole and goes to the host of the main rank."""
+
+    def collect(tensor: Tensor) -> Tensor:
+        part = tensor.detach()
+        full = whole(part)
+        if full is part:
+            return full
+        return full.cpu() if is_main else full.new_empty(0)
+
+    weights, moments = {}, {}
+    for name, p in model.named_parameters():
+        weights[name] = collect(p)
+    for name, p in model.named_parameters():
+        for key, value in optimizer.state[p].items():
+            moments[f"{key}.{name}"] = collect(value)
     return Snapshot(weights, moments)
 
 
-def save(
+def save_checkpoint(
     path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab_model: bytes
 ) -> None:
     """Write the folder `path`: complete or absent."""
 
     def fill(folder: Path) -> None:
-        save_file(_on_host(snapshot.moments), folder / OPTIMIZER_FILE)
-        save_file(_on_host(snapshot.weights), folder / MODEL_FILE, metadata={"format": "pt"})
-        write_small(folder, asdict(state), config, vocab_model)
+        save_file(_to_host(snapshot.moments), folder / OPTIMIZER_FILE)
+        save_file(_to_host(snapshot.weights), folder / MODEL_FILE, metadata={"format": "pt"})
+        write_small_files(folder, state, config, vocab_model)
 
     write_folder(path, fill)
 
 
-def write_small(folder: Path, state: dict[str, Any], config: RunConfig, vocab: bytes) -> None:
-    """What a checkpoint has beside its tensors."""
-    write_json(folder / STATE_FILE, state)
+def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab_model: bytes) -> None:
+    """Write what a checkpoint has beside its tensors."""
+    write_json(folder / STATE_FILE, _plain(origin))
     write_text(folder / CONFIG_FILE, dump(config))
-    (folder / VOCAB_FILE).write_bytes(vocab)
+    (folder / VOCAB_FILE).write_bytes(vocab_model)
 
 
-def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _plain(origin: Origin) -> dict[str, Any]:
+    """What state.json holds."""
+    if isinstance(origin, TrainState):
+        return asdict(origin)
+    values: dict[str, Any] = {"averaged": origin.checkpoints, "step": origin.step}
+    if origin.elapsed_s is not None:
+        values["elapsed_s"] = origin.elapsed_s
+    if origin.weights is not None:
+        values["weights"] = origin.weights
+    return values
+
+
+def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
-def load(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, or the newest one of a run folder, once it can be trusted."""
+# ---- opening ------------------------------------------------------------------------------------------------------
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint folder, or the newest one of a run folder, after verifying all of it."""
     if (path / "checkpoints").is_dir():
         try:
-            found = newest(RunFolder(path))
+            found = find_newest(RunFolder(path))
         except Failure as error:
             raise UserError(str(error)) from None
         if found is None:
@@ -166,60 +207,58 @@ def load(path: Path) -> Checkpoint:
         raise UserError(
             f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-..."
         )
-    return _open(path)
+    return _open_verified(path)
 
 
-def load_for_mean(path: Path) -> Checkpoint:
-    """The same for a mean: the weights may be of 16 bits, and of training's moments no more than their size is read."""
+def open_for_average(path: Path) -> Checkpoint:
+    """Do the same, but leave the optimizer's content unread: it is twice as large as the weights."""
     if not path.is_dir() or (path / "checkpoints").is_dir():
-        path = load(path).path
+        path = open_checkpoint(path).path
     if path.is_symlink():
         path = path.resolve()  # best and last may move before the weights are read
-    checkpoint = _look_into(path, FLOATS)
+    checkpoint = _open_unverified(path)
     verify(path, only=PARTS)
     return checkpoint
 
 
-def _open(path: Path) -> Checkpoint:
-    """Compare each file with the manifest, and names, shapes and types of tensors with the config."""
-    checkpoint = _look_into(path)
-    verify(path)  # last what takes long: a second for each gigabyte or two
+def open_after_main(run: RunFolder, step: int) -> Checkpoint:
+    """Open a checkpoint that the main rank has just verified: other ranks need not read it all again."""
+    return _open_unverified(run.checkpoint(step))
+
+
+def _open_verified(path: Path) -> Checkpoint:
+    checkpoint = _open_unverified(path)
+    verify(path)  # last, because it takes a second for each gigabyte or two
     return checkpoint
 
 
-def _look_into(path: Path, types: Sequence[str] = FLOATS[:1]) -> Checkpoint:
-    """All that can be checked before a tensor is read."""
+def _open_unverified(path: Path) -> Checkpoint:
+    """Check all that can be checked without reading a tensor: sizes, small files, and that names, shapes and types of
+    the tensors are those that the config asks for."""
     entries = read_manifest(path)
     for name, entry in entries.items():
         if name not in (*PARTS, OPTIMIZER_FILE):
             raise UserError(
-                f"{path / MANIFEST_FILE}: names {name}, which is no part of a checkpoint; use another copy"
+                f"{path / MANIFEST_FILE}: names {name}, which is no part of a checkpoint; "
+                "use another copy"
             )
-        if entry["size"] > SMALL.get(name, 2**63):
+        if name in MAX_BYTES and entry["size"] > MAX_BYTES[name]:
             raise UserError(f"{path / name}: {entry['size']} bytes are too many; use another copy")
-    verify(path, PARTS, only=SMALL)
-    state = read_state(path)
+    verify(path, PARTS, only=MAX_BYTES)
+    origin = read_origin(path)
     config = _read_config(path / CONFIG_FILE)
     vocab = Vocab.load(path / VOCAB_FILE)
-    shapes = partial(_shapes, config.model, vocab.size, path / CONFIG_FILE)
-    _compare(path / MODEL_FILE, shapes(), types)
-    if "averaged" not in state:
+    weight_shapes = partial(_weight_shapes, config.model, vocab.size, path / CONFIG_FILE)
+    _check_tensors(path / MODEL_FILE, weight_shapes())
+    if isinstance(origin, TrainState):
         verify(path, (OPTIMIZER_FILE,), only=())
-        _compare(
-            path / OPTIMIZER_FILE,
-            (
-                (f"{key}.{name}", [] if key == "step" else shape)
-                for name, shape in shapes()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-            ),
-        )
-    return Checkpoint(
-        path, config, vocab.model, state, {name: entry["sha256"] for name, entry in entries.items()}
-    )
+        _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(weight_shapes()))
+    digests = {name: entry["sha256"] for name, entry in entries.items()}
+    return Checkpoint(path, config, vocab, origin, digests)
 
 
 def _read_config(path: Path) -> RunConfig:
-    """The config, which must stand by itself: another file could be anything on this machine."""
+    """Read the config, which must not extend another file: that could be anything on this machine."""
     try:
         source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
         if "extends" in source.values:
@@ -229,49 +268,61 @@ def _read_config(path: Path) -> RunConfig:
             )
         return load_config(str(path))
     except UserError as error:
-        raise UserError(
-            str(error)[: len(str(path)) + 300]
-        ) from None  # a stranger's values may be long
+        # A stranger's values may be long.
+        raise UserError(str(error)[: len(str(path)) + 300]) from None
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """The state of training, or what an average says of itself; nothing missing, nothing more."""
+def read_origin(folder: Path) -> Origin:
+    """Read state.json, in which no key may be missing, unknown or of the wrong type."""
     path = folder / STATE_FILE
-    state = read_json(path)
-    if not isinstance(state, dict):
+    values = read_json(path)
+    if not isinstance(values, dict):
         raise UserError(f"{path}: is no mapping; damaged, use another copy")
-    is_average = "averaged" in state
-    hints = AVERAGE if is_average else get_type_hints(TrainState)
-    for key in (*hints, *state):
-        if is_average and key in hints and key not in state and key not in NEEDED:
-            continue
-        if key not in hints or key not in state or not _fits(state[key], hints[key]):
-            what = (
-                "unknown"
-                if key not in hints
-                else "missing"
-                if key not in state
-                else "no value of its kind"
-            )
-            raise UserError(
-                f"{path}: {ascii(key[:99])} is {what}; damaged, or of another version of nmt"
-            )
-        if is_average and key != "step" and len(state[key]) != len(state["averaged"]):
-            raise UserError(
-                f"{path}: {key} has {len(state[key])} values for {len(state['averaged'])} checkpoints; "
-                "damaged, use another copy"
-            )
+    origin = _read_average(values, path) if "averaged" in values else _read_training(values, path)
     for place in {folder.name, folder.resolve().name}:
         match = re.fullmatch(r"step-([0-9]{7,})", place)
-        if match and int(match[1]) != state["step"]:
+        if match and int(match[1]) != origin.step:
             raise UserError(
-                f"{path}: is of step {state['step']}; files or folders were exchanged, use another copy"
+                f"{path}: is of step {origin.step}; files or folders were exchanged, use another copy"
             )
-    return state
+    return origin
+
+
+def _read_training(values: dict[str, Any], path: Path) -> TrainState:
+    hints = get_type_hints(TrainState)
+    _check_values(values, hints, tuple(hints), path)
+    return TrainState(**values | {"cursor": Cursor(**values["cursor"])})
+
+
+def _read_average(values: dict[str, Any], path: Path) -> Average:
+    _check_values(values, AVERAGE_KEYS, REQUIRED_KEYS, path)
+    names = values["averaged"]
+    for key in ("elapsed_s", "weights"):
+        if key in values and len(values[key]) != len(names):
+            raise UserError(
+                f"{path}: {key} has {len(values[key])} values for {len(names)} checkpoints; "
+                "damaged, use another copy"
+            )
+    return Average(names, values["step"], values.get("elapsed_s"), values.get("weights"))
+
+
+def _check_values(
+    values: dict[str, Any], hints: dict[str, Any], required: tuple[str, ...], path: Path
+) -> None:
+    for key in (*required, *values):
+        if key not in hints:
+            fault = "is unknown"
+        elif key not in values:
+            fault = "is missing"
+        elif not _fits(values[key], hints[key]):
+            fault = "has the wrong type"
+        else:
+            continue
+        raise UserError(f"{path}: {ascii(key[:99])} {fault}; damaged, or of another version of nmt")
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is what a field of `TrainState` may hold."""
+    """Whether a value from JSON is what a field of the type `hint` may hold."""
     if is_dataclass(hint):
         hints = get_type_hints(hint)
         return (
@@ -290,8 +341,13 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def _shapes(config: ModelConfig, vocab_size: int, path: Path) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes of the weights that the config in `path` asks for, one by one: they may be absurdly many."""
+# ---- tensors ------------------------------------------------------------------------------------------------------
+
+
+def _weight_shapes(
+    config: ModelConfig, vocab_size: int, path: Path
+) -> Iterator[tuple[str, list[int]]]:
+    """Name and shape of each weight that the config in `path` asks for, one by one: they may be absurdly many."""
     try:
         with torch.device("meta"):  # takes no memory
             model = Transformer(replace(config, n_layers=1), vocab_size)
@@ -299,13 +355,25 @@ def _shapes(config: ModelConfig, vocab_size: int, path: Path) -> Iterator[tuple[
         raise UserError(f"{path}: model: no tensor can be that large; use another copy") from None
     for name, p in model.named_parameters():
         side, _, rest = name.partition(".0.")
-        for layer in range(config.n_layers if rest else 1):
-            yield f"{side}.{layer}.{rest}" if rest else name, list(p.shape)
+        if not rest:  # not of a layer
+            yield name, list(p.shape)
+            continue
+        for layer in range(config.n_layers):
+            yield f"{side}.{layer}.{rest}", list(p.shape)
+
+
+def _moment_shapes(
+    weight_shapes: Iterable[tuple[str, list[int]]],
+) -> Iterator[tuple[str, list[int]]]:
+    for name, shape in weight_shapes:
+        yield f"step.{name}", []
+        yield f"exp_avg.{name}", shape
+        yield f"exp_avg_sq.{name}", shape
 
 
 @contextlib.contextmanager
-def _tensors(path: Path, kind: str) -> Iterator[Any]:
-    """An open safetensors file, whose header has been read and whose tensors have not."""
+def open_tensors(path: Path, framework: str) -> Iterator[Any]:
+    """Open a safetensors file: its header is read, its tensors are not."""
     try:
         with open(path, "rb") as file:
             n_bytes = int.from_bytes(file.read(8), "little")
@@ -314,19 +382,16 @@ def _tensors(path: Path, kind: str) -> Iterator[Any]:
                 f"{path}: no safetensors file, or its header is damaged ({n_bytes} bytes long); "
                 "use another copy"
             )
-        with safe_open(path, kind) as file:
+        with safe_open(path, framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read: {ascii(str(error)[:199])[1:-1]}") from None
 
 
-def _compare(
-    path: Path, expected: Iterable[tuple[str, list[int]]], types: Sequence[str] = FLOATS[:1]
-) -> None:
-    """Hold a file's header against names and shapes of tensors, which are fp32 unless other types may be."""
-    with _tensors(
-        path, "numpy"
-    ) as file:  # for torch it would promise the kernel memory for the whole file
+def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
+    """Compare names, shapes and types in a file's header with those `expected`, all of them fp32."""
+    # With torch as the framework the kernel would have to promise memory for the whole file.
+    with open_tensors(path, "numpy") as file:
         strays = set(file.keys())
         for name, shape in expected:
             if name not in strays:
@@ -338,27 +403,26 @@ def _compare(
                     f"{path}: tensor {name} has shape {str(found.get_shape())[:99]}, "
                     f"the config and the vocabulary ask for {shape}"
                 )
-            if found.get_dtype() not in types:
+            if found.get_dtype() != "F32":
                 raise UserError(
-                    f"{path}: tensor {name} is of type {found.get_dtype()}, not {' or '.join(types)}; "
+                    f"{path}: tensor {name} is of type {found.get_dtype()}, not F32; "
                     "use another copy"
                 )
         if strays:
-            raise UserError(
-                f"{path}: has a stray tensor {ascii(min(strays)[:99])[1:-1]}; "
-                "damaged, or not of this config"
-            )
+            stray = ascii(min(strays)[:99])[1:-1]
+            raise UserError(f"{path}: has a stray tensor {stray}; damaged, or not of this config")
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Copy the weights into `model`; names and shapes must be those of the config."""
-    _copy(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
+    _copy_tensors(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
 
 
 def load_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Adam
 ) -> TrainState:
-    """Copy Adam's moments into `optimizer` and return where training stood."""
+    """Copy Adam's moments into `optimizer`; return the state that training continues from."""
+    assert isinstance(checkpoint.origin, TrainState), "an average has no optimizer"
     slots: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
         state = {
@@ -367,38 +431,43 @@ def load_optimizer(
             "exp_avg_sq": torch.zeros_like(p),
         }
         optimizer.state[p] = state
-        slots |= {f"{key}.{name}": value for key, value in state.items()}
-    _copy(checkpoint.path / OPTIMIZER_FILE, slots)
-    return TrainState(**checkpoint.state | {"cursor": Cursor(**checkpoint.state["cursor"])})
+        for key, value in state.items():
+            slots[f"{key}.{name}"] = value
+    _copy_tensors(checkpoint.path / OPTIMIZER_FILE, slots)
+    return checkpoint.origin
 
 
 @torch.no_grad()
-def _copy(path: Path, targets: dict[str, Tensor]) -> None:
-    _compare(path, ((name, list(target.shape)) for name, target in targets.items()))
-    with _tensors(path, "pt") as file:
+def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
+    _check_tensors(path, ((name, list(target.shape)) for name, target in targets.items()))
+    with open_tensors(path, "pt") as file:
         for name, target in targets.items():
             put(target, file.get_tensor(name))
 
 
-def steps(run: RunFolder) -> list[int]:
+# ---- the checkpoints of a run ---------------------------------------------------------------------------------------
+
+
+def list_steps(run: RunFolder) -> list[int]:
     """The updates of which there are checkpoints, ascending."""
-    names = [p.name for p in run.checkpoints.iterdir()] if run.checkpoints.is_dir() else []
-    return sorted(
-        int(match[1])
-        for name in names
-        if (match := re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", name))
-    )
+    if not run.checkpoints.is_dir():
+        return []
+    steps = []
+    for path in run.checkpoints.iterdir():
+        if match := re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", path.name):
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
-def newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
-    """The newest checkpoint that can be trusted and, where `config` is given, continues its training; None if there is
-    none at all, a failure if all are damaged."""
-    found = steps(run)
-    for step in reversed(found):
+def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
+    """Open the newest checkpoint of training that is whole and, where `config` is given, belongs to it. None if the
+    run has no checkpoint at all; a failure if all are damaged."""
+    steps = list_steps(run)
+    for step in reversed(steps):
         path = run.checkpoint(step)
         try:
-            checkpoint = _open(path)
-            if "averaged" in checkpoint.state:
+            checkpoint = _open_verified(path)
+            if isinstance(checkpoint.origin, Average):
                 raise UserError(
                     f"{path / STATE_FILE}: of an average, from which training cannot continue"
                 )
@@ -407,27 +476,23 @@ def newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None
             return checkpoint
         except UserError as error:
             say(f"warning: {error}; trying the one before")
-    if found:
+    if steps:
         raise Failure(
-            f"{run.checkpoints}: all {len(found)} checkpoints are damaged; "
+            f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
             "restore one or choose another out=DIR"
         )
     return None
 
 
-def found_by_main(run: RunFolder, step: int) -> Checkpoint:
-    """The one that another rank has just verified."""
-    return _look_into(run.checkpoint(step))
-
-
-def prune(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
-    """Remove all but the newest `keep` and the best; any after `last_step` are damaged, do not count, and will be
-    replaced."""
-    for step in [step for step in steps(run) if step <= last_step][:-keep]:
+def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
+    """Remove all but the newest `keep` and the best. Any after `last_step` are damaged: they do not count, and
+    training will replace them."""
+    steps = [step for step in list_steps(run) if step <= last_step]
+    for step in steps[:-keep]:
         if step != best_step:
             remove_folder(run.checkpoint(step))
 
 
-def name_checkpoint(run: RunFolder, name: str, step: int) -> None:
+def link_checkpoint(run: RunFolder, name: str, step: int) -> None:
     """Let `checkpoints/NAME` (last, best) lead to that step's folder."""
     point(run.checkpoints / name, run.checkpoint(step).name)

@@ -717,11 +717,11 @@ def steps_logged(run: RunFolder) -> int:
 
 def check_readable(run: RunFolder) -> list[int]:
     """What must hold at any moment at all: each checkpoint that has its name is whole, and so is what is linked."""
-    found = checkpoint.steps(run)
+    found = checkpoint.list_steps(run)
     for step in found:
         verify(run.checkpoint(step), (*checkpoint.PARTS, OPTIMIZER_FILE))
-    newest = checkpoint.newest(run)
-    assert (newest.state["step"] if newest else None) == (found[-1] if found else None)
+    newest = checkpoint.find_newest(run)
+    assert (newest.step if newest else None) == (found[-1] if found else None)
     for link in (run.checkpoints / "last", run.checkpoints / "best"):
         assert not link.is_symlink() or link.exists(), f"{link} leads nowhere"
     for file in (run.config, run.vocab, run.status):

@@ -11,14 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import (
     TrainState,
-    load,
+    find_newest,
+    list_steps,
     load_optimizer,
     load_weights,
-    newest,
-    prune,
-    save,
-    snapshot,
-    steps,
+    open_checkpoint,
+    open_for_average,
+    prune_checkpoints,
+    save_checkpoint,
+    take_snapshot,
 )
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
@@ -75,15 +76,15 @@ def write(
     path: Path, seed: int = 1, state: TrainState = STATE, vocab: bytes = VOCAB_MODEL
 ) -> Transformer:
     model, optimizer = trained(seed)
-    save(path, snapshot(model, optimizer), state, CONFIG, vocab)
+    save_checkpoint(path, take_snapshot(model, optimizer), state, CONFIG, vocab)
     return model
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     model, optimizer = trained(1)
-    save(tmp_path / "c", snapshot(model, optimizer), STATE, CONFIG, VOCAB_MODEL)
-    checkpoint = load(tmp_path / "c")
-    assert (checkpoint.config, checkpoint.vocab_model) == (CONFIG, VOCAB_MODEL)
+    save_checkpoint(tmp_path / "c", take_snapshot(model, optimizer), STATE, CONFIG, VOCAB_MODEL)
+    checkpoint = open_checkpoint(tmp_path / "c")
+    assert (checkpoint.config, checkpoint.vocab.model) == (CONFIG, VOCAB_MODEL)
     other, other_optimizer = trained(2)
     load_weights(checkpoint, other)
     assert load_optimizer(checkpoint, other, other_optimizer) == STATE
@@ -115,7 +116,7 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
     else:
         file.write_bytes(data if damage == "flip" else data[:-1])
     with pytest.raises(UserError, match=name):
-        load(tmp_path / "c")
+        open_checkpoint(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,10 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
             lambda w: w.update({"decoder.0.feed_forward.inner.bias": torch.zeros(3)}),
             r"has shape \[3\]",
         ),
+        (
+            lambda w: w.update({name: value.bfloat16() for name, value in w.items()}),
+            "is of type BF16, not F32",
+        ),
     ],
 )
 def test_weights_that_do_not_belong_to_the_config(
@@ -143,8 +148,9 @@ def test_weights_that_do_not_belong_to_the_config(
     change(weights)
     save_file(weights, tmp_path / "c" / MODEL_FILE)
     seal(tmp_path / "c")
-    with pytest.raises(UserError, match=complaint):
-        load(tmp_path / "c")
+    for opens in (open_checkpoint, open_for_average):
+        with pytest.raises(UserError, match=complaint):
+            opens(tmp_path / "c")
 
 
 def test_one_of_before_a_key_was_gone_is_read(tmp_path: Path) -> None:
@@ -153,22 +159,22 @@ def test_one_of_before_a_key_was_gone_is_read(tmp_path: Path) -> None:
     text = path.read_text()
     path.write_text(text.replace("model:\n", "model:\n  attention_bias: false\n"))
     seal(tmp_path)
-    assert path.read_text() != text and load(tmp_path).config == CONFIG
+    assert path.read_text() != text and open_checkpoint(tmp_path).config == CONFIG
     path.write_text(text.replace("model:\n", "model:\n  attention_bias: true\n"))
     seal(tmp_path)
     with pytest.raises(UserError, match="model.attention_bias: this key is gone"):
-        load(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 def test_newest_prune_and_best(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert newest(run) is None
+    assert find_newest(run) is None
     for step in (5, 10, 15, 20):
         write(run.checkpoint(step), seed=step, state=replace(STATE, step=step))
-    prune(run, keep=2, best_step=5, last_step=20)
-    assert steps(run) == [5, 15, 20]
-    prune(run, keep=1, best_step=5, last_step=15)  # 20 is damaged: it does not count
-    assert steps(run) == [5, 15, 20]
+    prune_checkpoints(run, keep=2, best_step=5, last_step=20)
+    assert list_steps(run) == [5, 15, 20]
+    prune_checkpoints(run, keep=1, best_step=5, last_step=15)  # 20 is damaged: it does not count
+    assert list_steps(run) == [5, 15, 20]
     (run.checkpoint(20) / MODEL_FILE).write_bytes(b"")
-    found = newest(run)
-    assert found is not None and found.state["step"] == 15
+    found = find_newest(run)
+    assert found is not None and found.step == 15

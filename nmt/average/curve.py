@@ -58,7 +58,7 @@ def curve(
     (newest,) = opened(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
-    dev = _dev_of(config, store, Vocab(newest.vocab_model))
+    dev = _dev_of(config, store, newest.vocab)
     micro_tokens = resolve_micro_tokens(config, world)
     checkpoints = [*opened(paths[:-1]), newest]
     points, signature = [], ""

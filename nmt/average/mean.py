@@ -19,7 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.checkpoint import PARTS, SMALL, Checkpoint, load_for_mean, steps, write_small
+from nmt.checkpoint import (
+    MAX_BYTES,
+    PARTS,
+    Average,
+    Checkpoint,
+    TrainState,
+    list_steps,
+    open_for_average,
+    write_small_files,
+)
 from nmt.config import differences
 from nmt.system.errors import UserError
 from nmt.system.files import make_folder, read_json, size_of, write_folder
@@ -81,7 +90,9 @@ class Mix:
 def opened(paths: Sequence[Path]) -> list[Checkpoint]:
     """Those checkpoints, verified."""
     _check_each_is_another(paths)
-    found = [load_for_mean(path) for path in tracked(paths, "verifying", "checkpoints", len(paths))]
+    found = [
+        open_for_average(path) for path in tracked(paths, "verifying", "checkpoints", len(paths))
+    ]
     _check_each_is_another(
         [checkpoint.path for checkpoint in found]
     )  # a run folder stood for its newest
@@ -100,11 +111,11 @@ def mixed(checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = N
     """Checkpoints of one run, the oldest first, equal in weight unless told. Of another run is what has other settings
     or other pieces; where these are equal the tensors are, for each file was held against its own config."""
     given = zip(checkpoints, weights or [1.0] * len(checkpoints), strict=True)
-    checkpoints, weights = zip(*sorted(given, key=lambda pair: pair[0].state["step"]), strict=True)
+    checkpoints, weights = zip(*sorted(given, key=lambda pair: pair[0].step), strict=True)
     first = checkpoints[0]
     for other in checkpoints[1:]:
         changes = differences(first.config, other.config)
-        if changes or other.vocab_model != first.vocab_model:
+        if changes or other.vocab.digest != first.vocab.digest:
             what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
             raise UserError(
                 f"{other.path}: is of another run than {first.path} ({what}); "
@@ -123,15 +134,15 @@ def average(paths: Sequence[Path], out: Path, weights: Sequence[float] | None = 
     _check_replaceable(out)
     make_folder(out.parent)
     mix = mixed(opened(paths), weights)
-    newest, state = mix.checkpoints[-1], state_of(mix)
+    newest, origin = mix.checkpoints[-1], origin_of(mix)
 
     def fill(folder: Path) -> None:
         _write(folder / MODEL_FILE, mix)
-        write_small(folder, state, newest.config, newest.vocab_model)
+        write_small_files(folder, origin, newest.config, newest.vocab.model)
         _check_replaceable(out)  # somebody may have edited the card meanwhile
 
     write_folder(out, fill)
-    return list(state["averaged"])
+    return origin.checkpoints
 
 
 @torch.no_grad()
@@ -142,20 +153,18 @@ def pour(mix: Mix, model: nn.Module) -> None:
         weights[name][part] = numbers.to(weights[name].device)
 
 
-def state_of(mix: Mix) -> dict[str, Any]:
-    """What an average says of itself."""
-    states = [checkpoint.state for checkpoint in mix.checkpoints]
-    state = {
-        "averaged": [
-            checkpoint.path.resolve().name for checkpoint in mix.checkpoints
-        ],  # not best, or .
-        "step": max(state["step"] for state in states),
-    }
-    if not any("averaged" in state for state in states):
-        state["elapsed_s"] = [state["elapsed_s"] for state in states]
-    if len(set(mix.weights)) > 1:
-        state["weights"] = [weight / sum(mix.weights) for weight in mix.weights]
-    return state
+def origin_of(mix: Mix) -> Average:
+    """What state.json says of the average."""
+    origins = [checkpoint.origin for checkpoint in mix.checkpoints]
+    elapsed_s = [origin.elapsed_s for origin in origins if isinstance(origin, TrainState)]
+    total = sum(mix.weights)
+    is_weighted = len(set(mix.weights)) > 1
+    return Average(
+        [checkpoint.path.resolve().name for checkpoint in mix.checkpoints],  # not best, or .
+        max(origin.step for origin in origins),
+        elapsed_s if len(elapsed_s) == len(origins) else None,
+        [weight / total for weight in mix.weights] if is_weighted else None,
+    )
 
 
 def averaged_in(folder: Path) -> list[str] | None:
@@ -168,7 +177,7 @@ def averaged_in(folder: Path) -> list[str] | None:
         return []
     if (
         names - {CARD_FILE} != {MANIFEST_FILE, *PARTS}
-        or size_of(folder / STATE_FILE) > SMALL[STATE_FILE]
+        or size_of(folder / STATE_FILE) > MAX_BYTES[STATE_FILE]
     ):
         return None
     if CARD_FILE in names and not is_our_card(folder / CARD_FILE):
@@ -182,7 +191,7 @@ def _check_place(out: Path) -> None:
     """A model among a run's checkpoints would be taken for one of them, or pruned."""
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
-        if folder.name == run.checkpoints.name and (run.config.is_file() or steps(run)):
+        if folder.name == run.checkpoints.name and (run.config.is_file() or list_steps(run)):
             raise UserError(
                 f"{out}: {folder} is for the checkpoints of training alone; choose another -o DIR, such as "
                 f"{run.average}"
@@ -213,7 +222,7 @@ def marked(card: str) -> str:
 
 def is_our_card(path: Path) -> bool:
     """Whether the file is as `marked` made it: neither somebody's own nor edited since."""
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > SMALL[STATE_FILE]:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_BYTES[STATE_FILE]:
         return False
     text = path.read_bytes().decode(errors="replace")
     above, _, last = text.removesuffix("\n").rpartition("\n")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nmt.checkpoint import read_state, steps
+from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -61,8 +61,10 @@ def last(
 def spaced(run: RunFolder, minutes: float | None) -> list[Moment]:
     """All checkpoints of a run, oldest first, or those at least so many minutes apart, counted back from the newest."""
     found: list[Moment] = []
-    for step in reversed(steps(run)):
-        moment = Moment(step, float(read_state(run.checkpoint(step)).get("elapsed_s", 0.0)))
+    for step in reversed(list_steps(run)):
+        origin = read_origin(run.checkpoint(step))
+        elapsed_s = float(origin.elapsed_s) if isinstance(origin, TrainState) else 0.0
+        moment = Moment(step, elapsed_s)
         if minutes is None or not found or found[-1].elapsed_s - moment.elapsed_s >= 60 * minutes:
             found.append(moment)
     return found[::-1]

@@ -57,16 +57,15 @@ def work(args: argparse.Namespace) -> int:
 
     settle()  # before torch comes in
 
-    from nmt.checkpoint import load
+    from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import decoded
-    from nmt.data.vocab import Vocab
     from nmt.export.export import export, made_lines
     from nmt.system.errors import UserError
     from nmt.system.files import make_folder
     from nmt.system.progress import say
 
-    checkpoint, out = load(Path(args.checkpoint)), Path(args.output)
-    lines = made_lines(Vocab(checkpoint.vocab_model))
+    checkpoint, out = open_checkpoint(Path(args.checkpoint)), Path(args.output)
+    lines = made_lines(checkpoint.vocab)
     if args.check_lines is not None:
         try:
             with open(args.check_lines, "rb") as file:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.average.mean import is_our_card, marked
-from nmt.checkpoint import read_state
+from nmt.checkpoint import Average, read_origin
 from nmt.config import RunConfig, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.card import datasets, front_matter, model_rows, origin, table, training_text
@@ -31,7 +31,10 @@ SHOWN = ("beam", "penalty", "length_penalty", "sample")  # of the search, in the
 
 def write_card(folder: Path, results: Sequence[Result]) -> None:
     """Write README.md into the folder of an average; any other kind of folder has none."""
-    if not (folder / STATE_FILE).is_file() or "averaged" not in (state := read_state(folder)):
+    if not (folder / STATE_FILE).is_file():
+        return
+    average = read_origin(folder)
+    if not isinstance(average, Average):
         return
     path = folder / CARD_FILE
     if (path.exists() or path.is_symlink()) and not is_our_card(path):
@@ -51,7 +54,7 @@ def write_card(folder: Path, results: Sequence[Result]) -> None:
         path,
         marked(
             text(
-                state,
+                average,
                 config,
                 Vocab.load(folder / VOCAB_FILE).size,
                 digests,
@@ -63,14 +66,14 @@ def write_card(folder: Path, results: Sequence[Result]) -> None:
 
 
 def text(
-    state: dict[str, Any],
+    average: Average,
     config: RunConfig,
     vocab_size: int,
     digests: dict[str, str],
     results: Sequence[Result],
     is_in_run: bool,
 ) -> str:
-    data, averaged = config.data, state["averaged"]
+    data = config.data
     more: dict[str, Any] = {"tags": ["translation", "transformer", "attention-is-all-you-need"]}
     if known := datasets(config):
         more["datasets"] = known
@@ -80,8 +83,8 @@ def text(
         ]
     rows = {
         "languages": f"{data.src} -> {data.tgt}",
-        "weights": origin(averaged, state["step"], config),
-        "checkpoints": _ages(state),
+        "weights": origin(average.checkpoints, average.step, config),
+        "checkpoints": _ages(average),
         "training text": training_text(config),
         **model_rows(config, vocab_size),
         **_recipe(config),
@@ -122,8 +125,8 @@ All settings stand in `config.yaml`, the sha256 of each file in `manifest.json`.
 """
 
 
-def _ages(state: dict[str, Any]) -> str:
-    names, seconds, weights = state["averaged"], state.get("elapsed_s"), state.get("weights")
+def _ages(average: Average) -> str:
+    names, seconds, weights = average.checkpoints, average.elapsed_s, average.weights
     ages = (
         [""] * len(names)
         if seconds is None

@@ -198,8 +198,8 @@ def _record(system: System, scores: Sequence[Score]) -> None:
         results.Result(
             when=datetime.now(UTC).isoformat(timespec="seconds"),
             checkpoint=checkpoint.path.resolve().name,
-            step=checkpoint.state["step"],
-            averaged=checkpoint.state.get("averaged", []),
+            step=checkpoint.step,
+            averaged=checkpoint.averaged,
             pair=system.pair,
             weights_sha256=checkpoint.sha256[MODEL_FILE],
             vocab_sha256=checkpoint.sha256[VOCAB_FILE],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from nmt.checkpoint import Checkpoint
+from nmt.checkpoint import Checkpoint, Origin, TrainState
 from nmt.evaluate.systems import System
 from nmt.paper import SILENT, Conformance, conformance
 from nmt.score.score import Score
@@ -111,22 +111,24 @@ def _left_out(paper: Conformance, checkpoint: Checkpoint) -> Iterator[str]:
                 if row.paper != SILENT
                 else f"in the released code {row.released}"
             )
-    state, steps = checkpoint.state, checkpoint.config.training.steps
-    if state["step"] < steps:
-        yield f"the end of training: {state['step']:,} of {steps:,} updates"
-    yield from _averaging(state, paper.n_averaged)
+    steps = checkpoint.config.training.steps
+    if checkpoint.step < steps:
+        yield f"the end of training: {checkpoint.step:,} of {steps:,} updates"
+    yield from _averaging(checkpoint.origin, paper.n_averaged)
 
 
-def _averaging(state: dict[str, Any], n: int) -> Iterator[str]:
-    found = len(state.get("averaged", ()))
-    if found != n:
-        yield f"averaging: {f'{found} checkpoints' if found else 'none'}, in the paper the mean of the last {n}"
-    elif "weights" in state:
+def _averaging(origin: Origin, n: int) -> Iterator[str]:
+    if isinstance(origin, TrainState):
+        yield f"averaging: none, in the paper the mean of the last {n}"
+    elif len(origin.checkpoints) != n:
+        found = len(origin.checkpoints)
+        yield f"averaging: {found} checkpoints, in the paper the mean of the last {n}"
+    elif origin.weights is not None:
         yield f"averaging: a weighted mean, in the paper the plain one of the last {n}"
-    elif "elapsed_s" not in state:
+    elif origin.elapsed_s is None:
         yield "averaging: the times of its checkpoints are not recorded; average again with nmt-average"
     else:
-        gaps = [(after - before) / 60 for before, after in pairwise(sorted(state["elapsed_s"]))]
+        gaps = [(after - before) / 60 for before, after in pairwise(sorted(origin.elapsed_s))]
         if min(gaps) < MINUTES[0] or max(gaps) > MINUTES[1]:
             yield (
                 f"averaging: its checkpoints lie {min(gaps):.1f} to {max(gaps):.1f} minutes apart, in the paper 10; "

@@ -91,13 +91,15 @@ class Keeper:
         best = self.run.checkpoints / "best"
         try:
             if self.run.checkpoint(state.step).exists():
-                checkpoint.name_checkpoint(self.run, "last", state.step)
+                checkpoint.link_checkpoint(self.run, "last", state.step)
             if self.run.checkpoint(state.best_step).exists():
-                checkpoint.name_checkpoint(self.run, "best", state.best_step)
+                checkpoint.link_checkpoint(self.run, "best", state.best_step)
             kept = (
                 int(best.readlink().name.removeprefix("step-")) if best.is_symlink() else 0
             )  # the best there is
-            checkpoint.prune(self.run, self.config.training.keep_checkpoints, kept, state.step)
+            checkpoint.prune_checkpoints(
+                self.run, self.config.training.keep_checkpoints, kept, state.step
+            )
         except OSError as error:
             say(
                 f"warning: {self.run.checkpoints}: the old checkpoints are not in order yet ({_told(error)})"
@@ -122,7 +124,7 @@ class Keeper:
         free, needed = shutil.disk_usage(self.run.checkpoints).free, snapshot.size + SPARE
         if free < needed:
             raise Failure(f"{self.run.checkpoints}: {needed:,} bytes are needed, {free:,} are free")
-        checkpoint.save(
+        checkpoint.save_checkpoint(
             self.run.checkpoint(state.step), snapshot, state, self.config, self.vocab_model
         )
         self.order(state)

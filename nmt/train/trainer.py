@@ -123,14 +123,14 @@ class Trainer:
 
         def find() -> None:
             nonlocal found
-            found = checkpoint.newest(self.run, self.config)
+            found = checkpoint.find_newest(self.run, self.config)
 
         self.world.on_main(find)  # a digest for every rank would take as many times as long
-        step = int(self.world.from_main(found.state["step"] if found else 0))
+        step = int(self.world.from_main(found.step if found else 0))
         if not step:
             return TrainState()
-        found = found or checkpoint.found_by_main(self.run, step)
-        if Vocab(found.vocab_model).digest != self.vocab.digest:
+        found = found or checkpoint.open_after_main(self.run, step)
+        if found.vocab.digest != self.vocab.digest:
             raise UserError(
                 f"{self.store_folder}: its BPE model is not the one of {found.path}; "
                 "give the data.store that belongs to this run, or another out=DIR"
@@ -222,7 +222,7 @@ class Trainer:
         ):
             return  # it would not be good
         if self.saved_step != self.state.step:
-            snapshot = checkpoint.snapshot(self.model, self.optimizer, self.world.is_main)
+            snapshot = checkpoint.take_snapshot(self.model, self.optimizer, self.world.is_main)
 
             def write() -> None:
                 self.keeper.save(snapshot, self.state)

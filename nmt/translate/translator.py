@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from nmt.checkpoint import Checkpoint, load, load_weights
+from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, asked_device, changed
 from nmt.data.vocab import EOS, Vocab
 from nmt.model.cpu_linear import packed
@@ -299,12 +299,12 @@ def make_translator(
     others: Sequence[Checkpoint] = (),
 ) -> Translator:
     """The translator of a loaded checkpoint, or of several with one vocabulary."""
-    vocab = Vocab(checkpoint.vocab_model)
+    vocab = checkpoint.vocab
     for other in others:
-        if other.vocab_model != checkpoint.vocab_model:
+        if other.vocab.digest != vocab.digest:
             raise UserError(
                 f"{other.path}: has another BPE model than {checkpoint.path} "
-                f"({Vocab(other.vocab_model).digest[:12]}, {vocab.digest[:12]}); "
+                f"({other.vocab.digest[:12]}, {vocab.digest[:12]}); "
                 "only models with one vocabulary translate together"
             )
     models = [_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
@@ -324,7 +324,7 @@ class LoadedModel:
 def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
     """Load one checkpoint, or several that translate together, on the device that the overrides ask for."""
     device = choose_device(asked_device(overrides))
-    checkpoints = tuple(load(Path(path)) for path in paths)
+    checkpoints = tuple(open_checkpoint(Path(path)) for path in paths)
     first, *others = checkpoints
     config = changed(first.config, overrides)
     translator = make_translator(first, device, config.decoding, others)

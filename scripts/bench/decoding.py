@@ -45,7 +45,7 @@ def prepare(
     import torch
     from safetensors.torch import save_file
 
-    from nmt.checkpoint import load
+    from nmt.checkpoint import open_checkpoint
     from nmt.config import ModelConfig, RunConfig, VocabConfig, dump
     from nmt.data.vocab import Vocab, learn, word_counts, write_words
     from nmt.export import ctranslate2, huggingface
@@ -66,7 +66,7 @@ def prepare(
         config = RunConfig(model=ModelConfig())
         model = Transformer(config.model, vocab.size).eval()
     else:
-        loaded = load(checkpoint)
+        loaded = open_checkpoint(checkpoint)
         translator = make_translator(loaded, torch.device("cpu"), loaded.config.decoding)
         config, vocab, model = loaded.config, translator.vocab, translator.model
     text = (data / "test.en").read_text(encoding="utf-8").split("\n")[:n_lines]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoint import Checkpoint, load
+from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.export import ctranslate2, huggingface
 from nmt.export.parity import Ours, Side, compare
 from nmt.score.score import score_bleu
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     args = parser.parse_args()
     for path in args.runs:
-        checkpoint = load(path)
+        checkpoint = open_checkpoint(path)
         data = checkpoint.config.data
         src, ref = (
             (args.data / f"test.{language}").read_text(encoding="utf-8").split("\n")[: args.lines]

@@ -62,8 +62,7 @@ def demo(args: argparse.Namespace, folder: Path) -> None:
 def folders(folder: Path) -> None:
     import torch
 
-    from nmt import checkpoint
-    from nmt.checkpoint import TrainState, snapshot
+    from nmt.checkpoint import TrainState, save_checkpoint, take_snapshot
     from nmt.config import load_config
     from nmt.model.transformer import Transformer
     from nmt.system.files import verify
@@ -81,11 +80,11 @@ def folders(folder: Path) -> None:
         optimizer.step()  # so that the moments are numbers as they come
         optimizer.zero_grad()
         path = RunFolder(folder / name).checkpoint(1)
-        taken = snapshot(model, optimizer)
+        taken = take_snapshot(model, optimizer)
         seconds = []
         for _ in range(3):
             began = clock()
-            checkpoint.save(path, taken, TrainState(step=1), config, b"")
+            save_checkpoint(path, taken, TrainState(step=1), config, b"")
             seconds.append(clock() - began)
         size = sum(file.stat().st_size for file in path.iterdir())
         del model, optimizer, taken

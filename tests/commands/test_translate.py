@@ -22,7 +22,7 @@ from conftest import sentences
 from soaking import IS_SOAK
 from untrained import DECODING, make_checkpoint, make_vocab
 
-from nmt.checkpoint import load
+from nmt.checkpoint import open_checkpoint
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocab: Vocab) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(place: Path) -> Translator:
-    return make_translator(load(place), torch.device("cpu"), DECODING)
+    return make_translator(open_checkpoint(place), torch.device("cpu"), DECODING)
 
 
 def alone(translator: Translator, line: str, n: int = 1) -> list[Hypothesis]:
@@ -597,7 +597,7 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
 def exported(place: Path) -> Path:
     from nmt.export.export import export
 
-    export(load(place), "ctranslate2", place.with_name("ct2"), "float32", LINES[:8])
+    export(open_checkpoint(place), "ctranslate2", place.with_name("ct2"), "float32", LINES[:8])
     return place.with_name("ct2")
 
 

@@ -11,7 +11,7 @@ from test_results import RESULT
 from untrained import make_checkpoint, make_vocab
 
 from nmt.average.mean import average, averaged_in, is_our_card
-from nmt.checkpoint import load
+from nmt.checkpoint import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, dump, load_config
 from nmt.data.vocab import Vocab
@@ -177,7 +177,7 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     before = read_manifest(folder)
     for results in ([], [result_of(folder)]):
         write_card(folder, results)
-        assert read_manifest(folder) == before and load(folder).state["step"] == 20
+        assert read_manifest(folder) == before and open_checkpoint(folder).step == 20
         assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(
             folder / "README.md"
         )

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from nmt.checkpoint import Checkpoint
+from nmt.checkpoint import Average, Checkpoint, Origin, TrainState
 from nmt.config import RunConfig, changed, load_config
 from nmt.corpus.test_sets import TestSet
+from nmt.data.vocab import Vocab
 from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import Verdict, judge
 from nmt.score.score import Interval, Score
@@ -25,18 +26,18 @@ BASE = load_config("base.yaml")
 FULL = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
 
 
-def state(
-    n: int = 5, step: int = 100_000, gaps: Sequence[float] = (), **more: Any
-) -> dict[str, Any]:
-    """Of an average of `n` checkpoints, `gaps` minutes apart (10 where none are given); `more` replaces or adds."""
+def average(
+    n: int = 5,
+    step: int = 100_000,
+    gaps: Sequence[float] = (),
+    weights: list[float] | None = None,
+) -> Average:
+    """An average of `n` checkpoints, `gaps` minutes apart (10 where none are given)."""
     minutes = [100.0]
     for gap in gaps or [10.0] * (n - 1):
         minutes.append(minutes[-1] + gap)
-    return {
-        "averaged": [f"step-{i:07}" for i in range(n)],
-        "step": step,
-        "elapsed_s": [60 * minute for minute in minutes],
-    } | more
+    names = [f"step-{i:07}" for i in range(n)]
+    return Average(names, step, [60 * minute for minute in minutes], weights)
 
 
 def score_between(low: float, high: float) -> Score:
@@ -54,13 +55,13 @@ REACHED, MISSED = score_between(26.7, 27.9), score_between(25.1, 26.3)
 def judged(
     of: Score = REACHED,
     config: RunConfig = BASE,
-    made: dict[str, Any] | None = None,
+    made: Origin | None = None,
     test: TestSet = FULL,
     overrides: Sequence[str] = (),
     n_others: int = 0,
 ) -> Verdict:
     """`overrides` are those of nmt-eval's command line."""
-    checkpoint = Checkpoint(Path("average"), config, b"", made or state(), {})
+    checkpoint = Checkpoint(Path("average"), config, cast(Vocab, None), made or average(), {})
     engine = LoadedModel(
         cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others)
     )
@@ -97,7 +98,7 @@ def test_a_perfect_run_is_judged_by_its_interval(low: float, high: float, outcom
 )
 def test_each_model_has_its_own_figure(name: str, bleu: float, n: int) -> None:
     config = load_config(f"{name}.yaml")
-    made = state(n, config.training.steps)
+    made = average(n, config.training.steps)
     for low, high, outcome in (
         (bleu - 0.5, bleu + 0.5, "reproduced"),
         (bleu - 1, bleu - 0.01, "not reproduced"),
@@ -158,47 +159,47 @@ def test_all_reasons_are_told() -> None:
 
 LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
     "half of the training": (
-        {"made": state(step=50_000)},
+        {"made": average(step=50_000)},
         "the end of training: 50,000 of 100,000 updates",
     ),
     "the last update": (
-        {"made": state(step=99_999)},
+        {"made": average(step=99_999)},
         "the end of training: 99,999 of 100,000 updates",
     ),
     "not averaged": (
-        {"made": {"step": 100_000}},
+        {"made": TrainState(step=100_000)},
         "averaging: none, in the paper the mean of the last 5",
     ),
     "one averaged": (
-        {"made": state(1)},
+        {"made": average(1)},
         "averaging: 1 checkpoints, in the paper the mean of the last 5",
     ),
     "4 averaged": (
-        {"made": state(4)},
+        {"made": average(4)},
         "averaging: 4 checkpoints, in the paper the mean of the last 5",
     ),
     "20 averaged": (
-        {"made": state(20)},
+        {"made": average(20)},
         "averaging: 20 checkpoints, in the paper the mean of the last 5",
     ),
     "weighted": (
-        {"made": state(weights=[0.1, 0.1, 0.2, 0.2, 0.4])},
+        {"made": average(weights=[0.1, 0.1, 0.2, 0.2, 0.4])},
         "averaging: a weighted mean, in the paper the plain one of the last 5",
     ),
     "times unknown": (
-        {"made": {"averaged": list("abcde"), "step": 100_000}},
+        {"made": Average(list("abcde"), 100_000)},
         "averaging: the times of its checkpoints are not recorded; average again with nmt-average",
     ),
     "too near": (
-        {"made": state(gaps=(10, 8.9, 10, 10))},
+        {"made": average(gaps=(10, 8.9, 10, 10))},
         "averaging: its checkpoints lie 8.9 to 10.0 minutes apart",
     ),
     "too far": (
-        {"made": state(gaps=(10, 10, 10, 20.1))},
+        {"made": average(gaps=(10, 10, 10, 20.1))},
         "averaging: its checkpoints lie 10.0 to 20.1 minutes apart",
     ),
     "all too near": (
-        {"made": state(gaps=(1, 2, 1, 1))},
+        {"made": average(gaps=(1, 2, 1, 1))},
         "averaging: its checkpoints lie 1.0 to 2.0 minutes apart, in the paper 10; try --last 5 --every",
     ),
     "fewer updates": (
@@ -249,9 +250,10 @@ def test_each_step_left_out_is_named(case: str) -> None:
 
 @pytest.mark.parametrize("gaps", [(9, 9, 9, 9), (20, 20, 20, 20), (10.2, 9.1, 19.9, 10)])
 def test_about_ten_minutes_are_ten(gaps: tuple[float, ...]) -> None:
-    made = state(gaps=gaps)
+    made = average(gaps=gaps)
     assert judged(made=made).outcome == "reproduced"
-    made["elapsed_s"].reverse()  # as they were given to nmt-average
+    assert made.elapsed_s is not None
+    made.elapsed_s.reverse()  # as they were given to nmt-average
     assert judged(made=made).outcome == "reproduced"
 
 
@@ -272,7 +274,7 @@ def test_what_is_the_machines_or_was_not_scored_is_no_step(settings: list[str]) 
 
 
 def test_several_steps_in_their_order() -> None:
-    found = judged(config=with_settings("model.dropout=0.2", "decoding.beam=1"), made=state(3, 7))
+    found = judged(config=with_settings("model.dropout=0.2", "decoding.beam=1"), made=average(3, 7))
     assert [step.partition(":")[0] for step in found.missing] == [
         "dropout of sub-layers",
         "beam",
@@ -298,7 +300,7 @@ def test_what_is_printed() -> None:
 
 
 def test_figures_are_json() -> None:
-    found = json.loads(json.dumps(judged(MISSED, made=state(4)).figures()))
+    found = json.loads(json.dumps(judged(MISSED, made=average(4)).figures()))
     assert found == {
         "outcome": "not reproduced",
         "because": [],

@@ -17,7 +17,7 @@ from conftest import sentences
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from nmt.checkpoint import Checkpoint, load
+from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.commands.export import FORMATS
 from nmt.commands.export import main as nmt_export
 from nmt.config import (
@@ -100,7 +100,7 @@ def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
     write_text(folder / CONFIG_FILE, dump(config))
     (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
-    return load(folder)
+    return open_checkpoint(folder)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoint import newest, steps
+from nmt.checkpoint import find_newest, list_steps
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
 from nmt.config import changed, load_config
@@ -42,7 +42,7 @@ def run(toy: Path, tmp_path: Path) -> RunFolder:
     """A run of 20 updates with checkpoints at 5, 10, 15 and 20."""
     assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 0
     found = RunFolder(tmp_path / "run")
-    assert steps(found) == [5, 10, 15, 20]
+    assert list_steps(found) == [5, 10, 15, 20]
     assert {path.name for path in found.checkpoint(20).iterdir()} == set(FILES)
     return found
 
@@ -50,9 +50,9 @@ def run(toy: Path, tmp_path: Path) -> RunFolder:
 def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     """Which checkpoint is taken and what is said about the others."""
     capsys.readouterr()
-    found = newest(run)
-    assert found is not None and found.path == run.checkpoint(found.state["step"])
-    return found.state["step"], capsys.readouterr().err.splitlines()
+    found = find_newest(run)
+    assert found is not None and found.path == run.checkpoint(found.step)
+    return found.step, capsys.readouterr().err.splitlines()
 
 
 def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,8 +169,8 @@ def test_a_checkpoint_of_another_run_is_passed_over(
         load_config(str(toy)), ["training.steps=30"]
     )  # which does not make it another run
     capsys.readouterr()
-    found = newest(run, config)
-    assert found is not None and found.state["step"] == 15
+    found = find_newest(run, config)
+    assert found is not None and found.step == 15
     assert "model.d_ff: 32 -> 16" in capsys.readouterr().err
 
 
@@ -241,7 +241,7 @@ def test_when_all_are_damaged_nothing_is_touched(
         os.truncate(run.checkpoint(step) / name, 10)
     before = content(run.path)
     with pytest.raises(Failure, match="all 4 checkpoints are damaged"):
-        newest(run)
+        find_newest(run)
     capsys.readouterr()
     assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 1
     said = capsys.readouterr().err.splitlines()

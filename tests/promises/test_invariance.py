@@ -19,7 +19,7 @@ import pytest
 import torch
 from soaking import IS_SOAK
 
-from nmt.checkpoint import load
+from nmt.checkpoint import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.model.cpu_linear import packed
@@ -156,7 +156,7 @@ def test_a_trained_model_does_so_with_real_lines(
 ) -> None:
     """In bf16 products of other sizes may choose other words: that is told (-rP), and bounded only loosely."""
     lines = (Path(str(DATA)) / "test.en").read_text(encoding="utf-8").split("\n")[:N_LINES]
-    checkpoint = load(Path(str(CHECKPOINT)))
+    checkpoint = open_checkpoint(Path(str(CHECKPOINT)))
     config = replace(
         checkpoint.config.decoding,
         precision=precision,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from soaking import Ground, Order, make_ground
 
-from nmt.checkpoint import newest
+from nmt.checkpoint import TrainState, find_newest
 
 BOUND = 1e-5
 RECORDED = Order([], "", is_recorded=True)
@@ -86,10 +86,11 @@ def compare(
         for step in whole
         for which in (0, 1)
     )
-    found, expected = newest(ground.run(name)), newest(ground.run(whole_name))
-    assert found and expected and found.state["step"] == expected.state["step"] == max(whole)
-    assert found.state["cursor"] == expected.state["cursor"]
-    assert found.state["tokens_seen"] == expected.state["tokens_seen"]
+    found, expected = find_newest(ground.run(name)), find_newest(ground.run(whole_name))
+    assert found and expected and found.step == expected.step == max(whole)
+    assert isinstance(found.origin, TrainState) and isinstance(expected.origin, TrainState)
+    assert found.origin.cursor == expected.origin.cursor
+    assert found.origin.tokens_seen == expected.origin.tokens_seen
     one, other = (load_file(folder.path / "model.safetensors") for folder in (found, expected))
     assert one.keys() == other.keys()
     gaps = {tensor: distance(one[tensor], other[tensor]) for tensor in other}

@@ -485,7 +485,7 @@ CHILD = """
 import contextlib, io, json, signal, sys, time
 from pathlib import Path
 import torch
-from nmt.checkpoint import load, newest
+from nmt.checkpoint import find_newest, open_checkpoint
 from nmt.config import DecodingConfig
 from nmt.translate.translator import make_translator
 from nmt.system.run_folder import RunFolder
@@ -497,10 +497,10 @@ def hung(*_):
     raise SystemError("no answer in 20 s")
 
 def opened(run):
-    make_translator(load(run.checkpoint(9)), torch.device("cpu"), DecodingConfig())
+    make_translator(open_checkpoint(run.checkpoint(9)), torch.device("cpu"), DecodingConfig())
 
 def continued(run):
-    return newest(run).state["step"]
+    return find_newest(run).step
 
 def told(work, run):
     try:

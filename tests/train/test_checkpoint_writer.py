@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from soaking import make_ground
 
 from nmt import checkpoint
-from nmt.checkpoint import TrainState, snapshot
+from nmt.checkpoint import TrainState, take_snapshot
 from nmt.commands.train import main
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.model.transformer import Transformer
@@ -109,7 +109,7 @@ def test_training_goes_on_while_the_disk_is_full(
     assert (
         main(["--config", str(toy), "training.checkpoint_every=2", f"out={tmp_path}/straight"]) == 0
     )
-    save = checkpoint.save
+    save = checkpoint.save_checkpoint
     ballast: list[Path] = []
 
     def crowded(path: Path, *args: object) -> None:
@@ -120,7 +120,7 @@ def test_training_goes_on_while_the_disk_is_full(
             ballast.pop().unlink()
         save(path, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "save", crowded)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", crowded)
     monkeypatch.setattr(
         "shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})
     )  # others fill it meanwhile
@@ -199,15 +199,15 @@ def test_a_thread_writes_what_was_when_it_was_asked(
     keeper = keeper_in(tmp_path, is_apart=True)
     model, optimizer = trained()
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
-    save = checkpoint.save
+    save = checkpoint.save_checkpoint
 
     def slow(*args: object) -> None:
         time.sleep(0.5)
         save(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "save", slow)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
     began = time.monotonic()
-    keeper.save(snapshot(model, optimizer), TrainState(step=1))
+    keeper.save(take_snapshot(model, optimizer), TrainState(step=1))
     assert time.monotonic() - began < 0.4
     train_on(model, optimizer)
     keeper.settle()
@@ -217,18 +217,18 @@ def test_a_thread_writes_what_was_when_it_was_asked(
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert not torch.equal(found["tgt_embedding.weight"], model.tgt_embedding.weight)
     keeper.save(
-        snapshot(model, optimizer), TrainState(step=2)
+        take_snapshot(model, optimizer), TrainState(step=2)
     )  # into the same memory, once it is free
-    keeper.save(snapshot(model, optimizer), TrainState(step=3))
+    keeper.save(take_snapshot(model, optimizer), TrainState(step=3))
     keeper.finish()
-    assert checkpoint.steps(RunFolder(tmp_path)) == [2, 3]
+    assert checkpoint.list_steps(RunFolder(tmp_path)) == [2, 3]
 
 
 def test_a_failure_in_the_thread_is_counted_and_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = keeper_in(tmp_path, is_apart=True)
-    taken = snapshot(*trained())
+    taken = take_snapshot(*trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (1, 2):
@@ -239,45 +239,45 @@ def test_a_failure_in_the_thread_is_counted_and_forgotten(
             keeper.finish()
     keeper.save(taken, TrainState(step=3))
     keeper.finish()
-    assert keeper.failures == 0 and checkpoint.steps(RunFolder(tmp_path)) == [3]
+    assert keeper.failures == 0 and checkpoint.list_steps(RunFolder(tmp_path)) == [3]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name[0] == "."] == []
 
 
 def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
     """As when a run resumes from 2 because 3 is damaged, with room for one."""
-    taken = snapshot(*trained())
+    taken = take_snapshot(*trained())
     one = replace(CONFIG, training=replace(CONFIG.training, keep_checkpoints=1))
     run = RunFolder(tmp_path)
     for step in (2, 3):
-        checkpoint.save(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
+        checkpoint.save_checkpoint(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
     keeper = Keeper(run, one, VOCAB, Journal(run.metrics, 0), 2, is_apart=False)
     keeper.order(TrainState(step=2))
-    assert checkpoint.steps(run) == [2, 3] and (
+    assert checkpoint.list_steps(run) == [2, 3] and (
         run.checkpoints / "last"
     ).resolve() == run.checkpoint(2)
     keeper.save(taken, TrainState(step=3))
-    assert checkpoint.steps(run) == [3]
+    assert checkpoint.list_steps(run) == [3]
     verify(run.checkpoint(3))
 
 
 def test_a_best_that_could_not_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, taken = keeper_in(tmp_path), snapshot(*trained())
+    keeper, taken = keeper_in(tmp_path), take_snapshot(*trained())
     keeper.save(taken, TrainState(step=1, best=1.0, best_step=1))
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
         keeper.save(taken, TrainState(step=2, best=2.0, best_step=2))
     for step in (3, 4, 5):
         keeper.save(taken, TrainState(step=step, best=2.0, best_step=2))
-    assert checkpoint.steps(keeper.run) == [1, 4, 5]
+    assert checkpoint.list_steps(keeper.run) == [1, 4, 5]
     assert (keeper.run.checkpoints / "best").resolve() == keeper.run.checkpoint(1)
 
 
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeper, taken = keeper_in(tmp_path), snapshot(*trained())
+    keeper, taken = keeper_in(tmp_path), take_snapshot(*trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.checkpoint.point", lambda *_: _full(0))
         keeper.save(taken, TrainState(step=1))
@@ -304,14 +304,14 @@ def test_two_ranks_end_together_when_the_disk_stays_full(
 
 def test_the_lock_outlives_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = keeper_in(tmp_path, is_apart=True)
-    save = checkpoint.save
+    save = checkpoint.save_checkpoint
 
     def slow(*args: object) -> None:
         time.sleep(0.3)
         save(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "save", slow)
-    keeper.save(snapshot(*trained()), TrainState(step=1))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
+    keeper.save(take_snapshot(*trained()), TrainState(step=1))
     keeper.close()
     verify(tmp_path / "checkpoints/last")
 
