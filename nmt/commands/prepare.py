@@ -1,7 +1,7 @@
 """nmt-prepare: from the corpora that a config names to the token store that training reads, and a look into a store.
 
-Only the command line is known here; the work is `nmt.corpus.prepare`'s and `nmt.corpus.inspection`'s. nmt-train
-prepares what is missing by itself, so this command is for doing it beforehand, on another machine, or for looking.
+Only the command line is known here; `nmt.corpus.prepare` and `nmt.corpus.inspection` do the work. nmt-train prepares
+what is missing by itself, so this command is for preparing beforehand, on another machine, or for looking.
 """
 
 import argparse
@@ -23,7 +23,7 @@ EXAMPLES = """\
   nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16
   nmt-prepare --config base.yaml --offline
   nmt-prepare --inspect data/wmt14-ende
-  nmt-prepare --inspect data/wmt14-ende --plot lengths.png --json > lengths.json"""
+  nmt-prepare --inspect data/wmt14-ende --json > store.json"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,11 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="instead of --config: show what this prepared store holds",
     )
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE.png",
-        help="with --inspect: draw lengths and pieces per word as well",
-    )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     return guarded(lambda: work(args), "nmt-prepare")
@@ -52,48 +47,42 @@ def work(args: argparse.Namespace) -> int:
             "give either --config FILE, to prepare a store, or --inspect STORE, to look at one"
         )
     if args.inspect is not None:
-        return look(args)
-    if args.json or args.plot:
-        raise UserError("--json and --plot belong to --inspect STORE")
+        return inspect(args)
+    if args.json:
+        raise UserError("--json needs --inspect STORE")
 
     from nmt.config import load_config
     from nmt.corpus.prepare import prepare
     from nmt.system.progress import say
 
     config = load_config(args.config, args.overrides)
-    signal.signal(
-        signal.SIGTERM, signal.getsignal(signal.SIGINT)
-    )  # what a batch system sends: the same end
+    # A batch system sends SIGTERM: it ends the work as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         is_new = prepare(config.data, config.vocab, config.seed)
     except KeyboardInterrupt:
-        say("stopped; what is finished is kept, the same command goes on with it")
+        say("stopped; what is finished is kept, and the same command continues with it")
         raise
     say(f"prepared: {config.data.store}" if is_new else f"already prepared: {config.data.store}")
     return 0
 
 
-def look(args: argparse.Namespace) -> int:
+def inspect(args: argparse.Namespace) -> int:
     import json
     import shutil
     from pathlib import Path
 
-    from nmt.corpus.inspection import check_plot, described, inspect, plot
+    from nmt.corpus.inspection import format_report, inspect_store
 
     if args.overrides:
         raise UserError(
             f"{args.overrides[0]}: --inspect takes no settings, it shows the store as it was made"
         )
-    if args.plot:
-        check_plot(Path(args.plot))
-    report = inspect(Path(args.inspect))
-    print(
-        json.dumps(report)
-        if args.json
-        else described(report, shutil.get_terminal_size((100, 24)).columns)
-    )
-    if args.plot:
-        plot(report, Path(args.plot))
+    report = inspect_store(Path(args.inspect))
+    if args.json:
+        print(json.dumps(report.to_plain()))
+    else:
+        print(format_report(report, shutil.get_terminal_size((100, 24)).columns))
     return 0
 
 

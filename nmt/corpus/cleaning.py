@@ -1,16 +1,15 @@
 """Which pairs may enter training: the rules, what each of them dropped, and what the dev and test sets share.
 
-A pair counts under the first rule it breaks, and each rule keeps a few examples, so that a wrong rule shows. Sentences
-of the dev and test sets in the training text are counted always and dropped on request. Equal pairs are found by a
-64-bit digest of the pair, later and over all corpora: `duplicates`.
+A pair counts under the first rule that it breaks, and each rule keeps a few examples, so that a wrong rule shows.
+Sentences of the dev and test sets in the training text are always counted and dropped on request. Equal pairs are found
+by a 64-bit digest of the pair, later and over all corpora: `find_duplicates`. To add a rule, add a field to
+`CleanConfig` and a line to `find_broken_rule`.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +17,13 @@ from nmt.config import CleanConfig
 from nmt.corpus.reader import Block, Pair
 
 UNREADABLE = "unreadable"
-N_SAMPLES = 3
-SAMPLE_LENGTH = 200
-IN_MEMORY = 4_000_000  # digests sorted at a time
+N_SAMPLES = 3  # that each rule keeps of a corpus
+SAMPLE_LENGTH = 200  # characters
+DIGESTS_IN_MEMORY = 4_000_000  # sorted at a time
 
 
-class HeldOut(NamedTuple):
+@dataclass(frozen=True)
+class HeldOutSet:
     """The sentences of a dev or test set, stripped as training sentences are."""
 
     src: frozenset[str]
@@ -31,103 +31,145 @@ class HeldOut(NamedTuple):
     pairs: frozenset[Pair]
 
 
-def held_out(pairs: Sequence[Pair]) -> HeldOut:
+def make_held_out_set(pairs: Sequence[Pair]) -> HeldOutSet:
     stripped = [Pair(src.strip(), tgt.strip()) for src, tgt in pairs]
-    full = [pair for pair in stripped if all(pair)]
-    return HeldOut(
-        frozenset(src for src, _ in full), frozenset(tgt for _, tgt in full), frozenset(full)
-    )
+    full = [pair for pair in stripped if pair.src and pair.tgt]
+    src = frozenset(pair.src for pair in full)
+    tgt = frozenset(pair.tgt for pair in full)
+    return HeldOutSet(src, tgt, frozenset(full))
 
 
 @dataclass
-class Dropped:
+class DropCounts:
     """How many pairs each rule dropped, and the first few of them."""
 
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
 
     def add(self, rule: str, src: str, tgt: str = "") -> None:
-        self.counts[rule] += 1
+        self.counts[rule] = self.counts.get(rule, 0) + 1
         if self.counts[rule] <= N_SAMPLES:
-            self.samples.setdefault(rule, []).append([src[:SAMPLE_LENGTH], tgt[:SAMPLE_LENGTH]])
+            sample = [src[:SAMPLE_LENGTH], tgt[:SAMPLE_LENGTH]]
+            self.samples.setdefault(rule, []).append(sample)
+
+    def extend(self, later: "DropCounts") -> None:
+        """Add what was dropped from the text that follows."""
+        for rule, n in later.counts.items():
+            self.counts[rule] = self.counts.get(rule, 0) + n
+            samples = self.samples.get(rule, []) + later.samples[rule]
+            self.samples[rule] = samples[:N_SAMPLES]
 
 
 @dataclass
-class Cleaned:
+class CleanedBlock:
+    """The pairs of a block that are kept, and what became of the others."""
+
     pairs: list[Pair]
-    dropped: Dropped
-    shared: dict[
-        str, list[int]
-    ]  # per held-out set: pairs of which it has the pair, the source, the target
+    dropped: DropCounts
+    shared: dict[str, list[int]]  # by held-out set: pairs with its pair, its source, its target
     digests: np.ndarray  # (pairs,) uint64
 
 
-def clean(block: Block, rules: CleanConfig, sets: dict[str, HeldOut]) -> Cleaned:
-    """The stripped pairs of `block` that keep the rules."""
-    cleaned = Cleaned([], Dropped(), {name: [0, 0, 0] for name in sets}, np.zeros(0, np.uint64))
-    for complaint in block.bad:
-        cleaned.dropped.add(UNREADABLE, complaint)
-    for pair in map(Pair, map(str.strip, block.src), map(str.strip, block.tgt)):
-        rule = _broken(*pair, rules) or _shared(pair, rules, sets, cleaned.shared)
-        if rule:
-            cleaned.dropped.add(rule, *pair)
+def take_block(block: Block) -> CleanedBlock:
+    """All pairs of a block as they are, as in a dev set: only what could not be read is missing."""
+    pairs = [Pair(src, tgt) for src, tgt in zip(block.src, block.tgt, strict=True)]
+    return CleanedBlock(pairs, _count_unreadable(block), {}, np.zeros(0, np.uint64))
+
+
+def clean_block(block: Block, rules: CleanConfig, held_out: dict[str, HeldOutSet]) -> CleanedBlock:
+    """The stripped pairs of `block` that break no rule."""
+    pairs: list[Pair] = []
+    dropped = _count_unreadable(block)
+    shared = {name: [0, 0, 0] for name in held_out}
+    for src, tgt in zip(block.src, block.tgt, strict=True):
+        pair = Pair(src.strip(), tgt.strip())
+        rule = find_broken_rule(pair, rules)
+        if rule is None:
+            rule = _search_held_out(pair, rules, held_out, shared)
+        if rule is None:
+            pairs.append(pair)
         else:
-            cleaned.pairs.append(pair)
-    digests = b"".join(
-        blake2b("\n".join(pair).encode(), digest_size=8).digest() for pair in cleaned.pairs
-    )
-    cleaned.digests = np.frombuffer(digests, "<u8")
-    return cleaned
+            dropped.add(rule, *pair)
+    return CleanedBlock(pairs, dropped, shared, _digest_pairs(pairs))
 
 
-def _broken(src: str, tgt: str, rules: CleanConfig) -> str | None:
+def _count_unreadable(block: Block) -> DropCounts:
+    dropped = DropCounts()
+    for complaint in block.bad:
+        dropped.add(UNREADABLE, complaint)
+    return dropped
+
+
+def _digest_pairs(pairs: Sequence[Pair]) -> np.ndarray:
+    digests = [blake2b("\n".join(pair).encode(), digest_size=8).digest() for pair in pairs]
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+def find_broken_rule(pair: Pair, rules: CleanConfig) -> str | None:
+    """The first rule that the pair itself breaks, as the ledger names it."""
+    src, tgt = pair
     if not src or not tgt:
         return "empty side"
     if rules.identical and src == tgt:
         return "identical sides"
-    if rules.max_words is not None or rules.max_ratio is not None:
-        shorter, longer = sorted((len(src.split()), len(tgt.split())))
-        if rules.max_words is not None and longer > rules.max_words:
-            return f"more than {rules.max_words} words"
-        if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
-            return f"length ratio above {rules.max_ratio:g}"
+    if rules.max_words is None and rules.max_ratio is None:
+        return None  # counting words takes time
+    shorter, longer = sorted((len(src.split()), len(tgt.split())))
+    if rules.max_words is not None and longer > rules.max_words:
+        return f"more than {rules.max_words} words"
+    if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
+        return f"length ratio above {rules.max_ratio:g}"
     return None
 
 
-def _shared(
-    pair: Pair, rules: CleanConfig, sets: dict[str, HeldOut], shared: dict[str, list[int]]
+def _search_held_out(
+    pair: Pair,
+    rules: CleanConfig,
+    held_out: dict[str, HeldOutSet],
+    shared: dict[str, list[int]],
 ) -> str | None:
-    rule = None
-    for name, known in sets.items():
-        found = pair in known.pairs, pair.src in known.src, pair.tgt in known.tgt
-        if any(found):
-            shared[name] = [n + is_found for n, is_found in zip(shared[name], found, strict=True)]
-            if found[0] and rules.held_out == "drop-pairs":
-                rule = rule or f"pair of the {name} set"
-            elif rules.held_out == "drop-sides":
-                rule = rule or f"side of the {name} set"
-    return rule
+    """Count in `shared` what the pair has in common with each set; the rule that drops it for that."""
+    broken = None
+    for name, known in held_out.items():
+        has_pair = pair in known.pairs
+        has_src = pair.src in known.src
+        has_tgt = pair.tgt in known.tgt
+        if not (has_src or has_tgt):
+            continue
+        for i, is_found in enumerate((has_pair, has_src, has_tgt)):
+            shared[name][i] += is_found
+        if broken is None and rules.held_out == "drop-pairs" and has_pair:
+            broken = f"pair of the {name} set"
+        if broken is None and rules.held_out == "drop-sides":
+            broken = f"side of the {name} set"
+    return broken
 
 
-def duplicates(files: Sequence[Path]) -> np.ndarray:
+def find_duplicates(files: Sequence[Path]) -> np.ndarray:
     """True for each pair that equals an earlier one; `files` hold the digests of consecutive pairs.
 
     The digests are sorted in ranges of their values, so that few are in memory at a time.
     """
     sizes = [file.stat().st_size // 8 for file in files]
-    again = np.zeros(sum(sizes), bool)
-    n_ranges = -(-len(again) // IN_MEMORY)
-    for i in range(n_ranges):
-        found, places = [], []
-        for file, start in zip(files, np.cumsum([0, *sizes]), strict=False):
+    starts = np.cumsum([0, *sizes])[:-1]
+    is_duplicate = np.zeros(sum(sizes), bool)
+    n_ranges = -(-len(is_duplicate) // DIGESTS_IN_MEMORY)
+    for number in range(n_ranges):
+        # the digests of this range, and the numbers of their pairs
+        found = []
+        places = []
+        for file, start in zip(files, starts, strict=True):
             digests = np.fromfile(file, "<u8")
-            here = np.flatnonzero(
-                (digests >> np.uint64(32)) * np.uint64(n_ranges) >> np.uint64(32) == i
-            )
+            ranges = (digests >> np.uint64(32)) * np.uint64(n_ranges) >> np.uint64(32)
+            here = np.flatnonzero(ranges == number)
             found.append(digests[here])
             places.append(start + here)
-        digests, place = np.concatenate(found), np.concatenate(places)
-        order = np.argsort(digests, kind="stable")  # equal ones stay in the order of the corpus
-        is_repeat = digests[order][1:] == digests[order][:-1]
-        again[place[order[1:]][is_repeat]] = True
-    return again
+        digests = np.concatenate(found)
+        pairs = np.concatenate(places)
+
+        # equal digests come together, and stay in the order of the corpus because the sort is stable
+        order = np.argsort(digests, kind="stable")
+        in_order = digests[order]
+        equals_previous = in_order[1:] == in_order[:-1]
+        is_duplicate[pairs[order[1:]][equals_previous]] = True
+    return is_duplicate

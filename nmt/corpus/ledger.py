@@ -1,7 +1,7 @@
 """The ledger of a store: what went in, what was kept and dropped and why, and the digests another lab can compare.
 
 `store` is one digest over all data files. It is the same wherever and however the same inputs were prepared; only
-`command` and `versions` tell of the machine. A prepared store is recognised by its ledger, or refused with the first
+`command` and `versions` depend on the machine. A prepared store is recognised by its ledger, or refused with the first
 difference.
 """
 
@@ -9,6 +9,8 @@ import hashlib
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -20,151 +22,272 @@ from nmt.system.errors import UserError
 from nmt.system.files import digest, read_json, stamp
 from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
 
-SOURCES = ".sources.json"  # how the files of the ledger were found on this machine, so that none is read again
-Json = dict[str, Any]
+# How the files of the ledger looked on this machine, so that none is read again.
+SOURCES_FILE = ".sources.json"
 
 
-def settings(data: DataConfig, vocab: VocabConfig) -> Json:
-    """What decides the content of a store. Not where it lies, nor how many workers made it, nor the run's seed, which
-    only draws the BPE's sample: the ledger notes it, and the runs of several seeds share one store."""
-    values, pieces = to_dict(data), to_dict(vocab)
-    for name in ("root", "store", "workers", *(["test"] if data.clean.held_out == "keep" else [])):
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that a corpus was read from."""
+
+    name: str  # as in the config
+    size: int
+    sha256: str
+    lines: int
+
+
+@dataclass(frozen=True)
+class CorpusAccount:
+    """One corpus: every line of it was kept, or dropped by one rule."""
+
+    corpus: str
+    split: str
+    repeat: int
+    files: list[SourceFile]
+    lines: int
+    kept: int
+    tokens: list[int]  # of the source, of the target; each repetition counts
+    dropped: dict[str, int]
+    samples: dict[str, list[list[str]]] = field(default_factory=dict)
+    duplicates: int | None = None  # of training corpora, as is the next
+    held_out: dict[str, list[int]] | None = None  # shared pairs, sources and targets by set
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus} (dev)" if self.split == "valid" else self.corpus
+
+
+@dataclass(frozen=True)
+class TestSetAccount:
+    """The test set that the training text was searched for."""
+
+    corpus: str
+    lines: int
+    files: list[SourceFile]
+
+
+@dataclass(frozen=True)
+class BpeAccount:
+    """Where the BPE comes from; one that was given was learned from 0 lines here."""
+
+    sha256: str
+    pieces: int
+    lines: int
+    words: int
+    seed: int | None  # None where no sample had to be drawn
+
+
+@dataclass(frozen=True)
+class Ledger:
+    settings: dict[str, Any]  # plain values, as `list_settings` has them
+    corpora: list[CorpusAccount]
+    test: TestSetAccount | None
+    bpe: BpeAccount
+    versions: dict[str, str]
+    command: str
+    data: dict[str, str]  # sha256 of each data file
+    store: str  # digest of them all
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        return self.settings["data"]["src"], self.settings["data"]["tgt"]
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """Of all corpora and of the test set."""
+        files = [file for corpus in self.corpora for file in corpus.files]
+        return files + self.test.files if self.test is not None else files
+
+    def to_plain(self) -> dict[str, Any]:
+        """What ledger.json holds; a dev set has no entries that only training corpora have."""
+        values = asdict(self)
+        for corpus in values["corpora"]:
+            for key in ("duplicates", "held_out"):
+                if corpus[key] is None:
+                    del corpus[key]
+        return values
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> "Ledger":
+        corpora = [
+            CorpusAccount(**corpus | {"files": _read_files(corpus)}) for corpus in values["corpora"]
+        ]
+        test = values["test"]
+        if test is not None:
+            test = TestSetAccount(**test | {"files": _read_files(test)})
+        bpe = BpeAccount(**values["bpe"])
+        return cls(**values | {"corpora": corpora, "test": test, "bpe": bpe})
+
+
+def _read_files(corpus: dict[str, Any]) -> list[SourceFile]:
+    return [SourceFile(**file) for file in corpus["files"]]
+
+
+def read_ledger(store: Path) -> Ledger:
+    path = store / LEDGER_FILE
+    try:
+        return Ledger.from_plain(read_json(path))
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{path}: damaged, or written by another version of nmt-prepare; "
+            f"remove {store} and prepare it again"
+        ) from None
+
+
+# ---- what it records --------------------------------------------------------------------------------------------
+
+
+def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
+    """What decides the content of a store.
+
+    Not where it is, nor how many workers made it, nor the run's seed, which only draws the BPE's sample: the ledger
+    notes it, and the runs of several seeds share one store.
+    """
+    values = to_dict(data)
+    for name in ("root", "store", "workers"):
         del values[name]
-    del values["clean"]["preset"], pieces["bpe_dropout"]
+    if data.clean.held_out == "keep":
+        del values["test"]  # it is counted, but drops nothing
+    del values["clean"]["preset"]
+    pieces = to_dict(vocab)
+    del pieces["bpe_dropout"]
     if vocab.model is not None:  # then nothing is learned
         pieces = {"model": vocab.model}
     return {"data": values, "vocab": pieces}
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     names = ("nmt", "numpy", "sentencepiece", "pyarrow", "datasets")
     return {"python": python_version()} | {name: version(name) for name in names}
 
 
-def command() -> str:
+def format_command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def store_digest(files: dict[str, str]) -> str:
+def store_digest(files: Mapping[str, str]) -> str:
     """One digest of all data files, by name and sha256."""
-    return hashlib.sha256(
-        "".join(f"{sha}  {name}\n" for name, sha in sorted(files.items())).encode()
-    ).hexdigest()
+    lines = "".join(f"{sha}  {name}\n" for name, sha in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def listed(path: Path, root: str) -> str:
+def name_file(path: Path, root: str) -> str:
     """A file's name as in the config: relative to data.root, so that two machines write the same ledger."""
-    path, folder = Path(os.path.abspath(path)), os.path.abspath(root)
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    path = Path(os.path.abspath(path))
+    folder = os.path.abspath(root)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+def stamp_sources(ledger: Ledger, root: str) -> dict[str, list[str | int]]:
+    """What `SOURCES_FILE` holds."""
+    return {file.name: _stamp_source(Path(root) / file.name) for file in ledger.files}
+
+
+def _stamp_source(path: Path) -> list[str | int]:
+    return [str(path.resolve()), *stamp(path)]
+
+
+# ---- is a store what is wanted? ---------------------------------------------------------------------------------
 
 
 def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
-    """`UserError` where the store was made with other settings, another BPE model or other files."""
+    """`UserError` if the store was made with other settings, another BPE model or other files."""
     open_store(store, "train")
-    ledger = read_json(store / LEDGER_FILE)
-    if not isinstance(ledger, dict) or not ledger.keys() >= {
-        "settings",
-        "corpora",
-        "test",
-        "bpe",
-        "store",
-    }:
-        raise UserError(
-            f"{store / LEDGER_FILE}: damaged, or of another version; remove {store} and prepare again"
-        )
+    ledger = read_ledger(store)
     remedy = "give another data.store=DIR or remove that folder"
-    wanted = settings(data, vocab)
-    old, new = _flat(ledger["settings"]), _flat(wanted)
-    differing = [
+
+    # the settings
+    wanted = list_settings(data, vocab)
+    old = _flatten(ledger.settings)
+    new = _flatten(wanted)
+    differences = [
         f"{key} {old.get(key)} -> {new.get(key)}"
-        for key in {**old, **new}
+        for key in old | new
         if old.get(key) != new.get(key)
     ]
-    if differing:
-        raise UserError(
-            f"{store}: prepared with other settings: {', '.join(differing[:5])}; {remedy}"
-        )
-    known = read_json(store / SOURCES) if (store / SOURCES).is_file() else {}
-    corpora = [*ledger["corpora"], *([ledger["test"]] if "test" in wanted["data"] else [])]
-    files = [
-        (file["name"], file["size"], file["sha256"])
-        for corpus in corpora
-        for file in corpus["files"]
-    ]
+    if differences:
+        shown = ", ".join(differences[:5])
+        raise UserError(f"{store}: prepared with other settings: {shown}; {remedy}")
+
+    # the files
+    files = [file for corpus in ledger.corpora for file in corpus.files]
+    if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
+        files += ledger.test.files
     if vocab.model is not None:
-        files.append((vocab.model, (store / VOCAB_FILE).stat().st_size, ledger["bpe"]["sha256"]))
-    for name, size, sha in files:
-        path = Path(data.root) / name
-        if not path.is_file():  # the store is all that training needs
-            continue
-        now = [str(path.resolve()), *stamp(path)]
-        if path.stat().st_size != size or (known.get(name) != now and digest(path) != sha):
+        size = (store / VOCAB_FILE).stat().st_size
+        files.append(SourceFile(vocab.model, size, ledger.bpe.sha256, 0))
+    sources = store / SOURCES_FILE
+    known = read_json(sources) if sources.is_file() else {}
+    for file in files:
+        path = Path(data.root) / file.name
+        if not path.is_file():
+            continue  # the store is all that training needs
+        is_same = path.stat().st_size == file.size
+        if is_same and known.get(file.name) != _stamp_source(path):
+            is_same = digest(path) == file.sha256
+        if not is_same:
             raise UserError(f"{path}: not the file that {store} was prepared from; {remedy}")
 
 
-def _flat(value: Any, key: str = "") -> Json:
+def _flatten(value: Any, key: str = "") -> dict[str, Any]:
     """{"data": {"train": [{"src": "x"}]}} -> {"data.train[0].src": "x"}"""
-    inner = {}
+    if not value or not isinstance(value, dict | list):
+        return {key: value}
+    flat: dict[str, Any] = {}
     if isinstance(value, dict):
-        inner = {f"{key}.{name}".removeprefix("."): item for name, item in value.items()}
-    elif isinstance(value, list):
-        inner = {f"{key}[{i}]": item for i, item in enumerate(value)}
-    return (
-        {k: v for name, item in inner.items() for k, v in _flat(item, name).items()}
-        if inner
-        else {key: value}
-    )
+        for name, item in value.items():
+            flat |= _flatten(item, f"{key}.{name}" if key else name)
+    else:
+        for i, item in enumerate(value):
+            flat |= _flatten(item, f"{key}[{i}]")
+    return flat
 
 
-def ledger_table(ledger: Json) -> str:
-    """The ledger for people: what came in, what was kept, what was dropped and why."""
-    src, tgt = ledger["settings"]["data"]["src"], ledger["settings"]["data"]["tgt"]
-    rows = [("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")]
-    for corpus in ledger["corpora"]:
-        name = corpus["corpus"] + (" (dev)" if corpus["split"] == "valid" else "")
-        dropped = ", ".join(f"{n:,} {rule}" for rule, n in corpus["dropped"].items()) or "-"
-        times = f" x {corpus['repeat']}" if corpus["repeat"] > 1 else ""
-        rows.append(
-            (
-                name,
-                f"{corpus['lines']:,}",
-                f"{corpus['kept']:,}{times}",
-                *(f"{n:,}" for n in corpus["tokens"]),
-                dropped,
-            )
-        )
+# ---- for people -------------------------------------------------------------------------------------------------
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines: the first column is text, the others are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:5], widths[1:5]), row[5]])
-        for row in rows
-    ]
-    lines += [note for corpus in ledger["corpora"] for note in _notes(corpus)]
-    lines += [
-        f"{file['sha256']}  {file['name']} ({file['size']:,} bytes, {file['lines']:,} lines)"
-        for corpus in (*ledger["corpora"], ledger["test"] or {"files": []})
-        for file in corpus["files"]
-    ]
-    bpe = ledger["bpe"]
-    origin = (
-        f"learned from {bpe['words']:,} words of {bpe['lines']:,} lines"
-        if bpe["lines"]
-        else "given"
-    )
-    lines.append(f"{bpe['sha256']}  BPE of {bpe['pieces']:,} pieces, {origin}")
-    lines.append(f"{ledger['store']}  the store")
+    lines = []
+    for row in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *numbers]))
+    return lines
+
+
+def format_ledger(ledger: Ledger) -> str:
+    """What came in, what was kept, what was dropped and why."""
+    src, tgt = ledger.languages
+    rows = [["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens"]]
+    dropped = ["dropped"]
+    for corpus in ledger.corpora:
+        times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
+        tokens = [f"{n:,}" for n in corpus.tokens]
+        rows.append([corpus.name, f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens])
+        dropped.append(", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items()) or "-")
+    lines = [f"{row}  {rules}" for row, rules in zip(align_columns(rows), dropped, strict=True)]
+    for corpus in ledger.corpora:
+        lines += _list_notes(corpus)
+    for file in ledger.files:
+        lines.append(f"{file.sha256}  {file.name} ({file.size:,} bytes, {file.lines:,} lines)")
+    bpe = ledger.bpe
+    origin = "given"
+    if bpe.lines:
+        origin = f"learned from {bpe.words:,} words of {bpe.lines:,} lines"
+    lines.append(f"{bpe.sha256}  BPE of {bpe.pieces:,} pieces, {origin}")
+    lines.append(f"{ledger.store}  the store")
     return "\n".join(lines)
 
 
-def _notes(corpus: Json) -> list[str]:
+def _list_notes(corpus: CorpusAccount) -> list[str]:
     """What a reader should know before training on it."""
-    notes = (
-        [f"{corpus['corpus']}: {corpus['duplicates']:,} pairs equal an earlier one"]
-        if corpus.get("duplicates")
-        else []
-    )
-    for name, (pairs, sources, targets) in corpus.get("held_out", {}).items():
+    notes = []
+    if corpus.duplicates:
+        notes.append(f"{corpus.corpus}: {corpus.duplicates:,} pairs equal an earlier one")
+    for name, (pairs, sources, targets) in (corpus.held_out or {}).items():
         notes.append(
-            f"{corpus['corpus']}: shares {pairs:,} pairs, {sources:,} sources and {targets:,} targets with "
-            f"the {name} set"
+            f"{corpus.corpus}: shares {pairs:,} pairs, {sources:,} sources and {targets:,} targets "
+            f"with the {name} set"
         )
     return notes

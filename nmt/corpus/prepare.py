@@ -8,233 +8,263 @@ on the number of workers.
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from nmt.config import DataConfig, VocabConfig
 from nmt.corpus.ledger import (
-    SOURCES,
+    SOURCES_FILE,
+    CorpusAccount,
+    Ledger,
     check_same,
-    command,
-    ledger_table,
-    settings,
+    format_command,
+    format_ledger,
+    list_settings,
+    list_versions,
+    stamp_sources,
     store_digest,
-    versions,
 )
 from nmt.corpus.reader import describe, local_files
+from nmt.corpus.shards import SIDES
 from nmt.corpus.stages import (
-    Collected,
-    Encoded,
-    Job,
-    Meter,
+    NOTHING_LEFT,
+    CollectedPart,
+    EncodedPart,
     Part,
-    collect,
-    encode,
+    Preparation,
+    StageClock,
+    collect_part,
+    encode_part,
     find_repeats,
-    given_model,
-    hold_out,
+    gather_held_out,
     learn_bpe,
+    load_given_model,
 )
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
-from nmt.system.files import digest, lock, make_folder, seal, stamp, sync, write_json
+from nmt.system.files import digest, lock, make_folder, seal, sync, write_json
 from nmt.system.progress import say
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
 
-MARK = ".nmt-prepare"  # says that a folder is ours to remove
-PACKED = (".gz", ".xz", ".zst", ".tgz", ".parquet")
-Json = dict[str, Any]
+WORK_MARK = ".nmt-prepare"  # marks a folder as ours to remove
+COMPRESSED = (".gz", ".xz", ".zst", ".tgz", ".parquet")
 
 
 def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     """Make `data.store` unless it is there: True if work was done, `UserError` if it was made with other settings."""
     store = Path(data.store).resolve()
     work = store.with_name(f"{store.name}.work")
-    if (store / MANIFEST_FILE).is_file():
+
+    # is it there?
+    if _is_complete(store):
         check_same(store, data, vocab)
-        _remove(work)  # left by a run killed after its last rename
+        _remove_work(work)  # left by a run killed after its last rename
         return False
     if store.is_file() or (store.is_dir() and any(store.iterdir())):
         raise UserError(
             f"{store}: exists and is not a prepared store; give another data.store=DIR or remove it"
         )
-    parts = _parts(data)
+
+    # mistakes are found now, not after an hour
+    parts = _list_parts(data)
     for part in parts:
-        local_files(part.corpus, data)  # what is missing is told now, not after an hour
-    given_model(data, vocab)
+        local_files(part.corpus, data)
+    load_given_model(data, vocab)
     make_folder(store.parent)
+
     with lock(store, "preparing", f".{store.name}.lock"):
-        if (store / MANIFEST_FILE).is_file():  # another process was faster
+        if _is_complete(store):  # another process was faster
             return False
-        if work.is_symlink() or (any(work.glob("[!.]*")) and not (work / MARK).is_file()):
-            raise UserError(
-                f"{work}: is not of nmt-prepare, which needs this name; give another data.store=DIR"
-            )
-        if any(work.glob("[!.]*")):
-            say(f"going on with what {work} holds")
-        needed = sum(_needed(part, data) for part in parts)
-        if (
-            shutil.disk_usage(store.parent).free + _used(work) < needed // 2
-        ):  # not even room for the text
-            raise UserError(_full(work, needed))
+        _claim_work(work)
+        n_bytes = sum(_estimate_bytes(part, data) for part in parts)
+        if shutil.disk_usage(store.parent).free + _count_bytes(work) < n_bytes // 2:
+            raise UserError(_describe_full_disk(work, n_bytes))  # not even room for the text
         try:
-            (make_folder(work) / MARK).touch()
-            _build(store, parts, Job(work, data, vocab, seed, Meter()))
+            make_folder(work)
+            (work / WORK_MARK).touch()
+            _build_store(store, parts, Preparation(work, data, vocab, seed, StageClock()))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise UserError(_full(work, needed)) from None
+            raise UserError(_describe_full_disk(work, n_bytes)) from None
         finally:
-            if not any(work.rglob("?????.json")):  # nothing to go on from
-                _remove(work)
+            if not any(work.rglob("?????.json")):  # no shard is finished: nothing to continue from
+                _remove_work(work)
     return True
 
 
-def _remove(work: Path) -> None:
-    if (work / MARK).is_file():  # never what somebody else has put there
-        shutil.rmtree(work, ignore_errors=True)
+def _is_complete(store: Path) -> bool:
+    return (store / MANIFEST_FILE).is_file()
 
 
-def _needed(part: Part, data: DataConfig) -> int:
-    """About how many bytes the work takes: the text, its ids, which are half as large, and these again in the store."""
-    text = sum(
-        file.stat().st_size * (3 if file.suffix in PACKED else 1)
-        for file in local_files(part.corpus, data)
-    )
-    return text + text // 2 + part.corpus.repeat * text // 2
-
-
-def _used(work: Path) -> int:
-    return sum(file.stat().st_size for file in work.rglob("*.*"))
-
-
-def _full(work: Path, needed: int) -> str:
-    return (
-        f"{work.parent}: the disk is full: about {needed:,} bytes are needed, {_used(work):,} of them are "
-        f"written and {shutil.disk_usage(work.parent).free:,} are free; make room or give another data.store=DIR, "
-        "and run it again: what is finished is kept"
-    )
-
-
-def _parts(data: DataConfig) -> list[Part]:
-    """The dev set comes first: the training text is held against it."""
+def _list_parts(data: DataConfig) -> list[Part]:
+    """The dev set comes first, because the training text is searched for its sentences."""
     if not data.train:
         raise UserError(
             "data.train: no corpus given; for example data.train=[{src: train.en, tgt: train.de}]"
         )
-    train = [Part(f"train-{i}", corpus, data.clean) for i, corpus in enumerate(data.train)]
-    return ([Part("valid", replace(data.valid, repeat=1), None)] if data.valid else []) + train
+    parts = []
+    if data.valid is not None:
+        parts.append(Part("valid", replace(data.valid, repeat=1), None))
+    for i, corpus in enumerate(data.train):
+        parts.append(Part(f"train-{i}", corpus, data.clean))
+    return parts
 
 
-def _build(store: Path, parts: list[Part], job: Job) -> None:
-    collected = {part: collect(job, part, None) for part in parts if not part.rules}
-    sets, test = hold_out(job, next(iter(collected.values()), None))
-    collected |= {part: collect(job, part, sets) for part in parts if part.rules}
-    train = [each for part, each in collected.items() if part.rules]
-    job.meter.tell("collect")
-    repeats, counts = find_repeats(job, train)
-    job.meter.tell("repeats")
-    marks = repeats if job.data.clean.duplicates else None
-    bpe, account = learn_bpe(job, train, marks)
-    job.meter.tell("learn")
-    encoded = {part: encode(job, each, bpe, marks) for part, each in collected.items()}
-    job.meter.tell("encode")
-    if not all(encoded[part].account["kept"] for part in parts if not part.rules):
+# ---- the work folder --------------------------------------------------------------------------------------------
+
+
+def _claim_work(work: Path) -> None:
+    """Refuse a folder that somebody else made; say that work continues."""
+    is_used = any(work.glob("[!.]*"))
+    if work.is_symlink() or (is_used and not (work / WORK_MARK).is_file()):
+        raise UserError(
+            f"{work}: was not made by nmt-prepare, which needs this name; "
+            "give another data.store=DIR or move that folder"
+        )
+    if is_used:
+        say(f"continuing with the finished work in {work}")
+
+
+def _remove_work(work: Path) -> None:
+    if (work / WORK_MARK).is_file():  # never what somebody else has put there
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _estimate_bytes(part: Part, data: DataConfig) -> int:
+    """About how many bytes a part takes: its text, its ids, half as large, and these again in the store."""
+    text = 0
+    for file in local_files(part.corpus, data):
+        factor = 3 if file.suffix in COMPRESSED else 1
+        text += factor * file.stat().st_size
+    return text + text // 2 + part.corpus.repeat * text // 2
+
+
+def _count_bytes(work: Path) -> int:
+    return sum(file.stat().st_size for file in work.rglob("*.*"))
+
+
+def _describe_full_disk(work: Path, n_bytes: int) -> str:
+    free = shutil.disk_usage(work.parent).free
+    return (
+        f"{work.parent}: the disk is full: about {n_bytes:,} bytes are needed, "
+        f"{_count_bytes(work):,} of them are written and {free:,} are free; "
+        "make room or give another data.store=DIR, and run it again: what is finished is kept"
+    )
+
+
+# ---- the phases -------------------------------------------------------------------------------------------------
+
+
+def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
+    dev_parts = [part for part in parts if part.split == "valid"]
+    train_parts = [part for part in parts if part.split == "train"]
+
+    # collect: read and clean every corpus, and search training text for dev and test sentences
+    dev = [collect_part(job, part, None) for part in dev_parts]
+    held_out, test = gather_held_out(job, dev[0] if dev else None)
+    train = [collect_part(job, part, held_out) for part in train_parts]
+    job.clock.finish("collect")
+
+    # find repeats over all training corpora; whether they are used or not, they are counted
+    repeats, n_repeats = find_repeats(job, train)
+    unwanted = repeats if job.data.clean.duplicates else None
+    job.clock.finish("repeats")
+
+    # learn the joint BPE
+    bpe, bpe_account = learn_bpe(job, train, unwanted)
+    job.clock.finish("learn", "lines")
+
+    # encode
+    dev_ids = [encode_part(job, each, bpe, unwanted) for each in dev]
+    train_ids = [encode_part(job, each, bpe, unwanted) for each in train]
+    job.clock.finish("encode")
+    if dev_ids and not dev_ids[0].report.kept:
         raise UserError(
             "data.valid: no pair of it can be read; look at the file, or leave the dev set out"
         )
-    if not any(encoded[each.part].account["kept"] for each in train):
-        raise UserError(
-            "data.train: no pair is left after cleaning; look at data.clean and at the corpora"
-        )
-    in_order = sorted(parts, key=lambda part: part.split)  # training first
-    corpora = [_account(collected[part], encoded[part], counts) for part in in_order]
-    ledger: Json = {
-        "settings": settings(job.data, job.vocab),
-        "corpora": corpora,
-        "test": test,
-        "bpe": account,
-        "versions": versions(),
-        "command": command(),
-    }
+    if not any(encoded.report.kept for encoded in train_ids):
+        raise UserError(NOTHING_LEFT)
+
+    # write the store beside its place
     folder = job.work / "store"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shutil.copyfile(bpe / VOCAB_FILE, folder / VOCAB_FILE)
-    for part, each in collected.items():
-        if not part.rules:
-            _write_text(folder, each)
-    for split in ("train", "valid"):
-        _write_ids(
-            folder,
-            split,
-            [(part.corpus.repeat, encoded[part]) for part in parts if part.split == split],
-        )
-    roots = [
-        (each["name"], Path(job.data.root) / each["name"])
-        for corpus in (*corpora, *([test] if test else []))
-        for each in corpus["files"]
-    ]
-    write_json(
-        folder / SOURCES, {name: [str(path.resolve()), *stamp(path)] for name, path in roots}
+    for collected in dev:
+        _write_dev_text(folder, collected)
+    repetitions = [part.corpus.repeat for part in train_parts]
+    _write_ids(folder, "train", train_ids, repetitions)
+    if dev_ids:
+        _write_ids(folder, "valid", dev_ids, [1])
+
+    # account for it, and publish it with one rename
+    both = zip([*train, *dev], [*train_ids, *dev_ids], strict=True)
+    data = {file.name: digest(file) for file in sorted(folder.iterdir())}
+    ledger = Ledger(
+        settings=list_settings(job.data, job.vocab),
+        corpora=[_account_for(collected, encoded, n_repeats) for collected, encoded in both],
+        test=test,
+        bpe=bpe_account,
+        versions=list_versions(),
+        command=format_command(),
+        data=data,
+        store=store_digest(data),
     )
-    _publish(store, folder, ledger)
-    _remove(job.work)
-    job.meter.n_lines = sum(2 * corpus["kept"] for corpus in ledger["corpora"])
-    job.meter.tell("seal")
-    say(ledger_table(ledger))
+    write_json(folder / SOURCES_FILE, stamp_sources(ledger, job.data.root))
+    write_json(folder / LEDGER_FILE, ledger.to_plain())
+    seal(folder, known=data)
+    os.rename(folder, store)
+    sync(store.parent)
+    _remove_work(job.work)
+    job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
+    job.clock.finish("seal")
+    say(format_ledger(ledger))
 
 
-def _account(collected: Collected, encoded: Encoded, repeats: dict[str, int]) -> Json:
+def _account_for(
+    collected: CollectedPart, encoded: EncodedPart, n_repeats: Mapping[str, int]
+) -> CorpusAccount:
     """A corpus in the ledger."""
-    part, first, then = collected.part, collected.account, encoded.account
-    account = {
-        "corpus": describe(part.corpus),
-        "split": part.split,
-        "repeat": part.corpus.repeat,
-        "files": first["files"],
-        "lines": first["lines"],
-        "kept": then["kept"],
-        "tokens": [n * part.corpus.repeat for n in then["tokens"]],
-        "dropped": first["dropped"] | then["dropped"],
-        "samples": first["samples"] | then["samples"],
-    }
-    if part.rules:
-        account |= {"duplicates": repeats[part.name], "held_out": first["held_out"]}
-    return account
+    part = collected.part
+    is_train = part.split == "train"
+    before = collected.report
+    after = encoded.report
+    return CorpusAccount(
+        corpus=describe(part.corpus),
+        split=part.split,
+        repeat=part.corpus.repeat,
+        files=collected.files,
+        lines=before.lines,
+        kept=after.kept,
+        tokens=[n * part.corpus.repeat for n in after.tokens],
+        dropped=before.dropped.counts | after.dropped.counts,
+        samples=before.dropped.samples | after.dropped.samples,
+        duplicates=n_repeats[part.name] if is_train else None,
+        held_out=before.held_out if is_train else None,
+    )
 
 
-def _write_ids(folder: Path, split: str, parts: Sequence[tuple[int, Encoded]]) -> None:
-    if not parts:
-        return
+def _write_ids(
+    folder: Path, split: str, parts: Sequence[EncodedPart], repetitions: Sequence[int]
+) -> None:
     with (
         closing(SideWriter(folder, split, "src")) as src,
         closing(SideWriter(folder, split, "tgt")) as tgt,
     ):
-        for repeat, encoded in parts:
-            for file in encoded.files() * repeat:
+        for encoded, repeat in zip(parts, repetitions, strict=True):
+            for file in encoded.files * repeat:
                 with np.load(file) as arrays:
                     src.append(arrays["src"], arrays["src_lengths"])
                     tgt.append(arrays["tgt"], arrays["tgt_lengths"])
 
 
-def _write_text(folder: Path, valid: Collected) -> None:
-    lines = [line + b"\n" for text in valid.texts(None) for line in text.lines()]
-    for i, side in enumerate(("src", "tgt")):
-        (folder / dev_text_file(side)).write_bytes(b"".join(lines[i::2]))
-
-
-def _publish(store: Path, folder: Path, ledger: Json) -> None:
-    ledger["data"] = {
-        file.name: digest(file) for file in sorted(folder.iterdir()) if file.name != SOURCES
-    }
-    ledger["store"] = store_digest(ledger["data"])
-    write_json(folder / LEDGER_FILE, ledger)
-    seal(folder, known=ledger["data"])
-    os.rename(folder, store)
-    sync(store.parent)
+def _write_dev_text(folder: Path, valid: CollectedPart) -> None:
+    sides = [text.read() for text in valid.texts(None)]
+    for i, side in enumerate(SIDES):
+        lines = [line + b"\n" for text in sides for line in text[i]]
+        (folder / dev_text_file(side)).write_bytes(b"".join(lines))

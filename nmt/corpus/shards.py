@@ -1,165 +1,212 @@
 """The work on one shard of a corpus, from file to file: collect, count its words, encode.
 
-A shard is SHARD consecutive pairs of the source, whatever becomes of them. Its report is written last and says that the
-rest is there: a later run passes over it. These functions run in worker processes and depend on nothing but their
+A shard is PAIRS_PER_SHARD consecutive pairs of the source, whatever becomes of them. Its report is written last and says
+that the rest is there: a later run passes over it. All of this runs in worker processes and depends on nothing but its
 arguments, so that neither the number of workers nor a restart can change a byte.
 """
 
-import functools
 import hashlib
 import io
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nmt.config import CleanConfig
-from nmt.corpus.cleaning import N_SAMPLES, UNREADABLE, Dropped, HeldOut, clean, held_out
+from nmt.corpus.cleaning import DropCounts, clean_block, make_held_out_set, take_block
 from nmt.corpus.reader import Block, Pair
 from nmt.data.vocab import CorpusEncoder, Vocab, word_counts
 from nmt.system.files import read_json, write_bytes, write_json
 
-SHARD = 32_768
+PAIRS_PER_SHARD = 32_768
 WORDS = "words.tsv"  # beside the BPE that was learned from it
-Json = dict[str, Any]
+SIDES = ("src", "tgt")
 
 
-class Text(NamedTuple):
-    """The collected pairs of a shard: a file with source and target lines in turn."""
+@dataclass(frozen=True)
+class CollectReport:
+    """What became of the pairs of a shard, or of a whole corpus, when they were read and cleaned."""
 
-    file: Path
+    lines: int
+    kept: int
+    dropped: DropCounts
+    held_out: dict[str, list[int]]  # as in `CleanedBlock.shared`
+    text: list[str]  # sha256 of the text files, in order
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> "CollectReport":
+        return cls(**values | {"dropped": DropCounts(**values["dropped"])})
+
+
+@dataclass(frozen=True)
+class EncodeReport:
+    """What became of the pairs of a shard, or of a whole corpus, when they were encoded."""
+
+    kept: int
+    dropped: DropCounts
+    tokens: list[int]  # of the source, of the target
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> "EncodeReport":
+        return cls(**values | {"dropped": DropCounts(**values["dropped"])})
+
+
+def add_collect_reports(reports: Sequence[CollectReport]) -> CollectReport:
+    """The report of a corpus from those of its shards."""
+    dropped = DropCounts()
+    held_out: dict[str, list[int]] = {}
+    text = []
+    for report in reports:
+        dropped.extend(report.dropped)
+        text += report.text
+        for name, counts in report.held_out.items():
+            before = held_out.get(name, [0] * len(counts))
+            held_out[name] = [a + b for a, b in zip(before, counts, strict=True)]
+    lines = sum(report.lines for report in reports)
+    kept = sum(report.kept for report in reports)
+    return CollectReport(lines, kept, dropped, held_out, text)
+
+
+def add_encode_reports(reports: Sequence[EncodeReport]) -> EncodeReport:
+    """The report of a corpus from those of its shards."""
+    dropped = DropCounts()
+    for report in reports:
+        dropped.extend(report.dropped)
+    kept = sum(report.kept for report in reports)
+    tokens = [sum(report.tokens[side] for report in reports) for side in range(len(SIDES))]
+    return EncodeReport(kept, dropped, tokens)
+
+
+@dataclass(frozen=True)
+class ShardText:
+    """The collected pairs of a shard, in a text file a side: line n of one is the translation of line n of the other."""
+
+    folder: Path
+    number: int
     first: int  # how many pairs of the corpus come before
     n_pairs: int
-    marks: Path | None  # true for the pairs of the corpus that are not to be used
+    repeats: Path | None  # a mask of the pairs of the whole corpus that are not to be used
 
-    def lines(self) -> list[bytes]:
-        return self.file.read_bytes().split(b"\n")[:-1]
+    def read(self) -> tuple[list[bytes], list[bytes]]:
+        src, tgt = (shard_file(self.folder, self.number, f"{side}.txt") for side in SIDES)
+        return src.read_bytes().split(b"\n")[:-1], tgt.read_bytes().split(b"\n")[:-1]
 
-    def is_marked(self) -> np.ndarray:
-        if self.marks is None:
+    def repeat_mask(self) -> np.ndarray:  # (n_pairs,) bool
+        if self.repeats is None:
             return np.zeros(self.n_pairs, bool)
-        return np.array(np.load(self.marks, mmap_mode="r")[self.first : self.first + self.n_pairs])
+        mask = np.load(self.repeats, mmap_mode="r")
+        return np.array(mask[self.first : self.first + self.n_pairs])
 
 
 def shard_file(folder: Path, number: int, kind: str) -> Path:
     return folder / f"{number:05d}.{kind}"
 
 
-def collect(
-    folder: Path, rules: CleanConfig | None, sets: Path | None, task: tuple[int, Block]
-) -> Json:
-    """Clean a block and hold it against the dev and test `sets`; without rules it is taken as it is."""
-    number, block = task
-    if rules is None or sets is None:
-        pairs, dropped, shared = list(map(Pair, block.src, block.tgt)), Dropped(), {}
-        for complaint in block.bad:
-            dropped.add(UNREADABLE, complaint)
-    else:
-        cleaned = clean(block, rules, _held_out(sets))
-        pairs, dropped, shared = cleaned.pairs, cleaned.dropped, cleaned.shared
-        write_bytes(shard_file(folder, number, "digests"), cleaned.digests.tobytes())
-    text = "".join(f"{src}\n{tgt}\n" for src, tgt in pairs).encode()
-    write_bytes(shard_file(folder, number, "txt"), text)
-    return _reported(
-        folder,
-        number,
-        {
-            "lines": len(block.src) + len(block.bad),
-            "kept": len(pairs),
-            "dropped": dropped.counts,
-            "samples": dropped.samples,
-            "held_out": shared,
-            "text": hashlib.sha256(text).hexdigest(),
-        },
-    )
-
-
-@functools.lru_cache(1)
-def _held_out(file: Path) -> dict[str, HeldOut]:
-    return {
-        name: held_out([Pair(*pair) for pair in pairs]) for name, pairs in read_json(file).items()
-    }
-
-
-def count_words(task: tuple[Text, int, tuple[int, int]]) -> Counter[bytes]:
-    """How often each word stands in so many lines of a shard, drawn with a seed."""
-    text, wanted, seed = task
-    usable = np.flatnonzero(np.repeat(~text.is_marked(), 2))
-    if wanted < len(usable):
-        usable = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(
-            usable
-        )[:wanted]
-    lines = text.lines()
-    lines = [lines[i] for i in np.sort(usable)]
-    return word_counts(lines)
-
-
-def encode(folder: Path, vocab: Path, limit: int | None, task: tuple[int, Text]) -> Json:
-    """The ids of a shard, for pairs of at most `limit` pieces a side: `src`, `tgt` and their lengths."""
-    number, text = task
-    lines, is_repeat = text.lines(), text.is_marked()
-    dropped = Dropped()
-    for i in np.flatnonzero(is_repeat):
-        dropped.add("duplicate", *map(bytes.decode, lines[2 * i : 2 * i + 2]))
-    lines = [lines[i] for i in np.flatnonzero(np.repeat(~is_repeat, 2))]
-    sides = [_encoder(vocab)(lines[side::2]) for side in (0, 1)]
-    longest = np.maximum(*(lengths for _, lengths in sides))
-    is_kept = longest <= (longest.max(initial=0) if limit is None else limit)
-    for i in np.flatnonzero(~is_kept):
-        dropped.add(f"more than {limit} pieces", *map(bytes.decode, lines[2 * i : 2 * i + 2]))
-    arrays = {}
-    for name, (ids, lengths) in zip(("src", "tgt"), sides, strict=True):
-        arrays[name] = ids[np.repeat(is_kept, lengths)]
-        arrays[f"{name}_lengths"] = lengths[is_kept]
-    data = io.BytesIO()
-    np.savez(data, **arrays)
-    write_bytes(shard_file(folder, number, "npz"), data.getvalue())
-    return _reported(
-        folder,
-        number,
-        {
-            "kept": int(is_kept.sum()),
-            "dropped": dropped.counts,
-            "samples": dropped.samples,
-            "tokens": [len(arrays["src"]), len(arrays["tgt"])],
-        },
-    )
-
-
-@functools.lru_cache(1)
-def _encoder(vocab: Path) -> CorpusEncoder:
-    words = vocab.with_name(WORDS)
-    return CorpusEncoder(Vocab.load(vocab), words if words.is_file() else None)
-
-
-def _reported(folder: Path, number: int, report: Json) -> Json:
-    write_json(shard_file(folder, number, "json"), report)
-    return report
-
-
-def finished(folder: Path) -> set[int]:
+def find_finished_shards(folder: Path) -> set[int]:
     """The numbers of the shards that an earlier run finished."""
     return {int(path.stem) for path in folder.glob("[0-9]*.json")}
 
 
-def add_up(reports: list[Json]) -> Json:
-    """The report of a corpus from those of its shards: sums, digests end to end, the first samples of each rule."""
-    total: Json = functools.reduce(_sum, reports, {})
-    total["samples"] = {
-        rule: [sample for report in reports for sample in report["samples"].get(rule, ())][
-            :N_SAMPLES
-        ]
-        for rule in total["dropped"]
-    }
-    return total
+class ShardCollector:
+    """Cleans blocks and searches them for sentences of held-out sets; without rules it takes them as they are."""
 
-
-def _sum(a: Any, b: Any) -> Any:
-    if isinstance(a, dict):
-        return {
-            key: _sum(a[key], b[key]) if key in a and key in b else {**a, **b}[key]
-            for key in {**a, **b}
-            if key != "samples"
+    def __init__(self, folder: Path, rules: CleanConfig | None, held_out: Path | None) -> None:
+        """`held_out`: a file of the dev and test sets by name, lists of pairs."""
+        self.folder = folder
+        self.rules = rules
+        sets = read_json(held_out) if held_out is not None else {}
+        self.held_out = {
+            name: make_held_out_set([Pair(*pair) for pair in pairs]) for name, pairs in sets.items()
         }
-    return [_sum(x, y) for x, y in zip(a, b, strict=True)] if isinstance(a, list) else a + b
+
+    def __call__(self, task: tuple[int, Block]) -> CollectReport:
+        number, block = task
+        if self.rules is None:
+            cleaned = take_block(block)
+        else:
+            cleaned = clean_block(block, self.rules, self.held_out)
+            digests = cleaned.digests.tobytes()
+            write_bytes(shard_file(self.folder, number, "digests"), digests)
+        text = []
+        for i, side in enumerate(SIDES):
+            lines = "".join(f"{pair[i]}\n" for pair in cleaned.pairs).encode()
+            write_bytes(shard_file(self.folder, number, f"{side}.txt"), lines)
+            text.append(hashlib.sha256(lines).hexdigest())
+        n_lines = len(block.src) + len(block.bad)
+        n_kept = len(cleaned.pairs)
+        report = CollectReport(n_lines, n_kept, cleaned.dropped, cleaned.shared, text)
+        write_json(shard_file(self.folder, number, "json"), asdict(report))
+        return report
+
+
+@dataclass(frozen=True)
+class WordSample:
+    """So many lines of a shard, source and target counted alike, are drawn with a seed to teach the BPE."""
+
+    text: ShardText
+    n_lines: int
+    seed: tuple[int, int]
+
+
+def count_words(sample: WordSample) -> Counter[bytes]:
+    """How often each word occurs in the lines of the sample."""
+    # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the order in which words are
+    # met decide which BPE is learned: a change would change every store.
+    usable = np.flatnonzero(np.repeat(~sample.text.repeat_mask(), 2))
+    if sample.n_lines < len(usable):
+        seed = np.random.SeedSequence(sample.seed)
+        shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
+        usable = np.sort(shuffled[: sample.n_lines])
+    sides = sample.text.read()
+    return word_counts([sides[i % 2][i // 2] for i in usable.tolist()])
+
+
+class ShardEncoder:
+    """Turns the text of shards into ids, and drops pairs with more than `max_pieces` on a side."""
+
+    def __init__(self, folder: Path, vocab: Path, max_pieces: int | None) -> None:
+        self.folder = folder
+        self.max_pieces = max_pieces
+        words = vocab.with_name(WORDS)  # a given model has none
+        self.encode = CorpusEncoder(Vocab.load(vocab), words if words.is_file() else None)
+
+    def __call__(self, task: tuple[int, ShardText]) -> EncodeReport:
+        number, text = task
+        src, tgt = text.read()
+        dropped = DropCounts()
+
+        # without repeats
+        is_repeat = text.repeat_mask()
+        for i in np.flatnonzero(is_repeat).tolist():
+            dropped.add("duplicate", src[i].decode(), tgt[i].decode())
+        usable = np.flatnonzero(~is_repeat).tolist()
+        src = [src[i] for i in usable]
+        tgt = [tgt[i] for i in usable]
+
+        # without pairs that are too long
+        src_ids, src_lengths = self.encode(src)
+        tgt_ids, tgt_lengths = self.encode(tgt)
+        is_kept = np.ones(len(usable), bool)
+        if self.max_pieces is not None:
+            is_kept = np.maximum(src_lengths, tgt_lengths) <= self.max_pieces
+        for i in np.flatnonzero(~is_kept).tolist():
+            dropped.add(f"more than {self.max_pieces} pieces", src[i].decode(), tgt[i].decode())
+        src_ids = src_ids[np.repeat(is_kept, src_lengths)]
+        tgt_ids = tgt_ids[np.repeat(is_kept, tgt_lengths)]
+
+        # write the ids, then the report
+        data = io.BytesIO()
+        np.savez(
+            data,
+            src=src_ids,
+            src_lengths=src_lengths[is_kept],
+            tgt=tgt_ids,
+            tgt_lengths=tgt_lengths[is_kept],
+        )
+        write_bytes(shard_file(self.folder, number, "npz"), data.getvalue())
+        report = EncodeReport(int(is_kept.sum()), dropped, [len(src_ids), len(tgt_ids)])
+        write_json(shard_file(self.folder, number, "json"), asdict(report))
+        return report

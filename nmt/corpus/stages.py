@@ -1,8 +1,8 @@
 """The stages from raw corpora to encoded shards: collect, find repeats, learn the BPE, encode.
 
-A stage works in a folder of `STORE.work/` that is named after all that decides its result, shard by shard, in several
-processes; its `done.json` says what came out. So a run that was killed, or whose config has changed since, finds what
-still holds and does the rest.
+A stage works in a folder of `STORE.work/` whose name comes from all that decides its result, shard by shard, in several
+processes; its `done.json` holds the result. So a run that was killed, or whose config has changed since, finds what is
+still valid and does the rest.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,67 +22,84 @@ from typing import Any
 import numpy as np
 
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_dict
-from nmt.corpus import shards as shard
-from nmt.corpus.cleaning import duplicates
-from nmt.corpus.ledger import listed, versions
-from nmt.corpus.reader import describe, local_files, n_rows, read_blocks
-from nmt.corpus.shards import SHARD, WORDS, Text, add_up, finished, shard_file
+from nmt.corpus.cleaning import find_duplicates
+from nmt.corpus.ledger import BpeAccount, SourceFile, TestSetAccount, list_versions, name_file
+from nmt.corpus.reader import Block, Pair, describe, local_files, n_rows, read_blocks
+from nmt.corpus.shards import (
+    PAIRS_PER_SHARD,
+    WORDS,
+    CollectReport,
+    EncodeReport,
+    ShardCollector,
+    ShardEncoder,
+    ShardText,
+    WordSample,
+    add_collect_reports,
+    add_encode_reports,
+    count_words,
+    find_finished_shards,
+    shard_file,
+)
 from nmt.data.vocab import Vocab, learn, write_words
 from nmt.system.errors import UserError
 from nmt.system.files import digest, read_json, stamp, write_bytes, write_json
-from nmt.system.pool import apart, ordered
+from nmt.system.pool import apart, ordered, ordered_with
 from nmt.system.progress import Progress, clock, say
 from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
+LAYOUT = 2  # of the files in the work folder: what another layout left is not continued
+NOTHING_LEFT = "data.train: no pair is left after cleaning; look at data.clean and at the corpora"
 Json = dict[str, Any]
 
 
-class Meter:
-    """How long a stage takes, and how many lines pass in it."""
+class StageClock:
+    """Reports how long each stage took, and how much text passed through it."""
 
     def __init__(self) -> None:
-        self.began, self.n_lines = clock(), 0
+        self.began = clock()
+        self.n_done = 0
 
-    def tell(self, stage: str) -> None:
+    def finish(self, stage: str, unit: str = "pairs") -> None:
         seconds = clock() - self.began
-        rate = (
-            f", {self.n_lines:,} lines, {self.n_lines / seconds:,.0f}/s"
-            if self.n_lines and seconds >= 1
-            else ""
-        )
+        rate = ""
+        if self.n_done and seconds >= 1:
+            rate = f", {self.n_done:,} {unit}, {self.n_done / seconds:,.0f}/s"
         say(f"stage {stage}: {seconds:.1f} s{rate}")
-        self.began, self.n_lines = clock(), 0
+        self.began = clock()
+        self.n_done = 0
 
 
 @dataclass(frozen=True)
-class Job:
+class Preparation:
     """What all stages of one preparation share."""
 
     work: Path
     data: DataConfig
     vocab: VocabConfig
     seed: int
-    meter: Meter
+    clock: StageClock
 
-    def stage(self, name: str, made_with: Json, make: Callable[[Path], Json]) -> tuple[Path, Json]:
-        """What `make` leaves in its folder, and returns; done once for all that decides it, `made_with`."""
-        key = hashlib.sha256(
-            json.dumps([made_with, versions()], sort_keys=True).encode()
-        ).hexdigest()
+    def run_stage(
+        self, name: str, made_with: Json, make: Callable[[Path], Json]
+    ) -> tuple[Path, Json]:
+        """The folder that `make` fills and the plain values that it returns; run once for equal `made_with`."""
+        deciding = [LAYOUT, made_with, list_versions()]
+        key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
-        if not (folder / "done.json").is_file():
+        done = folder / "done.json"
+        if not done.is_file():
             for other in self.work.glob(f"{name}.{'[0-9a-f]' * 16}"):
-                if other != folder:  # of other settings
+                if other != folder:  # made with other settings
                     shutil.rmtree(other)
             folder.mkdir(exist_ok=True)
-            write_json(folder / "done.json", make(folder))
-        return folder, read_json(folder / "done.json")
+            write_json(done, make(folder))
+        return folder, read_json(done)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One corpus on its way. The dev set has no rules: it is taken as it is."""
+    """One corpus on its way into the store. The dev set has no rules: it is taken as it is."""
 
     name: str
     corpus: CorpusConfig
@@ -94,35 +111,41 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Collected:
-    """The cleaned text of a part, and the account of its lines."""
+class CollectedPart:
+    """The cleaned text of a part, and what became of its lines."""
 
     part: Part
     folder: Path
-    account: Json
+    report: CollectReport
+    files: list[SourceFile]
 
-    def files(self, kind: str) -> list[Path]:
-        return [shard_file(self.folder, number, kind) for number in sorted(finished(self.folder))]
+    def shard_files(self, kind: str) -> list[Path]:
+        numbers = sorted(find_finished_shards(self.folder))
+        return [shard_file(self.folder, number, kind) for number in numbers]
 
-    def texts(self, marks: Path | None) -> list[Text]:
-        """Its shards; `marks` holds what is not to be used of each part."""
-        sizes = [read_json(file)["kept"] for file in self.files("json")]
-        firsts = itertools.accumulate(sizes, initial=0)
-        own = marks / f"{self.part.name}.npy" if marks and self.part.rules else None
-        return [
-            Text(file, first, n, own)
-            for file, first, n in zip(self.files("txt"), firsts, sizes, strict=False)
-        ]
+    def texts(self, repeats: Path | None) -> list[ShardText]:
+        """Its shards; the folder `repeats` holds for each training part which pairs are not to be used."""
+        mask = None
+        if repeats is not None and self.part.split == "train":
+            mask = repeats / f"{self.part.name}.npy"
+        texts = []
+        first = 0
+        for number, file in enumerate(self.shard_files("json")):
+            n_pairs = read_json(file)["kept"]
+            texts.append(ShardText(self.folder, number, first, n_pairs, mask))
+            first += n_pairs
+        return texts
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedPart:
     """The ids of a part, and what became of its pairs."""
 
     folder: Path
     n_shards: int
-    account: Json
+    report: EncodeReport
 
+    @property
     def files(self) -> list[Path]:
         return [shard_file(self.folder, number, "npz") for number in range(self.n_shards)]
 
@@ -130,171 +153,184 @@ class Encoded:
 # ---- collect ----------------------------------------------------------------------------------------------------
 
 
-def collect(job: Job, part: Part, sets: Path | None) -> Collected:
-    """Read a corpus, clean it and hold it against the dev and test `sets`."""
-    data, files = job.data, local_files(part.corpus, job.data)
-    stamps = [[str(path), *stamp(path)] for path in files]
-    rules = part.rules and to_dict(
-        replace(part.rules, preset=None, duplicates=False, max_pieces=None)
-    )
-    made_with = {
-        "corpus": to_dict(replace(part.corpus, repeat=1)),
-        "src": data.src,
-        "tgt": data.tgt,
-        "files": stamps,
-        "rules": rules,
-        "on_bad_line": data.on_bad_line,
-        "shard": SHARD,
-        "held_out": sets and digest(sets),
-    }
+def collect_part(job: Preparation, part: Part, held_out: Path | None) -> CollectedPart:
+    """Read a corpus, clean it and search it for the sentences of the file `held_out`."""
+    files = local_files(part.corpus, job.data)
+    stamps = [stamp(path) for path in files]
 
     def make(folder: Path) -> Json:
-        done = finished(folder)
-        first = next(n for n in itertools.count() if n not in done)
-        n_shards = first
-        with closing(Progress(f"collect {describe(part.corpus)}", None, "lines")) as progress:
-
-            def todo() -> Iterator[tuple[int, Any]]:
-                nonlocal n_shards
-                for block in read_blocks(part.corpus, data, SHARD, skip=first):
-                    n_shards += 1
-                    progress.expect(int(2 * (n_shards - first) * SHARD / max(block.share, 1e-9)))
-                    if n_shards - 1 not in done:
-                        yield n_shards - 1, block
-
-            for report in ordered(
-                partial(shard.collect, folder, part.rules, sets), todo(), data.workers
-            ):
-                progress.advance(2 * report["lines"])
-                job.meter.n_lines += 2 * report["lines"]
-        account = add_up([read_json(shard_file(folder, n, "json")) for n in range(n_shards)])
-        account["files"] = _accounts(data, files, account["lines"])
+        n_shards = _collect_shards(job, part, held_out, folder)
+        reports = [
+            CollectReport.from_plain(read_json(shard_file(folder, number, "json")))
+            for number in range(n_shards)
+        ]
+        report = add_collect_reports(reports)
+        sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
-            if before[1:] != stamp(path):
+            if stamp(path) != before:
                 raise UserError(f"{path}: was changed while it was read; run it again")
-        return account
+        return {"report": asdict(report), "files": [asdict(file) for file in sources]}
 
-    return Collected(part, *job.stage(part.name, made_with, make))
+    rules = None
+    if part.rules is not None:  # without what only later stages apply
+        rules = to_dict(replace(part.rules, preset=None, duplicates=False, max_pieces=None))
+    made_with = {
+        "corpus": to_dict(replace(part.corpus, repeat=1)),
+        "src": job.data.src,
+        "tgt": job.data.tgt,
+        "files": [[str(path), *before] for path, before in zip(files, stamps, strict=True)],
+        "rules": rules,
+        "on_bad_line": job.data.on_bad_line,
+        "shard": PAIRS_PER_SHARD,
+        "held_out": held_out and digest(held_out),
+    }
+    folder, result = job.run_stage(part.name, made_with, make)
+    report = CollectReport.from_plain(result["report"])
+    sources = [SourceFile(**file) for file in result["files"]]
+    return CollectedPart(part, folder, report, sources)
 
 
-def _accounts(data: DataConfig, files: list[Path], n_lines: int) -> list[Json]:
-    """The files of a corpus of so many lines, as the ledger lists them."""
+def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> int:
+    """Make the shards that no earlier run has finished; how many there are in all."""
+    finished = find_finished_shards(folder)
+    first = next(number for number in itertools.count() if number not in finished)
+    n_shards = first
+    with closing(Progress(f"collect {describe(part.corpus)}", None, "pairs")) as progress:
+
+        def unfinished_blocks() -> Iterator[tuple[int, Block]]:
+            nonlocal n_shards
+            for block in read_blocks(part.corpus, job.data, PAIRS_PER_SHARD, skip=first):
+                number = n_shards
+                n_shards += 1
+                n_read = (n_shards - first) * PAIRS_PER_SHARD
+                progress.expect(int(n_read / max(block.share, 1e-9)))
+                if number not in finished:
+                    yield number, block
+
+        start = partial(ShardCollector, folder, part.rules, held_out)
+        for report in ordered_with(start, unfinished_blocks(), job.data.workers):
+            progress.advance(report.lines)
+            job.clock.n_done += report.lines
+    return n_shards
+
+
+def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
+    """The files of a corpus of `n_lines` pairs, for the ledger."""
     with ThreadPoolExecutor(data.workers) as threads:
         digests = list(threads.map(digest, files))
-    return [
-        {
-            "name": listed(path, data.root),
-            "size": path.stat().st_size,
-            "sha256": sha,
-            "lines": n_lines if (n := n_rows(path)) is None else n,
-        }
-        for path, sha in zip(files, digests, strict=True)
-    ]
+    sources = []
+    for path, sha256 in zip(files, digests, strict=True):
+        rows = n_rows(path)  # a dataset may consist of several tables
+        lines = n_lines if rows is None else rows
+        sources.append(SourceFile(name_file(path, data.root), path.stat().st_size, sha256, lines))
+    return sources
 
 
-def hold_out(job: Job, valid: Collected | None) -> tuple[Path, Json | None]:
-    """The dev and test sets in one file, and the account of the test set, if there is one and it can be had: where it
-    decides what is kept, it must."""
-    sets: dict[str, list[Any]] = {}
+def gather_held_out(
+    job: Preparation, valid: CollectedPart | None
+) -> tuple[Path, TestSetAccount | None]:
+    """The dev and test sets in one file, and the account of the test set.
+
+    A test set that cannot be read is left out with a note, unless data.clean.held_out drops pairs because of it.
+    """
+    sets: dict[str, list[Pair]] = {}
     test = None
-    if valid:
-        lines = [line.decode() for text in valid.texts(None) for line in text.lines()]
-        sets["dev"] = list(zip(lines[0::2], lines[1::2], strict=True))
-    if job.data.test:
+    if valid is not None:
+        sets["dev"] = []
+        for text in valid.texts(None):
+            for src, tgt in zip(*text.read(), strict=True):
+                sets["dev"].append(Pair(src.decode(), tgt.decode()))
+    if job.data.test is not None:
         try:
-            sets["test"] = [
-                pair
-                for block in read_blocks(job.data.test, job.data, SHARD)
-                for pair in zip(block.src, block.tgt, strict=True)
-            ]
-            files = [] if job.data.test.sacrebleu else local_files(job.data.test, job.data)
-            test = {
-                "corpus": describe(job.data.test),
-                "lines": len(sets["test"]),
-                "files": _accounts(job.data, files, len(sets["test"])),
-            }
+            sets["test"], test = _read_test_set(job.data, job.data.test)
         except UserError as error:
             if job.data.clean.held_out != "keep":
                 raise
             say(f"note: the training text is not searched for sentences of the test set: {error}")
-    text = json.dumps(sets).encode()
-    path = job.work / f"held-out.{hashlib.sha256(text).hexdigest()[:16]}.json"
-    write_bytes(path, text)
+    content = json.dumps(sets).encode()
+    path = job.work / f"held-out.{hashlib.sha256(content).hexdigest()[:16]}.json"
+    write_bytes(path, content)
     return path, test
 
 
-def find_repeats(job: Job, train: Sequence[Collected]) -> tuple[Path, dict[str, int]]:
-    """Which pairs equal an earlier one, in a file for each part, and how many they are."""
+def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], TestSetAccount]:
+    pairs: list[Pair] = []
+    for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
+        pairs += map(Pair, block.src, block.tgt)
+    files = [] if corpus.sacrebleu else local_files(corpus, data)
+    sources = _list_source_files(data, files, len(pairs))
+    return pairs, TestSetAccount(describe(corpus), len(pairs), sources)
+
+
+def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path, dict[str, int]]:
+    """Which pairs equal an earlier one, as a mask for each part in a folder, and how many there are in each part."""
 
     def make(folder: Path) -> Json:
-        is_repeat = duplicates([file for each in train for file in each.files("digests")])
-        ends = np.cumsum([each.account["kept"] for each in train])
-        parts = dict(
-            zip([each.part.name for each in train], np.split(is_repeat, ends[:-1]), strict=True)
-        )
-        for name, part in parts.items():
+        digests = [file for each in train for file in each.shard_files("digests")]
+        is_repeat = find_duplicates(digests)
+        n_repeats = {}
+        first = 0
+        for each in train:
+            mask = is_repeat[first : first + each.report.kept]
+            first += each.report.kept
             data = io.BytesIO()
-            np.save(data, part)
-            write_bytes(folder / f"{name}.npy", data.getvalue())
-        return {name: int(part.sum()) for name, part in parts.items()}
+            np.save(data, mask)
+            write_bytes(folder / f"{each.part.name}.npy", data.getvalue())
+            n_repeats[each.part.name] = int(mask.sum())
+        return n_repeats
 
-    job.meter.n_lines = sum(2 * each.account["kept"] for each in train)
-    return job.stage("repeats", {each.part.name: each.account["text"] for each in train}, make)
+    job.clock.n_done = sum(each.report.kept for each in train)
+    made_with = {each.part.name: each.report.text for each in train}
+    return job.run_stage("repeats", made_with, make)
 
 
 # ---- learn and encode -------------------------------------------------------------------------------------------
 
 
-def learn_bpe(job: Job, train: Sequence[Collected], marks: Path | None) -> tuple[Path, Json]:
+def learn_bpe(
+    job: Preparation, train: Sequence[CollectedPart], repeats: Path | None
+) -> tuple[Path, BpeAccount]:
     """The joint BPE of both sides of all training corpora, each taken once whatever its `repeat`."""
-    texts = [text for each in train for text in each.texts(marks)]
-    n_lines = [2 * int((~text.is_marked()).sum()) for text in texts]
-    wanted = min(sum(n_lines), job.vocab.sample_sentences)
-    if not wanted:
-        raise UserError(
-            "data.train: no pair is left after cleaning; look at data.clean and at the corpora"
-        )
-    given = given_model(job.data, job.vocab)
+    texts = [text for each in train for text in each.texts(repeats)]
+    n_lines = [2 * int((~text.repeat_mask()).sum()) for text in texts]
+    n_sampled = min(sum(n_lines), job.vocab.sample_sentences)
+    if n_sampled == 0:
+        raise UserError(NOTHING_LEFT)
+    given = load_given_model(job.data, job.vocab)
 
     def make(folder: Path) -> Json:
         if given is not None:
             write_bytes(folder / VOCAB_FILE, given.model)
-            return {
-                "sha256": given.digest,
-                "pieces": given.size,
-                "lines": 0,
-                "words": 0,
-                "seed": None,
-            }
-        draw = np.random.Generator(
-            np.random.Philox(job.seed)
-        )  # each line is equally likely to be among them
-        quotas = draw.multivariate_hypergeometric(n_lines, wanted, method="marginals").tolist()
-        tasks = [
-            (text, quota, (job.seed, i))
-            for i, (text, quota) in enumerate(zip(texts, quotas, strict=True))
+            return asdict(BpeAccount(given.digest, given.size, 0, 0, None))
+        # Each line is equally likely to be in the sample, whatever shard it is in.
+        draw = np.random.Generator(np.random.Philox(job.seed))
+        quotas = draw.multivariate_hypergeometric(n_lines, n_sampled, method="marginals").tolist()
+        samples = [
+            WordSample(text, quota, (job.seed, number))
+            for number, (text, quota) in enumerate(zip(texts, quotas, strict=True))
         ]
-        learning = partial(_learn_words, folder, tasks, job.data.workers)
-        n_words = learning(job.vocab) if wanted <= FEW_LINES else apart(learning, job.vocab)
-        job.meter.n_lines += wanted
-        return {
-            "sha256": digest(folder / VOCAB_FILE),
-            "pieces": job.vocab.size,
-            "lines": wanted,
-            "words": n_words,
-            "seed": job.seed if wanted < sum(n_lines) else None,
-        }
+        learn_from = partial(_learn_from_samples, folder, samples, job.data.workers)
+        if n_sampled <= FEW_LINES:
+            n_words = learn_from(job.vocab)
+        else:  # its memory goes when its process ends
+            n_words = apart(learn_from, job.vocab)
+        job.clock.n_done += n_sampled
+        seed = job.seed if n_sampled < sum(n_lines) else None
+        sha256 = digest(folder / VOCAB_FILE)
+        return asdict(BpeAccount(sha256, job.vocab.size, n_sampled, n_words, seed))
 
     made_with = {
-        "texts": [each.account["text"] for each in train],
-        "marks": marks and marks.name,
+        "texts": [each.report.text for each in train],
+        "repeats": repeats and repeats.name,
         "seed": job.seed,
         "vocab": given.digest if given else to_dict(replace(job.vocab, bpe_dropout=0.0)),
     }
-    return job.stage("bpe", made_with, make)
+    folder, account = job.run_stage("bpe", made_with, make)
+    return folder, BpeAccount(**account)
 
 
-def given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
+def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
+    """The BPE model that vocab.model names, if it names one."""
     if vocab.model is None:
         return None
     try:
@@ -305,54 +341,64 @@ def given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
         ) from None
     if model.size > 2**16:
         raise UserError(
-            f"vocab.model: {vocab.model} has {model.size:,} pieces, but ids are stored in 16 bits"
+            f"vocab.model: {vocab.model} has {model.size:,} pieces, but ids are stored in 16 bits; "
+            "give a model of at most 65,536 pieces"
         )
     return model
 
 
-def _learn_words(folder: Path, tasks: list[Any], workers: int, vocab: VocabConfig) -> int:
-    """Count the words of a sample of the text and learn the BPE from them; how many there are."""
+def _learn_from_samples(
+    folder: Path, samples: list[WordSample], workers: int, vocab: VocabConfig
+) -> int:
+    """Count the words of the samples and learn the BPE from them; how many different words there are."""
     words = folder / WORDS
-    wanted = sum(quota for _, quota, _ in tasks)
+    n_lines = sum(sample.n_lines for sample in samples)
     if not words.with_suffix(".json").is_file():
         counts: Counter[bytes] = Counter()
-        with closing(Progress("count words", wanted, "lines")) as progress:
-            for (_, quota, _), more in zip(
-                tasks, ordered(shard.count_words, tasks, workers), strict=True
-            ):
-                counts.update(more)
-                progress.advance(quota)
+        with closing(Progress("count words", n_lines, "lines")) as progress:
+            counted = ordered(count_words, samples, workers)
+            for sample, sample_counts in zip(samples, counted, strict=True):
+                counts.update(sample_counts)
+                progress.advance(sample.n_lines)
         write_words(words, counts)
-        del counts
+        del counts  # before SentencePiece needs the memory
     n_words: int = read_json(words.with_suffix(".json"))["words"]
-    say(f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {wanted:,} lines")
+    say(
+        f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines"
+    )
     write_bytes(folder / VOCAB_FILE, learn(words, vocab))
     return n_words
 
 
-def encode(job: Job, collected: Collected, bpe: Path, marks: Path | None) -> Encoded:
-    """The ids of a part's text, without what is marked or too long."""
-    part, texts = collected.part, collected.texts(marks)
-    limit = part.rules.max_pieces if part.rules else None
+def encode_part(
+    job: Preparation, collected: CollectedPart, bpe: Path, repeats: Path | None
+) -> EncodedPart:
+    """The ids of a part's text, without repeats and without pairs that are too long."""
+    part = collected.part
+    texts = collected.texts(repeats)
+    max_pieces = part.rules.max_pieces if part.rules is not None else None
 
     def make(folder: Path) -> Json:
-        done = finished(folder)
-        tasks = [(n, text) for n, text in enumerate(texts) if n not in done]
-        total = 2 * sum(text.n_pairs for _, text in tasks)
-        with closing(Progress(f"encode {describe(part.corpus)}", total, "lines")) as progress:
-            results = ordered(
-                partial(shard.encode, folder, bpe / VOCAB_FILE, limit), tasks, job.data.workers
-            )
-            for (_, text), _ in zip(tasks, results, strict=True):
-                progress.advance(2 * text.n_pairs)
-                job.meter.n_lines += 2 * text.n_pairs
-        return add_up([read_json(shard_file(folder, n, "json")) for n in range(len(texts))])
+        finished = find_finished_shards(folder)
+        tasks = [(text.number, text) for text in texts if text.number not in finished]
+        total = sum(text.n_pairs for _, text in tasks)
+        start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces)
+        with closing(Progress(f"encode {describe(part.corpus)}", total, "pairs")) as progress:
+            encoded = ordered_with(start, tasks, job.data.workers)
+            for (_, text), _ in zip(tasks, encoded, strict=True):
+                progress.advance(text.n_pairs)
+                job.clock.n_done += text.n_pairs
+        reports = [
+            EncodeReport.from_plain(read_json(shard_file(folder, text.number, "json")))
+            for text in texts
+        ]
+        return asdict(add_encode_reports(reports))
 
     made_with = {
-        "text": collected.account["text"],
+        "text": collected.report.text,
         "bpe": bpe.name,
-        "limit": limit,
-        "marks": marks and marks.name,
+        "max_pieces": max_pieces,
+        "repeats": repeats and repeats.name,
     }
-    folder, account = job.stage(f"encode-{part.name}", made_with, make)
-    return Encoded(folder, len(texts), account)
+    folder, report = job.run_stage(f"encode-{part.name}", made_with, make)
+    return EncodedPart(folder, len(texts), EncodeReport.from_plain(report))

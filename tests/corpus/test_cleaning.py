@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import CleanConfig, RunConfig, changed, load_config
-from nmt.corpus.cleaning import clean, duplicates, held_out
+from nmt.corpus.cleaning import clean_block, find_duplicates, make_held_out_set
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
 
@@ -40,24 +40,24 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
             and not (identical and src.strip() == tgt.strip())
         )
 
-    cleaned = clean(
+    cleaned = clean_block(
         block(pairs, ("x:7: bad",)),
         CleanConfig(max_words=max_words, max_ratio=max_ratio, identical=identical),
         {},
     )
     assert cleaned.pairs == [(src.strip(), tgt.strip()) for src, tgt in pairs if keeps(src, tgt)]
-    assert cleaned.dropped.counts.total() == len(pairs) + 1 - len(cleaned.pairs)
+    assert sum(cleaned.dropped.counts.values()) == len(pairs) + 1 - len(cleaned.pairs)
     assert cleaned.dropped.samples["unreadable"] == [["x:7: bad", ""]]
     assert len(cleaned.digests) == len(cleaned.pairs)
     assert len(set(cleaned.digests.tolist())) == len(set(cleaned.pairs))
 
 
 def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
-    sets = {"dev": held_out([Pair("a ", "x"), Pair("b", "y"), Pair("", "")])}
+    sets = {"dev": make_held_out_set([Pair("a ", "x"), Pair("b", "y"), Pair("", "")])}
     pairs = [("a", "x"), ("a", "y"), ("b", "z"), ("q", "x"), ("q", "q")]
-    assert clean(block(pairs), CleanConfig(), sets).shared == {"dev": [1, 3, 3]}
+    assert clean_block(block(pairs), CleanConfig(), sets).shared == {"dev": [1, 3, 3]}
     for rule, n_kept in (("keep", 5), ("drop-pairs", 4), ("drop-sides", 1)):
-        assert len(clean(block(pairs), CleanConfig(held_out=rule), sets).pairs) == n_kept  # type: ignore[arg-type]
+        assert len(clean_block(block(pairs), CleanConfig(held_out=rule), sets).pairs) == n_kept  # type: ignore[arg-type]
 
 
 @given(
@@ -67,12 +67,12 @@ def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
 )
 def test_repeats_are_those_of_a_set(parts: list[list[int]]) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmt.corpus.cleaning.IN_MEMORY", 5)
+        patch.setattr("nmt.corpus.cleaning.DIGESTS_IN_MEMORY", 5)
         files = [Path(folder) / str(i) for i in range(len(parts))]
         for file, part in zip(files, parts, strict=True):
             np.array(part, "<u8").tofile(file)
         whole = [n for part in parts for n in part]
-        assert duplicates(files).tolist() == [n in whole[:i] for i, n in enumerate(whole)]
+        assert find_duplicates(files).tolist() == [n in whole[:i] for i, n in enumerate(whole)]
 
 
 def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:

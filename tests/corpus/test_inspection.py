@@ -17,13 +17,20 @@ from hypothesis import strategies as st
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
 from nmt.corpus import inspection
-from nmt.corpus.inspection import binned, cut, described, inspect, percentile, plot, visible
+from nmt.corpus.inspection import (
+    count_side,
+    escape_invisible,
+    format_report,
+    inspect_store,
+    percentile,
+    spread_evenly,
+    truncate,
+)
 from nmt.corpus.prepare import prepare
-from nmt.data.store import open_store
+from nmt.data.store import Side, open_store
 from nmt.data.vocab import Vocab
 from nmt.system.files import read_json, seal, write_json
 
-PNG = b"\x89PNG\r\n\x1a\n"
 EVIL = "a\x1b[31mred\u202edcba\u200b\x9b2J"
 
 
@@ -68,7 +75,7 @@ def test_every_figure_equals_one_counted_by_hand(
     store: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "CHUNK", chunk)
-    report = inspect(store)
+    report = inspect_store(store).to_plain()
     for split, times in (("train", 2), ("valid", 1)):
         opened = open_store(store, split)
         for name, language, side in (("src", "en", opened.src), ("tgt", "de", opened.tgt)):
@@ -101,38 +108,18 @@ def test_percentiles_are_those_of_numpy(lengths: list[int], percent: int) -> Non
     assert percentile(counted, percent) == np.percentile(lengths, percent, method="inverted_cdf")
 
 
-@given(
-    st.lists(st.integers(0, 5000), min_size=1, max_size=60),
-    st.lists(st.integers(0, 90), min_size=1, max_size=60),
-)
-def test_each_sentence_is_in_the_bin_of_its_length(src: list[int], tgt: list[int]) -> None:
-    sides = {}
-    for name, lengths in (("src", src), ("tgt", tgt)):
-        counted = sorted({n: lengths.count(n) for n in lengths}.items())
-        sides[name] = {"lengths": counted, "p99": percentile(counted, 99)}
-    names, shares = binned(sides)
-    assert len(names) <= inspection.BINS + 1
-    lows = [int(name.partition("-")[0]) for name in names]
-    for lengths, row in zip((src, tgt), shares, strict=True):
-        expected = [
-            sum(low <= n < high for n in lengths) / len(lengths)
-            for low, high in zip(lows, [*lows[1:], 10**9], strict=True)
-        ]
-        assert row == pytest.approx(expected)
-
-
 def test_memory_does_not_grow_with_the_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "CHUNK", 1 << 16)
     vocab = Vocab.load(store / "vocab.model")
     words = np.ones(vocab.size, np.int64)
 
     def peak(n: int) -> int:
-        side = inspection.Side(np.full(8 * n, 5, np.uint16), np.arange(n + 1, dtype=np.int64) * 8)
+        side = Side(np.full(8 * n, 5, np.uint16), np.arange(n + 1, dtype=np.int64) * 8)
         tracemalloc.start()
-        found = inspection._measured(side, words)
+        found = count_side(side, words)
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert found["words"] == 8 * n
+        assert found.words == 8 * n
         return used
 
     assert peak(800_000) < 1.2 * peak(100_000)
@@ -142,7 +129,7 @@ def test_memory_does_not_grow_with_the_store(store: Path, monkeypatch: pytest.Mo
 
 
 def test_the_pairs_stand_evenly_and_decode_to_their_text(store: Path) -> None:
-    pairs = inspect(store)["pairs"]
+    pairs = inspect_store(store).to_plain()["pairs"]
     assert [pair["number"] for pair in pairs] == [61, 182, 303, 423, 544]  # of 604
     lines = [
         (store.parent / f"train.{language}").read_text().split("\n") for language in ("en", "de")
@@ -151,7 +138,7 @@ def test_the_pairs_stand_evenly_and_decode_to_their_text(store: Path) -> None:
         i = (pair["number"] - 1) % 302
         assert [pair["src"]["text"], pair["tgt"]["text"]] == [lines[0][i], lines[1][i]]
         assert "".join(pair["src"]["pieces"]).replace("\u2581", " ").strip() == pair["src"]["text"]
-    assert inspection._spread(3, 5) == [0, 1, 2] and inspection._spread(0, 5) == []
+    assert spread_evenly(3, 5) == [0, 1, 2] and spread_evenly(0, 5) == []
 
 
 def test_samples_duplicates_and_held_out_pairs_are_shown(store: Path) -> None:
@@ -166,7 +153,7 @@ def test_samples_duplicates_and_held_out_pairs_are_shown(store: Path) -> None:
             "unreadable": [["x.en:7: bad", ""]],
         },
     )
-    text = described(inspect(store), 100)
+    text = format_report(inspect_store(store), 100)
     assert "1,234 pairs" in text and "22 sources and 333 targets" in text
     assert "unreadable; for example\n  x.en:7: bad\n" in text
     assert (
@@ -177,13 +164,13 @@ def test_samples_duplicates_and_held_out_pairs_are_shown(store: Path) -> None:
 
 
 def test_stores_of_older_versions_have_none_of_these(store: Path) -> None:
-    text = described(inspect(with_ledger(store)), 100)
+    text = format_report(inspect_store(with_ledger(store)), 100)
     assert "for example" not in text and "earlier one" not in text and "train.en + train.de" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_no_line_but_of_the_tables_is_wider_than_the_terminal(store: Path, width: int) -> None:
-    _, *blocks = described(inspect(store), width).split("\n\n")
+    _, *blocks = format_report(inspect_store(store), width).split("\n\n")
     lines = [
         line for block in blocks if not block.startswith(" " * 9) for line in block.split("\n")
     ]
@@ -192,19 +179,19 @@ def test_no_line_but_of_the_tables_is_wider_than_the_terminal(store: Path, width
 
 @given(st.text(), st.integers(4, 60))
 def test_cut_text_is_harmless_and_fits(text: str, width: int) -> None:
-    shown = cut(text, width)
+    shown = truncate(text, width)
     assert shown.isprintable() and len(shown) <= width
-    assert shown == visible(text) or (
-        shown.endswith("\u2026") and visible(text).startswith(shown[:-1])
+    assert shown == escape_invisible(text) or (
+        shown.endswith("\u2026") and escape_invisible(text).startswith(shown[:-1])
     )
 
 
 def test_wide_characters_take_two_columns() -> None:
     assert (
-        cut("\u65e5\u672c\u8a9e", 6) == "\u65e5\u672c\u8a9e"
-        and cut("\u65e5\u672c\u8a9e", 5) == "\u65e5\u672c\u2026"
+        truncate("\u65e5\u672c\u8a9e", 6) == "\u65e5\u672c\u8a9e"
+        and truncate("\u65e5\u672c\u8a9e", 5) == "\u65e5\u672c\u2026"
     )
-    assert cut("abcdef", 6) == "abcdef" and cut("abcdefg", 6) == "abcde\u2026"
+    assert truncate("abcdef", 6) == "abcdef" and truncate("abcdefg", 6) == "abcde\u2026"
 
 
 # ---- the command ------------------------------------------------------------------------------------------------
@@ -221,9 +208,11 @@ def test_the_command_shows_the_same_as_text_and_as_json(
     monkeypatch.setenv("COLUMNS", "100")
     before = {path: path.read_bytes() for path in store.iterdir()}
     code, out, err = run(capsys, "--inspect", str(store), "--json")
-    assert (code, err) == (0, "") and json.loads(out) == json.loads(json.dumps(inspect(store)))
+    assert (code, err) == (0, "") and json.loads(out) == json.loads(
+        json.dumps(inspect_store(store).to_plain())
+    )
     code, out, err = run(capsys, "--inspect", str(store))
-    assert (code, err) == (0, "") and out.rstrip("\n") == described(inspect(store), 100)
+    assert (code, err) == (0, "") and out.rstrip("\n") == format_report(inspect_store(store), 100)
     assert {path: path.read_bytes() for path in store.iterdir()} == before
 
 
@@ -245,8 +234,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     [
         ([], "--config FILE"),
         (["--inspect", "STORE", "--config", "demo.yaml"], "--config FILE"),
-        (["--config", "demo.yaml", "--json"], "belong to --inspect"),
-        (["--config", "demo.yaml", "--plot", "x.png"], "belong to --inspect"),
+        (["--config", "demo.yaml", "--json"], "--json needs --inspect"),
         (["--inspect", "STORE", "vocab.size=3"], "vocab.size=3: --inspect takes no settings"),
         (["--inspect", "nowhere"], "nowhere: no prepared data here"),
     ],
@@ -282,47 +270,6 @@ def test_an_id_beyond_the_vocabulary_is_refused(
     seal(store)
     code, _, err = run(capsys, "--inspect", str(store))
     assert code == 2 and "id 999" in err
-
-
-# ---- the picture ------------------------------------------------------------------------------------------------
-
-
-def test_the_plot_is_a_png_of_all_three(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    code, out, _ = run(capsys, "--inspect", str(store), "--plot", str(tmp_path / "a.png"))
-    assert code == 0 and "pieces/word" in out
-    content = (tmp_path / "a.png").read_bytes()
-    assert content.startswith(PNG) and content.endswith(b"IEND\xaeB`\x82")
-    assert int.from_bytes(content[16:20]) > 1000  # pixels wide
-    report = inspect(store)
-    report["splits"]["train"]["src"]["pieces_per_word"] *= 2
-    plot(report, tmp_path / "b.png")
-    assert (tmp_path / "b.png").read_bytes() != content
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("a.jpg", "name it a.png"), ("no/a.png", "does not exist")]
-)
-def test_a_plot_that_cannot_be_is_told_before_the_work(
-    name: str,
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
-    code, out, err = run(capsys, "--inspect", "not even looked at", "--plot", str(tmp_path / name))
-    assert (code, out) == (2, "") and told in err
-
-
-def test_without_matplotlib_the_extra_is_named(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = run(capsys, "--inspect", str(store), "--plot", str(store.parent / "a.png"))
-    assert (code, out, err.count("\n")) == (2, "", 1) and "pip install 'nmt[plot]'" in err
 
 
 # ---- offline ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ import pytest
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
-from nmt.corpus.prepare import ledger_table, prepare
+from nmt.corpus.ledger import format_ledger, read_ledger
+from nmt.corpus.prepare import prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
@@ -168,7 +169,7 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
         for name in ("a.en", "a.de")
     ]
     assert ledger["bpe"]["sha256"] == Vocab.load(Path(data.store) / "vocab.model").digest
-    table = ledger_table(ledger)
+    table = format_ledger(read_ledger(Path(data.store)))
     for text in (
         "a.en + a.de",
         "dev.en + dev.de (dev)",
@@ -189,7 +190,7 @@ def test_equal_whatever_the_workers_the_place_and_the_clock(
     data = config(root)
     prepare(data, VOCAB, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("nmt.corpus.stages.SHARD", 64)
+        patch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
         patch.setattr("nmt.system.pool.QUICK_S", 0.0)
         prepare(config(root, store=str(tmp_path / "two"), workers=3), VOCAB, 1)
     elsewhere = tmp_path / "else" / "where"
@@ -234,7 +235,7 @@ def run(name, n):  # in a process of its own, killed at the n-th moment
             os.kill(os.getpid(), signal.SIGKILL)
     if os.fork() == 0:
         os.fsync = progress.Progress.advance = moment  # the disk itself is not on trial
-        stages.SHARD = 150
+        stages.PAIRS_PER_SHARD = 150
         config = load_config(sys.argv[1], ["data.store=" + name, "data.workers=1"])
         prepare.prepare(config.data, config.vocab, config.seed)
         os._exit(0)
@@ -280,7 +281,7 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             prepare(config(root), VOCAB, 1)
     with monkeypatch.context() as patch:
-        for work in ("shard.collect", "shard.count_words", "learn", "shard.encode"):
+        for work in ("ShardCollector.__call__", "count_words", "learn", "ShardEncoder.__call__"):
             patch.setattr(f"nmt.corpus.stages.{work}", fail)
         assert prepare(config(root), VOCAB, 1)
     verify(root.parent / "store")
@@ -325,8 +326,8 @@ def test_repeats_are_counted_always_and_dropped_on_request(
     pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
     for name, some in (("c.tsv", pairs[:150]), ("d.tsv", pairs[150:])):
         (root / name).write_text("".join(f"{src}\t{tgt}\n" for src, tgt in some))
-    monkeypatch.setattr("nmt.corpus.stages.SHARD", 64)
-    monkeypatch.setattr("nmt.corpus.cleaning.IN_MEMORY", 90)
+    monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
+    monkeypatch.setattr("nmt.corpus.cleaning.DIGESTS_IN_MEMORY", 90)
     data = config(
         root,
         train=(CorpusConfig(file="c.tsv"), CorpusConfig(file="d.tsv")),
@@ -365,8 +366,8 @@ def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
     ]
     corpus = ledger_of(data.store)["corpora"][0]
     assert corpus["held_out"] == {"dev": [1, 2, 1], "test": [0, 0, 1]}
-    assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in ledger_table(
-        ledger_of(data.store)
+    assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in format_ledger(
+        read_ledger(Path(data.store))
     )
 
 
@@ -458,7 +459,7 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
 
 
 def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.corpus.stages.SHARD", 10)
+    monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 10)
     seen: Counter[str] = Counter()
     monkeypatch.setattr(
         "nmt.corpus.stages.learn",
@@ -593,7 +594,7 @@ def test_a_folder_with_the_name_of_the_work_folder_is_left_alone(root: Path, mad
     if made:
         assert not prepare(config(root), VOCAB, 1)
     else:
-        with pytest.raises(UserError, match=r"store\.work: is not of nmt-prepare"):
+        with pytest.raises(UserError, match=r"store\.work: was not made by nmt-prepare"):
             prepare(config(root), VOCAB, 1)
     assert (mine / "valid.de").read_text() == "mine"
 
