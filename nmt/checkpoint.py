@@ -9,17 +9,24 @@ without the optimizer, and its `state.json` says what it is the mean of.
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nmt.config import MAX_CONFIG_BYTES, ModelConfig, RunConfig, differences, dump, load_config
+from nmt.config import (
+    MAX_CONFIG_BYTES,
+    ModelConfig,
+    RunConfig,
+    format_config,
+    list_differences,
+    load_config,
+)
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
@@ -36,6 +43,7 @@ from nmt.system.files import (
 )
 from nmt.system.progress import say
 from nmt.system.ranks import put, whole
+from nmt.system.records import COUNT, RecordReader, default
 from nmt.system.run_folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -47,42 +55,30 @@ from nmt.system.run_folder import (
 )
 from nmt.system.strict_yaml import parse_yaml
 
-PARTS = (
-    MODEL_FILE,
-    STATE_FILE,
-    CONFIG_FILE,
-    VOCAB_FILE,
-)  # of every checkpoint; training adds the optimizer
+# Of every checkpoint; training adds the optimizer.
+PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 # Small files are read whole, so a damaged or hostile one must not be able to fill the memory.
 MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: 8 << 20}
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
-
-AVERAGE_KEYS = {
-    "averaged": list[str],
-    "step": int,
-    "elapsed_s": list[float],
-    "weights": list[float],
-}  # of an average's state.json
-REQUIRED_KEYS = ("averaged", "step")  # of these
 
 
 @dataclass(frozen=True)
 class TrainState:
     """All that training continues from, beside weights and moments."""
 
-    step: int = 0  # updates done
+    step: int = default(0, COUNT)  # updates done
     cursor: Cursor = Cursor()
-    tokens_seen: int = 0  # target tokens
+    tokens_seen: int = default(0, COUNT)  # target tokens
     best: float | None = None  # the dev score of the best checkpoint, higher is better
-    best_step: int = 0
+    best_step: int = default(0, COUNT)
     elapsed_s: float = 0.0  # of training, validation and saving, over all sittings
-    metrics_bytes: int = 0  # how much of metrics.jsonl belongs to it
-    validated: int = 0  # the last update after which the dev set was scored
-    skipped: int = 0  # updates up to this one that were not applied, in a row
+    metrics_bytes: int = default(0, COUNT)  # how much of metrics.jsonl belongs to it
+    validated: int = default(0, COUNT)  # the last update after which the dev set was scored
+    skipped: int = default(0, COUNT)  # updates up to this one that were not applied, in a row
     window_loss: float = 0.0  # sums since the last log line
     window_nll: float = 0.0
-    window_tokens: int = 0
+    window_tokens: int = default(0, COUNT)
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,22 @@ class Average:
 
 
 Origin = TrainState | Average
+
+
+@dataclass(frozen=True)
+class AverageRecord:
+    """The keys of an average's state.json."""
+
+    averaged: list[str]
+    step: int
+    elapsed_s: list[float] | None = None
+    weights: list[float] | None = None
+
+    def check(self) -> str | None:
+        for key, values in (("elapsed_s", self.elapsed_s), ("weights", self.weights)):
+            if values is not None and len(values) != len(self.averaged):
+                return f"{key} has {len(values)} values for {len(self.averaged)} checkpoints"
+        return None
 
 
 @dataclass(frozen=True)
@@ -170,7 +182,7 @@ def save_checkpoint(
 def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab_model: bytes) -> None:
     """Write what a checkpoint has beside its tensors."""
     write_json(folder / STATE_FILE, _plain(origin))
-    write_text(folder / CONFIG_FILE, dump(config))
+    write_text(folder / CONFIG_FILE, format_config(config))
     (folder / VOCAB_FILE).write_bytes(vocab_model)
 
 
@@ -276,9 +288,18 @@ def read_origin(folder: Path) -> Origin:
     """Read state.json, in which no key may be missing, unknown or of the wrong type."""
     path = folder / STATE_FILE
     values = read_json(path)
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: is no mapping; damaged, use another copy")
-    origin = _read_average(values, path) if "averaged" in values else _read_training(values, path)
+    is_average = isinstance(values, dict) and "averaged" in values
+    reader = RecordReader(
+        lambda key: f"{path}: {key}" if key else str(path),
+        needs_all_keys=not is_average,
+        remedy="damaged, or of another version of nmt",
+    )
+    origin: Origin
+    if is_average:
+        record = reader.read(AverageRecord, values)
+        origin = Average(record.averaged, record.step, record.elapsed_s, record.weights)
+    else:
+        origin = reader.read(TrainState, values)
     for place in {folder.name, folder.resolve().name}:
         match = re.fullmatch(r"step-([0-9]{7,})", place)
         if match and int(match[1]) != origin.step:
@@ -286,59 +307,6 @@ def read_origin(folder: Path) -> Origin:
                 f"{path}: is of step {origin.step}; files or folders were exchanged, use another copy"
             )
     return origin
-
-
-def _read_training(values: dict[str, Any], path: Path) -> TrainState:
-    hints = get_type_hints(TrainState)
-    _check_values(values, hints, tuple(hints), path)
-    return TrainState(**values | {"cursor": Cursor(**values["cursor"])})
-
-
-def _read_average(values: dict[str, Any], path: Path) -> Average:
-    _check_values(values, AVERAGE_KEYS, REQUIRED_KEYS, path)
-    names = values["averaged"]
-    for key in ("elapsed_s", "weights"):
-        if key in values and len(values[key]) != len(names):
-            raise UserError(
-                f"{path}: {key} has {len(values[key])} values for {len(names)} checkpoints; "
-                "damaged, use another copy"
-            )
-    return Average(names, values["step"], values.get("elapsed_s"), values.get("weights"))
-
-
-def _check_values(
-    values: dict[str, Any], hints: dict[str, Any], required: tuple[str, ...], path: Path
-) -> None:
-    for key in (*required, *values):
-        if key not in hints:
-            fault = "is unknown"
-        elif key not in values:
-            fault = "is missing"
-        elif not _fits(values[key], hints[key]):
-            fault = "has the wrong type"
-        else:
-            continue
-        raise UserError(f"{path}: {ascii(key[:99])} {fault}; damaged, or of another version of nmt")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is what a field of the type `hint` may hold."""
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return (
-            isinstance(value, dict)
-            and value.keys() == hints.keys()
-            and all(_fits(value[key], hints[key]) for key in hints)
-        )
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if options := get_args(hint):
-        return any(_fits(value, option) for option in options)
-    if hint is int:
-        return type(value) is int and 0 <= value < 2**63
-    if hint is float:
-        return type(value) in (int, float) and abs(value) < 2**63  # not NaN, not infinite
-    return type(value) is hint
 
 
 # ---- tensors ------------------------------------------------------------------------------------------------------
@@ -471,7 +439,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
                 raise UserError(
                     f"{path / STATE_FILE}: of an average, from which training cannot continue"
                 )
-            if config and (changes := differences(config, checkpoint.config)):
+            if config and (changes := list_differences(config, checkpoint.config)):
                 raise UserError(f"{path / CONFIG_FILE}: of another run ({'; '.join(changes)})")
             return checkpoint
         except UserError as error:

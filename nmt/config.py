@@ -1,80 +1,67 @@
-"""The configuration: one frozen dataclass for each room, nested in `RunConfig`, which only commands and trainer see.
+"""The configuration: one frozen dataclass for each section of the YAML file, nested in `RunConfig`.
 
-Order of authority: defaults < `extends` < file < `section.key=value`. YAML is read strictly (numbers such as 1e-9 are
-numbers; duplicate keys, aliases and objects are refused) and every complaint names file:line, key, value and remedy.
-The config speaks of the update, not of the machine: tokens per update, never sentences per GPU.
+Later ones win: the defaults below, the file that `extends` names, the file itself, `section.key=value` on the command
+line. Unknown keys, wrong types and values out of range are refused by file:line, key and value, with a remedy. A config
+speaks of the update and not of the machine: it counts tokens per update, never sentences per GPU. Where the paper
+leaves no choice, the default is its base model's.
 """
 
+import copy
 import dataclasses
-import difflib
 import os
 import re
-import types
-import typing
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from nmt.system.errors import UserError
+from nmt.system.records import RecordReader, Rule, default
 from nmt.system.strict_yaml import Source, format_yaml, parse_yaml
 
-FILES = {"src", "tgt"}
-SOURCES = FILES | {"file", "dataset", "sacrebleu", "demo"}  # what says where a corpus comes from
 MAX_CONFIG_BYTES = 1 << 20
-UNITS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-Value = typing.TypeVar("Value")
+CORPUS_FILES = {"src", "tgt"}
+CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
-
-@dataclass(frozen=True)
-class Rule:
-    """What must hold for a value; `words` completes `it must ...`."""
-
-    holds: Callable[[float], bool]
-    words: str
-
-
+# What values must be; a key that is null or a word has no rule to keep.
 POSITIVE = Rule(lambda x: x > 0, "be positive")
-NOT_NEGATIVE = Rule(lambda x: x >= 0, "not be negative")
-ONE_OR_MORE = Rule(lambda x: x >= 1, "be at least 1")
-BEAM = Rule(lambda x: 1 <= x <= 1_000, "lie between 1 and 1000")
-ALPHA = Rule(lambda x: 0 <= x <= 10, "lie between 0 and 10")
-LENGTHS = Rule(lambda x: 0 <= x <= 10_000, "lie between 0 and 10000")
-RATIO = Rule(lambda x: 0 <= x <= 100, "lie between 0 and 100")
-HEAT = Rule(lambda x: 0.01 <= x <= 100, "lie between 0.01 and 100")
-PROBABILITY = Rule(lambda x: 0 < x <= 1, "lie in (0, 1]")
-SHARE = Rule(lambda x: 0 <= x < 1, "lie in [0, 1)")
-SIXTEEN_BITS = Rule(
-    lambda x: 16 <= x <= 65_535, "lie between 16 and 65535, for ids are stored in 16 bits"
+AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
+FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
+PROBABILITY = Rule(lambda x: 0 < x <= 1, "be in (0, 1]")
+BEAM_SIZE = Rule(lambda x: 1 <= x <= 1_000, "be between 1 and 1000")
+ALPHA = Rule(lambda x: 0 <= x <= 10, "be between 0 and 10")
+LENGTH = Rule(lambda x: 0 <= x <= 10_000, "be between 0 and 10000")
+LENGTH_RATIO = Rule(lambda x: 0 <= x <= 100, "be between 0 and 100")
+TEMPERATURE = Rule(lambda x: 0.01 <= x <= 100, "be between 0.01 and 100")
+COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "be between 0.98 and 1")
+VOCAB_SIZE = Rule(
+    lambda x: 16 <= x <= 65_535, "be between 16 and 65535, because ids are stored in 16 bits"
 )
-COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "lie between 0.98 and 1")
-SEED = Rule(lambda x: 0 <= x < 2**31, "lie in [0, 2^31)")
-
-
-def ruled(default: Value, rule: Rule) -> Value:
-    """The default of a field, and the rule for its values other than null."""
-    return field(default=default, metadata={"rule": rule})
+RANDOM_SEED = Rule(lambda x: 0 <= x < 2**31, "be in [0, 2^31)")
 
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Where sentence pairs come from: exactly one of two files, one file, a dataset, a known test set, the demo."""
+    """Where sentence pairs come from: two files, one file, a dataset, a known test set, or the demo."""
 
-    src: str | None = (
-        None  # a file of the source language; `.gz`, `.xz` and `.zst` are unpacked on the way
-    )
+    # Two files with one sentence a line; .gz, .xz and .zst are unpacked while they are read.
+    src: str | None = None
     tgt: str | None = None
-    archive: str | None = (
-        None  # a `.tgz`, `.tar.gz` or `.tar`; src and tgt are then names of members of it
-    )
-    file: str | None = None  # .tsv (source, tab, target), .jsonl or .parquet
-    dataset: str | None = None  # Hugging Face id, or a folder in the hub's layout
+    # The .tgz, .tar.gz or .tar that src and tgt are members of.
+    archive: str | None = None
+    # One file with both sides: .tsv (source, tab, target), .jsonl or .parquet.
+    file: str | None = None
+    # A Hugging Face dataset: its id, or a folder with the hub's layout.
+    dataset: str | None = None
     subset: str | None = None
     split: str | None = None
     revision: str | None = None
-    sacrebleu: str | None = None  # a test set that sacreBLEU knows, such as wmt14/full
-    demo: Literal["train", "valid", "test"] | None = None  # the embedded corpus
-    repeat: int = ruled(1, ONE_OR_MORE)
+    # A test set that sacreBLEU knows, such as wmt14/full.
+    sacrebleu: str | None = None
+    # A split of the demo corpus, which comes with the library.
+    demo: Literal["train", "valid", "test"] | None = None
+    # How many times each pair is trained on in an epoch.
+    repeat: int = default(1, AT_LEAST_ONE)
 
     def check(self) -> str | None:
         kinds = [self.src or self.tgt, self.file, self.dataset, self.sacrebleu, self.demo]
@@ -91,23 +78,25 @@ class CorpusConfig:
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """What may not enter training; `null` switches a rule off. A pair with an empty side never enters.
+    """Which pairs are kept out of training; null switches a rule off. A pair with an empty side is always dropped."""
 
-    A preset fills in what is not given: the paper's En-De as its authors trained on it, at most 256 pieces with the
-    end mark, and its En-Fr, the usual cut of 40.8M pairs to 36M.
-    """
-
+    # Values for the keys below that are not given: the paper's En-De as its authors trained on it (at most 256 pieces
+    # with the end mark), and its En-Fr, the usual cut of 40.8M pairs to 36M.
     preset: Literal["none", "paper-ende", "paper-enfr"] | None = None
-    identical: bool = False  # drop pairs whose sides are the same text
-    max_words: int | None = ruled(250, ONE_OR_MORE)
-    max_ratio: float | None = ruled(None, ONE_OR_MORE)  # longer side / shorter side, in words
-    held_out: Literal["keep", "drop-pairs", "drop-sides"] = (
-        "keep"  # what the dev and test sets contain too
-    )
-    duplicates: bool = False  # drop all but the first of equal pairs, over all corpora
-    max_pieces: int | None = ruled(250, ONE_OR_MORE)  # after BPE, either side
+    # Whether to drop pairs whose sides are the same text.
+    identical: bool = False
+    # The longest side that is kept, in words.
+    max_words: int | None = default(250, AT_LEAST_ONE)
+    # The largest ratio of the longer to the shorter side that is kept, in words.
+    max_ratio: float | None = default(None, AT_LEAST_ONE)
+    # What becomes of training pairs that a dev or test set has too: drop where both sides agree, or either.
+    held_out: Literal["keep", "drop-pairs", "drop-sides"] = "keep"
+    # Whether to drop all but the first of equal pairs, over all corpora.
+    duplicates: bool = False
+    # The longest side that is kept, in pieces of the vocabulary.
+    max_pieces: int | None = default(250, AT_LEAST_ONE)
 
-    PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "none": {"max_words": None, "max_ratio": None, "max_pieces": None},
         "paper-ende": {"max_words": None, "max_ratio": None, "max_pieces": 255},
         "paper-enfr": {"max_words": 175, "max_ratio": 1.5, "max_pieces": 255},
@@ -116,17 +105,22 @@ class CleanConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
+    """The corpora, and how they become a token store."""
+
+    # The languages, also the names of the columns of tables.
     src: str = "en"
     tgt: str = "de"
-    root: str = "."  # what relative paths of corpora start from
-    store: str = "data/store"  # where the prepared data goes
-    workers: int = ruled(2, ONE_OR_MORE)
+    # The folder that relative paths of corpora start from.
+    root: str = "."
+    # The folder for the prepared data.
+    store: str = "data/store"
+    # Processes that prepare it; the result does not depend on their number.
+    workers: int = default(2, AT_LEAST_ONE)
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
-    on_bad_line: Literal["stop", "skip"] = (
-        "stop"  # at what cannot be read, or drop the pair and count it
-    )
+    # Whether to stop at a line that cannot be read, or to drop its pair and count it.
+    on_bad_line: Literal["stop", "skip"] = "stop"
     clean: CleanConfig = CleanConfig()
 
     def check(self) -> str | None:
@@ -135,40 +129,51 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class VocabConfig:
-    size: int = ruled(37_000, SIXTEEN_BITS)
-    character_coverage: float = ruled(1.0, COVERAGE)
-    sample_sentences: int = ruled(2_000_000, ONE_OR_MORE)  # at most so many lines teach the BPE
-    byte_fallback: bool = False  # write unknown characters as bytes instead of <unk>
-    model: str | None = (
-        None  # an existing SentencePiece model instead of learning one; size then follows from it
-    )
-    bpe_dropout: float = ruled(
-        0.0, SHARE
-    )  # segmentations drawn anew in each epoch (Provilkov et al. 2020)
+    """The joint BPE vocabulary of both languages."""
+
+    # Pieces, the four marks included.
+    size: int = default(37_000, VOCAB_SIZE)
+    # The share of all characters in the text that the pieces must be able to write.
+    character_coverage: float = default(1.0, COVERAGE)
+    # The most lines that BPE is learned from.
+    sample_sentences: int = default(2_000_000, AT_LEAST_ONE)
+    # Whether unknown characters are written as bytes, instead of as <unk>.
+    byte_fallback: bool = False
+    # An existing SentencePiece model, to be used instead of learning one; it decides the size.
+    model: str | None = None
+    # The probability that BPE leaves a merge out, drawn anew in each epoch (Provilkov et al. 2020).
+    bpe_dropout: float = default(0.0, FRACTION)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The paper's letters (Table 3). `d_k` and `d_v` follow from d_model / n_heads unless given."""
+    """The Transformer, in the letters of the paper's Table 3."""
 
-    d_model: int = ruled(512, ONE_OR_MORE)
-    d_ff: int = ruled(2048, ONE_OR_MORE)
-    n_heads: int = ruled(8, ONE_OR_MORE)
-    n_layers: int = ruled(6, ONE_OR_MORE)
-    d_k: int | None = ruled(None, ONE_OR_MORE)
-    d_v: int | None = ruled(None, ONE_OR_MORE)
-    dropout: float = ruled(0.1, SHARE)
+    d_model: int = default(512, AT_LEAST_ONE)
+    d_ff: int = default(2048, AT_LEAST_ONE)
+    n_heads: int = default(8, AT_LEAST_ONE)
+    n_layers: int = default(6, AT_LEAST_ONE)
+    # The size of a head's keys and of its values; d_model / n_heads unless given.
+    d_k: int | None = default(None, AT_LEAST_ONE)
+    d_v: int | None = default(None, AT_LEAST_ONE)
+    # On the output of each sub-layer, and on embeddings plus positions.
+    dropout: float = default(0.1, FRACTION)
+    # LayerNorm after each sub-layer, as in the paper, or before it.
     norm: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    max_positions: int = ruled(1024, ONE_OR_MORE)  # rows of a learned table; sinusoids have no end
-    window: int | None = ruled(
-        None, ONE_OR_MORE
-    )  # restricted self-attention (section 4): neighbours to each side
-    tied: bool = True  # one matrix for both embeddings and the projection
+    # Rows of the table of learned positions; sinusoids have no end.
+    max_positions: int = default(1024, AT_LEAST_ONE)
+    # How many neighbours to each side self-attention sees (section 4, "restricted"); null: all.
+    window: int | None = default(None, AT_LEAST_ONE)
+    # Whether both embeddings and the output projection are one matrix (section 3.4).
+    tied: bool = True
 
     def check(self) -> str | None:
         if self.d_model % self.n_heads and (self.d_k is None or self.d_v is None):
-            return f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; give d_k and d_v"
+            return (
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; "
+                "give d_k and d_v"
+            )
         if self.d_model % 2 and self.positions == "sinusoidal":
             return f"d_model is {self.d_model}; sinusoidal positions need an even one"
         return None
@@ -184,126 +189,151 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with the paper's schedule: scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)."""
+    """Adam, with the learning rate scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (section 5.3)."""
 
-    warmup_steps: int = ruled(4000, ONE_OR_MORE)
-    scale: float = ruled(1.0, POSITIVE)
-    beta1: float = ruled(0.9, SHARE)
-    beta2: float = ruled(0.98, SHARE)
-    eps: float = ruled(1e-9, POSITIVE)
+    warmup_steps: int = default(4000, AT_LEAST_ONE)
+    scale: float = default(1.0, POSITIVE)
+    beta1: float = default(0.9, FRACTION)
+    beta2: float = default(0.98, FRACTION)
+    eps: float = default(1e-9, POSITIVE)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    steps: int = ruled(100_000, ONE_OR_MORE)  # updates
-    src_tokens: int = ruled(25_000, ONE_OR_MORE)  # per update, over all ranks
-    tgt_tokens: int = ruled(25_000, ONE_OR_MORE)
-    micro_tokens: int | Literal["auto"] = ruled(
-        "auto", ONE_OR_MORE
-    )  # at most, of each side, in one pass; auto: see nmt/train/memory_probe.py
-    label_smoothing: float = ruled(0.1, SHARE)
+    """How long to train, how much goes into an update, and what is done on the way."""
+
+    # Updates.
+    steps: int = default(100_000, AT_LEAST_ONE)
+    # Tokens of one update, over all ranks.
+    src_tokens: int = default(25_000, AT_LEAST_ONE)
+    tgt_tokens: int = default(25_000, AT_LEAST_ONE)
+    # The most tokens of each side in one forward and backward pass; auto: as many as
+    # are fast and fit (nmt/train/memory_probe.py).
+    micro_tokens: int | Literal["auto"] = default("auto", AT_LEAST_ONE)
+    label_smoothing: float = default(0.1, FRACTION)
+    # Of activations; weights, statistics and Adam's moments are always fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
-    compile: Literal["auto", "on", "off"] = (
-        "auto"  # constant shapes, fused and captured code; auto: on a GPU
-    )
-    shard: bool = False  # weights, gradients and moments in shares over the ranks, for models that do not fit (FSDP2)
-    on_nonfinite: Literal["stop", "skip"] = (
-        "stop"  # a loss or gradient that is no number; skip: three in a row at most
-    )
-    log_every: int = ruled(100, ONE_OR_MORE)  # updates
-    validate_every: int = ruled(5_000, ONE_OR_MORE)
-    checkpoint_every: int | None = ruled(None, ONE_OR_MORE)  # updates; and/or
-    checkpoint_minutes: float | None = ruled(10.0, POSITIVE)  # the paper's clock
-    keep_checkpoints: int = ruled(20, ONE_OR_MORE)  # the newest so many, and the best
+    # torch.compile and CUDA graphs, which constant shapes make possible; auto: on a GPU.
+    compile: Literal["auto", "on", "off"] = "auto"
+    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models that do not fit.
+    shard: bool = False
+    # What to do when a loss or gradient is NaN or infinite; skip tolerates three such updates in a row.
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    # In updates.
+    log_every: int = default(100, AT_LEAST_ONE)
+    validate_every: int = default(5_000, AT_LEAST_ONE)
+    # A checkpoint is saved every so many updates, every so many minutes (the paper's way), or both.
+    checkpoint_every: int | None = default(None, AT_LEAST_ONE)
+    checkpoint_minutes: float | None = default(10.0, POSITIVE)
+    # How many of the newest checkpoints are kept, beside the best one.
+    keep_checkpoints: int = default(20, AT_LEAST_ONE)
 
     def check(self) -> str | None:
-        is_both = self.shard and self.compile == "on"
-        return (
-            "compile is on and shard is true, but shares are not compiled; give one of them up"
-            if is_both
-            else None
-        )
+        if self.shard and self.compile == "on":
+            return "compile is on and shard is true, but sharded models are not compiled; drop one"
+        return None
 
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Search, by default as in section 6.1. A preset sets the first eight of these keys; what stands beside it wins.
+    """The search for a translation, by default as in section 6.1."""
 
-    `gnmt` divides a log-probability by ((5+|Y|)/6)^alpha, `length` by |Y|^alpha, `none` by 1; |Y| counts eos.
-    """
-
+    # Whose search this is: the preset sets the next eight keys, but for those that are given.
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
-    beam: int = ruled(4, BEAM)
+    beam: int = default(4, BEAM_SIZE)
+    # What a log-probability is divided by: ((5+|Y|)/6)^alpha, |Y|^alpha, or 1; |Y| counts the end mark.
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
-    length_penalty: float = ruled(0.6, ALPHA)  # alpha
-    max_ratio: float = ruled(
-        1.0, RATIO
-    )  # at most max_ratio * source + max_extra pieces, eos not counted
-    max_extra: int = ruled(50, LENGTHS)
-    min_length: int = ruled(0, LENGTHS)  # and at least so many, where those allow it
-    finishing: Literal["any", "top", "shrink"] = (
-        "any"  # which ended continuations count; see nmt/translate/search.py
-    )
-    stopping: Literal["exact", "full", "likely", "never"] = "exact"  # when a sentence is done
-    sample: bool = False  # draw pieces by their probability instead of searching
-    temperature: float = ruled(1.0, HEAT)  # of sampling: above 1 flatter, below 1 sharper
-    top_k: int | None = ruled(None, ONE_OR_MORE)  # sample among the most probable so many pieces
-    top_p: float = ruled(
-        1.0, PROBABILITY
-    )  # and among the fewest that hold so much of the probability
-    seed: int = ruled(
-        1, SEED
-    )  # of sampling; what is drawn for a sentence depends on it and on the sentence alone
-    precision: Literal["fp32", "bf16"] = (
-        "fp32"  # bf16: of products; twice as fast where the hardware has it
-    )
-    max_source: int = ruled(1_000, ONE_OR_MORE)  # pieces
-    long_lines: Literal["cut", "split", "refuse"] = (
-        "cut"  # what becomes of a longer source, with a word about it
-    )
-    # Source pieces decoded together. None: 4,096 on CPU, on a GPU as many as its memory holds.
-    batch_tokens: int | None = ruled(None, ONE_OR_MORE)
+    length_penalty: float = default(0.6, ALPHA)
+    # An output has at most max_ratio * source + max_extra pieces, and within that at least min_length;
+    # the end mark is not counted.
+    max_ratio: float = default(1.0, LENGTH_RATIO)
+    max_extra: int = default(50, LENGTH)
+    min_length: int = default(0, LENGTH)
+    # Which hypotheses that end are accepted, and when a sentence is finished; see nmt/translate/search.py.
+    finishing: Literal["any", "top", "shrink"] = "any"
+    stopping: Literal["exact", "full", "likely", "never"] = "exact"
+    # Whether to draw pieces by their probability, instead of searching.
+    sample: bool = False
+    # Above 1 draws more evenly, below 1 favours the probable pieces.
+    temperature: float = default(1.0, TEMPERATURE)
+    # Draw only from the k most probable pieces, and from the fewest that together have probability p.
+    top_k: int | None = default(None, AT_LEAST_ONE)
+    top_p: float = default(1.0, PROBABILITY)
+    # What is drawn for a sentence depends on this and on the sentence alone.
+    seed: int = default(1, RANDOM_SEED)
+    # Of matrix products; bf16 is twice as fast where the hardware has it.
+    precision: Literal["fp32", "bf16"] = "fp32"
+    # The longest source in pieces, and what becomes of a longer one, with a warning.
+    max_source: int = default(1_000, AT_LEAST_ONE)
+    long_lines: Literal["cut", "split", "refuse"] = "cut"
+    # Source pieces that are decoded together; null: 4,096 on a CPU, on a GPU as many as its memory holds.
+    batch_tokens: int | None = default(None, AT_LEAST_ONE)
 
-    PRESETS: typing.ClassVar[dict[str, dict[str, Any]]] = {
-        name: dict(
-            zip(
-                (
-                    "beam",
-                    "penalty",
-                    "length_penalty",
-                    "max_ratio",
-                    "max_extra",
-                    "min_length",
-                    "finishing",
-                    "stopping",
-                ),
-                values,
-                strict=True,
-            )
-        )
-        for name, values in {
-            "vaswani2017": (4, "gnmt", 0.6, 1.0, 50, 0, "any", "exact"),
-            "fairseq": (5, "length", 1.0, 0.0, 200, 1, "top", "full"),
-            "marian": (6, "length", 0.6, 3.0, 0, 0, "shrink", "never"),
-            "hf": (4, "length", 1.0, 0.0, 512, 0, "top", "likely"),
-        }.items()
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "vaswani2017": {
+            "beam": 4,
+            "penalty": "gnmt",
+            "length_penalty": 0.6,
+            "max_ratio": 1.0,
+            "max_extra": 50,
+            "min_length": 0,
+            "finishing": "any",
+            "stopping": "exact",
+        },
+        "fairseq": {
+            "beam": 5,
+            "penalty": "length",
+            "length_penalty": 1.0,
+            "max_ratio": 0.0,
+            "max_extra": 200,
+            "min_length": 1,
+            "finishing": "top",
+            "stopping": "full",
+        },
+        "marian": {
+            "beam": 6,
+            "penalty": "length",
+            "length_penalty": 0.6,
+            "max_ratio": 3.0,
+            "max_extra": 0,
+            "min_length": 0,
+            "finishing": "shrink",
+            "stopping": "never",
+        },
+        "hf": {
+            "beam": 4,
+            "penalty": "length",
+            "length_penalty": 1.0,
+            "max_ratio": 0.0,
+            "max_extra": 512,
+            "min_length": 0,
+            "finishing": "top",
+            "stopping": "likely",
+        },
     }
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    bleu: bool = True  # decode the dev set at each validation
-    sentences: int | None = ruled(
-        None, ONE_OR_MORE
-    )  # only the first so many lines of the dev set, for its BLEU
+    """How the dev set is scored during training."""
+
+    # Whether to translate it and compute BLEU, beside the loss.
+    bleu: bool = True
+    # Translate only the first lines; null: all.
+    sentences: int | None = default(None, AT_LEAST_ONE)
 
 
 @dataclass(frozen=True)
 class RunConfig:
+    """All settings of a run. Only the commands and the trainer see it whole."""
+
     name: str = "run"
-    seed: int = ruled(1, SEED)
-    out: str = ""  # the run folder; runs/NAME unless given
-    device: Literal["auto", "cpu"] = "auto"  # auto: a GPU if there is one; see nmt/system/device.py
+    # Weights, the order of batches and dropout follow from it.
+    seed: int = default(1, RANDOM_SEED)
+    # The run folder; runs/NAME unless given.
+    out: str = ""
+    # auto: a GPU if there is one; see nmt/system/device.py.
+    device: Literal["auto", "cpu"] = "auto"
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()
     model: ModelConfig = ModelConfig()
@@ -313,10 +343,13 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def check(self) -> str | None:
-        model, longest = self.model, self.data.clean.max_pieces
-        if model.positions == "learned" and (longest is None or longest + 1 > model.max_positions):
+        if self.model.positions == "sinusoidal":
+            return None
+        rows = self.model.max_positions
+        longest = self.data.clean.max_pieces
+        if longest is None or longest + 1 > rows:
             return (
-                f"model.max_positions {model.max_positions} is too small for learned positions: training sentences "
+                f"model.max_positions {rows} is too small for learned positions: training sentences "
                 f"have up to {longest or 'any number of'} pieces (data.clean.max_pieces) and a mark"
             )
         return None
@@ -326,7 +359,7 @@ class RunConfig:
         return Path(self.out or f"runs/{self.name}")
 
 
-# What may change between two sittings of one run without making it another run. Everything else is refused.
+# The settings that may change when a run continues; with any other changed it would be another run.
 FREE_KEYS = (
     "name",
     "out",
@@ -350,15 +383,16 @@ FREE_KEYS = (
 )
 
 
-# Keys that are gone. Older runs wrote them down, and are read where the value is what there is now.
+# Keys that are gone. Older runs wrote them down; they are read as long as they say what holds today.
 RETIRED: dict[str, object] = {"model.attention_bias": False}
+PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------
 
 
-def shipped_folder() -> Path:
-    """Where the shipped configs lie: beside the package in a checkout, inside it in a wheel."""
+def find_shipped_configs() -> Path:
+    """The folder of the shipped configs: beside the package in a checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -366,26 +400,37 @@ def shipped_folder() -> Path:
 
 def find_config(name: str, beside: Path | None = None) -> Path:
     """A path is taken as it is; a bare name that is not there is looked up among the shipped configs."""
-    path = (beside / name) if beside and not Path(name).is_absolute() else Path(name)
-    if os.path.isfile(
-        path
-    ):  # unlike Path.is_file it takes any text, however long, without an OSError
+    is_relative = not Path(name).is_absolute()
+    path = beside / name if beside and is_relative else Path(name)
+    if os.path.isfile(path):  # Path.is_file would raise where the name is too long
         return path
-    shipped = shipped_folder() / Path(name).name
-    if Path(name).name == name and os.path.isfile(shipped):
-        return shipped
-    names = ", ".join(sorted(p.name for p in shipped_folder().glob("*.yaml")))
+    shipped = find_shipped_configs()
+    is_bare = Path(name).name == name
+    if is_bare and os.path.isfile(shipped / name):
+        return shipped / name
+    names = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
     what = "is a folder" if os.path.isdir(path) else "not found"
     raise UserError(
         f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}"
     )
 
 
-def _read(path: Path, seen: tuple[Path, ...] = ()) -> Source:
+def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Source:
+    """The values of a file laid over those of the file that it extends; `seen` led here."""
     if path.resolve() in seen:
-        raise UserError(
-            f"{path}: 'extends' goes in a circle: {' -> '.join(p.name for p in (*seen, path))}"
-        )
+        circle = " -> ".join(p.name for p in (*seen, path))
+        raise UserError(f"{path}: 'extends' goes in a circle: {circle}")
+    source = parse_yaml(_read_text(path), str(path))
+    parent = source.values.pop("extends", None)
+    if parent is None:
+        return source
+    if not isinstance(parent, str) or not parent.isprintable():
+        raise UserError(f"{source.places['extends']}: extends: {parent!r} is not a file name")
+    base = _read_file(find_config(parent, beside=path.parent), (*seen, path.resolve()))
+    return Source(_merge(base.values, source.values), base.places | source.places)
+
+
+def _read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -396,187 +441,151 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> Source:
         raise UserError(f"{path}:{line}: not valid UTF-8 at byte {error.start}") from None
     if len(data) > MAX_CONFIG_BYTES:
         raise UserError(f"{path}: {len(data)} bytes are too many for a config")
-    source = parse_yaml(text, str(path))
-    parent = source.values.pop("extends", None)
-    if parent is None:
-        return source
-    if not isinstance(parent, str) or not parent.isprintable():
-        raise UserError(f"{source.places['extends']}: extends: {parent!r} is not a file name")
-    base = _read(find_config(parent, beside=path.parent), (*seen, path.resolve()))
-    return Source(_merged(base.values, source.values), base.places | source.places)
+    return text
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`. A corpus that says where it comes from replaces the inherited one: {demo: x} on {src: y}
-    is neither. Only one of two files can be exchanged alone. A preset of decoding takes the place of what it sets."""
-    set_by_preset = DecodingConfig.PRESETS.get(str(over.get("preset")), {})
-    result = {key: value for key, value in base.items() if key not in set_by_preset}
-    for key, value in over.items():
-        old: Any = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        is_other_corpus = (
-            both
-            and key in ("valid", "test")
-            and not SOURCES.isdisjoint(value)
-            and not (len(FILES & value.keys()) == 1 and "src" in old)
-        )
-        result[key] = _merged(old, value) if both and not is_other_corpus else value
+def _merge(base: dict[str, Any], over: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """`over` laid over `base`, key by key."""
+    result = dict(base)
+    if section == "decoding":
+        # A preset takes the place of all that it sets, also of what the base gave.
+        for name in DecodingConfig.PRESETS.get(str(over.get("preset")), {}):
+            result.pop(name, None)
+    for name, value in over.items():
+        key = f"{section}.{name}" if section else name
+        old = result.get(name)
+        if not isinstance(old, dict) or not isinstance(value, dict):
+            result[name] = value
+        elif key in ("data.valid", "data.test") and _is_another_corpus(old, value):
+            result[name] = value
+        else:
+            result[name] = _merge(old, value, key)
     return result
 
 
+def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether `new` says where its pairs come from: {demo: x} laid over {src: y} would be neither. One of two files
+    can be exchanged alone."""
+    if CORPUS_SOURCES.isdisjoint(new):
+        return False
+    is_one_file = len(CORPUS_FILES & new.keys()) == 1
+    return not (is_one_file and "src" in old)
+
+
 def _override(source: Source, text: str) -> Source:
+    """`source` with one `section.key=value` laid over it."""
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
         raise UserError(
             f"{text!r} is not of the form section.key=value (for example training.steps=1000)"
         )
-    parsed = parse_yaml(
-        f"{{value: {value}}}" if value.strip() else "value: ''", f"command line, {key}"
-    )
+    written = f"{{value: {value}}}" if value.strip() else "value: ''"
+    parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
         raise UserError(f"{text!r}: quote the value: {key}='\"...\"'")
     tree: Any = parsed.values["value"]
     for part in reversed(key.split(".")):
         tree = {part: tree}
-    places = {k.replace("value", key, 1): "command line" for k in parsed.places if k}
-    return Source(_merged(source.values, tree), source.places | places)
+    inner_keys = [inner.removeprefix("value") for inner in parsed.places if inner]
+    places = {key + inner: "command line" for inner in inner_keys}
+    return Source(_merge(source.values, tree), source.places | places)
 
 
 # ---- values -> dataclasses --------------------------------------------------------------------------------------
 
 
-def _build(cls: type, values: Any, key: str, places: dict[str, str]) -> Any:
-    if not isinstance(values, dict):
-        raise UserError(
-            f"{_where(key, places)}: {values!r} is not a section; it takes key: value lines"
-        )
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    built = {}
-    presets = cls.PRESETS if cls is CleanConfig or cls is DecodingConfig else {}
-    for name, value in {**presets.get(str(values.get("preset")), {}), **values}.items():
-        inner = f"{key}.{name}" if key else name
-        if inner in RETIRED:
-            if value is not RETIRED[inner]:
-                raise UserError(
-                    f"{_where(inner, places)}: this key is gone; only {RETIRED[inner]!r} is still read, "
-                    f"not {value!r}"
-                )
-            continue
-        if name not in fields:
-            close = difflib.get_close_matches(str(name), fields, 1)
-            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(fields))}"
-            raise UserError(f"{_where(inner, places)}: unknown key; {remedy}")
-        built[name] = _convert(hints[name], value, inner, places)
-        rule = fields[name].metadata.get("rule")
-        if rule and not isinstance(value, str | None) and not rule.holds(value):
-            raise UserError(f"{_where(inner, places)} is {value}; it must {rule.words}")
-    result = cls(**built)
-    complaint = result.check() if hasattr(result, "check") else None
-    if complaint:
-        raise UserError(f"{_where(key, places)}: {complaint}" if key else complaint)
-    return result
-
-
-def _where(key: str, places: dict[str, str]) -> str:
-    """Where `key` was written, and its name."""
-    return ": ".join(part for part in (places.get(key), key) if part) or "config"
-
-
-def _convert(hint: Any, value: Any, key: str, places: dict[str, str]) -> Any:
-    options = typing.get_args(hint)
-    origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in options:
-            return None
-        kinds = [o for o in options if o is not type(None)]
-        return _convert(kinds[-1] if isinstance(value, str) else kinds[0], value, key, places)
-    if origin is Literal:
-        if value in options and isinstance(value, str):
-            return value
-        close = difflib.get_close_matches(str(value), [str(o) for o in options], 1)
-        hint_text = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(
-            f"{_where(key, places)}: {value!r} is not one of {', '.join(map(str, options))}{hint_text}"
-        )
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise UserError(f"{_where(key, places)}: {value!r} is not a list")
-        return tuple(
-            _convert(options[0], item, f"{key}[{i}]", places) for i, item in enumerate(value)
-        )
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, key, places)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        is_number and not abs(value) < 2**63
-    ):  # NaN, infinity, and what neither int64 nor float64 holds
-        raise UserError(f"{_where(key, places)}: {value!r} is not a finite number of sensible size")
-    if hint is float and is_number:
-        value = float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise UserError(f"{_where(key, places)}: {value!r} is not {UNITS[hint]}")
-    return value
-
-
-def load_config(name: str, overrides: typing.Sequence[str] = ()) -> RunConfig:
+def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The config file `name` with `section.key=value` overrides applied, checked."""
-    source = _read(find_config(name))
-    for text in overrides:
-        source = _override(source, text)
-    return typing.cast(RunConfig, _build(RunConfig, source.values, "", source.places))
+    return _build_config(_read_file(find_config(name)), overrides)
 
 
-def changed(config: RunConfig, overrides: typing.Sequence[str]) -> RunConfig:
+def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """`config` with overrides applied: what nmt-eval does to the config of a checkpoint."""
-    source = Source(to_dict(config))
+    return _build_config(Source(to_plain_values(config)), overrides)
+
+
+def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
+    """The device that the command line asks for. The one in a checkpoint was for the machine that trained it."""
+    asked = [text for text in overrides if text.startswith("device=")]
+    return override_config(RunConfig(), asked).device
+
+
+def _build_config(source: Source, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
-    return typing.cast(RunConfig, _build(RunConfig, source.values, "", source.places))
+    values = copy.deepcopy(source.values)
+    _drop_retired_keys(values, source)
+    _fill_in_presets(values)
+    return RecordReader(source.name_place).read(RunConfig, values)
 
 
-def asked_device(overrides: typing.Sequence[str]) -> Literal["auto", "cpu"]:
-    """Where to compute, as the command line says. What a checkpoint recorded was for the machine that trained it."""
-    return changed(RunConfig(), [text for text in overrides if text.startswith("device=")]).device
+def _drop_retired_keys(values: dict[str, Any], source: Source) -> None:
+    for key, kept in RETIRED.items():
+        section_key, _, name = key.rpartition(".")
+        section = _find_section(values, section_key)
+        if name not in section:
+            continue
+        if section[name] is not kept:
+            raise UserError(
+                f"{source.name_place(key)}: this key is gone; only {kept!r} is still read, "
+                f"not {section[name]!r}"
+            )
+        del section[name]
+
+
+def _fill_in_presets(values: dict[str, Any]) -> None:
+    """Give each section with a preset the settings that it names, except for those that are given."""
+    for key, presets in PRESETS.items():
+        section = _find_section(values, key)
+        for name, value in presets.get(str(section.get("preset")), {}).items():
+            section.setdefault(name, value)
+
+
+def _find_section(values: Any, key: str) -> dict[str, Any]:
+    """The section by its dotted key; an empty one where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
 
 
 # ---- dataclasses -> text ----------------------------------------------------------------------------------------
 
 
-def to_dict(config: Any) -> Any:
-    """Plain values; a corpus shows only what was given."""
+def to_plain_values(config: Any) -> Any:
+    """Dictionaries, lists and scalars, as YAML has them; a corpus shows only what was given."""
     if isinstance(config, CorpusConfig):
-        return {
-            f.name: getattr(config, f.name)
-            for f in dataclasses.fields(config)
-            if getattr(config, f.name) != f.default
-        }
+        unset = vars(CorpusConfig())
+        return {name: value for name, value in vars(config).items() if value != unset[name]}
     if dataclasses.is_dataclass(config):
-        return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    return [to_dict(item) for item in config] if isinstance(config, tuple) else config
+        return {name: to_plain_values(value) for name, value in vars(config).items()}
+    if isinstance(config, tuple):
+        return [to_plain_values(item) for item in config]
+    return config
 
 
-def dump(config: RunConfig) -> str:
+def format_config(config: RunConfig) -> str:
     """YAML that `load_config` reads back to an equal config."""
-    return format_yaml(to_dict(config))
+    return format_yaml(to_plain_values(config))
 
 
-def differences(old: RunConfig, new: RunConfig, free: tuple[str, ...] = FREE_KEYS) -> list[str]:
-    """Lines `key: old -> new` for every setting outside `free` that differs."""
+def list_differences(
+    old: RunConfig, new: RunConfig, free: tuple[str, ...] = FREE_KEYS
+) -> list[str]:
+    """A line `key: old -> new` for each setting that differs and is not in `free`."""
+    before = _flatten(to_plain_values(old))
+    after = _flatten(to_plain_values(new))
+    lines = []
+    for key in before | after:
+        is_free = any(key == other or key.startswith(f"{other}.") for other in free)
+        if not is_free and before.get(key) != after.get(key):
+            lines.append(f"{key}: {before.get(key)} -> {after.get(key)}")
+    return lines
 
-    def flat(value: Any, key: str = "") -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {key: value}
-        return {
-            k: v
-            for name, inner in value.items()
-            for k, v in flat(inner, f"{key}.{name}" if key else name).items()
-        }
 
-    before, after = flat(to_dict(old)), flat(to_dict(new))
-    keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
-    return [
-        f"{k}: {before.get(k)} -> {after.get(k)}"
-        for k in keys
-        if not any(k == f or k.startswith(f + ".") for f in free)
-    ]
+def _flatten(values: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """The settings by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{section}.{name}" if section else name
+        flat |= _flatten(value, key) if isinstance(value, dict) else {key: value}
+    return flat

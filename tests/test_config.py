@@ -25,16 +25,16 @@ from nmt.config import (
     RunConfig,
     TrainingConfig,
     VocabConfig,
-    changed,
-    differences,
-    dump,
     find_config,
+    find_shipped_configs,
+    format_config,
+    list_differences,
     load_config,
-    shipped_folder,
+    override_config,
 )
 from nmt.system.errors import UserError
 
-SHIPPED = sorted(path.name for path in shipped_folder().glob("*.yaml"))
+SHIPPED = sorted(path.name for path in find_shipped_configs().glob("*.yaml"))
 Loader = Callable[..., RunConfig]
 
 
@@ -170,7 +170,7 @@ BAD = [
     # ranges
     ("training:\n  steps: -5", "c.yaml:2: training.steps is -5; it must be at least 1"),
     ("training: {steps: 0}", "steps is 0"),
-    ("training: {label_smoothing: 1}", "label_smoothing is 1; it must lie in [0, 1)"),
+    ("training: {label_smoothing: 1}", "label_smoothing is 1; it must be in [0, 1)"),
     ("training: {checkpoint_minutes: -1}", "checkpoint_minutes is -1; it must be positive"),
     ("training: {checkpoint_every: 0}", "checkpoint_every is 0"),
     ("optimizer: {eps: -1e-9}", "eps is -1e-09; it must be positive"),
@@ -180,7 +180,7 @@ BAD = [
     ("evaluation: {sentences: 0}", "sentences is 0"),
     (
         "vocab: {size: 70000}",
-        "size is 70000; it must lie between 16 and 65535, for ids are stored in 16 bits",
+        "size is 70000; it must be between 16 and 65535, because ids are stored in 16 bits",
     ),
     ("seed: -1", "c.yaml:1: seed is -1"),
     ("data: {workers: 0}", "workers is 0"),
@@ -353,7 +353,7 @@ def test_a_corpus_of_another_kind_replaces_the_inherited_one(load: Loader, tmp_p
 
 
 def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> None:
-    assert find_config("base.yaml") == shipped_folder() / "base.yaml"
+    assert find_config("base.yaml") == find_shipped_configs() / "base.yaml"
     (tmp_path / "base.yaml").write_text("name: mine")
     assert load_config("base.yaml").name == "mine"
 
@@ -364,14 +364,14 @@ def test_keys_that_are_gone_are_read_where_they_change_nothing(load: Loader) -> 
         == load("", "model.attention_bias=false")
         == RunConfig()
     )
-    assert all(key.rpartition(".")[2] not in dump(RunConfig()) for key in RETIRED)
+    assert all(key.rpartition(".")[2] not in format_config(RunConfig()) for key in RETIRED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_load_and_dump(load: Loader, name: str) -> None:
     config = load_config(name)
     assert config.name == Path(name).stem
-    assert load(dump(config)) == config
+    assert load(format_config(config)) == config
 
 
 def test_the_paper_is_shipped() -> None:
@@ -445,25 +445,25 @@ def test_a_dump_reads_back_to_an_equal_config(
     tmp_path_factory: pytest.TempPathFactory, config: RunConfig
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "dumped.yaml"
-    path.write_text(dump(config), encoding="utf-8", newline="")
+    path.write_text(format_config(config), encoding="utf-8", newline="")
     assert load_config(str(path)) == config
-    assert changed(config, []) == config
+    assert override_config(config, []) == config
 
 
 def test_changed_applies_overrides_to_a_config() -> None:
-    config = changed(RunConfig(), ["decoding.beam=1", "data.test={file: x.tsv}"])
+    config = override_config(RunConfig(), ["decoding.beam=1", "data.test={file: x.tsv}"])
     assert config == dataclasses.replace(
         RunConfig(),
         decoding=DecodingConfig(beam=1),
         data=DataConfig(test=CorpusConfig(file="x.tsv")),
     )
     with pytest.raises(UserError, match="beam is 0"):
-        changed(config, ["decoding.beam=0"])
+        override_config(config, ["decoding.beam=0"])
 
 
 def test_differences_names_what_makes_another_run() -> None:
     old = RunConfig()
-    new = changed(
+    new = override_config(
         old,
         [
             "model.d_model=256",
@@ -474,13 +474,13 @@ def test_differences_names_what_makes_another_run() -> None:
             "out=elsewhere",
         ],
     )  # these may change
-    assert sorted(differences(old, new)) == [
+    assert sorted(list_differences(old, new)) == [
         "data.valid.demo: None -> valid",
         "model.d_model: 512 -> 256",
         "seed: 1 -> 2",
     ]
-    assert differences(old, old) == []
-    assert "training.steps: 100000 -> 7" in differences(old, new, free=())
+    assert list_differences(old, old) == []
+    assert "training.steps: 100000 -> 7" in list_differences(old, new, free=())
 
 
 def test_free_keys_are_keys() -> None:

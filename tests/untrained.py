@@ -7,7 +7,7 @@ import torch
 from conftest import sentences
 from safetensors.torch import save_file
 
-from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, dump
+from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, format_config
 from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
 from nmt.model.transformer import Transformer
 from nmt.system.files import seal, write_json, write_text
@@ -46,7 +46,9 @@ def make_checkpoint(
     weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}
     save_file(weights, folder / MODEL_FILE)
     write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
-    write_text(folder / CONFIG_FILE, dump(RunConfig(name="toy", model=shape, decoding=decoding)))
+    write_text(
+        folder / CONFIG_FILE, format_config(RunConfig(name="toy", model=shape, decoding=decoding))
+    )
     (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return folder

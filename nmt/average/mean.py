@@ -29,7 +29,7 @@ from nmt.checkpoint import (
     open_for_average,
     write_small_files,
 )
-from nmt.config import differences
+from nmt.config import list_differences
 from nmt.system.errors import UserError
 from nmt.system.files import make_folder, read_json, size_of, write_folder
 from nmt.system.progress import Progress, tracked
@@ -114,7 +114,7 @@ def mixed(checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = N
     checkpoints, weights = zip(*sorted(given, key=lambda pair: pair[0].step), strict=True)
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        changes = differences(first.config, other.config)
+        changes = list_differences(first.config, other.config)
         if changes or other.vocab.digest != first.vocab.digest:
             what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
             raise UserError(

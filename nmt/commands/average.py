@@ -172,13 +172,13 @@ def draw(args: argparse.Namespace, run: RunFolder) -> int:
     """The curve."""
     from nmt.average import curve
     from nmt.average.select import last, spaced
-    from nmt.config import asked_device
+    from nmt.config import parse_device
 
     moments = spaced(run, args.every)
     sizes = sorted(set(args.curve)) or [n for n in curve.SIZES if n <= len(moments)] or [1]
     last(moments, max(sizes), run, args.every)
     choice = "the last N" + ("" if args.every is None else f", {args.every:g} minutes apart")
-    points = curve.curve(run, moments, sizes, args.ema, choice, asked_device(args.settings))
+    points = curve.curve(run, moments, sizes, args.ema, choice, parse_device(args.settings))
     decay = "" if args.ema is None else f", decay {args.ema:g}"
     print(f"{run.path}: dev BLEU of the mean of {choice}{decay}\n{curve.table(points)}")
     print(f"best: N = {curve.best(points).n}; {run.path / 'averaging.json'}")

@@ -65,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> int:
     go_offline(args)
 
-    from nmt.config import dump, load_config
+    from nmt.config import format_config, load_config
     from nmt.paper import explain
     from nmt.system.files import make_folder
 
     config = load_config(args.config, args.overrides)
     if args.print_config or args.explain:
-        print(dump(config) if args.print_config else explain(config), end="")
+        print(format_config(config) if args.print_config else explain(config), end="")
         return 0
     is_rehearsal = args.profile or args.plan  # which leaves nothing behind
     if not is_rehearsal:

@@ -16,7 +16,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from nmt.config import DataConfig, VocabConfig, to_dict
+from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.files import digest, read_json, stamp
@@ -143,13 +143,13 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     Not where it is, nor how many workers made it, nor the run's seed, which only draws the BPE's sample: the ledger
     notes it, and the runs of several seeds share one store.
     """
-    values = to_dict(data)
+    values = to_plain_values(data)
     for name in ("root", "store", "workers"):
         del values[name]
     if data.clean.held_out == "keep":
         del values["test"]  # it is counted, but drops nothing
     del values["clean"]["preset"]
-    pieces = to_dict(vocab)
+    pieces = to_plain_values(vocab)
     del pieces["bpe_dropout"]
     if vocab.model is not None:  # then nothing is learned
         pieces = {"model": vocab.model}

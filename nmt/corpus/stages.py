@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_dict
+from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.cleaning import find_duplicates
 from nmt.corpus.ledger import BpeAccount, SourceFile, TestSetAccount, list_versions, name_file
 from nmt.corpus.reader import Block, Pair, describe, local_files, n_rows, read_blocks
@@ -173,9 +173,9 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 
     rules = None
     if part.rules is not None:  # without what only later stages apply
-        rules = to_dict(replace(part.rules, preset=None, duplicates=False, max_pieces=None))
+        rules = to_plain_values(replace(part.rules, preset=None, duplicates=False, max_pieces=None))
     made_with = {
-        "corpus": to_dict(replace(part.corpus, repeat=1)),
+        "corpus": to_plain_values(replace(part.corpus, repeat=1)),
         "src": job.data.src,
         "tgt": job.data.tgt,
         "files": [[str(path), *before] for path, before in zip(files, stamps, strict=True)],
@@ -323,7 +323,7 @@ def learn_bpe(
         "texts": [each.report.text for each in train],
         "repeats": repeats and repeats.name,
         "seed": job.seed,
-        "vocab": given.digest if given else to_dict(replace(job.vocab, bpe_dropout=0.0)),
+        "vocab": given.digest if given else to_plain_values(replace(job.vocab, bpe_dropout=0.0)),
     }
     folder, account = job.run_stage("bpe", made_with, make)
     return folder, BpeAccount(**account)

@@ -13,6 +13,7 @@ import numpy as np
 
 from nmt.config import TrainingConfig
 from nmt.data.batch import BatchShape
+from nmt.system.records import COUNT, default
 
 Array = np.ndarray
 PIECE = 1 << 20  # pairs whose running sums are in memory at a time
@@ -28,8 +29,8 @@ SPARE_TOKENS = (
 class Cursor:
     """The whole data position: the next update is number `update` of epoch `epoch`."""
 
-    epoch: int = 0
-    update: int = 0
+    epoch: int = default(0, COUNT)
+    update: int = default(0, COUNT)
 
 
 def cut(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:

@@ -14,7 +14,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from nmt.config import RunConfig, changed, to_dict
+from nmt.config import RunConfig, override_config, to_plain_values
 from nmt.evaluate import results
 from nmt.evaluate.average_card import write_card
 from nmt.evaluate.systems import System, Wanted, examine, read, translated
@@ -70,7 +70,7 @@ def system_of(question: Question, *names: str, is_text: bool = False) -> System:
                 f"{override}: is decided by training; nmt-eval takes {', '.join(OVERRIDES)}"
             )
     if is_text:
-        system = read(names[0], question.wanted, changed(RunConfig(), question.overrides))
+        system = read(names[0], question.wanted, override_config(RunConfig(), question.overrides))
     else:
         system = translated(question.open_translator(names, question.overrides), question.wanted)
     examine(system, question.wanted, question.is_forced)
@@ -207,7 +207,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
             hypotheses_sha256=hashlib.sha256(
                 "".join(text + "\n" for text in system.texts).encode()
             ).hexdigest(),
-            decoding=to_dict(system.config.decoding),
+            decoding=to_plain_values(system.config.decoding),
             engine=engine.translator.engine,
             scores=list(scores),
             versions={"python": python_version()}

@@ -6,19 +6,18 @@ nothing. Scoring the very same thing again replaces its record, except for score
 """
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock, read_json, size_of, write_json
 from nmt.system.progress import clock
+from nmt.system.records import RecordReader
 from nmt.system.run_folder import RESULTS_FILE, RunFolder
 
 PATIENCE_S = 20.0  # another writer is done in milliseconds
@@ -141,8 +140,12 @@ def _to_json(record: Result) -> dict[str, Any]:
 def _from_json(entry: Any, place: str) -> Result:
     if isinstance(entry, dict) and isinstance(entry.get("scores"), list):
         entry = entry | {"scores": [_with_interval(score) for score in entry["scores"]]}
-    result: Result = _parsed(entry, Result, place)
-    return result
+    reader = RecordReader(
+        lambda key: f"{place}: {key}" if key else place,
+        needs_all_keys=True,
+        remedy="damaged, or of another version of nmt: move the file away",
+    )
+    return reader.read(Result, entry)
 
 
 def _with_interval(score: Any) -> Any:
@@ -151,35 +154,3 @@ def _with_interval(score: Any) -> Any:
     others = {key: value for key, value in score.items() if key not in ("low", "high")}
     bounds = {"low": score["low"], "high": score["high"]}
     return others | {"interval": None if bounds == {"low": None, "high": None} else bounds}
-
-
-def _parsed(value: Any, hint: Any, place: str) -> Any:
-    """The value from JSON as what `hint` says; anything else is refused by its place."""
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        if not isinstance(value, dict) or value.keys() != hints.keys():
-            keys = sorted(hints.keys() ^ value.keys()) if isinstance(value, dict) else []
-            raise UserError(
-                f"{place} {'lacks or has too much: ' + ascii(keys[0][:99]) if keys else 'is no mapping'}; "
-                "damaged, or of another version of nmt: move the file away"
-            )
-        made: Any = hint
-        return made(**{key: _parsed(value[key], hints[key], f"{place}: {key}") for key in hints})
-    if get_origin(hint) is list and isinstance(value, list):
-        return [_parsed(item, get_args(hint)[0], place) for item in value]
-    if get_origin(hint) is dict and isinstance(value, dict):
-        return {
-            str(key): _parsed(item, get_args(hint)[1], f"{place}.{ascii(key[:99])[1:-1]}")
-            for key, item in value.items()
-        }
-    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if isinstance(value, dict) and is_dataclass(options[0]):  # Interval | None
-        return _parsed(value, options[0], place)
-    for option in options:
-        if type(value) is option or (option is float and type(value) is int):
-            if not isinstance(value, float) or math.isfinite(value):
-                return float(value) if option is float else value
-    raise UserError(
-        f"{place} has {ascii(value)[:99]}, which cannot be; damaged, or of another version of nmt: "
-        "move the file away"
-    )

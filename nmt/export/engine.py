@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from nmt.config import RunConfig, asked_device, load_config
+from nmt.config import RunConfig, load_config, parse_device
 from nmt.export.ctranslate2 import CTranslate2, library
 from nmt.export.export import load_ctranslate2
 from nmt.system.device import choose_device
@@ -49,7 +49,7 @@ def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMo
     """Load the one export in `paths`, on the device that the overrides ask for."""
     (path,) = paths
     folder = Path(path)
-    device = choose_device(asked_device(overrides))
+    device = choose_device(parse_device(overrides))
     exported, quantization = load_ctranslate2(folder, torch.get_num_threads(), device.type)
     place = folder / CONFIG_FILE
     if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import Checkpoint
-from nmt.config import RunConfig, dump
+from nmt.config import RunConfig, format_config
 from nmt.data.vocab import SILENT, UNK, Vocab
 from nmt.evaluate import card
 from nmt.export import ctranslate2, huggingface
@@ -89,7 +89,7 @@ def export(
             "check": asdict(agreement),
         }
         write_json(folder / EXPORT_FILE, record)
-        write_text(folder / CONFIG_FILE, dump(checkpoint.config))
+        write_text(folder / CONFIG_FILE, format_config(checkpoint.config))
         write_text(
             folder / CARD_FILE,
             card.text(record, checkpoint.config, translator.vocab.size, str(agreement)),
@@ -114,7 +114,7 @@ def _written(
     weights = {
         name: p.detach().to(getattr(torch, quantization)) for name, p in model.named_parameters()
     }
-    known = {"format": "pt", "config": dump(config), "vocab_sha256": vocab.digest}
+    known = {"format": "pt", "config": format_config(config), "vocab_sha256": vocab.digest}
     save_file(weights, folder / MODEL_FILE, metadata=known)
     (folder / VOCAB_FILE).write_bytes(vocab.model)
     other, stored = Transformer(model.config, vocab.size), load_file(folder / MODEL_FILE)

@@ -61,6 +61,10 @@ class Source:
     values: dict[str, Any]
     places: dict[str, str] = field(default_factory=dict)
 
+    def name_place(self, key: str) -> str:
+        """Where `key` was written, and its name."""
+        return ": ".join(part for part in (self.places.get(key), key) if part) or "config"
+
 
 def _plain(node: yaml.Node, key: str, places: dict[str, str]) -> Any:
     place = f"{node.start_mark.name}:{node.start_mark.line + 1}"

@@ -18,7 +18,7 @@ import torch
 
 from nmt import checkpoint
 from nmt.checkpoint import Checkpoint, TrainState
-from nmt.config import RunConfig, differences, dump, load_config
+from nmt.config import RunConfig, format_config, list_differences, load_config
 from nmt.data.bpe_dropout import Segmentations
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
@@ -425,14 +425,14 @@ def _claim(config: RunConfig, run: RunFolder, status: Status, stack: contextlib.
     make_folder(run.checkpoints)
     sweep(run.checkpoints)
     began = load_config(str(run.config)) if run.config.is_file() else None
-    changes = differences(began, config) if began else []
+    changes = list_differences(began, config) if began else []
     if changes:
         raise UserError(
             f"{run.path}: this run began with other settings ({'; '.join(changes)}); "
             "restore them, choose another out=DIR, or remove the folder to start anew"
         )
     if began != config:
-        write_text(run.config, dump(config))
+        write_text(run.config, format_config(config))
 
 
 def _describe(trainer: Trainer) -> None:

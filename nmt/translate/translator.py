@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
-from nmt.config import DecodingConfig, ModelConfig, RunConfig, asked_device, changed
+from nmt.config import DecodingConfig, ModelConfig, RunConfig, override_config, parse_device
 from nmt.data.vocab import EOS, Vocab
 from nmt.model.cpu_linear import packed
 from nmt.model.transformer import Transformer
@@ -323,10 +323,10 @@ class LoadedModel:
 
 def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
     """Load one checkpoint, or several that translate together, on the device that the overrides ask for."""
-    device = choose_device(asked_device(overrides))
+    device = choose_device(parse_device(overrides))
     checkpoints = tuple(open_checkpoint(Path(path)) for path in paths)
     first, *others = checkpoints
-    config = changed(first.config, overrides)
+    config = override_config(first.config, overrides)
     translator = make_translator(first, device, config.decoding, others)
     return LoadedModel(translator, config, [str(one.path) for one in checkpoints], checkpoints)
 

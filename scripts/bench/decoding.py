@@ -46,7 +46,7 @@ def prepare(
     from safetensors.torch import save_file
 
     from nmt.checkpoint import open_checkpoint
-    from nmt.config import ModelConfig, RunConfig, VocabConfig, dump
+    from nmt.config import ModelConfig, RunConfig, VocabConfig, format_config
     from nmt.data.vocab import Vocab, learn, word_counts, write_words
     from nmt.export import ctranslate2, huggingface
     from nmt.model.transformer import Transformer
@@ -71,7 +71,7 @@ def prepare(
         config, vocab, model = loaded.config, translator.vocab, translator.model
     text = (data / "test.en").read_text(encoding="utf-8").split("\n")[:n_lines]
     (folder / "ids.json").write_text(json.dumps(vocab.encode(text)))
-    write_text(folder / CONFIG_FILE, dump(config))
+    write_text(folder / CONFIG_FILE, format_config(config))
     save_file({name: p.detach() for name, p in model.named_parameters()}, folder / MODEL_FILE)
     for system in systems:
         engine, kind = system.split()

@@ -26,7 +26,14 @@ from nmt.average.select import best, choose
 from nmt.checkpoint import _plain, find_newest, load_weights, open_checkpoint
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
-from nmt.config import DataConfig, DecodingConfig, EvaluationConfig, ModelConfig, dump, load_config
+from nmt.config import (
+    DataConfig,
+    DecodingConfig,
+    EvaluationConfig,
+    ModelConfig,
+    format_config,
+    load_config,
+)
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest, seal
@@ -193,7 +200,7 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
 def configure(folder: Path, **changes: Any) -> None:
     """Other settings in the same checkpoint, sealed."""
     config = load_config(str(folder / "config.yaml"))
-    (folder / "config.yaml").write_text(dump(replace(config, **changes)))
+    (folder / "config.yaml").write_text(format_config(replace(config, **changes)))
     seal(folder)
 
 
@@ -357,8 +364,8 @@ STATES: dict[str, tuple[dict[str, object], str | None]] = {
         {"averaged": ["a"], "step": 9, "weights": []},
         "weights has 0 values for 1",
     ),
-    "unknown": ({"averaged": ["a"], "step": 9, "why": []}, "'why' is unknown"),
-    "no step": ({"averaged": ["a"]}, "'step' is missing"),
+    "unknown": ({"averaged": ["a"], "step": 9, "why": []}, "why: unknown key"),
+    "no step": ({"averaged": ["a"]}, "step: missing"),
 }
 
 
@@ -528,7 +535,7 @@ def test_weights_and_minutes_are_said_and_kept(
 def test_results_that_cannot_be_read_cost_no_average(
     fault: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.config.write_text(dump(CONFIG))
+    run.config.write_text(format_config(CONFIG))
     results = run.path / "results.json"
     if fault == "a folder":
         results.mkdir()

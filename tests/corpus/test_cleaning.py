@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config import CleanConfig, RunConfig, changed, load_config
+from nmt.config import CleanConfig, RunConfig, load_config, override_config
 from nmt.corpus.cleaning import clean_block, find_duplicates, make_held_out_set
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
@@ -86,6 +86,6 @@ def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="paper-en-de.* is not one of none, paper-ende, paper-enfr; did you mean"
     ):
-        changed(RunConfig(), ["data.clean.preset=paper-en-de"])
+        override_config(RunConfig(), ["data.clean.preset=paper-en-de"])
     with pytest.raises(UserError, match=r"data\.clean\.preset"):
-        changed(RunConfig(), ["data.clean.preset=[]"])
+        override_config(RunConfig(), ["data.clean.preset=[]"])

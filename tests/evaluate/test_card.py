@@ -13,7 +13,7 @@ from untrained import make_checkpoint, make_vocab
 from nmt.average.mean import average, averaged_in, is_our_card
 from nmt.checkpoint import open_checkpoint
 from nmt.commands.export import main as nmt_export
-from nmt.config import CorpusConfig, DataConfig, dump, load_config
+from nmt.config import CorpusConfig, DataConfig, format_config, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.average_card import write_card
 from nmt.evaluate.results import Result
@@ -44,7 +44,7 @@ def result_of(folder: Path) -> Result:
 
 def with_config(folder: Path, **changes: object) -> None:
     config = load_config(str(folder / "config.yaml"))
-    (folder / "config.yaml").write_text(dump(replace(config, **changes)))  # type: ignore[arg-type]
+    (folder / "config.yaml").write_text(format_config(replace(config, **changes)))  # type: ignore[arg-type]
     seal(folder)
 
 

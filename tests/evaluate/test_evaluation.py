@@ -40,9 +40,9 @@ from nmt.config import (
     RunConfig,
     TrainingConfig,
     VocabConfig,
-    changed,
-    dump,
+    format_config,
     load_config,
+    override_config,
 )
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.demo import pairs
@@ -94,7 +94,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
             checkpoint_minutes=None,
         ),
     )
-    (folder / "toy.yaml").write_text(dump(config))
+    (folder / "toy.yaml").write_text(format_config(config))
     assert nmt_train(["--config", str(folder / "toy.yaml")]) == 0
     return folder
 
@@ -670,7 +670,9 @@ def test_systems_on_different_test_sets_are_not_compared(
     lines = lines_of(ground / "test.de")
     put(ground / "other.de", [*lines[:-1], "ein hund"])  # as many lines
     config = load_config(str(second / "config.yaml"))
-    (second / "config.yaml").write_text(dump(changed(config, ["data.test.tgt=other.de"])))
+    (second / "config.yaml").write_text(
+        format_config(override_config(config, ["data.test.tgt=other.de"]))
+    )
     seal(second)
     json_file = tmp_path / "scores.json"
     for words in (("--compare", first, second), (first, second)):

@@ -139,14 +139,20 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "a mapping": (b"{}", "no list"),
     "numbers": (b"[1]", "record 1"),
     "nested": (b"[" * 100_000, "not JSON"),
-    "a key too many": (changed(note="x"), "record 2 lacks or has too much: 'note'"),
-    "a key too few": (b'[{"when": "x"}]', "record 1 lacks or has too much: 'averaged'"),
-    "a number in words": (changed(step="ten"), "record 2: step has 'ten'"),
-    "true for a number": (changed(step=True), "record 2: step has True"),
-    "NaN": (changed(seconds=float("nan")), "record 2: seconds has nan"),
-    "a score of nothing": (changed(scores=[{"name": "BLEU"}]), "record 2: scores lacks"),
-    "a list for a setting": (changed(decoding={"beam": [4]}), "record 2: decoding.beam has"),
-    "a terminal's codes": (changed(engine=["\x1b[2J\n"]), "record 2: engine has"),
+    "a key too many": (changed(note="x"), "record 2: note: unknown key"),
+    "a key too few": (b'[{"when": "x"}]', "record 1: checkpoint: missing"),
+    "a number in words": (changed(step="ten"), "record 2: step: 'ten' is not an integer"),
+    "true for a number": (changed(step=True), "record 2: step: True is not an integer"),
+    "NaN": (changed(seconds=float("nan")), "record 2: seconds: nan is not a finite number"),
+    "a score of nothing": (
+        changed(scores=[{"name": "BLEU"}]),
+        "record 2: scores[0].value: missing",
+    ),
+    "a list for a setting": (
+        changed(decoding={"beam": [4]}),
+        "record 2: decoding.beam: [4] is not a string or an integer",
+    ),
+    "a terminal's codes": (changed(engine=["\x1b[2J\n"]), "record 2: engine: ["),
 }
 
 
@@ -192,7 +198,7 @@ def test_a_place_that_takes_no_file_is_the_callers_to_tell(fault: str, tmp_path:
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="seconds has nan"):
+    with pytest.raises(UserError, match="seconds: nan is not a finite number"):
         add(tmp_path, replace(RESULT, seconds=float("nan")))
     assert not (tmp_path / RESULTS_FILE).exists()
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from nmt.checkpoint import Average, Checkpoint, Origin, TrainState
-from nmt.config import RunConfig, changed, load_config
+from nmt.config import RunConfig, load_config, override_config
 from nmt.corpus.test_sets import TestSet
 from nmt.data.vocab import Vocab
 from nmt.evaluate.systems import System
@@ -65,11 +65,11 @@ def judged(
     engine = LoadedModel(
         cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others)
     )
-    return judge(of, System("average", changed(config, overrides), test, [], engine=engine))
+    return judge(of, System("average", override_config(config, overrides), test, [], engine=engine))
 
 
 def with_settings(*settings: str) -> RunConfig:
-    return changed(BASE, settings)
+    return override_config(BASE, settings)
 
 
 # ---- outcomes -----------------------------------------------------------------------------------------------------

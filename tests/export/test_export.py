@@ -27,7 +27,7 @@ from nmt.config import (
     ModelConfig,
     RunConfig,
     VocabConfig,
-    dump,
+    format_config,
 )
 from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
 from nmt.export import ctranslate2, huggingface, tensors
@@ -97,7 +97,7 @@ def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
     folder.mkdir()
     save_file(weights, folder / MODEL_FILE)
     write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
-    write_text(folder / CONFIG_FILE, dump(config))
+    write_text(folder / CONFIG_FILE, format_config(config))
     (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return open_checkpoint(folder)

@@ -15,7 +15,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.utils.flop_counter import FlopCounterMode
 
 import nmt.profile.profile
-from nmt.config import ModelConfig, RunConfig, changed, load_config
+from nmt.config import ModelConfig, RunConfig, load_config, override_config
 from nmt.corpus.prepare import prepare
 from nmt.data.batch import pack
 from nmt.data.loader import Loader, Update
@@ -194,7 +194,7 @@ def test_a_slow_backward_pass_is_told_of_the_right_part(
         )
 
     monkeypatch.setattr(owner, "forward", slowed)
-    small = changed(config, ["model.n_layers=1", "training.micro_tokens=300"])
+    small = override_config(config, ["model.n_layers=1", "training.micro_tokens=300"])
     result = profile(small, ALONE, seconds=0.0)
     assert result.parts[part] > 0.6 * result.update_ms
 
@@ -299,7 +299,7 @@ def test_waiting_for_data_is_told(config: RunConfig, monkeypatch: pytest.MonkeyP
         return ready(self)
 
     monkeypatch.setattr(Loader, "__next__", late)
-    result = profile(changed(config, ["training.micro_tokens=300"]), ALONE, seconds=0.0)
+    result = profile(override_config(config, ["training.micro_tokens=300"]), ALONE, seconds=0.0)
     assert 100 <= result.parts["data waited"] < result.update_ms
 
 
@@ -316,7 +316,9 @@ def test_a_plan_adds_up_and_leaves_nothing(
 ) -> None:
     before = set(tmp_path.rglob("*"))
     result = plan(
-        changed(config, ["training.steps=5000", "training.checkpoint_every=400"]), ALONE, price=4.5
+        override_config(config, ["training.steps=5000", "training.checkpoint_every=400"]),
+        ALONE,
+        price=4.5,
     )
     assert set(tmp_path.rglob("*")) == before
     assert result.cost == pytest.approx(4.5 * result.hours) and result.hours > 0
@@ -375,4 +377,4 @@ def test_a_micro_batch_that_does_not_fit(
 def test_no_dev_set_takes_no_time(config: RunConfig) -> None:
     made = Rehearsal(config, 90, ALONE)
     assert made.dev_seconds() > 0 and made.model.training
-    assert Rehearsal(changed(config, ["data.valid=null"]), 90, ALONE).dev_seconds() == 0.0
+    assert Rehearsal(override_config(config, ["data.valid=null"]), 90, ALONE).dev_seconds() == 0.0

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from nmt.checkpoint import find_newest, list_steps
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
-from nmt.config import changed, load_config
+from nmt.config import load_config, override_config
 from nmt.system.errors import Failure
 from nmt.system.files import digest, seal
 from nmt.system.run_folder import RunFolder
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     assert nmt_train(["--config", str(toy), f"out={tmp_path}/other", "model.d_ff=16"]) == 0
     shutil.rmtree(run.checkpoint(20))
     shutil.copytree(RunFolder(tmp_path / "other").checkpoint(20), run.checkpoint(20))
-    config = changed(
+    config = override_config(
         load_config(str(toy)), ["training.steps=30"]
     )  # which does not make it another run
     capsys.readouterr()

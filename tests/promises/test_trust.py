@@ -27,7 +27,7 @@ from nmt.checkpoint import TrainState
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import ModelConfig, RunConfig, dump
+from nmt.config import ModelConfig, RunConfig, format_config
 from nmt.model.transformer import Transformer
 from nmt.system.files import seal, write_folder
 from nmt.system.run_folder import (
@@ -79,7 +79,7 @@ def write_checkpoint(path: Path, step: int, vocab: bytes, n_pieces: int) -> None
         save_file(weights, folder / MODEL_FILE)
         save_file(moments, folder / OPTIMIZER_FILE)
         (folder / STATE_FILE).write_text(json.dumps(asdict(TrainState(step=step))))
-        (folder / CONFIG_FILE).write_text(dump(RunConfig(model=MODEL_CONFIG)))
+        (folder / CONFIG_FILE).write_text(format_config(RunConfig(model=MODEL_CONFIG)))
         (folder / VOCAB_FILE).write_bytes(vocab)
 
     write_folder(path, fill)

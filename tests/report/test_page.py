@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nmt.config import RunConfig, changed, dump
+from nmt.config import RunConfig, format_config, override_config
 from nmt.report.page import ticks, write_report
 from nmt.system.errors import UserError
 
@@ -75,7 +75,9 @@ def report(
     tmp_path: Path, metrics: bytes | None, *overrides: str
 ) -> tuple[str, ElementTree.Element]:
     """The page as text and as XML."""
-    (tmp_path / "config.yaml").write_text(dump(changed(RunConfig(name="demo run"), overrides)))
+    (tmp_path / "config.yaml").write_text(
+        format_config(override_config(RunConfig(name="demo run"), overrides))
+    )
     if metrics is not None:
         (tmp_path / "metrics.jsonl").write_bytes(metrics)
     path = write_report(tmp_path)

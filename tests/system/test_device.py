@@ -15,7 +15,7 @@ from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import asked_device, load_config
+from nmt.config import load_config, parse_device
 from nmt.system import device
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
@@ -137,10 +137,10 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
 def test_only_the_command_line_asks(
     capsys: pytest.CaptureFixture[str], toy: Path, tmp_path: Path
 ) -> None:
-    assert asked_device(()) == asked_device(("decoding.beam=2",)) == "auto"
-    assert asked_device(("decoding.beam=2", "device=cpu")) == "cpu"
+    assert parse_device(()) == parse_device(("decoding.beam=2",)) == "auto"
+    assert parse_device(("decoding.beam=2", "device=cpu")) == "cpu"
     with pytest.raises(UserError, match="'gpu' is not one of auto, cpu"):
-        asked_device(("device=gpu",))
+        parse_device(("device=gpu",))
     (tmp_path / "one").mkdir()
     assert nmt_average([str(tmp_path / "one"), "-o", str(tmp_path / "out"), "device=cpu"]) == 2
     assert "goes with --curve" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.config import RunConfig, TrainingConfig, dump, load_config
+from nmt.config import RunConfig, TrainingConfig, format_config, load_config
 from nmt.corpus.prepare import prepare
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
@@ -91,7 +91,7 @@ def begun_run(folder: Path, micro_tokens: int) -> RunConfig:
     config = replace(PAPER, out=str(folder), training=replace(PAPER.training, micro_tokens="auto"))
     began = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     folder.mkdir()
-    (folder / "config.yaml").write_text(dump(began))
+    (folder / "config.yaml").write_text(format_config(began))
     return config
 
 

@@ -1,0 +1,155 @@
+"""Plain values, as YAML and JSON have them, into frozen dataclasses: strictly, and every complaint names its place.
+
+The configuration, a checkpoint's state and results.json are read here. A dataclass says what it accepts: its annotations
+which kind of value each key takes, a `Rule` beside a default which values of that kind, a method `check` what must hold
+between keys. Nothing is converted but whole numbers to float, and nothing is ignored: an unknown key is a mistake.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from nmt.system.errors import UserError
+
+Record = TypeVar("Record")
+Value = TypeVar("Value")
+NAMES_OF_KINDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+SHOWN = 99  # characters of a value or a key in a complaint; a stranger's file may hold any number
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold for a number; `words` completes "it must ..."."""
+
+    holds: Callable[[float], bool]
+    words: str
+
+
+COUNT = Rule(lambda n: n >= 0, "not be negative")
+
+
+def default(value: Value, rule: Rule) -> Value:
+    """The default of a dataclass's field, and the rule for its numbers."""
+    field: Value = dataclasses.field(default=value, metadata={"rule": rule})
+    return field
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """Reads one tree of plain values; keys of inner values are joined by dots, as in `training.steps`."""
+
+    name_place: Callable[[str], str]  # of a dotted key: where it was written, and the key
+    needs_all_keys: bool = False  # a program wrote them all; a person leaves some to their defaults
+    remedy: str = ""  # for a file that nobody edits by hand
+
+    def read(self, kind: type[Record], values: object, key: str = "") -> Record:
+        """The record of this kind that the mapping `values` describes."""
+        if not isinstance(values, dict):
+            raise self._complain(key, f"{_show(values)} is not a section of keys and values")
+        hints = typing.get_type_hints(kind)
+        fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
+        given = {}
+        for name, value in values.items():
+            inner = _join(key, name)
+            if name not in fields:
+                raise self._complain_of_unknown(_join(key, name[:SHOWN]), name, fields)
+            given[name] = self._read_value(hints[name], value, inner)
+            rule: Rule | None = fields[name].metadata.get("rule")
+            if rule and isinstance(value, int | float) and not rule.holds(value):
+                raise self._complain(inner, f"is {value}; it must {rule.words}", " ")
+        for name, field in fields.items():
+            if name not in given and (self.needs_all_keys or not _has_default(field)):
+                raise self._complain(_join(key, name), "missing")
+        record: Any = kind(**given)
+        complaint = record.check() if hasattr(record, "check") else None
+        if complaint:
+            raise self._complain(key, complaint)
+        return typing.cast(Record, record)
+
+    def _read_value(self, hint: Any, value: Any, key: str) -> Any:
+        """The value as its annotation wants it."""
+        options = typing.get_args(hint)
+        origin = typing.get_origin(hint)
+        if origin in (types.UnionType, typing.Union):
+            return self._read_union(options, value, key)
+        if origin is Literal:
+            return self._read_literal(options, value, key)
+        if origin in (list, tuple):
+            if not isinstance(value, list):
+                raise self._complain(key, f"{_show(value)} is not a list")
+            items = enumerate(value)
+            return origin(self._read_value(options[0], item, f"{key}[{i}]") for i, item in items)
+        if origin is dict:
+            if not isinstance(value, dict):
+                raise self._complain(key, f"{_show(value)} is not a section of keys and values")
+            return {
+                name: self._read_value(options[1], item, _join(key, name[:SHOWN]))
+                for name, item in value.items()
+            }
+        if dataclasses.is_dataclass(hint):
+            return self.read(typing.cast(type, hint), value, key)
+        return self._read_scalar(hint, value, key)
+
+    def _read_union(self, options: tuple[Any, ...], value: Any, key: str) -> Any:
+        if value is None and type(None) in options:
+            return None
+        kinds = [option for option in options if option is not type(None)]
+        if len(kinds) > 1:
+            text = isinstance(value, str)
+            fitting = [k for k in kinds if type(value) is k or text and k not in NAMES_OF_KINDS]
+            if not fitting:
+                names = " or ".join(_name_kind(kind) for kind in kinds)
+                raise self._complain(key, f"{_show(value)} is not {names}")
+            kinds = fitting
+        return self._read_value(kinds[0], value, key)
+
+    def _read_literal(self, options: tuple[Any, ...], value: Any, key: str) -> Any:
+        if isinstance(value, str) and value in options:
+            return value
+        close = difflib.get_close_matches(str(value), options, 1)
+        remedy = f"; did you mean {close[0]}?" if close else ""
+        raise self._complain(key, f"{_show(value)} is not one of {', '.join(options)}{remedy}")
+
+    def _read_scalar(self, kind: type, value: Any, key: str) -> Any:
+        is_number = type(value) in (int, float)
+        # NaN, infinity, and what neither int64 nor float64 holds
+        if is_number and not abs(value) < 2**63:
+            raise self._complain(key, f"{_show(value)} is not a finite number of sensible size")
+        if kind is float and is_number:
+            return float(value)
+        if type(value) is not kind:  # by type: Python takes true for 1
+            raise self._complain(key, f"{_show(value)} is not {NAMES_OF_KINDS[kind]}")
+        return value
+
+    def _complain_of_unknown(self, key: str, name: str, known: typing.Iterable[str]) -> UserError:
+        if self.remedy:
+            return self._complain(key, "unknown key")
+        close = difflib.get_close_matches(name, known, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+        return self._complain(key, f"unknown key; {remedy}")
+
+    def _complain(self, key: str, what: str, between: str = ": ") -> UserError:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        text = f"{self.name_place(key)}{between}{what}{remedy}"
+        return UserError(text if text.isprintable() else repr(text)[1:-1])
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _show(value: object) -> str:
+    return repr(value)[:SHOWN]
+
+
+def _name_kind(hint: Any) -> str:
+    return NAMES_OF_KINDS.get(hint) or " or ".join(typing.get_args(hint))
+
+
+def _has_default(field: "dataclasses.Field[Any]") -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
