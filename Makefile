@@ -4,7 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-SOAKED := tests/promises tests/translate/test_search.py tests/translate/test_graph_search.py tests/commands/test_translate.py
+SOAKED := tests/promises tests/translate/test_search.py tests/translate/test_graph_search.py tests/commands/test_translate.py \
+	tests/model/test_attention_triton.py tests/train/test_loss_triton.py tests/scripts/test_launch.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test soak gpu gpu-dry check bench bench-data clean
@@ -45,7 +46,8 @@ gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten mi
 	$(BIN)/python scripts/bench/first_gpu.py
 
 gpu-dry: $(INSTALLED) build/cuda/.installed  ## all that can be checked of the GPU path without a GPU; 15 minutes, 7 GB
-	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py
+	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py \
+		tests/scripts/test_first_gpu.py
 	build/cuda/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py
 	$(BIN)/python scripts/bench/roofline.py
 	$(BIN)/python scripts/bench/count_decoding.py

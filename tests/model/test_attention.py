@@ -1,10 +1,18 @@
-"""Packed attention against torch's scaled_dot_product_attention, sentence by sentence, values and gradients."""
+"""Packed attention against torch's scaled_dot_product_attention, sentence by sentence, values and gradients; and the
+intervals of rows that the kernels are given."""
+
+import functools
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_pairs import relation, side
+from torch import Tensor
 
-from nmt.data.batch import pack
+from nmt.data.batch import Packed, pack
 from nmt.model.attention import Field, attend
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
@@ -51,3 +59,60 @@ def test_equals_torch_for_each_sentence(
         strict=True,
     ):
         assert (a - b).abs().max() < bound * 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
+    tails=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    is_self=st.booleans(),
+    causal=st.booleans(),
+    window=st.none() | st.integers(0, 7),
+)
+def test_intervals_are_the_relation(
+    pairs: list[tuple[int, int]],
+    tails: tuple[int, int],
+    is_self: bool,
+    causal: bool,
+    window: int | None,
+) -> None:
+    q_lengths, k_lengths = [a for a, _ in pairs], [b for _, b in pairs]
+    queries = side(q_lengths, tails[0], torch.device("cpu"))
+    keys = side(k_lengths, tails[1], torch.device("cpu"))
+    if is_self:
+        keys, k_lengths, tails = queries, q_lengths, (tails[0], tails[0])
+    field = Field(queries, keys, causal, window)
+    may = relation(q_lengths, k_lengths, tails, causal, window)
+    for intervals, of_rows, n_live in (
+        (field.seen, may, queries.n_live),
+        (field.seeing, may.T, keys.n_live),
+    ):
+        assert intervals.dtype == torch.int32 and intervals.shape == (2, len(of_rows))
+        first, last = intervals
+        others = torch.arange(of_rows.shape[1])
+        assert torch.equal((first[:, None] <= others) & (others < last[:, None]), of_rows)
+        assert not intervals[:, n_live:].any()
+        sees = first < last
+        assert (first[sees].diff() >= 0).all() and (last[sees].diff() >= 0).all()
+
+
+def test_intervals_compile_as_one_graph() -> None:
+    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=False)
+    def intervals(
+        tokens: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None
+    ) -> Any:
+        queries, keys = Packed(tokens, q_offsets, 9, 20), Packed(tokens, k_offsets, 9, 20)
+        field = Field(queries, queries if causal else keys, causal, window)
+        return field.seen, field.seeing
+
+    tokens = torch.zeros(20, dtype=torch.int64)
+    for lengths in ([3, 0, 9], [1, 1, 9]):
+        ends = [
+            torch.tensor([0, *lengths]).cumsum(0),
+            torch.tensor([0, *reversed(lengths)]).cumsum(0),
+        ]
+        for causal, window in ((True, None), (True, 2), (False, 2), (False, None)):
+            queries, keys = (Packed(tokens, offsets, 9, 20) for offsets in ends)
+            field = Field(queries, queries if causal else keys, causal, window)
+            seen, seeing = intervals(tokens, *ends, causal, window)
+            assert torch.equal(seen, field.seen) and torch.equal(seeing, field.seeing)

@@ -127,15 +127,16 @@ def side(lengths: list[int], tail: int) -> Packed:
     return Packed(tokens, offsets, live.longest + 3, live.n_live)
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(
-    ("q_lengths", "k_lengths", "causal", "window"),
+    ("q_lengths", "k_lengths", "causal", "window", "is_compiled"),
     [
-        ([4, 1, 7], None, False, None),
-        ([4, 0, 7], None, True, None),
-        ([4, 1, 7], None, False, 2),
-        ([5, 1, 7], None, True, 2),
-        ([5, 3, 0, 2], [2, 0, 6, 4], False, None),
+        ([4, 1, 7], None, False, None, False),
+        ([4, 0, 7], None, True, None, False),
+        ([4, 1, 7], None, False, 2, False),
+        ([5, 1, 7], None, True, 2, False),
+        ([5, 3, 0, 2], [2, 0, 6, 4], False, None, False),
+        ([5, 1, 7], None, True, 2, True),
+        ([5, 3, 0, 2], [2, 0, 6, 4], False, None, True),
     ],
 )
 def test_masks_keep_what_was_never_written_out(

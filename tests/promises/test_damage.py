@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from soaking import Ground, counted, make_ground
 
 from nmt.checkpoint import find_newest, list_steps
 from nmt.commands.eval import main as nmt_eval
@@ -32,16 +33,41 @@ FILES = (
     "state.json",
     "vocab.model",
 )
-SCALE = 10 if os.environ.get("NMT_SOAK") else 1
+SCALE = counted(1, 10)
 BLOCK = 4096
 Damage = Callable[[bytes, random.Random], bytes]
 
 
+SETTINGS = (
+    "training.steps=20",
+    "training.log_every=1",
+    "training.validate_every=100",
+    "training.checkpoint_every=5",
+    "training.keep_checkpoints=10",
+    "evaluation.bleu=false",
+)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """Two runs of 20 updates with checkpoints at 5, 10, 15 and 20; in `other` the model has another size."""
+    ground = make_ground(tmp_path_factory.mktemp("damage"))
+    assert train(ground, ground.run("run")) == 0
+    shutil.copytree(ground.run("run").path, ground.run("whole").path, symlinks=True)
+    assert train(ground, ground.run("other"), "model.d_ff=16", "name=other") == 0
+    return ground
+
+
+def train(ground: Ground, run: RunFolder, *settings: str) -> int:
+    return nmt_train(["--config", str(ground.config), f"out={run.path}", *SETTINGS, *settings])
+
+
 @pytest.fixture
-def run(toy: Path, tmp_path: Path) -> RunFolder:
-    """A run of 20 updates with checkpoints at 5, 10, 15 and 20."""
-    assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 0
-    found = RunFolder(tmp_path / "run")
+def run(ground: Ground) -> RunFolder:
+    """The first of them, to be damaged; it lies where it was trained."""
+    found = ground.run("run")
+    shutil.rmtree(found.path)
+    shutil.copytree(ground.run("whole").path, found.path, symlinks=True)
     assert list_steps(found) == [5, 10, 15, 20]
     assert {path.name for path in found.checkpoint(20).iterdir()} == set(FILES)
     return found
@@ -98,17 +124,11 @@ def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture
 
 
 def test_files_that_are_gone_empty_or_of_another_checkpoint(
-    run: RunFolder, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        nmt_train(
-            ["--config", str(toy), f"out={tmp_path}/other", "seed=4", "model.d_ff=16", "name=other"]
-        )
-        == 0
-    )
     others = {
         "15 of this run": run.checkpoint(15),
-        "20 of another": RunFolder(tmp_path / "other").checkpoint(20),
+        "20 of another": ground.run("other").checkpoint(20),
     }
     n_exchanged = 0
     for name in FILES:
@@ -160,14 +180,12 @@ def test_an_old_state_that_agrees_with_its_manifest(
 
 
 def test_a_checkpoint_of_another_run_is_passed_over(
-    run: RunFolder, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert nmt_train(["--config", str(toy), f"out={tmp_path}/other", "model.d_ff=16"]) == 0
     shutil.rmtree(run.checkpoint(20))
-    shutil.copytree(RunFolder(tmp_path / "other").checkpoint(20), run.checkpoint(20))
-    config = override_config(
-        load_config(str(toy)), ["training.steps=30"]
-    )  # which does not make it another run
+    shutil.copytree(ground.run("other").checkpoint(20), run.checkpoint(20))
+    # more updates do not make it another run
+    config = override_config(load_config(str(ground.config)), [*SETTINGS, "training.steps=30"])
     capsys.readouterr()
     found = find_newest(run, config)
     assert found is not None and found.step == 15
@@ -204,7 +222,7 @@ def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
     name: str,
     damage: Callable[[Path], object],
     run: RunFolder,
-    toy: Path,
+    ground: Ground,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     expected, expected_lines = tensors(run.checkpoint(20)), lines_of(run)
@@ -213,7 +231,7 @@ def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
     }  # the file is mapped, and is damaged next
     damage(run.checkpoint(20) / name)
     capsys.readouterr()
-    assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 0
+    assert train(ground, run) == 0
     said = capsys.readouterr().err
     assert name in said and "continuing after update 15" in said and "Traceback" not in said
     found = tensors(run.checkpoint(20))
@@ -233,7 +251,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def test_when_all_are_damaged_nothing_is_touched(
-    run: RunFolder, toy: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step, name in zip(
         (5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST, "state.json"), strict=True
@@ -243,7 +261,7 @@ def test_when_all_are_damaged_nothing_is_touched(
     with pytest.raises(Failure, match="all 4 checkpoints are damaged"):
         find_newest(run)
     capsys.readouterr()
-    assert nmt_train(["--config", str(toy), "training.checkpoint_every=5"]) == 1
+    assert train(ground, run) == 1
     said = capsys.readouterr().err.splitlines()
     assert (
         len(said) >= 5
@@ -256,13 +274,10 @@ def test_when_all_are_damaged_nothing_is_touched(
 
 @pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
 def test_a_journal_that_has_lost_lines(
-    size: int | None, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    size: int | None, run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, command = (
-        RunFolder(tmp_path / "run"),
-        ["--config", str(toy), "training.checkpoint_every=5"],
-    )
-    assert nmt_train([*command, "training.steps=10"]) == 0
+    for step in (15, 20):
+        shutil.rmtree(run.checkpoint(step))
     if size is None:
         run.metrics.unlink()
     else:
@@ -270,7 +285,7 @@ def test_a_journal_that_has_lost_lines(
         assert size == 0 or run.metrics.read_bytes()[-1:] != b"\n"
     kept = run.metrics.read_text().count("\n") if size else 0
     capsys.readouterr()
-    assert nmt_train(command) == 0
+    assert train(ground, run) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1 and str(run.metrics) in warnings[0]
     found = [

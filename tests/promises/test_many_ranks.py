@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from soaking import Ground, Order, make_ground
+from soaking import Ground, Order, counted, make_ground
 
 from nmt.checkpoint import TrainState, find_newest
 
@@ -103,17 +103,18 @@ def compare(
 
 
 def test_one_two_four_and_one_again(ground: Ground) -> None:
-    whole = trained(ground, "one", [(1, 50)])
+    n = counted(5, 12)  # updates between two changes
+    whole = trained(ground, "one", [(1, 4 * n)])
     assert {update["blanks"] for update in whole.values()} == {0}
-    assert len({content for update in whole.values() for content in pairs(update).values()}) > 100
-    seen = trained(ground, "changing", [(1, 12), (2, 25), (4, 38), (1, 50)])
+    assert len({content for update in whole.values() for content in pairs(update).values()}) > 8 * n
+    seen = trained(ground, "changing", [(1, n), (2, 2 * n), (4, 3 * n), (1, 4 * n)])
     compare(ground, "changing", seen, "one", whole)
 
 
 def test_more_ranks_than_micro_batches(ground: Ground) -> None:
     small = ("training.src_tokens=80", "training.tgt_tokens=80")
-    whole = trained(ground, "one-small", [(1, 12)], *small)
+    whole = trained(ground, "one-small", [(1, 4)], *small)
     assert max(len(update["micros"]) for update in whole.values()) < 4
-    seen = trained(ground, "many-small", [(4, 12)], *small)
+    seen = trained(ground, "many-small", [(4, 4)], *small)
     assert all(update["blanks"] == 4 - len(update["micros"]) for update in seen.values())
     compare(ground, "many-small", seen, "one-small", whole)

@@ -77,7 +77,7 @@ def finish(ground: Ground, run: RunFolder, size: int, *settings: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("number", "size", "victim"), counted([EACH[0], EACH[4], EACH[8]], EACH))
+@pytest.mark.parametrize(("number", "size", "victim"), counted([EACH[0], EACH[8]], EACH))
 def test_a_signal_to_one_rank(
     number: signal.Signals, size: int, victim: int, ground: Ground
 ) -> None:
@@ -106,8 +106,13 @@ def test_a_signal_to_one_rank(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("size", "victim"), counted(SPELLED[::2], SPELLED))
-@pytest.mark.parametrize(("settings", "step"), [((), 4), (QUIET, STEPS)])
+@pytest.mark.parametrize(
+    ("settings", "step", "size", "victim"),
+    counted(
+        [((), 4, 2, 1), (QUIET, STEPS, 1, 0)],
+        [(*how, *who) for how in (((), 4), (QUIET, STEPS)) for who in SPELLED],
+    ),
+)
 def test_a_signal_during_validation_cuts_it_short(
     settings: tuple[str, ...], step: int, size: int, victim: int, ground: Ground
 ) -> None:
@@ -134,7 +139,7 @@ def test_a_signal_during_validation_cuts_it_short(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("size", "victim"), counted(SPELLED[1:], SPELLED))
+@pytest.mark.parametrize(("size", "victim"), counted(SPELLED[2:], SPELLED))
 def test_a_signal_during_a_save(size: int, victim: int, ground: Ground) -> None:
     for attempt in range(counted(1, 10)):
         run = ground.run(f"saving-{size}-{victim}-{attempt}")
@@ -159,10 +164,12 @@ def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("slow", ["save", "decode"])
 @pytest.mark.parametrize(
-    ("number", "size"),
-    counted([(signal.SIGTERM, 2), (signal.SIGINT, 1)], list(itertools.product(CODES, (1, 2)))),
+    ("number", "size", "slow"),
+    counted(
+        [(signal.SIGTERM, 2, "save"), (signal.SIGINT, 1, "decode")],
+        list(itertools.product(CODES, (1, 2), ("save", "decode"))),
+    ),
 )
 def test_who_asks_twice_gets_an_end_at_once(
     number: signal.Signals, size: int, slow: str, ground: Ground

@@ -2,7 +2,7 @@
 
 The reference takes one sentence at a time in float64, straight from the paper's formulas; only the weights are shared.
 What is compiled is traced here without a GPU: the grids of the CPU with breaks, the GPU's path as one graph with its
-kernels interpreted, in a process of its own since Triton decides that at its import (see test_triton.py).
+kernels interpreted, in a process of its own since Triton decides that at its import (interpreted.py).
 """
 
 import importlib.util

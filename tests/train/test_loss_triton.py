@@ -1,0 +1,101 @@
+"""The loss kernels against float64 written out, values and gradients: on a GPU, else interpreted.
+
+Without a GPU the process that tests/model/test_attention_triton.py starts runs this file.
+"""
+
+import pytest
+import torch
+from interpreted import (
+    BOUNDS,
+    TAKES_ALL,
+    error,
+    kernel_device,  # noqa: F401 (the fixture `device`)
+)
+from torch import Tensor
+
+from nmt.train.loss_triton import fused_loss_forward, rows_in_place, supports
+
+FP32, BF16 = torch.float32, torch.bfloat16
+NAN = float("nan")
+VOCABULARIES = [(37, 64), (37, 37), (64, 64), (150, 768), (9000, 9024), (49_160, 49_160)]
+SMOOTHING = [(0.0, 1.0), (0.1, 1.0), (0.1, 100.0)]
+ROWS = [
+    (FP32, 37, 64, 0.1, 1.0),
+    (BF16, 37, 37, 0.1, 100.0),
+    (FP32, 150, 768, 0.0, 1.0),
+    (BF16, 9000, 9024, 0.1, 1.0),  # in many parts
+    (FP32, 49_160, 49_160, 0.1, 1.0),
+]
+if TAKES_ALL:
+    ROWS = [
+        (dtype, *sizes, *eps) for dtype in BOUNDS for sizes in VOCABULARIES for eps in SMOOTHING
+    ]
+BATCHES = [(4096, 0), (16, 27), (7, 0)]
+
+
+def losses(logits: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Of each row, smoothed and not: 1 - eps on the gold piece, eps / (V - 1) on each other."""
+    log_p, at_label = logits.log_softmax(-1), labels.clamp(min=0)[:, None]
+    target = torch.full_like(log_p, eps / (logits.shape[1] - 1)).scatter_(1, at_label, 1 - eps)
+    smoothed, nll = -(target * log_p).sum(1), -log_p.gather(1, at_label).squeeze(1)
+    return smoothed.where(labels >= 0, 0.0), nll.where(labels >= 0, 0.0)
+
+
+@pytest.mark.parametrize(("dtype", "n_vocab", "n_columns", "eps", "size"), ROWS)
+def test_rows_equal_the_definition(
+    dtype: torch.dtype, n_vocab: int, n_columns: int, eps: float, size: float, device: torch.device
+) -> None:
+    torch.manual_seed(5)
+    others = eps / (n_vocab - 1)
+    labels = torch.tensor([0, n_vocab - 1, -1, 17, -1], device=device)
+    logits = (size * torch.randn(5, n_columns, device=device)).to(dtype)
+    logits[:, n_vocab:] = NAN
+    logits[2] = NAN
+    exact = logits[:, :n_vocab].double().requires_grad_()
+    expected, live, before = losses(exact, labels, eps), labels >= 0, logits.clone()
+    (grad,) = torch.autograd.grad(expected[0][live].sum(), exact)
+    quiet = rows_in_place(logits, labels, 1 - eps - others, others, n_vocab, False)
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    loud = rows_in_place(logits, labels, 1 - eps - others, others, n_vocab, True)
+    for a, b, c in zip(quiet, loud, expected, strict=True):
+        assert torch.equal(a, b) and a.dtype == torch.float32 and error(a, c.detach()) < 1e-6
+        assert (a[labels < 0] == 0).all()
+    assert error(logits[live, :n_vocab], grad[live]) < BOUNDS[dtype]
+    assert (logits[:, n_vocab:] == 0).all() and (logits[labels < 0] == 0).all()
+
+
+@pytest.mark.parametrize(("rows", "padding"), BATCHES if TAKES_ALL else [(16, 27)])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_fused_loss_equals_the_definition(
+    rows: int, padding: int, is_mixed: bool, device: torch.device
+) -> None:
+    torch.manual_seed(6)
+    hidden, weight = torch.randn(50, 16, device=device), torch.randn(37, 16, device=device)
+    labels = torch.randint(-1, 37, (50,), device=device)
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    sums = [x.sum() for x in losses(exact[0] @ exact[1].T, labels, 0.1)]
+    expected = (*sums, *torch.autograd.grad(sums[0], exact))
+    padded = torch.cat((weight, weight.new_full((padding, 16), 9.0)))
+    with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed):
+        ours = fused_loss_forward(hidden, padded, labels, 0.1, True, 37, rows)
+        quiet = fused_loss_forward(hidden, padded, labels, 0.1, False, 37, rows)
+    assert [x.item() for x in ours[:2] if x is not None] == [
+        x.item() for x in quiet[:2] if x is not None
+    ]
+    assert quiet[2] is None and quiet[3] is None and ours[3] is not None and not ours[3][37:].any()
+    for a, b in zip((*ours[:3], ours[3][:37]), expected, strict=True):
+        assert a is not None and a.dtype == torch.float32
+        assert error(a, b.detach()) < (1e-2 if is_mixed else 1e-6)
+
+
+@pytest.mark.skipif(not TAKES_ALL, reason="make soak: the compiler takes seconds to load")
+def test_the_op_follows_the_rules_of_torch(device: torch.device) -> None:
+    torch.manual_seed(4)
+    logits, labels = torch.randn(3, 40, device=device), torch.tensor([4, -1, 39], device=device)
+    torch.library.opcheck(rows_in_place, (logits, labels, 0.9, 0.001, 40, True))
+
+
+def test_float64_is_not_supported(device: torch.device) -> None:
+    for dtype in (*BOUNDS, torch.float64):
+        logits = torch.zeros(3, 16, dtype=dtype, device=device)
+        assert supports(logits) == (dtype != torch.float64)
