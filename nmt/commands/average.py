@@ -134,7 +134,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.average.mean import average
     from nmt.average.select import choose
     from nmt.evaluate import results
-    from nmt.evaluate.average_card import write_card
+    from nmt.evaluate.card import write_average_card
     from nmt.system.errors import UserError
     from nmt.system.progress import say
 
@@ -163,7 +163,7 @@ def work(args: argparse.Namespace) -> int:
         scores = results.read(home) if (home := results.run_of(out)) else []
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
-    write_card(out, scores)
+    write_average_card(out, scores)
     say(f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)}){told and '; '}{told}")
     return 0
 

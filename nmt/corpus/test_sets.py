@@ -78,6 +78,7 @@ KNOWN_SIZES = {
     2737: "sacreBLEU's filtered wmt14",
     3000: "newstest2013",
 }
+WMT14_SPLITS = {"newstest2014": "test", "newstest2013": "validation"}  # of wmt/wmt14 on the hub
 SIDES = ("the source", "the reference")
 
 

@@ -1,152 +1,314 @@
-"""The card that travels with an export: what a model is, where it comes from, how to use it, and what was checked.
+"""The model card, README.md: what a model is, where it comes from, how it scored, and how to use it.
 
-It says only what the checkpoint knows. There is no score in it, for none was computed, and no licence, for nobody has
-said under which one the weights may be used. What the card of an average (average_card.py) says alike stands here too.
+Averages and exports share one template. A card states only what the checkpoint and results.json know, and says so where
+they do not know: the licence, for example. The card of an average is written again whenever a score is added, so it is
+not in the manifest; its last line holds a digest of the rest, and a card that somebody has edited is never overwritten.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from nmt.config import RunConfig
+from nmt.average.mean import is_our_card, marked
+from nmt.checkpoint import Average, Checkpoint, read_origin
+from nmt.config import RunConfig, load_config
 from nmt.corpus.reader import describe
+from nmt.corpus.test_sets import WMT14_SPLITS
+from nmt.data.vocab import Vocab
+from nmt.evaluate.results import Result, run_of
+from nmt.score.score import Score
+from nmt.system.errors import UserError
+from nmt.system.files import read_manifest, write_text
+from nmt.system.run_folder import (
+    CARD_FILE,
+    CONFIG_FILE,
+    MODEL_FILE,
+    STATE_FILE,
+    VOCAB_FILE,
+)
 
-USE = {
-    "ctranslate2": """\
-    import ctranslate2, sentencepiece
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
-    pieces = sentencepiece.SentencePieceProcessor("vocab.model")
-    engine = ctranslate2.Translator(".")
-    line = pieces.encode("A sentence.", out_type=str)
-    found = engine.translate_batch([line], beam_size={beam}, length_penalty={alpha}, min_decoding_length=0,
-                                   max_decoding_length=len(line) + {extra}, max_input_length=0)
-    print(pieces.decode(found[0].hypotheses[0]))
-""",
-    "huggingface": """\
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # 5 or newer
+TEMPLATE = """\
+---
+{metadata}
+---
 
-    tokenizer = AutoTokenizer.from_pretrained(".")
-    model = AutoModelForSeq2SeqLM.from_pretrained(".", use_safetensors=True)
-    line = tokenizer("A sentence.", return_tensors="pt")
-    found = model.generate(**line, max_new_tokens=line.input_ids.shape[1] + {extra})
-    print(tokenizer.decode(found[0], skip_special_tokens=True))
-""",
-    "safetensors": """\
-    from safetensors import safe_open
+# {name}: {src} -> {tgt}
 
-    with safe_open("model.safetensors", "pt") as file:
-        config = file.metadata()["config"]          # YAML, as in config.yaml
-        weights = {{name: file.get_tensor(name) for name in file.keys()}}
-""",
-}
-LIBRARIES = {
-    "ctranslate2": "ctranslate2",
-    "huggingface": "transformers",
-    "safetensors": "safetensors",
-}
-FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
+{introduction}
 
+{facts}
 
-def front_matter(config: RunConfig, library: str, more: Mapping[str, Any]) -> str:
-    """What machines read of a card, as the Hugging Face hub has it."""
-    values = {
-        "language": [config.data.src, config.data.tgt],
-        "library_name": library,
-        "pipeline_tag": "translation",
-        **more,
-    }
-    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---\n"
+All settings are in `config.yaml`, the sha256 of each file in `manifest.json`. No licence of the weights is known.
 
+## Scores
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of Markdown, the first above the line; a bar would begin another cell."""
-    lines = [
-        "| " + " | ".join(re.sub(r"\s+", " ", cell).replace("|", r"\|") for cell in row) + " |"
-        for row in rows
-    ]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
-def datasets(config: RunConfig) -> list[str]:
-    """The training text that the hub has, by its names there."""
-    names = [corpus.dataset for corpus in config.data.train if corpus.dataset is not None]
-    return sorted(
-        {
-            name
-            for name in names
-            if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-            and not (Path(config.data.root) / name).exists()
-        }
-    )
-
-
-def origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:
-    """Where the weights are from."""
-    if averaged:
-        count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"
-        return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
-    return (
-        f"the checkpoint at update {step:,} of {config.training.steps:,} of the run {config.name}"
-    )
-
-
-def model_rows(config: RunConfig, vocab_size: int) -> dict[str, str]:
-    """What it is and how it is meant to be searched."""
-    model, decoding = config.model, config.decoding
-    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    return {
-        "model": f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
-        f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{'one matrix for' if model.tied else 'separate'} embeddings and projection",
-        "pieces": f"joint BPE (SentencePiece), {vocab_size:,}",
-        "meant to decode with": f"beam {decoding.beam}, log-probability / {FORMULAS[decoding.penalty]}, at most "
-        f"{decoding.max_extra} pieces more than the source".format(alpha=alpha),
-    }
-
-
-def training_text(config: RunConfig) -> str:
-    return "; ".join(map(describe, config.data.train)) or "not recorded"
-
-
-def text(record: dict[str, Any], config: RunConfig, vocab_size: int, agreement: str) -> str:
-    """The card in Markdown, of what `export` records."""
-    data, model, decoding = config.data, config.model, config.decoding
-    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    averaged = record["averaged"]
-    rows = {
-        "languages": f"{data.src} -> {data.tgt}",
-        "training text": training_text(config),
-        "weights": f"{origin(averaged, record['step'], config)}; {record['quantization']}",
-        **model_rows(config, vocab_size),
-        "sha256 of the weights it was made from": f"`{record['weights_sha256']}`",
-        "sha256 of the BPE model": f"`{record['vocab_sha256']}`",
-        "compared with its origin": agreement,
-    }
-    note = (
-        "\nThis engine divides by n^alpha, n being the pieces of an output with its end mark; it does not know the "
-        "formula above, so a beam search can choose another output than nmt does.\n"
-        if decoding.penalty == "gnmt" and record["format"] != "safetensors"
-        else ""
-    )
-    if record["format"] == "huggingface" and model.positions == "learned" and model.norm == "post":
-        note += (
-            "\nThe learned positions are in `model.safetensors`, where Marian expects none but takes them. Its "
-            "own `save_pretrained` leaves them out: do not save this model again.\n"
-        )
-    return f"""\
-{front_matter(config, LIBRARIES[record["format"]], {})}
-# {config.name}: {data.src} -> {data.tgt}
-
-A Transformer of *Attention Is All You Need*, trained with nmt and exported by `nmt-export --to {record["format"]}`.
-
-{table([("", ""), *rows.items()])}
-
-The settings of the run stand in `config.yaml`, the sha256 of each file in `manifest.json`. No score was computed for
-this export, and no licence of the weights is known to it.
+{scores}
 
 ## Use
 
-{USE[record["format"]].format(beam=decoding.beam, alpha=alpha, extra=decoding.max_extra)}{note}"""
+{usage}"""
+AVERAGE_USAGE = """\
+    nmt-translate . < text.{src} > text.{tgt}
+    nmt-eval . --src text.{src} --ref reference.{tgt}
+    nmt-export . --to huggingface -o ../exported
+"""
+FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
+METRIC_TYPES = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
+SEARCH_SETTINGS = ("beam", "penalty", "length_penalty", "sample")  # in the table of scores
+
+
+def write_average_card(folder: Path, results: Sequence[Result]) -> None:
+    """Write README.md into the folder of an average; other folders get none.
+
+    Of the results only those of these very weights are listed.
+    """
+    if not (folder / STATE_FILE).is_file():
+        return
+    average = read_origin(folder)
+    if not isinstance(average, Average):
+        return
+    path = folder / CARD_FILE
+    if os.path.lexists(path) and not is_our_card(path):
+        raise UserError(
+            f"{path}: was edited since nmt wrote it, or is not nmt's, so it is left as it is; "
+            "move it away to get a new one"
+        )
+    manifest = read_manifest(folder)
+    weights, vocab = manifest[MODEL_FILE]["sha256"], manifest[VOCAB_FILE]["sha256"]
+    own_results = [
+        result
+        for result in results
+        if (result.weights_sha256, result.vocab_sha256) == (weights, vocab)
+    ]
+    config = load_config(str(folder / CONFIG_FILE))
+    facts = {
+        "languages": f"{config.data.src} -> {config.data.tgt}",
+        "training text": _describe_training_text(config),
+        "weights": _describe_origin(average.checkpoints, average.step, config),
+        "checkpoints": _describe_checkpoints(average),
+        **_describe_model(config, Vocab.load(folder / VOCAB_FILE).size),
+        **_describe_training(config),
+        "sha256 of the weights": f"`{weights}`",
+        "sha256 of the BPE model": f"`{vocab}`",
+    }
+    if any(result.scores for result in own_results):
+        scores = _format_scores(own_results)
+    elif run_of(folder) is not None:
+        scores = "None was computed for these weights yet; `nmt-eval` adds what it finds."
+    else:
+        scores = (
+            "None was computed for these weights yet; what `nmt-eval` finds is kept, and added here, "
+            "only while this folder lies in a run folder."
+        )
+    card = _render_card(
+        config,
+        library="nmt",
+        introduction="A Transformer of *Attention Is All You Need*, trained with nmt.",
+        facts=facts,
+        scores=scores,
+        usage=AVERAGE_USAGE.format(src=config.data.src, tgt=config.data.tgt),
+        results=own_results,
+    )
+    write_text(path, marked(card + "\n"))
+
+
+def render_export_card(
+    checkpoint: Checkpoint, to: str, quantization: str, library: str, agreement: str, usage: str
+) -> str:
+    """Return the card that is sealed with an export in the format `to`.
+
+    `agreement` is the result of comparing the export with the checkpoint, and `usage` how its library loads it.
+    """
+    config = checkpoint.config
+    weights = _describe_origin(checkpoint.averaged, checkpoint.step, config)
+    return _render_card(
+        config,
+        library=library,
+        introduction="A Transformer of *Attention Is All You Need*, trained with nmt and exported by "
+        f"`nmt-export --to {to}`.",
+        facts={
+            "languages": f"{config.data.src} -> {config.data.tgt}",
+            "training text": _describe_training_text(config),
+            "weights": f"{weights}; {quantization}",
+            **_describe_model(config, checkpoint.vocab.size),
+            "sha256 of the weights it was made from": f"`{checkpoint.sha256[MODEL_FILE]}`",
+            "sha256 of the BPE model": f"`{checkpoint.vocab.digest}`",
+            "compared with its origin": agreement,
+        },
+        scores="None was computed for this export.",
+        usage=usage,
+    )
+
+
+def _render_card(
+    config: RunConfig,
+    *,
+    library: str,
+    introduction: str,
+    facts: Mapping[str, str],
+    scores: str,
+    usage: str,
+    results: Sequence[Result] = (),
+) -> str:
+    """Return a card; `library` is what loads the model, by its name on the hub."""
+    return TEMPLATE.format(
+        metadata=_render_metadata(config, library, results),
+        name=config.name,
+        src=config.data.src,
+        tgt=config.data.tgt,
+        introduction=introduction,
+        facts=_format_table([("", ""), *facts.items()]),
+        scores=scores,
+        usage=usage,
+    )
+
+
+# ---- what machines read ---------------------------------------------------------------------------------------------
+
+
+def _render_metadata(config: RunConfig, library: str, results: Sequence[Result]) -> str:
+    """Return the YAML at the top, as the Hugging Face hub defines it."""
+    from huggingface_hub import ModelCardData
+
+    scored = [(result, score) for result in results for score in result.scores]
+    data = ModelCardData(
+        language=[config.data.src, config.data.tgt],
+        library_name=library,
+        pipeline_tag="translation",
+        tags=["translation", "transformer", "attention-is-all-you-need"],
+        datasets=_list_hub_datasets(config) or None,
+        model_name=config.name if scored else None,
+        eval_results=[_make_eval_result(*pair) for pair in scored] or None,
+    )
+    return data.to_yaml()
+
+
+def _make_eval_result(result: Result, score: Score) -> "EvalResult":
+    """Return a score as an entry of the hub's model-index; nobody but ourselves has verified it."""
+    from huggingface_hub import EvalResult
+
+    test_set, languages = result.test_set, set(result.pair.split("-"))
+    dataset_type, config, split = re.sub("[/ ]", "-", test_set.name), None, "test"
+    if test_set.name in WMT14_SPLITS and "en" in languages and len(languages) == 2:
+        (other,) = languages - {"en"}
+        dataset_type, config, split = "wmt/wmt14", f"{other}-en", WMT14_SPLITS[test_set.name]
+    metric_type = score.name.lower()
+    for begin, known_type in METRIC_TYPES.items():
+        if score.name.startswith(begin):
+            metric_type = known_type
+    return EvalResult(
+        task_type="translation",
+        task_name=f"Translation {result.pair}",
+        dataset_type=dataset_type,
+        dataset_name=test_set.name,
+        dataset_config=config,
+        dataset_split=split,
+        dataset_args={
+            "lines": test_set.lines,
+            "src_sha256": test_set.src_sha256,
+            "ref_sha256": test_set.ref_sha256,
+        },
+        metric_type=metric_type,
+        metric_name=f"{score.name} ({score.signature})",
+        metric_value=round(score.value, 4),
+        verified=False,
+    )
+
+
+def _list_hub_datasets(config: RunConfig) -> list[str]:
+    """Return the training corpora that are on the hub, by their names there."""
+    found = set()
+    for corpus in config.data.train:
+        name = corpus.dataset
+        if name is None or (Path(config.data.root) / name).exists():  # a local folder
+            continue
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+            found.add(name)
+    return sorted(found)
+
+
+# ---- what people read -----------------------------------------------------------------------------------------------
+
+
+def _describe_training_text(config: RunConfig) -> str:
+    return "; ".join(describe(corpus) for corpus in config.data.train) or "not recorded"
+
+
+def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:
+    if not averaged:
+        steps = config.training.steps
+        return f"the checkpoint at update {step:,} of {steps:,} of the run {config.name}"
+    count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"
+    return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
+
+
+def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
+    """Return the rows for the shape of the model and for the search that it is meant for."""
+    model, decoding = config.model, config.decoding
+    matrices = "one matrix for" if model.tied else "separate"
+    penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
+    return {
+        "model": f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
+        f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
+        f"{matrices} embeddings and projection",
+        "pieces": f"joint BPE (SentencePiece), {vocab_size:,}",
+        "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
+        f"{decoding.max_extra} pieces more than the source",
+    }
+
+
+def _describe_training(config: RunConfig) -> dict[str, str]:
+    training, optimizer = config.training, config.optimizer
+    return {
+        "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
+        "optimizer": f"Adam, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
+        f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {optimizer.warmup_steps}^-1.5)",
+        "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
+        "precision, seed": f"{training.precision}, {config.seed}",
+    }
+
+
+def _describe_checkpoints(average: Average) -> str:
+    parts = []
+    for i, name in enumerate(average.checkpoints):
+        part = name
+        if average.elapsed_s is not None:
+            part += f" at minute {average.elapsed_s[i] / 60:.1f}"
+        if average.weights is not None:
+            part += f", weight {average.weights[i]:.4f}"
+        parts.append(part)
+    return "; ".join(parts)
+
+
+def _format_scores(results: Sequence[Result]) -> str:
+    rows = [("test set", "score", "95% interval", "signature", "search")]
+    for result in results:
+        test_set = f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines"
+        settings = [
+            f"{key} {result.decoding[key]}" for key in SEARCH_SETTINGS if key in result.decoding
+        ]
+        search = f"{result.engine}: {', '.join(settings)}"
+        for score in result.scores:
+            interval = ""
+            if score.interval is not None:
+                interval = f"{score.interval.low:.2f} to {score.interval.high:.2f}"
+            value = f"{score.name} {score.value:.2f}"
+            rows.append((test_set, value, interval, f"`{score.signature}`", search))
+    note = "Scores of different signatures are different scales: compare only equal ones."
+    return f"{_format_table(rows)}\n\n{note}"
+
+
+def _format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, the first row as its head."""
+    lines = []
+    for row in rows:
+        # A line break or a bar would begin another row or cell.
+        cells = [re.sub(r"\s+", " ", cell).replace("|", r"\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    rule = "|---" * len(rows[0]) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])

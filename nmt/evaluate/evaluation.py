@@ -16,7 +16,7 @@ from typing import Any
 
 from nmt.config import RunConfig, override_config, to_plain_values
 from nmt.evaluate import results
-from nmt.evaluate.average_card import write_card
+from nmt.evaluate.card import write_average_card
 from nmt.evaluate.systems import System, Wanted, examine, read, translated
 from nmt.evaluate.verdict import judge
 from nmt.score.metrics import CHRF2, HEADLINE, Metric, find_paper_metric, list_metrics, measure
@@ -215,7 +215,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
             seconds=round(system.seconds, 2),
         ),
     )
-    write_card(checkpoint.path, results.read(run))
+    write_average_card(checkpoint.path, results.read(run))
 
 
 # ---- several ----------------------------------------------------------------------------------------------------

@@ -15,11 +15,35 @@ from torch import Tensor, nn
 from nmt.config import DecodingConfig, RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.export.parity import Ids
-from nmt.export.tensors import check_expressible, position_table, projections
+from nmt.export.tensors import (
+    check_expressible,
+    explain_length_penalty,
+    position_table,
+    projections,
+)
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.errors import UserError
 from nmt.system.run_folder import VOCAB_FILE
 from nmt.translate.search import Hypothesis, penalty
+
+CTRANSLATE2_USAGE = """\
+    import ctranslate2, sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor("vocab.model")
+    engine = ctranslate2.Translator(".")
+    line = pieces.encode("A sentence.", out_type=str)
+    found = engine.translate_batch([line], beam_size={beam}, length_penalty={alpha}, min_decoding_length=0,
+                                   max_decoding_length=len(line) + {extra}, max_input_length=0)
+    print(pieces.decode(found[0].hypotheses[0]))
+"""
+
+
+def explain_ctranslate2(config: RunConfig) -> str:
+    """Return how to use an export, for its card."""
+    decoding = config.decoding
+    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
+    usage = CTRANSLATE2_USAGE.format(beam=decoding.beam, alpha=alpha, extra=decoding.max_extra)
+    return usage + explain_length_penalty(config)
 
 
 def library() -> Any:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from nmt.checkpoint import Checkpoint
 from nmt.config import RunConfig, format_config
 from nmt.data.vocab import SILENT, UNK, Vocab
-from nmt.evaluate import card
+from nmt.evaluate.card import render_export_card
 from nmt.export import ctranslate2, huggingface
 from nmt.export.parity import Agreement, Ours, Side, bound, compare
 from nmt.model.transformer import Transformer
@@ -40,6 +40,18 @@ QUANTIZATIONS = {
     "huggingface": FLOATS,
     "safetensors": FLOATS,
 }
+LIBRARIES = {
+    "ctranslate2": "ctranslate2",
+    "huggingface": "transformers",
+    "safetensors": "safetensors",
+}
+SAFETENSORS_USAGE = """\
+    from safetensors import safe_open
+
+    with safe_open("model.safetensors", "pt") as file:
+        config = file.metadata()["config"]          # YAML, as in config.yaml
+        weights = {name: file.get_tensor(name) for name in file.keys()}
+"""
 LIMIT = 100  # pieces of an output that is compared
 
 
@@ -90,10 +102,15 @@ def export(
         }
         write_json(folder / EXPORT_FILE, record)
         write_text(folder / CONFIG_FILE, format_config(checkpoint.config))
-        write_text(
-            folder / CARD_FILE,
-            card.text(record, checkpoint.config, translator.vocab.size, str(agreement)),
+        card = render_export_card(
+            checkpoint,
+            to,
+            quantization,
+            LIBRARIES[to],
+            str(agreement),
+            _explain(to, checkpoint.config),
         )
+        write_text(folder / CARD_FILE, card)
         found.append(agreement)
 
     write_folder(out, fill)
@@ -122,6 +139,15 @@ def _written(
         for name, p in other.named_parameters():
             p.copy_(stored[name])
     return Ours(other)
+
+
+def _explain(to: str, config: RunConfig) -> str:
+    """Return how to use the export, for its card."""
+    if to == "ctranslate2":
+        return ctranslate2.explain_ctranslate2(config)
+    if to == "huggingface":
+        return huggingface.explain_huggingface(config)
+    return SAFETENSORS_USAGE
 
 
 def _limit(config: RunConfig) -> int:

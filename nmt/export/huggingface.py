@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from nmt.config import RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.export.parity import Ids
-from nmt.export.tensors import check_expressible, position_table, projections
+from nmt.export.tensors import (
+    check_expressible,
+    explain_length_penalty,
+    position_table,
+    projections,
+)
 from nmt.model.transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -30,6 +35,27 @@ from nmt.system.files import write_json
 from nmt.translate.search import Hypothesis
 
 BATCH = 32
+HUGGINGFACE_USAGE = """\
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # 5 or newer
+
+    tokenizer = AutoTokenizer.from_pretrained(".")
+    model = AutoModelForSeq2SeqLM.from_pretrained(".", use_safetensors=True)
+    line = tokenizer("A sentence.", return_tensors="pt")
+    found = model.generate(**line, max_new_tokens=line.input_ids.shape[1] + {extra})
+    print(tokenizer.decode(found[0], skip_special_tokens=True))
+"""
+
+
+def explain_huggingface(config: RunConfig) -> str:
+    """Return how to use an export, for its card."""
+    usage = HUGGINGFACE_USAGE.format(extra=config.decoding.max_extra)
+    usage += explain_length_penalty(config)
+    if config.model.positions == "learned" and config.model.norm == "post":
+        usage += (
+            "\nThe learned positions are in `model.safetensors`, where Marian expects none but takes them. Its own "
+            "`save_pretrained` leaves them out: do not save this model again.\n"
+        )
+    return usage
 
 
 def library() -> Any:

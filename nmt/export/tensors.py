@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig, ModelConfig
+from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.model.transformer import MemoryAttention, Positions, SelfAttention, sinusoids
 from nmt.system.errors import UserError
 
@@ -66,4 +66,14 @@ def position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
         return positions.table.detach()
     return sinusoids(
         max(LEAST_POSITIONS, decoding.max_source + decoding.max_extra + 1), positions.d_model
+    )
+
+
+def explain_length_penalty(config: RunConfig) -> str:
+    """Return the note in a card about a search that CTranslate2 and Hugging Face cannot repeat; empty if they can."""
+    if config.decoding.penalty != "gnmt":
+        return ""
+    return (
+        "\nThis engine divides by n^alpha, where n counts the pieces of an output with its end mark. It does not know "
+        "the formula above, so a beam search can choose another output than nmt does.\n"
     )

@@ -15,7 +15,7 @@ from nmt.checkpoint import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, format_config, load_config
 from nmt.data.vocab import Vocab
-from nmt.evaluate.average_card import write_card
+from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, seal
@@ -72,7 +72,7 @@ def test_the_hub_reads_it(folder: Path) -> None:
     filtered = replace(
         result, test_set=replace(result.test_set, name="wmt14"), scores=result.scores[:1]
     )
-    write_card(folder, [result, other, strange, back, filtered])
+    write_average_card(folder, [result, other, strange, back, filtered])
     card = ModelCard.load(folder / "README.md")
     data = card.data.to_dict()
     assert (data["language"], data["library_name"], data["pipeline_tag"]) == (
@@ -165,7 +165,7 @@ def test_without_scores_it_says_so(folder: Path) -> None:
         if is_in_run:
             (folder.parent / "checkpoints").mkdir()
             (folder.parent / "config.yaml").touch()
-        write_card(folder, [])
+        write_average_card(folder, [])
         card = ModelCard.load(folder / "README.md")
         assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
         assert "None was computed" in card.text and "{" not in card.text
@@ -176,7 +176,7 @@ def test_without_scores_it_says_so(folder: Path) -> None:
 def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     before = read_manifest(folder)
     for results in ([], [result_of(folder)]):
-        write_card(folder, results)
+        write_average_card(folder, results)
         assert read_manifest(folder) == before and open_checkpoint(folder).step == 20
         assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(
             folder / "README.md"
@@ -186,17 +186,17 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
 
 
 def test_one_that_was_edited_is_left_alone(folder: Path) -> None:
-    write_card(folder, [])
+    write_average_card(folder, [])
     card = folder / "README.md"
     card.write_text(
         card.read_text().replace("No licence of the weights is known.", "Licence: CC BY 4.0.")
     )
     edited = card.read_bytes()
     with pytest.raises(UserError, match="README.md: was edited since nmt wrote it") as caught:
-        write_card(folder, [result_of(folder)])
+        write_average_card(folder, [result_of(folder)])
     assert "\n" not in str(caught.value) and card.read_bytes() == edited
     card.unlink()
-    write_card(folder, [result_of(folder)])
+    write_average_card(folder, [result_of(folder)])
     assert "27.30" in card.read_text()
 
 
@@ -204,12 +204,12 @@ def test_other_folders_have_none(folder: Path, tmp_path: Path) -> None:
     """An export has its own, of its manifest; a checkpoint of training comes and goes."""
     assert nmt_export([str(folder), "--to", "safetensors", "-o", str(tmp_path / "export")]) == 0
     before = (tmp_path / "export" / "README.md").read_bytes()
-    write_card(tmp_path / "export", [])
+    write_average_card(tmp_path / "export", [])
     assert (tmp_path / "export" / "README.md").read_bytes() == before
     from test_checkpoint import write
 
     write(tmp_path / "step-0000007")
-    write_card(tmp_path / "step-0000007", [])
+    write_average_card(tmp_path / "step-0000007", [])
     assert not (tmp_path / "step-0000007" / "README.md").exists()
 
 
@@ -222,7 +222,7 @@ def test_many_checkpoints_with_their_ages_and_weights(folder: Path) -> None:
     }
     (folder / STATE_FILE).write_text(json.dumps(state))
     seal(folder)
-    write_card(folder, [])
+    write_average_card(folder, [])
     assert (
         "a at minute 10.0, weight 0.2500; b at minute 20.0, weight 0.7500"
         in (folder / "README.md").read_text()

@@ -354,6 +354,7 @@ def test_the_card_tells_what_the_checkpoint_knows(
         "language": ["en", "de"],
         "library_name": "safetensors",
         "pipeline_tag": "translation",
+        "tags": ["translation", "transformer", "attention-is-all-you-need"],
     }
     for fact in (
         digest(checkpoint.path / MODEL_FILE),
