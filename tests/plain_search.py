@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.model.cache import Buffers
-from nmt.translate.search import Hypothesis, Speaker
+from nmt.translate.beams import Decodable, Hypothesis
 
 PAD, BOS, EOS = 0, 2, 3
 Ids = tuple[int, ...]
@@ -135,7 +135,7 @@ class Toy:
 
 
 class Full:
-    def __init__(self, model: Speaker) -> None:
+    def __init__(self, model: Decodable) -> None:
         self.model, self.config = model, model.config
         self.known: dict[tuple[Ids, Ids], list[float]] = {}
 

@@ -34,7 +34,7 @@ from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transfor
 from nmt.paper import BLEU, Row, conformance, explain
 from nmt.train.loss import loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
-from nmt.translate.search import penalty
+from nmt.translate.beams import penalty
 
 ROOT = Path(__file__).parents[1]
 CONFIGS_OF_DOCS = re.findall(

@@ -24,7 +24,7 @@ from nmt.export.tensors import (
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.errors import UserError
 from nmt.system.run_folder import VOCAB_FILE
-from nmt.translate.search import Hypothesis, penalty
+from nmt.translate.beams import Hypothesis, penalty
 
 CTRANSLATE2_USAGE = """\
     import ctranslate2, sentencepiece

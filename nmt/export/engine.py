@@ -16,7 +16,7 @@ from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.run_folder import CONFIG_FILE
 from nmt.system.strict_yaml import parse_yaml
-from nmt.translate.batching import Found, cut
+from nmt.translate.batching import SearchedBatch, split_by_budget
 from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
 
@@ -27,15 +27,15 @@ class EngineTranslator(TextToText):
         self.version: str = library().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 
-    def searching(
+    def search_batches(
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[SearchedBatch]:
         if n_best > 1 or prefixes is not None or self.config.sample:
             raise UserError(
                 "the best few, samples and forced beginnings are not to be had from ctranslate2; "
                 "leave --engine out"
             )
-        for batch in cut(sources, self.config):
+        for batch in split_by_budget(sources, self.config):
             yield (
                 batch,
                 [

@@ -32,7 +32,7 @@ from nmt.model.transformer import (
 )
 from nmt.system.errors import UserError
 from nmt.system.files import write_json
-from nmt.translate.search import Hypothesis
+from nmt.translate.beams import Hypothesis
 
 BATCH = 32
 HUGGINGFACE_USAGE = """\

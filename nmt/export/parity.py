@@ -15,7 +15,8 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
-from nmt.translate.search import Hypothesis, search
+from nmt.translate.beams import Hypothesis
+from nmt.translate.search import search
 
 Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 

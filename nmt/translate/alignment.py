@@ -1,11 +1,11 @@
-"""Which source piece each target piece comes from, as far as attention tells.
+"""Which source piece each target piece comes from, as far as attention shows it.
 
-A finished translation is fed to the decoder once more, and the memory attention of the layer before the last is read,
-where it follows the source best; the last layer looks ahead. A piece is linked with what the heads together look at
-most while they predict it.
+A finished translation goes through the decoder once more, and the memory attention of the last layer but one is read,
+because it follows the source best; the last layer looks ahead. A target piece is linked to the source piece that gets
+the most attention, averaged over the heads, when the target piece is predicted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
 
-CELLS = 1 << 18  # target times source pieces looked at together, for each head of each layer
+MAX_CELLS = 1 << 18  # target times source pieces of a batch, for each head of each layer
 
 
 @torch.inference_mode()
@@ -23,33 +23,34 @@ def align(
 ) -> list[list[int]]:
     """For each target piece the index of a source piece, both without marks. Without any source piece it is 0."""
     links: list[list[int]] = []
-    while len(links) < len(src):
-        first = last = len(links)
-        longest_src = longest_tgt = 0
-        while last < len(src):
-            longest_src, longest_tgt = (
-                max(longest_src, len(src[last]) + 1),
-                max(longest_tgt, len(tgt[last]) + 1),
-            )
-            if last > first and (last + 1 - first) * longest_src * longest_tgt > CELLS:
-                break
-            last += 1
-        links.extend(_aligned(model, src[first:last], tgt[first:last]))
+    for batch in _split_by_cells(src, tgt):
+        links.extend(_align_batch(model, src[batch], tgt[batch]))
     return links
 
 
-def _aligned(
+def _split_by_cells(src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> Iterator[slice]:
+    """Neighbours together, as many as MAX_CELLS allows and at least one."""
+    first = longest_src = longest_tgt = 0
+    for i, (source, target) in enumerate(zip(src, tgt, strict=True)):
+        longest_src = max(longest_src, len(source) + 1)
+        longest_tgt = max(longest_tgt, len(target) + 1)
+        if i > first and (i + 1 - first) * longest_src * longest_tgt > MAX_CELLS:
+            yield slice(first, i)
+            first, longest_src, longest_tgt = i, len(source) + 1, len(target) + 1
+    if first < len(src):
+        yield slice(first, len(src))
+
+
+def _align_batch(
     model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]
 ) -> list[list[int]]:
     device = model.projection.weight.device
     sources = pack([[*ids, EOS] for ids in src]).to(device)
-    targets = pack([[BOS, *ids] for ids in tgt]).to(
-        device
-    )  # at the place of each piece stands the one before
+    targets = pack([[BOS, *ids] for ids in tgt]).to(device)  # each position predicts the next piece
     layers: list[Tensor] = []
     model.decode(targets, model.encode(sources), sources, layers)
-    seen = layers[max(0, len(layers) - 2)].mean(1)  # (S, Lt, Ls)
-    places = torch.arange(seen.shape[2], device=device)
-    allowed = places < (sources.lengths - 1).clamp(min=1)[:, None]  # not the closing eos
-    best = seen.masked_fill(~allowed[:, None], -1.0).argmax(2).tolist()
+    attention = layers[max(0, len(layers) - 2)].mean(1)  # (S, Lt, Ls)
+    positions = torch.arange(attention.shape[2], device=device)
+    is_allowed = positions < (sources.lengths - 1).clamp(min=1)[:, None]  # not the closing eos
+    best = attention.masked_fill(~is_allowed[:, None], -1.0).argmax(2).tolist()
     return [row[: len(ids)] for row, ids in zip(best, tgt, strict=True)]

@@ -1,10 +1,10 @@
-"""Ids to ids for any number of sentences: sorted by length, cut into batches, searched several at a time on CPU.
+"""Ids to ids for any number of sentences: sorted by length, split into batches, several of them searched at a time on CPU.
 
-On a GPU batches are searched one after another by recorded steps, each as large as memory allows.
+On a GPU batches are searched one after another by recorded steps, each batch as large as memory allows.
 
 On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a step does between
-its products would leave the other cores idle, and they would wait for each other at each product. Threads share the
-model; torch leaves Python's lock while it works. What comes out does not depend on any of it.
+its matrix products would leave the other cores idle, and they would wait for each other at each product. Threads share
+the model; torch releases the GIL while it computes. The results do not depend on any of it.
 """
 
 from collections import deque
@@ -17,22 +17,28 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.data.batch import pack
 from nmt.system.device import is_out_of_memory
+from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.graph_search import GraphSearch, free_bytes
-from nmt.translate.search import Hypothesis, Speaker, search
+from nmt.translate.search import search
 
-BATCH_TOKENS = 4_096  # where nothing else is asked for, and memory does not decide
-SAID, MORE = 16, 50  # a hypothesis is taken to say so many pieces more than its source has
-MOST = 8  # batches at a time: Python's own share of the work is done by one at a time
-Found = tuple[list[int], list[list[Hypothesis]]]  # which sentences, and of each its best
+DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
+SOURCE_COST, EXTRA_PIECES = 16, 50  # the cost of a source piece, and how many more a hypothesis has
+MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
+SearchedBatch = tuple[
+    list[int], list[list[Hypothesis]]
+]  # indices of sentences, and of each its best
 
 
 class GpuSearch:
-    """Searches any number of sentences on a GPU. What is recorded for one batch serves later ones, so keep it as long
-    as there are sentences and the weights of the model stay as they are."""
+    """Searches any number of sentences on a GPU.
+
+    What is recorded for one batch serves later ones, so keep it as long as there are sentences and the weights of the
+    model keep their addresses.
+    """
 
     def __init__(
         self,
-        model: Speaker,
+        model: Decodable,
         config: DecodingConfig,
         device: torch.device,
         n_bytes: int | None = None,
@@ -41,21 +47,20 @@ class GpuSearch:
         self.graph_search = GraphSearch(model, config, device)
         self.n_bytes = free_bytes(device) if n_bytes is None else n_bytes
 
-    def searching(
+    def search_batches(
         self,
         sources: Sequence[Sequence[int]],
         n_best: int = 1,
         prefixes: Sequence[Sequence[int]] | None = None,
-    ) -> Iterator[Found]:
-        """What the function `searching` yields."""
-        batches = deque(self.cut(sources, n_best, prefixes))
+    ) -> Iterator[SearchedBatch]:
+        """Search `sources`, which end with eos, batch by batch."""
+        batches = deque(self.split_by_memory(sources, n_best, prefixes))
         while batches:
             batch = batches.popleft()
             forced = None if prefixes is None else [prefixes[i] for i in batch]
+            packed = pack([sources[i] for i in batch]).to(self.device)
             try:
-                found = self.graph_search.search(
-                    pack([sources[i] for i in batch]).to(self.device), n_best, forced
-                )
+                found = self.graph_search.search(packed, n_best, forced)
             except RuntimeError as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
@@ -64,71 +69,76 @@ class GpuSearch:
                 yield batch, found
                 continue
 
-            # too large after all: give back what was taken, and halve this batch and those of later searches
+            # too large after all: free everything, and halve this batch and those of later searches
             self.graph_search = GraphSearch(self.model, self.config, self.device)
             torch.cuda.empty_cache()
             self.n_bytes //= 2
             middle = len(batch) // 2
             batches.extendleft((batch[middle:], batch[:middle]))
 
-    def cut(
+    def split_by_memory(
         self,
         sources: Sequence[Sequence[int]],
         n_best: int = 1,
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[list[int]]:
-        """Indices of the sentences, long ones first."""
+        """Indices of the sentences of each batch, long ones first; batches fill the memory, or the config's budget."""
         if self.config.batch_tokens is not None:
-            yield from cut(sources, self.config, n_best)
+            yield from split_by_budget(sources, self.config, n_best)
             return
         longest_prefix = max(map(len, prefixes), default=0) if prefixes else 0
-        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        order = _sort_by_length(sources)
         while order:
             longest = len(sources[order[0]])
-            n = self.graph_search.count_fitting(longest, longest_prefix, n_best, self.n_bytes)
+            n = self.graph_search.count_fitting_sentences(
+                longest, longest_prefix, n_best, self.n_bytes
+            )
             yield order[:n]
             order = order[n:]
 
 
-def searching(
-    model: Speaker,
+def search_batches(
+    model: Decodable,
     sources: Sequence[Sequence[int]],
     config: DecodingConfig,
     device: torch.device,
     n_best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
-) -> Iterator[Found]:
-    """Batch by batch, the sentences found and what was found. Sources end with eos."""
+) -> Iterator[SearchedBatch]:
+    """Search `sources`, which end with eos, batch by batch."""
     if device.type == "cuda":
-        yield from GpuSearch(model, config, device).searching(sources, n_best, prefixes)
+        yield from GpuSearch(model, config, device).search_batches(sources, n_best, prefixes)
         return
 
-    def one(batch: list[int]) -> Found:
+    def search_batch(batch: list[int]) -> SearchedBatch:
         forced = None if prefixes is None else [prefixes[i] for i in batch]
-        return batch, search(
-            model, pack([sources[i] for i in batch]).to(device), config, n_best, forced
-        )
+        packed = pack([sources[i] for i in batch]).to(device)
+        return batch, search(model, packed, config, n_best, forced)
 
-    batches = list(cut(sources, config, n_best))
-    n = min(len(batches), torch.get_num_threads(), MOST)
-    if n <= 1:
-        yield from map(one, batches)
+    batches = list(split_by_budget(sources, config, n_best))
+    n_threads = min(len(batches), torch.get_num_threads(), MAX_THREADS)
+    if n_threads <= 1:
+        yield from map(search_batch, batches)
         return
-    with _threads(n) as pool:
-        yield from _in_turn(pool, one, batches, 2 * n)
+    with _start_threads(n_threads) as pool:
+        yield from _map_in_order(pool, search_batch, batches, 2 * n_threads)
 
 
-def cut(
+def split_by_budget(
     sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 1
 ) -> Iterator[list[int]]:
-    """Indices of the sentences, long ones first: at most `batch_tokens` padded tokens together, and `SAID` times as
-    many in what all their hypotheses say, for that fills the memory."""
+    """Indices of the sentences of each batch, long ones first.
+
+    A batch has at most `batch_tokens` padded source tokens, and at most SOURCE_COST times as many in all hypotheses,
+    because those fill the memory.
+    """
     batch: list[int] = []
-    most = config.batch_tokens or BATCH_TOKENS
+    budget = config.batch_tokens or DEFAULT_BATCH_TOKENS
     beam = n_best if config.sample else config.beam
-    for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
+    for i in _sort_by_length(sources):
         longest = len(sources[batch[0]]) if batch else 0
-        if (len(batch) + 1) * max(longest, beam * (longest + MORE) / SAID) > most and batch:
+        hypotheses_cost = beam * (longest + EXTRA_PIECES) / SOURCE_COST
+        if batch and (len(batch) + 1) * max(longest, hypotheses_cost) > budget:
             yield batch
             batch = []
         batch.append(i)
@@ -136,9 +146,14 @@ def cut(
         yield batch
 
 
+def _sort_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
+    """Indices, of the longest sentence first."""
+    return sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+
+
 @contextmanager
-def _threads(n: int) -> Iterator[ThreadPoolExecutor]:
-    """`n` threads, among which torch's are shared out meanwhile."""
+def _start_threads(n: int) -> Iterator[ThreadPoolExecutor]:
+    """`n` threads, which share torch's own threads among themselves meanwhile."""
     all_threads = torch.get_num_threads()
     torch.set_num_threads(max(1, all_threads // n))
     pool = ThreadPoolExecutor(n)
@@ -149,17 +164,17 @@ def _threads(n: int) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(all_threads)
 
 
-def _in_turn(
+def _map_in_order(
     pool: ThreadPoolExecutor,
-    work: Callable[[list[int]], Found],
+    work: Callable[[list[int]], SearchedBatch],
     tasks: Iterable[list[int]],
-    ahead: int,
-) -> Iterator[Found]:
-    """`map(work, tasks)`, of which so many are under way."""
-    flying: deque[Future[Found]] = deque()
+    n_ahead: int,
+) -> Iterator[SearchedBatch]:
+    """`map(work, tasks)` with at most `n_ahead` tasks in flight."""
+    in_flight: deque[Future[SearchedBatch]] = deque()
     for task in tasks:
-        flying.append(pool.submit(work, task))
-        if len(flying) == ahead:
-            yield flying.popleft().result()
-    while flying:
-        yield flying.popleft().result()
+        in_flight.append(pool.submit(work, task))
+        if len(in_flight) == n_ahead:
+            yield in_flight.popleft().result()
+    while in_flight:
+        yield in_flight.popleft().result()

@@ -1,6 +1,7 @@
-"""Several models that speak with one voice: the mean of their probabilities, piece by piece.
+"""Several models that translate together: the mean of their probabilities, piece by piece.
 
-It is searched as a model is (`beam.Speaker`). Models may differ in everything but the vocabulary.
+An ensemble is searched as a model is, by the methods of `Decodable`. Models may differ in everything but the vocabulary.
+The mean is taken in `projection`, so `step` returns the models' hidden states side by side.
 """
 
 import math
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.model.cache import FLOAT
-from nmt.translate.search import Speaker
+from nmt.translate.beams import Decodable
 
 
 @dataclass
-class Caches:
-    """One for each model."""
+class EnsembleCache:
+    """The caches of the models."""
 
     each: list[Any]
 
@@ -32,8 +33,8 @@ class Caches:
 
 
 @dataclass
-class StaticCaches:
-    """Those of recorded steps, one for each model."""
+class StaticEnsembleCache:
+    """The caches of the models, of recorded steps."""
 
     each: list[Any]
 
@@ -41,9 +42,9 @@ class StaticCaches:
     def n_moves(self) -> int:
         return sum(cache.n_moves for cache in self.each)
 
-    def resize(self, rows: Tensor | None, n: int, room: int) -> None:
+    def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         for cache in self.each:
-            cache.resize(rows, n, room)
+            cache.resize(rows, n, capacity)
 
     def state(self) -> list[Tensor]:
         return [x for cache in self.each for x in cache.state()]
@@ -54,42 +55,44 @@ class StaticCaches:
 
 
 class Ensemble:
-    def __init__(self, models: Sequence[Speaker]) -> None:
+    """Models with one vocabulary, as one that can be searched."""
+
+    def __init__(self, models: Sequence[Decodable]) -> None:
         self.models = list(models)
         self.sizes = [model.config.d_model for model in models]
-        learned = [model.config for model in models if model.config.positions == "learned"]
         self.config, self.n_vocab = models[0].config, models[0].n_vocab
+        learned = [model.config for model in models if model.config.positions == "learned"]
         if learned:  # the shortest table bounds them all
-            self.config = replace(
-                learned[0], max_positions=min(config.max_positions for config in learned)
-            )
+            shortest = min(config.max_positions for config in learned)
+            self.config = replace(learned[0], max_positions=shortest)
 
-    def start(self, src: Packed, beam: int) -> Caches:
-        return Caches([model.start(src, beam) for model in self.models])
+    def start(self, src: Packed, beam: int) -> EnsembleCache:
+        return EnsembleCache([model.start(src, beam) for model in self.models])
 
-    def static_cache(self, beam: int) -> StaticCaches:
-        return StaticCaches([model.static_cache(beam) for model in self.models])
+    def static_cache(self, beam: int) -> StaticEnsembleCache:
+        return StaticEnsembleCache([model.static_cache(beam) for model in self.models])
 
-    def restart(self, cache: StaticCaches, src: Packed, n: int, room: int, most_room: int) -> None:
+    def restart(
+        self, cache: StaticEnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
+    ) -> None:
         for model, each in zip(self.models, cache.each, strict=True):
-            model.restart(each, src, n, room, most_room)
+            model.restart(each, src, n, capacity, max_capacity)
 
-    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+    def sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
+        each = [model.sentence_bytes(beam, longest, capacity) for model in self.models]
         logits = 2 * len(self.models) * beam * self.n_vocab * FLOAT  # each model's and their stack
-        return logits + sum(model.sentence_bytes(beam, longest, room) for model in self.models)
+        return logits + sum(each)
 
-    def step(self, tokens: Tensor, cache: Caches | StaticCaches) -> Tensor:
-        """What the models' projections take, side by side."""
-        return torch.cat(
-            [model.step(tokens, each) for model, each in zip(self.models, cache.each, strict=True)],
-            1,
-        )
+    def step(self, tokens: Tensor, cache: EnsembleCache | StaticEnsembleCache) -> Tensor:
+        """The models' hidden states side by side, (S * B, sum of D)."""
+        hidden = []
+        for model, each in zip(self.models, cache.each, strict=True):
+            hidden.append(model.step(tokens, each))
+        return torch.cat(hidden, 1)
 
     def projection(self, hidden: Tensor) -> Tensor:
         """Logits whose softmax is the mean of the models' probabilities."""
-        parts = hidden.split(self.sizes, 1)
-        each = [
-            model.projection(x).float().log_softmax(1)
-            for model, x in zip(self.models, parts, strict=True)
-        ]
-        return torch.stack(each).logsumexp(0) - math.log(len(each))
+        log_probs = []
+        for model, x in zip(self.models, hidden.split(self.sizes, 1), strict=True):
+            log_probs.append(model.projection(x).float().log_softmax(1))
+        return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

@@ -25,10 +25,10 @@ from nmt.system.device import choose_device, is_out_of_memory
 from nmt.system.errors import Failure, UserError
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
-from nmt.translate.batching import BATCH_TOKENS, Found, GpuSearch, searching
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, GpuSearch, SearchedBatch, search_batches
+from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.lines import split
-from nmt.translate.search import Hypothesis, Speaker
 
 OURS = "nmt"
 GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
@@ -72,12 +72,12 @@ class TextToText(ABC):
     @property
     def chunk_lines(self) -> int:
         """Of so many lines at a time several batches can be made."""
-        return (self.config.batch_tokens or BATCH_TOKENS) // 4
+        return (self.config.batch_tokens or DEFAULT_BATCH_TOKENS) // 4
 
     @abstractmethod
-    def searching(
+    def search_batches(
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[SearchedBatch]:
         """The best few translations of each sentence, best first, some sentences at a time; none is empty."""
 
     def aligned(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
@@ -141,7 +141,7 @@ class TextToText(ABC):
             if begins is None
             else [begins[line] if place == 0 else [] for line, place in units]
         )
-        for batch, found in self.searching(pieces, forced, request.n_best):
+        for batch, found in self.search_batches(pieces, forced, request.n_best):
             done = []
             for i, candidates in zip(
                 batch, self._of_units([pieces[i] for i in batch], found, request), strict=True
@@ -238,7 +238,7 @@ class Translator(TextToText):
         self.model, self.others, self.device = model, others, device
 
     @cached_property
-    def speaker(self) -> Speaker:
+    def speaker(self) -> Decodable:
         """Made at the first search, of the weights of that moment."""
         ready = [
             packed(model, self.config.precision == "bf16") for model in (self.model, *self.others)
@@ -255,16 +255,16 @@ class Translator(TextToText):
         is_by_memory = self.device.type == "cuda" and self.config.batch_tokens is None
         return GPU_LINES if is_by_memory else super().chunk_lines
 
-    def searching(
+    def search_batches(
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[SearchedBatch]:
         marked = [[*ids, EOS] for ids in sources]
         with _at_rest(self.model):
             try:
                 if self.device.type == "cuda":
-                    yield from self.gpu_search.searching(marked, n_best, prefixes)
+                    yield from self.gpu_search.search_batches(marked, n_best, prefixes)
                 else:
-                    yield from searching(
+                    yield from search_batches(
                         self.speaker, marked, self.config, self.device, n_best, prefixes
                     )
             except (MemoryError, RuntimeError) as error:  # of a host tensor it is a plain one

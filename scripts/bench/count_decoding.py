@@ -93,9 +93,9 @@ def count_step(n: int, longest: int, room: int) -> list[Operation]:
     sources = [[5] * (longest - 1) + [3] for _ in range(n)]
     noted = Noted()
     with torch.no_grad():
-        search._prepare(1)
+        search._prepare_for(1)
         search._load(pack(sources), None)
-        if room > search.room:
+        if room > search.capacity:
             search._resize(None, search.n, room)
         with noted:
             search._step()
@@ -128,16 +128,16 @@ def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
     """Seconds of the parts of one search over all sentences, sorted by length into one batch. `counted` is filled with
     the steps that it lacks."""
     from nmt.model.cache import size_class, source_width
-    from nmt.translate.graph_search import FEWEST, ROOM, UNRECORDED
+    from nmt.translate.graph_search import FEWEST_ROWS, FIRST_CAPACITY, UNRECORDED_STEPS
 
     sources, steps = news_lengths()
     width = source_width(int(sources.max()))
     uses: dict[tuple[int, int], int] = {}
     parts = {"steps recorded": 0.0, "steps not yet recorded": 0.0, "recording": 0.0}
-    n, room = size_class(SENTENCES), ROOM
+    n, room = size_class(SENTENCES), FIRST_CAPACITY
     for length in range(1, int(steps.max()) + 1):
         living = int((steps >= length).sum())
-        if living <= n // 2 and n > FEWEST:
+        if living <= n // 2 and n > FEWEST_ROWS:
             n = size_class(living)
         while length > room:
             room *= 2
@@ -145,11 +145,11 @@ def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
             counted[room] = count_step(FEW, width, room), count_step(MORE, width, room)
         seconds, n_operations = step_s(*counted[room], n, gpu)
         uses[n, room] = uses.get((n, room), 0) + 1
-        if uses[n, room] > UNRECORDED:
+        if uses[n, room] > UNRECORDED_STEPS:
             parts["steps recorded"] += seconds
         else:
             parts["steps not yet recorded"] += max(seconds, n_operations * HOST_S)
-        if uses[n, room] == UNRECORDED + 1:
+        if uses[n, room] == UNRECORDED_STEPS + 1:
             parts["recording"] += RECORDING_S
     return parts
 

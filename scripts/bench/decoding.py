@@ -106,14 +106,14 @@ class Ours:
         self.model, self.device = packed(model, precision == "bf16"), torch.device("cpu")
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
-        from nmt.translate.batching import searching
-        from nmt.translate.search import EOS
+        from nmt.data.vocab import EOS
+        from nmt.translate.batching import search_batches
 
         config = replace(self.config, beam=beam)
         if is_forced:
             config = replace(config, max_ratio=0.0, max_extra=FORCED, min_length=FORCED)
         found: list[list[int]] = [[] for _ in ids]
-        for batch, bests in searching(
+        for batch, bests in search_batches(
             self.model, [[*line, EOS] for line in ids], config, self.device
         ):
             for i, best in zip(batch, bests, strict=True):
@@ -126,8 +126,10 @@ def invariance(folder: Path, n_lines: int) -> None:
     import torch
 
     from nmt.data.batch import pack
-    from nmt.translate.batching import searching
-    from nmt.translate.search import EOS, Hypothesis, search
+    from nmt.data.vocab import EOS
+    from nmt.translate.batching import search_batches
+    from nmt.translate.beams import Hypothesis
+    from nmt.translate.search import search
 
     sources = [[*line, EOS] for line in json.loads((folder / "ids.json").read_text())[:n_lines]]
     alone: list[Hypothesis] = []  # in fp32
@@ -148,7 +150,9 @@ def invariance(folder: Path, n_lines: int) -> None:
             found: list[Hypothesis] = []
             for group in groups:
                 of_group: dict[int, Hypothesis] = {}
-                for batch, some in searching(ours.model, group, ours.config, torch.device("cpu")):
+                for batch, some in search_batches(
+                    ours.model, group, ours.config, torch.device("cpu")
+                ):
                     of_group.update((i, one[0]) for i, one in zip(batch, some, strict=True))
                 found += [of_group[i] for i in range(len(group))]
             row[f"differ in {name}"] = sum(a.ids != b.ids for a, b in zip(each, found, strict=True))
@@ -195,7 +199,7 @@ class HuggingFace:
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
         import torch
 
-        from nmt.translate.search import EOS, PAD
+        from nmt.data.vocab import EOS, PAD
 
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         found: list[list[int]] = [[] for _ in ids]

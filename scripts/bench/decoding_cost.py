@@ -45,11 +45,11 @@ def measure(point: dict[str, int | str]) -> dict[str, float]:
     import torch
 
     from nmt.config import DecodingConfig, ModelConfig
+    from nmt.data.vocab import EOS
     from nmt.model.cpu_linear import packed
     from nmt.model.transformer import Transformer
     from nmt.system.progress import clock
-    from nmt.translate.batching import searching
-    from nmt.translate.search import EOS
+    from nmt.translate.batching import search_batches
 
     torch.manual_seed(1)
     length, batch_tokens = int(point["length"]), int(point["batch_tokens"])
@@ -70,7 +70,7 @@ def measure(point: dict[str, int | str]) -> dict[str, float]:
 
     def go(some: list[list[int]]) -> float:
         began = clock()
-        for _ in searching(model, some, config, torch.device("cpu")):
+        for _ in search_batches(model, some, config, torch.device("cpu")):
             pass
         return clock() - began
 

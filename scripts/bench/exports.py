@@ -22,7 +22,7 @@ from nmt.export import ctranslate2, huggingface
 from nmt.export.parity import Ours, Side, compare
 from nmt.score.score import score_bleu
 from nmt.system.progress import clock
-from nmt.translate.search import Hypothesis
+from nmt.translate.beams import Hypothesis
 from nmt.translate.translator import Translator, make_translator
 
 SETTINGS = {"greedy": (1, 0.0), "beam 4": (4, 0.0), "beam 4 / |Y|": (4, 1.0)}

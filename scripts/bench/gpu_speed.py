@@ -38,7 +38,7 @@ from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
 from nmt.train.parallel import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
-from nmt.translate.batching import searching
+from nmt.translate.batching import search_batches
 
 N_VOCAB, UPDATE_TOKENS, N_PAIRS, LONGEST = 37_000, 25_000, 20_000, 255
 WARM_UPS, TIMED = 3, 20  # updates
@@ -468,7 +468,7 @@ def decode(
     model: Transformer, sources: list[list[int]], config: DecodingConfig, bench: Bench
 ) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in sources]
-    for batch, bests in searching(model, sources, config, bench.device):
+    for batch, bests in search_batches(model, sources, config, bench.device):
         for number, best in zip(batch, bests, strict=True):
             found[number] = best[0].ids
     return found

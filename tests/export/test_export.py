@@ -38,7 +38,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import digest, seal, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
 from nmt.system.strict_yaml import parse_yaml
-from nmt.translate.search import Hypothesis
+from nmt.translate.beams import Hypothesis
 
 PACKAGES = {
     "ctranslate2": "ctranslate2",

@@ -22,10 +22,12 @@ from soaking import IS_SOAK
 from nmt.checkpoint import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
+from nmt.data.vocab import EOS
 from nmt.model.cpu_linear import packed
 from nmt.model.transformer import Transformer
-from nmt.translate.batching import cut, searching
-from nmt.translate.search import EOS, Hypothesis, search
+from nmt.translate.batching import search_batches, split_by_budget
+from nmt.translate.beams import Hypothesis
+from nmt.translate.search import search
 from nmt.translate.translator import Request, Translation, make_translator
 
 V = 60
@@ -123,11 +125,13 @@ def test_batches_of_any_size_and_threads(config: DecodingConfig, n_threads: int)
             found: dict[int, list[Hypothesis]] = {}
             n_batches = 0
             cut_so = replace(config, batch_tokens=tokens)
-            for batch, some in searching(ours, given, cut_so, torch.device("cpu"), n_best, forced):
+            for batch, some in search_batches(
+                ours, given, cut_so, torch.device("cpu"), n_best, forced
+            ):
                 found.update(zip(batch, some, strict=True))
                 n_batches += 1
             assert torch.get_num_threads() == n_threads
-        assert n_batches == len(list(cut(given, cut_so, n_best))) > 1 and (
+        assert n_batches == len(list(split_by_budget(given, cut_so, n_best))) > 1 and (
             tokens > 1 or n_batches == 110
         )
         assert_same([found[i] for i in range(110)], expected)

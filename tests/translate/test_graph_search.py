@@ -20,13 +20,15 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
+from nmt.data.vocab import EOS
 from nmt.model.cache import size_class, source_width, static_bytes
 from nmt.model.transformer import Transformer
 from nmt.translate import graph_search
-from nmt.translate.batching import GpuSearch, searching
+from nmt.translate.batching import GpuSearch, search_batches
+from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.graph_search import GraphSearch
-from nmt.translate.search import EOS, Hypothesis, Speaker, search
+from nmt.translate.search import search
 
 V = 40
 CPU = torch.device("cpu")
@@ -77,9 +79,9 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes that change often."""
-    monkeypatch.setattr(graph_search, "ROOM", 2)
-    monkeypatch.setattr(graph_search, "FEWEST", 0)
-    monkeypatch.setattr(graph_search, "UNRECORDED", 1)
+    monkeypatch.setattr(graph_search, "FIRST_CAPACITY", 2)
+    monkeypatch.setattr(graph_search, "FEWEST_ROWS", 0)
+    monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 1)
 
 
 # ---- the same search ----------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def test_the_classes_of_sizes() -> None:
         24,
     ]
     assert [source_width(n) for n in (0, 1, 16, 17, 49, 65)] == [16, 16, 16, 32, 64, 96]
-    assert [graph_search.whole_class(n) for n in (0, 1, 5, 6, 100)] == [0, 1, 4, 6, 96]
+    assert [graph_search.floor_to_class(n) for n in (0, 1, 5, 6, 100)] == [0, 1, 4, 6, 96]
 
 
 # ---- on the pretend device ----------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ WAYS = {
 
 
 def searched(
-    speaker: Callable[[PretendDevice], Speaker],
+    speaker: Callable[[PretendDevice], Decodable],
     given: Sequence[Ids],
     config: DecodingConfig,
     lag: int,
@@ -233,7 +235,7 @@ def test_so_do_models_of_all_kinds(name: str) -> None:
     given = sources(9, 6, 9)
     shapes = list(SHAPES.values()) if name == "ensemble" else [SHAPES[name]]
 
-    def made(device: PretendDevice | None = None) -> Speaker:
+    def made(device: PretendDevice | None = None) -> Decodable:
         models = [model(shape, seed) for seed, shape in enumerate(shapes)]
         if device is not None:
             models = [device.to_device(one) for one in models]
@@ -245,7 +247,7 @@ def test_so_do_models_of_all_kinds(name: str) -> None:
 def test_what_is_recorded_is_forgotten_when_addresses_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graph_search, "UNRECORDED", 0)
+    monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0)
     ours = model(SHAPE)
     with pretend_device() as device:
         recorded = GraphSearch(device.to_device(model(SHAPE)), PLAIN, GPU)
@@ -263,21 +265,23 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
 def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beam 4 and six layers: one launch, and a copy that nobody waits for. A step that is not recorded launches much
     more, but does not wait either."""
-    monkeypatch.setattr(graph_search, "UNRECORDED", 0 if is_recorded else 1000)
+    monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0 if is_recorded else 1000)
     shape = replace(SHAPE, n_layers=6)
     config = DecodingConfig(max_extra=20, min_length=12)
     given = sources(24, 7)
     with pretend_device() as device:
         recorded = GraphSearch(device.to_device(model(shape)), config, GPU)
         recorded.search(pack(given).to(GPU))
-        costs, replay = [], recorded._ready_step
+        costs, replay = [], recorded._choose_step
 
         def noted() -> Callable[[], None]:
             n_done = int(recorded.is_done.on_host.sum())  # type: ignore[attr-defined]
-            costs.append((device.n_operations, device.n_waits, n_done, recorded.n, recorded.room))
+            costs.append(
+                (device.n_operations, device.n_waits, n_done, recorded.n, recorded.capacity)
+            )
             return replay()
 
-        recorded._ready_step = noted  # type: ignore[method-assign]
+        recorded._choose_step = noted  # type: ignore[method-assign]
         device.forget()
         recorded.search(pack(given).to(GPU))
         n_steps, n_waits = len(costs), device.n_waits
@@ -299,7 +303,7 @@ def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_search, "UNRECORDED", 0)
+    monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0)
     given = sources(6, 8)
     with pretend_device(event_lag=100) as device:
         recorded = GraphSearch(device.to_device(model(SHAPE)), replace(PLAIN, min_length=10), GPU)
@@ -316,7 +320,7 @@ def test_nobody_else_need_know() -> None:
     with pretend_device() as device:
         there = device.to_device(model(SHAPE))
         found: dict[int, list[Hypothesis]] = {}
-        for batch, some in searching(there, given, PLAIN, GPU, 2):
+        for batch, some in search_batches(there, given, PLAIN, GPU, 2):
             found.update(zip(batch, some, strict=True))
     assert_same([found[i] for i in range(30)], [expected[i] for i in range(30)])
 
@@ -461,19 +465,19 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     forced, most = prefixes_of(given), 5
     found: dict[int, list[Hypothesis]] = {}
     gpu = GpuSearch(ours, PLAIN, CPU, 10**9)
-    for batch, some in gpu.searching(given, 2, forced):
+    for batch, some in gpu.search_batches(given, 2, forced):
         found.update(zip(batch, some, strict=True))
     assert_same([found[i] for i in range(30)], search(ours, pack(given), PLAIN, 2, forced))
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
-        list(gpu.searching(given, 2))
+        list(gpu.search_batches(given, 2))
 
 
 def test_batches_fill_the_memory_and_no_more() -> None:
     ours, given = model(SHAPE), sources(300, 3, 60)
     for n_bytes in (0, 1_000_000, 30_000_000):
         gpu = GpuSearch(ours, PLAIN, CPU, n_bytes)
-        batches = list(gpu.cut(given))
+        batches = list(gpu.split_by_memory(given))
         assert sorted(itertools.chain(*batches)) == list(range(300))
         for batch in batches[:-1]:
             longest = len(given[batch[0]])
@@ -484,4 +488,4 @@ def test_batches_fill_the_memory_and_no_more() -> None:
             assert len(batch) == 1 or len(batch) * each <= n_bytes < 2 * len(batch) * each + each
         assert (len(batches) == 300) == (n_bytes == 0)
     by_tokens = GpuSearch(ours, replace(PLAIN, batch_tokens=100), CPU, 1)
-    assert 10 < len(list(by_tokens.cut(given))) < 300
+    assert 10 < len(list(by_tokens.split_by_memory(given))) < 300

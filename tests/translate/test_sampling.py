@@ -12,7 +12,8 @@ from plain_search import BOS, EOS, PAD, Ids, Toy, divisor
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
-from nmt.translate.search import draw_lots, search
+from nmt.translate.sampling import draw_uniforms
+from nmt.translate.search import search
 
 N = 4_000  # draws
 V = 9
@@ -155,10 +156,10 @@ def test_one_draw_is_among_many() -> None:
 
 def test_lots_are_even_and_not_shared() -> None:
     given: Packed = pack([(4, EOS), (5, EOS), (4, 4, EOS)])
-    lots = draw_lots(given, torch.tensor([99, 99, 99]), 400, 1)
+    lots = draw_uniforms(given, torch.tensor([99, 99, 99]), 400, 1)
     assert lots.shape == (3, 400, 100) and float(lots.min()) >= 0 and float(lots.max()) < 1
     assert abs(float(lots.mean()) - 0.5) < 0.01 and len(lots.unique()) > 0.99 * lots.numel()
     assert abs(float(torch.corrcoef(lots.flatten(1)).triu(1).abs().max())) < 0.03
-    uneven = draw_lots(given, torch.tensor([9, 99, 9]), 400, 1)
-    alone = draw_lots(pack([(4, 4, EOS)]), torch.tensor([9]), 400, 1)
+    uneven = draw_uniforms(given, torch.tensor([9, 99, 9]), 400, 1)
+    alone = draw_uniforms(pack([(4, 4, EOS)]), torch.tensor([9]), 400, 1)
     assert torch.equal(uneven[1], lots[1]) and torch.equal(uneven[2, :, :10], alone[0])

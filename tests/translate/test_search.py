@@ -37,8 +37,9 @@ from nmt.data.batch import Packed, pack
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
+from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.graph_search import GraphSearch
-from nmt.translate.search import Hypothesis, Speaker, _best, search
+from nmt.translate.search import grouped_topk, search
 
 PRESETS = {
     name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
@@ -49,7 +50,7 @@ RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "like
 
 
 def recorded_search(
-    model: Speaker,
+    model: Decodable,
     src: Packed,
     config: DecodingConfig,
     n_best: int = 1,
@@ -73,8 +74,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "recorded":
         if request.node.originalname in LONG and not IS_SOAK:
             pytest.skip("the recorded search runs these in make soak")
-        monkeypatch.setattr("nmt.translate.graph_search.ROOM", 2)
-        monkeypatch.setattr("nmt.translate.graph_search.FEWEST", 0)
+        monkeypatch.setattr("nmt.translate.graph_search.FIRST_CAPACITY", 2)
+        monkeypatch.setattr("nmt.translate.graph_search.FEWEST_ROWS", 0)
         monkeypatch.setitem(globals(), "search", recorded_search)
 
 
@@ -229,7 +230,7 @@ def test_the_best_of_groups_are_the_best(size: int) -> None:
         logits[torch.rand(50, size) < 0.5] = float("-inf")
         logits[0] = float("-inf")
         logits[1, :-1] = float("-inf")
-        values, index = _best(logits.clone(), n)
+        values, index = grouped_topk(logits.clone(), n)
         assert torch.equal(values, logits.topk(min(n, size), 1).values)
         assert torch.equal(logits.gather(1, index), values)
 
@@ -237,7 +238,9 @@ def test_the_best_of_groups_are_the_best(size: int) -> None:
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, given = Toy(5, n=7, ending=1.0), sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
-    monkeypatch.setattr("nmt.translate.search.BLOCK", 4 * 7 * 30)  # the logits of 30 sentences
+    monkeypatch.setattr(
+        "nmt.translate.beams.LOGITS_AT_ONCE", 4 * 7 * 30
+    )  # the logits of 30 sentences
     assert len(set(given)) > 70
     for src, some in zip(given, search(toy, pack(given), config, 2), strict=True):
         assert_same(some, recursion(toy, src, config, 2))

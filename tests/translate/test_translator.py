@@ -23,7 +23,7 @@ from nmt.data.vocab import BOS, EOS, SPACE, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.translate.alignment import align
-from nmt.translate.batching import cut
+from nmt.translate.batching import split_by_budget
 from nmt.translate.lines import LARGEST, LINE_BYTES, Lines, keep_whole_lines, split, with_prefixes
 from nmt.translate.search import search
 from nmt.translate.translator import LineTooLong, Request, Translator
@@ -44,7 +44,9 @@ def translator(
 
 def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
     def sizes(n_pieces: int, n_lines: int, **settings: Any) -> set[int]:
-        batches = list(cut([[5] * n_pieces] * n_lines, DecodingConfig(**settings), n_best=300))
+        batches = list(
+            split_by_budget([[5] * n_pieces] * n_lines, DecodingConfig(**settings), n_best=300)
+        )
         assert sorted(i for batch in batches for i in batch) == list(range(n_lines))
         return {len(batch) for batch in batches[:-1]}
 

@@ -1,0 +1,232 @@
+"""The state of a search, and what beam search and sampling share: lengths, penalties, prefixes, finished hypotheses.
+
+A hypothesis' score is its log-probability over a penalty of its length |Y|, closing eos included. `stopping` says when
+a sentence is done: when no living hypothesis can still win (`exact`, which cannot change the result, because
+log-probabilities only fall and penalties only grow); when `beam` hypotheses have finished (`full`); when `beam` have
+finished and the best living one is no better at its present length (`likely`); or at the length limit (`never`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import Packed
+from nmt.data.vocab import BOS, EOS, PAD
+from nmt.system.errors import Failure, UserError
+
+NEG_INF = float("-inf")
+LOGITS_AT_ONCE = 1 << 22  # on CPU: as many as its cache holds
+
+# The number of a step, from 1 on. An int on the CPU: tensors grow by a column with each step. A tensor (1,) in a
+# recorded step on the GPU: there tensors have columns for later steps too, and keep their shapes.
+Length = int | Tensor
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    ids: list[int]  # without bos and eos
+    score: float  # penalised log-probability
+
+
+class Decodable(Protocol):
+    """What can be searched: a Transformer, an ensemble, or a test's substitute.
+
+    It makes and takes its own kind of cache, which has `reorder` and `keep` as `Cache` of nmt/model/cache.py has them;
+    that of recorded steps has the methods of `StaticCache`.
+    """
+
+    config: ModelConfig
+    n_vocab: int
+
+    def start(self, src: Packed, beam: int, /) -> Any: ...
+    def step(self, tokens: Tensor, cache: Any, /) -> Tensor: ...
+    def projection(self, hidden: Tensor, /) -> Tensor: ...
+    def static_cache(self, beam: int, /) -> Any: ...
+    def restart(
+        self, cache: Any, src: Packed, n: int, capacity: int, max_capacity: int, /
+    ) -> None: ...
+    def sentence_bytes(self, beam: int, longest: int, capacity: int, /) -> int: ...
+
+
+@dataclass
+class Beams:
+    """The S sentences that are still searched, each with B = beam living hypotheses and its n best finished ones.
+
+    A row belongs to the sentence that `sentences` names; rows change places when sentences leave.
+    """
+
+    sentences: Tensor  # (S,)
+    limits: Tensor  # (S,) the most pieces before eos
+    forced: Tensor  # (S, P) the prefix that a translation must begin with; -1 where it is free
+    tokens: Tensor  # (S, B) the last piece of each living hypothesis; bos at first
+    ids: Tensor  # (S, B, t) all of its pieces; eos in the columns of later steps
+    scores: Tensor  # (S, B) log-probabilities, best first; NEG_INF where there is no hypothesis
+    finished_ids: Tensor  # (S, n, t)
+    finished_scores: Tensor  # (S, n) penalised
+    n_finished: Tensor  # (S,)
+
+    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
+        """Keep the first `n` sentences, after the rows `movers` have taken the places `holes`."""
+        for name, rows in vars(self).items():
+            rows[holes] = rows[movers]
+            setattr(self, name, rows[:n])
+
+
+def beam_width(config: DecodingConfig, n_best: int) -> int:
+    """How many hypotheses of a sentence live at a time."""
+    if config.sample:
+        return n_best
+    if n_best > config.beam:
+        raise UserError(
+            f"a beam of {config.beam} cannot give the {n_best} best translations; raise decoding.beam"
+        )
+    return config.beam
+
+
+def start_beams(
+    src: Packed,
+    config: DecodingConfig,
+    model: ModelConfig,
+    n_best: int,
+    prefixes: Sequence[Sequence[int]] | None,
+) -> Beams:
+    """Each sentence at bos, with its length limit and its prefix."""
+    n, device, beam = src.n_sentences, src.tokens.device, beam_width(config, n_best)
+
+    # Prefixes, side by side.
+    prefixes = prefixes or [[]] * n
+    longest_prefix = max(map(len, prefixes))
+    padded = [[*prefix, *[-1] * (longest_prefix - len(prefix))] for prefix in prefixes]
+    forced = torch.tensor(padded, dtype=torch.int64, device=device)
+
+    # Length limits: by the source, never shorter than the prefix, never beyond the table of positions.
+    limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
+    limits = limits.maximum((forced >= 0).sum(1))
+    if model.positions == "learned":
+        if longest_prefix >= model.max_positions:
+            raise UserError(
+                f"a prefix of {longest_prefix} pieces is longer than model.max_positions "
+                f"{model.max_positions} allows; shorten it"
+            )
+        limits.clamp_(max=model.max_positions - 1)
+
+    scores = torch.zeros(n, beam, device=device)
+    if not config.sample:
+        scores[:, 1:] = NEG_INF  # all hypotheses would begin alike, so only one does begin
+    n_kept = beam if config.stopping == "likely" else n_best
+    return Beams(
+        sentences=torch.arange(n, device=device),
+        limits=limits,
+        forced=forced,
+        tokens=torch.full((n, beam), BOS, device=device),
+        ids=torch.full((n, beam, 0), EOS, device=device),
+        scores=scores,
+        finished_ids=torch.full((n, n_kept, 0), EOS, device=device),
+        finished_scores=torch.full((n, n_kept), NEG_INF, device=device),
+        n_finished=torch.zeros(n, dtype=torch.int64, device=device),
+    )
+
+
+def penalty(length: Length, config: DecodingConfig) -> Tensor:
+    """The divisor of the log-probability of a hypothesis of `length` pieces, eos included (section 6.1)."""
+    size = torch.as_tensor(length, dtype=torch.float32)
+    if config.penalty == "gnmt":
+        return ((5.0 + size) / 6.0) ** config.length_penalty
+    if config.penalty == "length":
+        return size**config.length_penalty
+    return torch.ones_like(size)
+
+
+def find_done(beams: Beams, length: Length, config: DecodingConfig, n_best: int) -> Tensor:
+    """Which sentences are done after this step, (S,)."""
+    best = beams.scores.amax(1)
+    done = (best == NEG_INF) | (beams.limits < length)
+    if config.sample:
+        return done
+    if config.stopping == "exact":
+        # No living hypothesis can do better than to end at the limit with the probability that it has now.
+        bound = best / penalty(beams.limits + 1, config).to(best.device)
+        done |= bound <= beams.finished_scores[:, n_best - 1]
+    elif config.stopping == "full":
+        done |= beams.n_finished >= config.beam
+    elif config.stopping == "likely":
+        present = best / penalty(length, config).to(best.device)
+        done |= present <= beams.finished_scores[:, config.beam - 1]
+    return done
+
+
+def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothesis]:
+    """The finished hypotheses of a sentence that is done, best first."""
+    finished = []
+    for row, score in zip(rows, scores, strict=True):
+        if score > NEG_INF:
+            finished.append(Hypothesis(row[: row.index(EOS)], score))
+    if not finished:
+        raise Failure(
+            "search found no hypothesis: the model's scores are NaN or infinite; take another checkpoint"
+        )
+    return sorted(finished, key=lambda one: -one.score)
+
+
+# ---- parts of a step ----------------------------------------------------------------------------------------------
+
+
+def logit_blocks(model: Decodable, hidden: Tensor, beam: int) -> Iterator[tuple[slice, Tensor]]:
+    """The logits (s * B, V) of some sentences after others; on CPU in blocks that fit into its cache."""
+    n_sentences = hidden.shape[0] // beam
+    size = n_sentences
+    if hidden.device.type == "cpu":
+        size = max(1, LOGITS_AT_ONCE // (beam * model.n_vocab))
+    for first in range(0, n_sentences, size):
+        here = slice(first, min(first + size, n_sentences))
+        yield here, model.projection(hidden[here.start * beam : here.stop * beam]).float()
+
+
+def required_pieces(beams: Beams, length: Length) -> Tensor:
+    """The piece that each sentence must take in this step, (S,): of its prefix, or eos at its limit; -1 if free."""
+    required = torch.where(beams.limits < length, EOS, -1)
+    if isinstance(length, Tensor):
+        forced = beams.forced.index_select(1, step_column(beams.forced, length)).squeeze(1)
+    elif length <= beams.forced.shape[1]:
+        forced = beams.forced[:, length - 1]
+    else:
+        return required
+    return torch.where(forced >= 0, forced, required)
+
+
+def forbid_pieces(logits: Tensor, is_eos_forbidden: bool | Tensor) -> None:
+    """Rule out, in logits (R, V), the pieces that no free choice may take."""
+    logits[:, PAD] = NEG_INF
+    logits[:, BOS] = NEG_INF
+    if isinstance(is_eos_forbidden, Tensor):
+        logits[:, EOS].masked_fill_(is_eos_forbidden, NEG_INF)
+    elif is_eos_forbidden:
+        logits[:, EOS] = NEG_INF
+
+
+def step_column(rows: Tensor, length: Tensor) -> Tensor:
+    """The column (1,) of a recorded step. The last one serves steps beyond capacity, whose result is not used."""
+    return (length - 1).clamp(max=rows.shape[-1] - 1)
+
+
+def append_pieces(ids: Tensor, pieces: Tensor, length: Length) -> Tensor:
+    """Add a piece to each row: (S, N, t), (S, N) -> (S, N, t + 1), or into the step's column of a recorded step."""
+    if isinstance(length, Tensor):
+        return ids.index_copy(2, step_column(ids, length), pieces.unsqueeze(2))
+    return torch.cat((ids, pieces.unsqueeze(2)), 2)
+
+
+def pad_width(ids: Tensor, like: Tensor) -> Tensor:
+    """Rows of pieces as wide as those of `like`, with eos at their ends."""
+    n_missing = like.shape[2] - ids.shape[2]
+    return F.pad(ids, (0, n_missing), value=EOS) if n_missing else ids
+
+
+def gather_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """tensor[s, index[s, i]]: (S, N, T), (S, M) -> (S, M, T)."""
+    return tensor.gather(1, index.unsqueeze(2).expand(-1, -1, tensor.shape[2]))

@@ -1,0 +1,103 @@
+"""Sampling in place of beam search: each hypothesis is drawn by itself, piece by piece.
+
+The random numbers are drawn before the search, from the seed and the sentence alone. So a sentence's samples do not
+depend on its batch or its device. A score is the model's own log-probability, whatever temperature, top-k and top-p do
+to the draw.
+"""
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt.config import DecodingConfig
+from nmt.data.batch import Packed
+from nmt.data.vocab import EOS
+from nmt.translate.beams import (
+    NEG_INF,
+    Beams,
+    Decodable,
+    Length,
+    append_pieces,
+    forbid_pieces,
+    logit_blocks,
+    pad_width,
+    penalty,
+    required_pieces,
+)
+
+
+def draw_uniforms(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
+    """Numbers in [0, 1) for n samples of each sentence and each of their steps, (S, n, longest)."""
+    sizes = (limits + 1).tolist()
+    tokens = src.tokens.cpu().numpy()
+    salt = seed.to_bytes(16)
+    uniforms = np.zeros((len(sizes), n, max(sizes)), np.float32)
+    for i, (first, last) in enumerate(pairwise(src.offsets.tolist())):
+        sentence = tokens[first:last].tobytes()
+        key = hashlib.blake2b(sentence, digest_size=16, salt=salt).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key)))
+        uniforms[i, :, : sizes[i]] = generator.random((n, sizes[i]), np.float32)
+    return torch.from_numpy(uniforms).to(limits.device)
+
+
+def sample_step(
+    beams: Beams,
+    model: Decodable,
+    hidden: Tensor,
+    uniforms: Tensor,
+    length: Length,
+    config: DecodingConfig,
+) -> None:
+    """Give each hypothesis one piece more, drawn with its number of `uniforms` (S, n)."""
+    n = beams.scores.shape[1]
+    required = required_pieces(beams, length)
+    is_eos_forbidden = length <= config.min_length
+    blocks = []
+    for here, logits in logit_blocks(model, hidden, n):
+        u = uniforms[here].reshape(-1, 1)
+        blocks.append(_draw_pieces(logits, required[here], u, is_eos_forbidden, config))
+    pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
+    scores = beams.scores + log_probs
+    ended = (pieces == EOS) & (scores > NEG_INF)
+    ending = scores / penalty(length, config).to(scores.device)
+
+    beams.tokens = pieces
+    beams.ids = append_pieces(beams.ids, pieces, length)
+    beams.finished_scores = torch.where(ended, ending, beams.finished_scores)
+    finished_ids = pad_width(beams.finished_ids, beams.ids)
+    beams.finished_ids = torch.where(ended[:, :, None], beams.ids, finished_ids)
+    beams.scores = scores.masked_fill(ended, NEG_INF)
+
+
+def _draw_pieces(
+    logits: Tensor,
+    required: Tensor,
+    uniforms: Tensor,
+    is_eos_forbidden: bool | Tensor,
+    config: DecodingConfig,
+) -> tuple[Tensor, Tensor]:
+    """A piece for each row and its log-probability, each (R, 1)."""
+    log_probs = logits.log_softmax(1)
+
+    # The distribution to draw from: temperature, then top-k, then top-p.
+    forbid_pieces(logits, is_eos_forbidden)
+    logits = logits / config.temperature
+    if config.top_k is not None:
+        least = logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, NEG_INF)
+    probs, order = logits.softmax(1).sort(1, descending=True)
+    probs_before = probs.cumsum(1) - probs  # of the more probable pieces
+    probs = probs.masked_fill((probs_before >= config.top_p) & (probs_before > 0), 0.0)
+
+    # The first piece whose cumulated probability exceeds the target.
+    sums = probs.cumsum(1)
+    target = uniforms * sums[:, -1:] * (1 - 1e-6)  # below the last sum, however it is rounded
+    pieces = order.gather(1, (sums <= target).sum(1, keepdim=True))
+
+    n_each = len(uniforms) // len(required)
+    required = required[:, None].expand(-1, n_each).reshape(-1, 1)  # (R, 1)
+    pieces = torch.where(required < 0, pieces, required)
+    return pieces, log_probs.gather(1, pieces)
