@@ -1,6 +1,7 @@
 """Checkpoint folders: what goes in comes out, what is damaged is named."""
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import (
+    Average,
     TrainState,
     find_newest,
     list_steps,
@@ -18,6 +20,7 @@ from nmt.checkpoint import (
     open_checkpoint,
     open_for_average,
     prune_checkpoints,
+    read_origin,
     save_checkpoint,
     take_snapshot,
 )
@@ -26,7 +29,7 @@ from nmt.data.plan import Cursor
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import seal
-from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
 from nmt.train.optimizer import make_optimizer
 
 CONFIG = RunConfig(model=ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1))
@@ -164,6 +167,45 @@ def test_one_of_before_a_key_was_gone_is_read(tmp_path: Path) -> None:
     seal(tmp_path)
     with pytest.raises(UserError, match="model.attention_bias: this key is gone"):
         open_checkpoint(tmp_path)
+
+
+STATES: dict[str, tuple[dict[str, object], Average | str]] = {
+    "as before times were kept": (
+        {"averaged": ["a", "b"], "step": 9},
+        Average(["a", "b"], 9),
+    ),
+    "with times": (
+        {"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5, 3]},
+        Average(["a", "b"], 9, [1.5, 3.0]),
+    ),
+    "with weights": (
+        {"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5, 3.0], "weights": [0.25, 0.75]},
+        Average(["a", "b"], 9, [1.5, 3.0], [0.25, 0.75]),
+    ),
+    "too few times": (
+        {"averaged": ["a", "b"], "step": 9, "elapsed_s": [1.5]},
+        "elapsed_s has 1 values for 2",
+    ),
+    "times in words": ({"averaged": ["a"], "step": 9, "elapsed_s": ["long"]}, "elapsed_s"),
+    "one time for all": ({"averaged": ["a"], "step": 9, "elapsed_s": 3.0}, "elapsed_s"),
+    "weights of none": (
+        {"averaged": ["a"], "step": 9, "weights": []},
+        "weights has 0 values for 1",
+    ),
+    "unknown": ({"averaged": ["a"], "step": 9, "why": []}, "why: unknown key"),
+    "no step": ({"averaged": ["a"]}, "step: missing"),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
+    state, expected = STATES[case]
+    (tmp_path / STATE_FILE).write_text(json.dumps(state))
+    if isinstance(expected, Average):
+        assert read_origin(tmp_path) == expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            read_origin(tmp_path)
 
 
 def test_newest_prune_and_best(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Dev BLEU against the number of checkpoints averaged: what the paper's 5 and 20 were chosen by, on your own run.
+"""Dev BLEU against the number of checkpoints averaged: how the paper may have chosen 5 and 20, on your own run.
 
-Only the dev set of the run's store is decoded, by the path that validation takes; the test set is never opened, for a
-number chosen on it would be none that can be reported. Each mean is made in memory, one model large: nothing but
-RUN/averaging.json is ever written, complete or not at all.
+Only the dev set of the run's store is decoded, by the path that validation takes. The test set is never opened, because
+a number tuned on it could not be reported. Each mean is made in memory, one model large: nothing but RUN/averaging.json
+is ever written, complete or not at all.
 """
 
 import math
@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nmt.average.mean import mixed, opened, pour
-from nmt.average.select import Moment, fading
+from nmt.average.mean import combine, load_mean, open_all
+from nmt.average.select import Candidate, apply_decay
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocab
 from nmt.system.device import choose_device
@@ -25,12 +25,7 @@ from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.validate import DevSet, open_dev, validate
 from nmt.translate.translator import make_translator
 
-SIZES = (1, 2, 3, 5, 10, 20)
-DEV = [
-    name
-    for side in ("src", "tgt")
-    for name in (dev_text_file(side), ids_file("valid", side), offsets_file("valid", side))
-]  # files of the store
+CURVE_SIZES = (1, 2, 3, 5, 10, 20)
 
 
 @dataclass(frozen=True)
@@ -44,47 +39,46 @@ class Point:
     nll: float
 
 
-def curve(
+def measure_curve(
     run: RunFolder,
-    moments: Sequence[Moment],
-    sizes: Sequence[int] = SIZES,
+    candidates: Sequence[Candidate],
+    sizes: Sequence[int] = CURVE_SIZES,
     decay: float | None = None,
     choice: str = "last",
     asked: Literal["auto", "cpu"] = "auto",
 ) -> list[Point]:
-    """Score the mean of the newest N of `moments`, with a decay weighted, for each N; write RUN/averaging.json."""
+    """Score the mean of the newest N candidates for each N, weighted if there is a decay; write RUN/averaging.json."""
     world = World(0, 1, choose_device(asked))
-    paths = [run.checkpoint(moment.step) for moment in moments[-max(sizes) :]]
-    (newest,) = opened(paths[-1:])
+    paths = [run.checkpoint(candidate.step) for candidate in candidates[-max(sizes) :]]
+
+    # The dev set first: it is opened with the newest checkpoint's config, before the others are verified.
+    (newest,) = open_all(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
-    dev = _dev_of(config, store, newest.vocab)
+    dev = _open_dev_of(config, store, newest.vocab)
     micro_tokens = resolve_micro_tokens(config, world)
-    checkpoints = [*opened(paths[:-1]), newest]
+    checkpoints = [*open_all(paths[:-1]), newest]
+
     points, signature = [], ""
     for n in sizes:
-        began, chosen = clock(), list(moments[-n:])
+        began, chosen = clock(), list(candidates[-n:])
         if decay is not None:
-            chosen = fading(chosen, decay)
+            chosen = apply_decay(chosen, decay)
+        mean = combine(checkpoints[-n:], [candidate.weight for candidate in chosen])
         translator = make_translator(newest, world.device, config.decoding)
-        pour(mixed(checkpoints[-n:], [moment.weight for moment in chosen]), translator.model)
-        result = validate(translator, dev, config, micro_tokens, world, _gone_through)
+        load_mean(mean, translator.model)
+        result = validate(translator, dev, config, micro_tokens, world, _go_through)
         assert result is not None and result.bleu is not None
         signature = result.bleu.signature
-        points.append(
-            Point(
-                n,
-                [moment.step for moment in chosen],
-                [round(moment.elapsed_s / 60, 2) for moment in chosen],
-                result.bleu.value,
-                result.nll,
-            )
-        )
+        steps = [candidate.step for candidate in chosen]
+        minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
+        points.append(Point(n, steps, minutes, result.bleu.value, result.nll))
         say(f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration(clock() - began)}")
+
     record: dict[str, Any] = {
         "choice": choice,
         "decay": decay,
-        "best_n": best(points).n,
+        "best_n": find_best_point(points).n,
         "points": [asdict(point) for point in points],
         "dev_set": {
             "store": str(store),
@@ -99,39 +93,48 @@ def curve(
     return points
 
 
-def best(points: Sequence[Point]) -> Point:
-    """Of equals, the one of fewer checkpoints."""
+def find_best_point(points: Sequence[Point]) -> Point:
+    """Return the point of highest BLEU; of equal ones, that of fewer checkpoints."""
     return max(points, key=lambda point: (point.bleu, -point.n))
 
 
-def table(points: Sequence[Point]) -> str:
-    """For people, the best marked."""
+def format_curve(points: Sequence[Point]) -> str:
+    """Lay the points out as a table, the best marked with a star."""
     rows = [("N", "updates", "minutes", "dev BLEU", "dev perplexity")]
+    best = find_best_point(points)
     for point in points:
-        ends = slice(None, None, max(1, point.n - 1))  # the first and the last
+        mark = "*" if point is best else " "
         rows.append(
             (
                 str(point.n),
-                "-".join(f"{step:,}" for step in point.steps[ends]),
-                "-".join(f"{minutes:.1f}" for minutes in point.minutes[ends]),
-                f"{point.bleu:.2f}{'*' if point is best(points) else ' '}",
+                _format_range([f"{step:,}" for step in point.steps]),
+                _format_range([f"{minute:.1f}" for minute in point.minutes]),
+                f"{point.bleu:.2f}{mark}",
                 f"{math.exp(min(point.nll, 700.0)):.3f}",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 
-def _dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
+def _format_range(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"{values[0]}-{values[-1]}"
+
+
+def _open_dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
     if config.data.valid is None:
         raise UserError(
             "the config of this run names no data.valid; without a dev set there is no curve"
         )
+    names = []
+    for side in ("src", "tgt"):
+        names += [dev_text_file(side), ids_file("valid", side), offsets_file("valid", side)]
     try:
-        verify(store, DEV, only=DEV)
+        verify(store, names, only=names)
         return open_dev(store, vocab)
     except UserError as error:
         raise UserError(
@@ -140,7 +143,7 @@ def _dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
         ) from None
 
 
-def _gone_through(work: Iterable[object]) -> bool:
+def _go_through(work: Iterable[object]) -> bool:
     for _ in work:
         pass
     return True

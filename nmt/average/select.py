@@ -1,24 +1,24 @@
-"""Which checkpoints of a run are averaged: the last, the best on the dev set, those some minutes apart; and weights.
+"""Which checkpoints of a run are averaged: the last, the best on the dev set, those some minutes apart; their weights.
 
-Minutes are those of training, as state.json counts them over all sittings: the paper's clock. Scores are those that
-validation wrote to metrics.jsonl. Too few checkpoints are refused with numbers, for a mean of fewer is another recipe.
+Minutes are minutes of training, which state.json counts over all sittings: the paper's clock (section 6.1). Scores are
+those that validation wrote to metrics.jsonl. Too few checkpoints are refused: a mean of fewer is another recipe.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
-LAST, DECAY = 5, 0.9
+DEFAULT_LAST = 5  # of a base model in the paper
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A checkpoint of a run."""
+class Candidate:
+    """A checkpoint of a run that may be averaged."""
 
     step: int
     elapsed_s: float
@@ -28,84 +28,93 @@ class Moment:
         return f"update {self.step:,}, minute {self.elapsed_s / 60:.1f}"
 
 
-def choose(
+def choose_checkpoints(
     run: RunFolder,
     n_last: int | None,
     n_best: int | None,
     minutes: float | None,
     decay: float | None,
-) -> tuple[list[Moment], str]:
-    """The checkpoints to average, oldest first, and what the best scored. With a decay all there are, unless told."""
+) -> tuple[list[Candidate], str]:
+    """Choose what to average, oldest first; also return what the best scored, if `n_best` is given."""
     if n_best is not None:
-        return best(run, n_best)
-    moments, n = spaced(run, minutes), n_last
-    if n is None:
-        n = LAST if decay is None else max(1, len(moments))
-    moments = last(moments, n, run, minutes)
-    return (moments if decay is None else fading(moments, decay)), ""
+        return take_best(run, n_best)
+    candidates = list_candidates(run, minutes)
+    if n_last is None:
+        # The weights of a decay make the oldest harmless, so that all can be taken.
+        n_last = DEFAULT_LAST if decay is None else max(1, len(candidates))
+    candidates = take_last(candidates, n_last, run, minutes)
+    if decay is not None:
+        candidates = apply_decay(candidates, decay)
+    return candidates, ""
 
 
-def last(
-    moments: Sequence[Moment], n: int, run: RunFolder, minutes: float | None = None
-) -> list[Moment]:
-    """The newest `n`, refused if there are fewer."""
-    if len(moments) < n:
-        apart = "" if minutes is None else f" that are {minutes:g} minutes of training apart"
-        raise UserError(
-            f"{run.path} has {len(moments)} checkpoints{apart}, {n} are asked for; lower the number, or "
-            "keep more of them"
-        )
-    return list(moments[-n:])
-
-
-def spaced(run: RunFolder, minutes: float | None) -> list[Moment]:
-    """All checkpoints of a run, oldest first, or those at least so many minutes apart, counted back from the newest."""
-    found: list[Moment] = []
+def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
+    """List the checkpoints of a run, oldest first: all, or those at least so many minutes of training apart, counted
+    back from the newest."""
+    found: list[Candidate] = []
     for step in reversed(list_steps(run)):
         origin = read_origin(run.checkpoint(step))
         elapsed_s = float(origin.elapsed_s) if isinstance(origin, TrainState) else 0.0
-        moment = Moment(step, elapsed_s)
-        if minutes is None or not found or found[-1].elapsed_s - moment.elapsed_s >= 60 * minutes:
-            found.append(moment)
+        if minutes is None or not found or found[-1].elapsed_s - elapsed_s >= 60 * minutes:
+            found.append(Candidate(step, elapsed_s))
     return found[::-1]
 
 
-def fading(moments: Sequence[Moment], decay: float) -> list[Moment]:
-    """The newest weighs most, each older one `decay` times as much as the next."""
+def take_last(
+    candidates: Sequence[Candidate], n: int, run: RunFolder, minutes: float | None = None
+) -> list[Candidate]:
+    """Return the newest `n`; refuse if there are fewer."""
+    if len(candidates) < n:
+        apart = "" if minutes is None else f" that are {minutes:g} minutes of training apart"
+        raise UserError(
+            f"{run.path} has {len(candidates)} checkpoints{apart}, {n} are asked for; "
+            "lower the number, or keep more of them"
+        )
+    return list(candidates[-n:])
+
+
+def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate]:
+    """Give the newest the largest weight, and each older one `decay` times that of the next."""
+    newest = len(candidates) - 1
     return [
-        Moment(moment.step, moment.elapsed_s, decay**age)
-        for age, moment in zip(reversed(range(len(moments))), moments, strict=True)
+        replace(candidate, weight=decay ** (newest - i)) for i, candidate in enumerate(candidates)
     ]
 
 
-def best(run: RunFolder, n: int) -> tuple[list[Moment], str]:
-    """The `n` of the highest dev BLEU, or of the lowest dev NLL where BLEU is off, oldest first, and what they scored.
-    Of equals the newer."""
-    moments, scores = spaced(run, None), validations(run)
-    there = [moment for moment in moments if moment.step in scores]
-    if len(there) < n:
+def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
+    """Return the `n` of highest dev BLEU, or of lowest dev NLL where BLEU is off, oldest first, and what they scored.
+    Of equal ones the newer is better."""
+    candidates, scores = list_candidates(run, None), read_validations(run)
+    validated = [candidate for candidate in candidates if candidate.step in scores]
+    if len(validated) < n:
         raise UserError(
-            f"--best {n}: {run.path} has {len(moments)} checkpoints, of which {len(there)} were validated; "
-            "lower it, or let training.checkpoint_every and validate_every coincide"
+            f"--best {n}: {run.path} has {len(candidates)} checkpoints, of which {len(validated)} "
+            "were validated; lower it, or let training.checkpoint_every and validate_every coincide"
         )
-    is_bleu = all(isinstance(scores[moment.step].get("bleu"), int | float) for moment in there)
+    has_bleu = all(
+        isinstance(scores[candidate.step].get("bleu"), int | float) for candidate in validated
+    )
 
-    def goodness(moment: Moment) -> tuple[float, int]:
-        score = scores[moment.step]
-        return (score["bleu"] if is_bleu else -score["nll"]), moment.step
+    def rank(candidate: Candidate) -> tuple[float, int]:
+        score = scores[candidate.step]
+        return score["bleu"] if has_bleu else -score["nll"], candidate.step
 
-    chosen = sorted(sorted(there, key=goodness)[-n:], key=lambda moment: moment.step)
-    told = ", ".join(f"{abs(goodness(moment)[0]):.{2 if is_bleu else 4}f}" for moment in chosen)
-    return chosen, f"dev {'BLEU' if is_bleu else 'NLL'} {told}"
+    chosen = sorted(validated, key=rank)[-n:]
+    chosen.sort(key=lambda candidate: candidate.step)
+    if has_bleu:
+        figures = [f"{scores[candidate.step]['bleu']:.2f}" for candidate in chosen]
+        return chosen, f"dev BLEU {', '.join(figures)}"
+    figures = [f"{scores[candidate.step]['nll']:.4f}" for candidate in chosen]
+    return chosen, f"dev NLL {', '.join(figures)}"
 
 
-def validations(run: RunFolder) -> dict[int, dict[str, Any]]:
-    """The `valid` lines of metrics.jsonl by update; one that is being written, or is damaged, is none."""
+def read_validations(run: RunFolder) -> dict[int, dict[str, Any]]:
+    """Read the `valid` lines of metrics.jsonl by update; skip a line that is damaged or still being written."""
     try:
         lines = run.metrics.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(
-            f"{run.metrics}: cannot be read ({error.strerror}); without it there is no best"
+            f"{run.metrics}: cannot be read ({error.strerror}); --best needs its dev scores"
         ) from None
     found = {}
     for line in lines:
@@ -113,11 +122,8 @@ def validations(run: RunFolder) -> dict[int, dict[str, Any]]:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if (
-            isinstance(entry, dict)
-            and entry.get("kind") == "valid"
-            and isinstance(entry.get("step"), int)
-            and isinstance(entry.get("nll"), int | float)
-        ):
+        if not isinstance(entry, dict) or entry.get("kind") != "valid":
+            continue
+        if isinstance(entry.get("step"), int) and isinstance(entry.get("nll"), int | float):
             found[entry["step"]] = entry
     return found

@@ -4,8 +4,10 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from nmt.commands.cli import guarded, make_parser
+from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
 EXAMPLES = """\
@@ -26,24 +28,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="RUN|CHECKPOINT",
         help="a run folder, or checkpoint folders; with --curve device=cpu may follow",
     )
-    parser.add_argument(
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
         "--last",
-        type=int,
+        type=_parse_count,
         metavar="N",
         help="of a run folder, the newest N checkpoints (default 5; with --ema all)",
     )
-    parser.add_argument(
-        "--best", type=int, metavar="N", help="the N of highest dev BLEU (NLL where BLEU is off)"
+    choice.add_argument(
+        "--best",
+        type=_parse_count,
+        metavar="N",
+        help="the N of highest dev BLEU (NLL where BLEU is off)",
+    )
+    choice.add_argument(
+        "--curve",
+        type=_parse_counts,
+        nargs="?",
+        const=(),
+        metavar="N,N,...",
+        help="average the last N for each N, decode the dev set (never the test set) and report which "
+        "N is best; writes RUN/averaging.json (default 1,2,3,5,10,20, up to the number there is)",
     )
     parser.add_argument(
         "--every",
-        type=_number,
+        type=_parse_minutes,
         metavar="MINUTES",
         help="checkpoints at least so many minutes of training apart, counted back from the newest",
     )
     parser.add_argument(
         "--ema",
-        type=_number,
+        type=_parse_decay,
         nargs="?",
         const=0.9,
         metavar="DECAY",
@@ -51,16 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "exponential mean over the saved checkpoints, not over updates",
     )
     parser.add_argument(
-        "--curve",
-        type=_numbers,
-        nargs="?",
-        const=(),
-        metavar="N,N,...",
-        help="average the last N for each N, decode the dev set (never the test set) and tell which N "
-        "is best; writes RUN/averaging.json (default 1,2,3,5,10,20 as far as there are so many)",
+        "-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)"
     )
     parser.add_argument(
-        "-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)"
+        "--force", action="store_true", help="replace DIR even if something else is in it"
     )
     args = parser.parse_intermixed_args(argv)
     args.settings = [word for word in args.paths if word.startswith("device=")]
@@ -70,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: work(args), "nmt-average")
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -79,109 +88,123 @@ def _number(text: str) -> float:
         ) from None
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_count(text: str) -> int:
     try:
-        return tuple(map(int, text.split(",")))
+        count = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a number of at least 1")
+    return count
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of numbers such as 1,5,20; if it is the run or "
-            "a setting, put it first"
+            f"{text!r} is no list of numbers such as 1,5,20; if it is the run or a setting, put it first"
         ) from None
+    if min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give numbers of at least 1")
+    return counts
 
 
-def _mistake(args: argparse.Namespace, is_run: bool) -> str | None:
-    """What cannot be asked for, or not together."""
-    choices = [
-        f"--{name}"
-        for name in ("last", "best", "every", "ema", "curve")
-        if vars(args)[name] is not None
-    ]
+def _parse_minutes(text: str) -> float:
+    minutes = _parse_number(text)
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give minutes, more than 0")
+    return minutes
+
+
+def _parse_decay(text: str) -> float:
+    decay = _parse_number(text)
+    if not 0.01 <= decay < 1:  # below 0.01 the newest is all there is
+        raise argparse.ArgumentTypeError(
+            f"{text}: give a decay of at least 0.01 and below 1, such as 0.9"
+        )
+    return decay
+
+
+def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
+    """Refuse options that do not go together, as far as argparse has not."""
     if args.settings and args.curve is None:
-        return f"{args.settings[0]} goes with --curve; averages are made on the CPU"
+        raise UserError(f"{args.settings[0]} goes with --curve; averages are made on the CPU")
     if not is_run:
-        return (
-            f"{choices[0]} goes with one run folder, not with a list of checkpoints"
-            if choices
-            else None
-            if args.output
-            else "give -o DIR for the average of a list of checkpoints"
-        )
-    if args.best is not None and len(choices) > 1:
-        return (
-            f"--best and {choices[1 - choices.index('--best')]} choose in two ways; leave one out"
-        )
-    if args.curve is not None and (args.last is not None or args.output):
-        return f"--curve and {'--last' if args.last is not None else '-o'} do not go together; its numbers say how many"
-    for name in ("last", "best"):
-        if vars(args)[name] is not None and vars(args)[name] < 1:
-            return f"--{name} {vars(args)[name]}: give a number of at least 1"
-    if args.curve and min(args.curve) < 1:
-        return f"--curve {','.join(map(str, args.curve))}: give numbers of at least 1"
-    if args.every is not None and not 0 < args.every < math.inf:
-        return f"--every {args.every:g}: give minutes, more than 0"
-    if args.ema is not None and not 0.01 <= args.ema < 1:  # below it the newest is all there is
-        return f"--ema {args.ema:g}: give a decay of at least 0.01 and below 1, such as 0.9"
-    return None
+        for name in ("last", "best", "every", "ema", "curve"):
+            if getattr(args, name) is not None:
+                raise UserError(
+                    f"--{name} goes with one run folder, not with a list of checkpoints"
+                )
+        if not args.output:
+            raise UserError("give -o DIR for the average of a list of checkpoints")
+    if args.best is not None:
+        for name in ("every", "ema"):
+            if getattr(args, name) is not None:
+                raise UserError(f"--best and --{name} choose in two ways; leave one out")
+    if args.curve is not None and args.output:
+        raise UserError("--curve and -o do not go together: the curve writes no average")
 
 
 def work(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from nmt.system.runtime import settle
 
-    settle()  # before torch comes in
+    settle()  # before torch is imported
 
-    from nmt.average.mean import average
-    from nmt.average.select import choose
+    from nmt.average.mean import average_checkpoints
+    from nmt.average.select import choose_checkpoints
     from nmt.evaluate import results
     from nmt.evaluate.card import write_average_card
-    from nmt.system.errors import UserError
     from nmt.system.progress import say
 
     paths = [Path(path) for path in args.paths]
-    run = RunFolder(paths[0])
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")
+    run = RunFolder(paths[0])
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
-    if mistake := _mistake(args, is_run):
-        raise UserError(mistake)
-    weights, told = None, ""
+    _check_combination(args, is_run)
+    if args.curve is not None:
+        return draw_curve(args, run)
+
+    weights, scored = None, ""
     if is_run:
-        if args.curve is not None:
-            return draw(args, run)
-        moments, told = choose(run, args.last, args.best, args.every, args.ema)
-        paths, weights = (
-            [run.checkpoint(moment.step) for moment in moments],
-            [moment.weight for moment in moments],
-        )
-        for moment, path in zip(moments, paths, strict=True):
-            say(f"{path.name}: {moment}, weight {moment.weight / sum(weights):.4f}")
+        chosen, scored = choose_checkpoints(run, args.last, args.best, args.every, args.ema)
+        paths = [run.checkpoint(candidate.step) for candidate in chosen]
+        weights = [candidate.weight for candidate in chosen]
+        for candidate, path in zip(chosen, paths, strict=True):
+            say(f"{path.name}: {candidate}, weight {candidate.weight / sum(weights):.4f}")
+
     out = Path(args.output) if args.output else run.average
-    names, scores = average(paths, out, weights), []
+    names = average_checkpoints(paths, out, weights, args.force)
+    scores = []
     try:
-        scores = results.read(home) if (home := results.run_of(out)) else []
+        if home := results.run_of(out):
+            scores = results.read(home)
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
     write_average_card(out, scores)
-    say(f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)}){told and '; '}{told}")
+    summary = f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)})"
+    say(f"{summary}; {scored}" if scored else summary)
     return 0
 
 
-def draw(args: argparse.Namespace, run: RunFolder) -> int:
-    """The curve."""
-    from nmt.average import curve
-    from nmt.average.select import last, spaced
+def draw_curve(args: argparse.Namespace, run: RunFolder) -> int:
+    """Measure the curve and print it."""
+    from nmt.average.curve import CURVE_SIZES, find_best_point, format_curve, measure_curve
+    from nmt.average.select import list_candidates, take_last
     from nmt.config import parse_device
 
-    moments = spaced(run, args.every)
-    sizes = sorted(set(args.curve)) or [n for n in curve.SIZES if n <= len(moments)] or [1]
-    last(moments, max(sizes), run, args.every)
-    choice = "the last N" + ("" if args.every is None else f", {args.every:g} minutes apart")
-    points = curve.curve(run, moments, sizes, args.ema, choice, parse_device(args.settings))
+    candidates = list_candidates(run, args.every)
+    sizes = sorted(set(args.curve))
+    if not sizes:
+        sizes = [n for n in CURVE_SIZES if n <= len(candidates)] or [1]
+    take_last(candidates, max(sizes), run, args.every)  # refuses if there are too few
+    choice = "the last N" if args.every is None else f"the last N, {args.every:g} minutes apart"
+    points = measure_curve(run, candidates, sizes, args.ema, choice, parse_device(args.settings))
     decay = "" if args.ema is None else f", decay {args.ema:g}"
-    print(f"{run.path}: dev BLEU of the mean of {choice}{decay}\n{curve.table(points)}")
-    print(f"best: N = {curve.best(points).n}; {run.path / 'averaging.json'}")
+    print(f"{run.path}: dev BLEU of the mean of {choice}{decay}\n{format_curve(points)}")
+    print(f"best: N = {find_best_point(points).n}; {run.curve}")
     return 0
 
 

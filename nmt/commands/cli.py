@@ -79,8 +79,15 @@ def leave_ranks(error: BaseException, told: int | None) -> NoReturn:
     os._exit(code)
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose complaints take one line, as all others do: the usage of our commands takes ten."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
 def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return OneLineParser(
         prog=program,
         description=description,
         epilog=f"examples:\n{examples}",

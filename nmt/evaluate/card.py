@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.average.mean import is_our_card, marked
 from nmt.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import RunConfig, load_config
 from nmt.corpus.reader import describe
@@ -21,6 +20,7 @@ from nmt.evaluate.results import Result, run_of
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, write_text
+from nmt.system.output_folder import is_unedited_card, sign_card
 from nmt.system.run_folder import (
     CARD_FILE,
     CONFIG_FILE,
@@ -73,7 +73,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     if not isinstance(average, Average):
         return
     path = folder / CARD_FILE
-    if os.path.lexists(path) and not is_our_card(path):
+    if os.path.lexists(path) and not is_unedited_card(path):
         raise UserError(
             f"{path}: was edited since nmt wrote it, or is not nmt's, so it is left as it is; "
             "move it away to get a new one"
@@ -114,7 +114,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         usage=AVERAGE_USAGE.format(src=config.data.src, tgt=config.data.tgt),
         results=own_results,
     )
-    write_text(path, marked(card + "\n"))
+    write_text(path, sign_card(card + "\n"))
 
 
 def render_export_card(

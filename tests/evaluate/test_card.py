@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCard
 from test_results import RESULT
 from untrained import make_checkpoint, make_vocab
 
-from nmt.average.mean import average, averaged_in, is_our_card
+from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, format_config, load_config
@@ -19,6 +19,7 @@ from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, seal
+from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 
@@ -178,11 +179,14 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     for results in ([], [result_of(folder)]):
         write_average_card(folder, results)
         assert read_manifest(folder) == before and open_checkpoint(folder).step == 20
-        assert averaged_in(folder) == ["step-0000010", "step-0000020"] and is_our_card(
-            folder / "README.md"
-        )
-    average([make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB_FILE))], folder)
-    assert averaged_in(folder) == ["step"]
+        assert open_checkpoint(folder).averaged == [
+            "step-0000010",
+            "step-0000020",
+        ] and is_unedited_card(folder / "README.md")
+    average_checkpoints(
+        [make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB_FILE))], folder
+    )
+    assert open_checkpoint(folder).averaged == ["step"]
 
 
 def test_one_that_was_edited_is_left_alone(folder: Path) -> None:

@@ -27,7 +27,6 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from nmt.average.mean import is_our_card
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
@@ -49,6 +48,7 @@ from nmt.corpus.demo import pairs
 from nmt.evaluate import evaluation
 from nmt.score.significance import compare_systems
 from nmt.system.files import seal
+from nmt.system.output_folder import is_unedited_card
 
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
 FEW = 40
@@ -512,7 +512,7 @@ def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(
     assert (
         record["averaged"] == ["step-0000040", "step-0000060"] and record["checkpoint"] == "average"
     )
-    assert is_our_card(card) and "None was computed" not in text
+    assert is_unedited_card(card) and "None was computed" not in text
     for score in record["scores"]:
         assert f"{score['name']} {score['value']:.2f}" in text
         assert f"{score['low']:.2f} to {score['high']:.2f}" in text

@@ -1,0 +1,80 @@
+"""Whether a command may replace its output folder: only what the same command wrote there, or with --force.
+
+What the command wrote is known by the folder's manifest: nothing lies beside it, and the model card is as nmt wrote it.
+A card that changes after the manifest was written carries its own digest in its last line instead.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Set
+from pathlib import Path
+
+from nmt.system.errors import UserError
+from nmt.system.files import digest, read_manifest
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
+
+SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
+MAX_CARD_BYTES = 1 << 20
+
+
+def sign_card(card: str) -> str:
+    """Add a last line by which `is_unedited_card` recognises the text."""
+    return card + SIGNATURE.format(hashlib.sha256(card.encode()).hexdigest())
+
+
+def is_unedited_card(path: Path) -> bool:
+    """Whether the file is as `sign_card` made it: neither somebody's own nor edited since."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
+        return False
+    text = path.read_bytes().decode(errors="replace")
+    above, _, _ = text.removesuffix("\n").rpartition("\n")
+    return text == sign_card(f"{above}\n")
+
+
+def check_replaceable(
+    out: Path,
+    kind: str,
+    is_own: Callable[[Set[str]], bool],
+    is_forced: bool = False,
+    inputs: Iterable[Path] = (),
+) -> None:
+    """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command wrote.
+
+    `is_own` judges the names in a folder's manifest. Nobody can force the replacement of what is being read.
+    """
+    if not os.path.lexists(out):
+        return
+    refusal = UserError(
+        f"{out}: exists and is not just {kind}; choose another -o DIR, or replace it with --force; "
+        "nothing was changed"
+    )
+    if not out.is_dir():
+        raise refusal
+    if is_forced:
+        for path in inputs:
+            if path.resolve().is_relative_to(out):
+                raise UserError(f"{out}: holds {path}, which is read; choose another -o DIR")
+        return
+    names = {path.name for path in out.iterdir()}
+    if not names:
+        return
+    try:
+        manifest = read_manifest(out)
+    except UserError:
+        raise refusal from None
+    if not is_own(manifest.keys() - {CARD_FILE}):
+        raise refusal
+    if CARD_FILE in names and not _is_own_card(out / CARD_FILE, manifest.get(CARD_FILE)):
+        raise UserError(
+            f"{out / CARD_FILE}: was edited since nmt wrote it, or is not nmt's; move it away, choose "
+            "another -o DIR, or replace the folder with --force; nothing was changed"
+        )
+    if names - {CARD_FILE, MANIFEST_FILE} != manifest.keys() - {CARD_FILE}:
+        raise refusal
+
+
+def _is_own_card(card: Path, entry: dict[str, str] | None) -> bool:
+    """Whether a card is as its folder's manifest says or, where that is silent, as its own last line says."""
+    if entry is None:
+        return is_unedited_card(card)
+    return not card.is_symlink() and card.is_file() and digest(card) == entry["sha256"]

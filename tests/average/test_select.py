@@ -1,0 +1,54 @@
+"""The checkpoints taken are those asked for."""
+
+import pytest
+from saved_run import copy_template, make_template, skip_fsync  # noqa: F401
+
+from nmt.average.select import choose_checkpoints, take_best
+from nmt.system.errors import UserError
+from nmt.system.run_folder import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        ((None, None, None, None), [10, 20, 30, 40, 50]),
+        ((2, None, None, None), [40, 50]),
+        ((None, 1, None, None), [50]),
+        ((None, 2, None, None), [20, 50]),
+        ((None, 3, None, None), [20, 40, 50]),
+        ((3, None, 12.0, None), []),
+        ((2, None, 6.0, None), [40, 50]),
+        ((3, None, 6.5, None), [10, 30, 50]),
+        ((None, None, None, 0.5), [10, 20, 30, 40, 50]),
+        ((2, None, 6.5, 0.5), [30, 50]),
+    ],
+)
+def test_which_checkpoints_are_taken(
+    asked: tuple[int | None, int | None, float | None, float | None],
+    steps: list[int],
+    run: RunFolder,
+) -> None:
+    n_last, n_best, minutes, decay = asked
+    if not steps:
+        with pytest.raises(
+            UserError, match="has 2 checkpoints that are 12 minutes of training apart, 3 are"
+        ):
+            choose_checkpoints(run, *asked)
+        return
+    chosen, _ = choose_checkpoints(run, n_last, n_best, minutes, decay)
+    assert [candidate.step for candidate in chosen] == steps
+    ages = range(len(steps) - 1, -1, -1)
+    assert [candidate.weight for candidate in chosen] == [
+        1.0 if decay is None else decay**age for age in ages
+    ]
+
+
+def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:
+    run.metrics.write_text(run.metrics.read_text().replace('"bleu": 22.0', '"bleu": null'))
+    chosen, scored = take_best(run, 2)
+    assert ([candidate.step for candidate in chosen], scored) == (
+        [40, 50],
+        "dev NLL 2.0000, 2.2000",
+    )
+    with pytest.raises(UserError, match="has 5 checkpoints, of which 4 were validated"):
+        take_best(run, 5)

@@ -1,0 +1,105 @@
+"""nmt-average as a user meets it."""
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
+from test_checkpoint import CONFIG
+
+from nmt.commands.average import main as nmt_average
+from nmt.config import format_config
+from nmt.system.output_folder import is_unedited_card
+from nmt.system.run_folder import MODEL_FILE, RunFolder
+
+REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained about
+    "--last 6": "has 5 checkpoints, 6 are",
+    "--last 0": "argument --last: 0: give a number of at least 1",
+    "--best 0": "argument --best: 0: give a number of at least 1",
+    "--best 1 --last 1": "--last: not allowed with argument --best",
+    "--best 1 --curve": "--curve: not allowed with argument --best",
+    "--curve --last 2": "--last: not allowed with argument --curve",
+    "--best 1 --every 3": "--best and --every",
+    "--best 1 --ema": "--best and --ema",
+    "--every 0": "argument --every: 0",
+    "--every nan": "argument --every: nan",
+    "--every 9": "5 are asked for",
+    "--every often": "put it first",
+    "--ema 1": "argument --ema: 1: give a decay",
+    "--ema 0.0099": "argument --ema: 0.0099: give a decay of at least 0.01",
+    "--ema runs": "put it first",
+    "--curve -o x": "--curve and -o",
+    "--curve 0,2": "argument --curve: 0,2",
+    "--curve 1,9": "has 5 checkpoints, 9 are",
+    "--curve runs": "put it first",
+    "--curve": "data.valid",
+    "../one": "give -o DIR",
+    "../one -o x --ema": "--ema goes with one run",
+    "../one -o x --curve": "--curve goes with one run",
+}
+
+
+def test_bad_arguments_take_one_line(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.path)
+    before = sorted(run.path.iterdir())
+    for arguments, complaint in REFUSED.items():
+        try:
+            code: object = nmt_average([str(run.path), *arguments.split()])
+        except SystemExit as left:  # argparse's
+            code = left.code
+        captured = capsys.readouterr()
+        assert code == 2 and captured.out == "", arguments
+        assert captured.err.count("\n") == 1 and complaint in captured.err, captured.err
+    assert sorted(run.path.iterdir()) == before
+
+
+def test_force_replaces_what_is_in_the_way(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.average.mkdir()
+    (run.average / "notes.txt").write_text("mine")
+    assert nmt_average([str(run.path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "is not just an average" in lines[-1] and "--force" in lines[-1]
+    assert (run.average / "notes.txt").read_text() == "mine"
+    assert nmt_average([str(run.path), "--force"]) == 0
+    assert not (run.average / "notes.txt").exists() and is_unedited_card(run.average / "README.md")
+
+
+def test_weights_and_minutes_are_said_and_kept(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nmt_average([str(run.path), "--ema", "0.5", "--last", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "" and "update 40, minute 24.0, weight 0.3333" in said.err
+    assert "update 50, minute 30.0, weight 0.6667" in said.err
+    assert read_state(run.average) == {
+        "averaged": ["step-0000040", "step-0000050"],
+        "step": 50,
+        "elapsed_s": [1440.0, 1800.0],
+        "weights": [1 / 3, 2 / 3],
+    }
+    found = load_file(run.average / MODEL_FILE)
+    for name, value in compute_mean([run.checkpoint(40), run.checkpoint(50)], [0.5, 1.0]).items():
+        assert np.abs(found[name].numpy() - value).max() < 1e-7
+    assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
+    assert read_state(run.average)["elapsed_s"] == [840.0, 1800.0] and is_unedited_card(
+        run.average / "README.md"
+    )
+
+
+@pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
+def test_results_that_cannot_be_read_cost_no_average(
+    fault: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.config.write_text(format_config(CONFIG))
+    results = run.path / "results.json"
+    if fault == "a folder":
+        results.mkdir()
+    else:
+        results.write_text('[{"when": "20' if fault == "cut off" else '[{"when": "2026-11-21"}]')
+    assert nmt_average([str(run.path), "--last", "2"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(told) == 1 and str(results) in told[0] and "without scores" in told[0]
+    assert is_unedited_card(run.average / "README.md") and results.exists()

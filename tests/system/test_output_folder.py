@@ -1,0 +1,82 @@
+"""What a user may have changed is never replaced, unless it is forced."""
+
+from pathlib import Path
+
+import pytest
+
+from nmt.system.errors import UserError
+from nmt.system.files import seal
+from nmt.system.output_folder import check_replaceable, is_unedited_card, sign_card
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """What a command wrote: one file, and the manifest."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "part").write_text("1")
+    seal(folder)
+    return folder
+
+
+def check(out: Path, is_forced: bool = False, inputs: tuple[Path, ...] = ()) -> None:
+    check_replaceable(out, "a result", lambda names: names == {"part"}, is_forced, inputs)
+
+
+def test_only_what_the_command_wrote(out: Path, tmp_path: Path) -> None:
+    check(out)
+    check(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    check(tmp_path / "empty")
+    (out / "notes.txt").write_text("mine")
+    for way in (out, out / "notes.txt"):
+        with pytest.raises(UserError, match="is not just a result.*--force"):
+            check(way)
+    check(out, is_forced=True)
+    with pytest.raises(UserError, match="is not just a result"):
+        check(out / "notes.txt", is_forced=True)  # a file
+    with pytest.raises(UserError, match="which is read"):
+        check(out, is_forced=True, inputs=(out / "part",))
+    (out / "notes.txt").unlink()
+    (out / MANIFEST_FILE).write_text("{}")
+    with pytest.raises(UserError, match="is not just a result"):
+        check(out)
+
+
+def test_a_signed_card_until_somebody_edits_it(out: Path) -> None:
+    card = out / CARD_FILE
+    card.write_text(sign_card("# Title\n\ntext\n"))
+    assert is_unedited_card(card)
+    check(out)
+    edits = [
+        sign_card("# Title\n").replace("Title", "Titel"),
+        sign_card("text\n") + "mine\n",
+        "# My own\n",
+        "",
+        "\n",
+        sign_card("text\n").replace("\n", "\r\n"),
+        sign_card("text\n").removesuffix("\n"),
+    ]
+    for text in edits:
+        card.write_text(text, newline="")
+        assert not is_unedited_card(card)
+        with pytest.raises(UserError, match="README.md: was edited"):
+            check(out)
+    check(out, is_forced=True)
+    card.unlink()
+    card.symlink_to(out / "part")
+    with pytest.raises(UserError, match="README.md: was edited"):
+        check(out)
+
+
+def test_a_card_in_the_manifest_until_somebody_edits_it(out: Path) -> None:
+    card = out / CARD_FILE
+    card.write_text("text\n")
+    seal(out)
+    check(out)
+    card.write_text("mine\n")
+    with pytest.raises(UserError, match="README.md: was edited"):
+        check(out)
+    card.unlink()
+    check(out)
