@@ -130,18 +130,18 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
     """Refuse options that do not go together, as far as argparse has not."""
     if args.settings and args.curve is None:
         raise UserError(f"{args.settings[0]} goes with --curve; averages are made on the CPU")
+    timing = {"--every": args.every, "--ema": args.ema}
+    choices = {"--last": args.last, "--best": args.best, "--curve": args.curve, **timing}
     if not is_run:
-        for name in ("last", "best", "every", "ema", "curve"):
-            if getattr(args, name) is not None:
-                raise UserError(
-                    f"--{name} goes with one run folder, not with a list of checkpoints"
-                )
+        for name, value in choices.items():
+            if value is not None:
+                raise UserError(f"{name} goes with one run folder, not with a list of checkpoints")
         if not args.output:
             raise UserError("give -o DIR for the average of a list of checkpoints")
     if args.best is not None:
-        for name in ("every", "ema"):
-            if getattr(args, name) is not None:
-                raise UserError(f"--best and --{name} choose in two ways; leave one out")
+        for name, value in timing.items():
+            if value is not None:
+                raise UserError(f"--best and {name} choose in two ways; leave one out")
     if args.curve is not None and args.output:
         raise UserError("--curve and -o do not go together: the curve writes no average")
 
