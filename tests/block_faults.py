@@ -1,4 +1,4 @@
-"""What stands in for `draw_block` in tests: slow enough for other processes to be asked, and what goes wrong in those.
+"""What replaces `draw_block` in tests: slow enough for other processes to be asked, and killed in those.
 
 A file of its own, because those processes import it, and nothing heavy with it.
 """
@@ -8,22 +8,15 @@ import signal
 import time
 from multiprocessing import parent_process
 
-from nmt.data.bpe_dropout import Recipe, Row, draw_block
-from nmt.system.errors import UserError
+from nmt.data.epoch_stores import Draw, Row, StoredPairs, draw_block
 
 
-def slow(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
+def slow(draw: Draw, pairs: StoredPairs) -> list[Row]:
     time.sleep(0.15)
-    return draw_block(recipe, epoch, block)
+    return draw_block(draw, pairs)
 
 
-def die(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
+def die(draw: Draw, pairs: StoredPairs) -> list[Row]:
     if parent_process() is not None:
         os.kill(os.getpid(), signal.SIGKILL)
-    return slow(recipe, epoch, block)
-
-
-def stumble(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
-    if parent_process() is not None:
-        raise UserError("stumbled")
-    return slow(recipe, epoch, block)
+    return slow(draw, pairs)

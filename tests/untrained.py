@@ -8,7 +8,7 @@ from conftest import sentences
 from safetensors.torch import save_file
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, format_config
-from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
+from nmt.data.vocab import BOS, EOS, PAD, Vocab, tally_words, train_bpe, write_word_counts
 from nmt.model.transformer import Transformer
 from nmt.system.files import seal, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
@@ -19,8 +19,8 @@ DECODING = DecodingConfig(beam=2, max_extra=3)
 
 def make_vocab(folder: Path, size: int = 80, byte_fallback: bool = False) -> Vocab:
     words = [side.encode() for pair in sentences(200, seed=1) for side in pair]
-    write_words(folder / "words", word_counts([*words, b"a. b, c! d;"]))
-    return Vocab(learn(folder / "words", VocabConfig(size=size, byte_fallback=byte_fallback)))
+    write_word_counts(folder / "words", tally_words([*words, b"a. b, c! d;"]))
+    return Vocab(train_bpe(folder / "words", VocabConfig(size=size, byte_fallback=byte_fallback)))
 
 
 def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:

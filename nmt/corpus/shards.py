@@ -18,7 +18,7 @@ import numpy as np
 from nmt.config import CleanConfig
 from nmt.corpus.cleaning import DropCounts, clean_block, make_held_out_set, take_block
 from nmt.corpus.reader import Block, Pair
-from nmt.data.vocab import CorpusEncoder, Vocab, word_counts
+from nmt.data.vocab import CorpusEncoder, Vocab, tally_words
 from nmt.system.files import read_json, write_bytes, write_json
 
 PAIRS_PER_SHARD = 32_768
@@ -161,7 +161,7 @@ def count_words(sample: WordSample) -> Counter[bytes]:
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
         usable = np.sort(shuffled[: sample.n_lines])
     sides = sample.text.read()
-    return word_counts([sides[i % 2][i // 2] for i in usable.tolist()])
+    return tally_words([sides[i % 2][i // 2] for i in usable.tolist()])
 
 
 class ShardEncoder:

@@ -40,7 +40,7 @@ from nmt.corpus.shards import (
     find_finished_shards,
     shard_file,
 )
-from nmt.data.vocab import Vocab, learn, write_words
+from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.system.errors import UserError
 from nmt.system.files import digest, read_json, stamp, write_bytes, write_json
 from nmt.system.pool import apart, ordered, ordered_with
@@ -360,13 +360,13 @@ def _learn_from_samples(
             for sample, sample_counts in zip(samples, counted, strict=True):
                 counts.update(sample_counts)
                 progress.advance(sample.n_lines)
-        write_words(words, counts)
+        write_word_counts(words, counts)
         del counts  # before SentencePiece needs the memory
     n_words: int = read_json(words.with_suffix(".json"))["words"]
     say(
         f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines"
     )
-    write_bytes(folder / VOCAB_FILE, learn(words, vocab))
+    write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab))
     return n_words
 
 

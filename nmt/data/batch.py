@@ -1,9 +1,9 @@
 """The tensors that cross rooms: sentences laid end to end, without padding.
 
-`Packed` is one side of a batch: all tokens in a row and where each sentence begins. The row may have a dead tail beyond
-the last offset, offsets may repeat (empty sentences) and `longest` may be more than is there: so every micro-batch of a
-run can have one `BatchShape`, which compiled code and CUDA graphs need. What follows from the offsets alone is derived
-once for a batch, here, because the layers share it.
+`Packed` is one side of a batch: all tokens in a row, and where each sentence begins. The row may have a dead tail
+beyond the last offset, offsets may repeat (empty sentences), and `longest` is only an upper bound. So every micro-batch
+of a run can have one `BatchShape`, which compiled code and CUDA graphs need. What follows from the offsets alone is
+computed here, once for a batch, because all layers share it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,28 +17,32 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class derived(Generic[T]):
-    """As functools.cached_property, without the lock of Python 3.11, at which compiled code would break."""
+class lazy_property(Generic[T]):
+    """Like functools.cached_property, without the lock of Python 3.11, which torch.compile cannot trace."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
-        self.make, self.name = make, make.__name__
+        self.make = make
+        self.name = make.__name__
 
     def __get__(self, owner: Any, _: type) -> T:
+        # The instance's own attribute shadows this descriptor from the next look-up on.
         value = owner.__dict__[self.name] = self.make(owner)
         return value
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The sizes that all micro-batches of a run share, so that the code for them is compiled and recorded once."""
+    """The sizes that all micro-batches of a run share, so that their code is compiled and recorded once."""
 
-    tokens: int  # of each side, a dead tail included
+    tokens: int  # of each side, including a dead tail
     sentences: int  # at most; the rest are empty
     longest: int  # tokens of a sentence, at most
 
 
 @dataclass(frozen=True)
 class Packed:
+    """One side of a batch: T tokens of S sentences."""
+
     tokens: Tensor  # (T,) int64
     offsets: Tensor  # (S + 1,) int64, on the device of the tokens
     longest: int
@@ -48,42 +52,38 @@ class Packed:
     def n_sentences(self) -> int:
         return self.offsets.numel() - 1
 
-    @derived
-    def lengths(self) -> Tensor:  # (S,)
-        return self.offsets[1:] - self.offsets[:-1]
+    @lazy_property
+    def lengths(self) -> Tensor:
+        return self.offsets[1:] - self.offsets[:-1]  # (S,)
 
-    @derived
+    @lazy_property
     def index(self) -> Tensor:
         return torch.arange(self.tokens.numel(), device=self.tokens.device)  # (T,)
 
-    @derived
+    @lazy_property
     def sentence(self) -> Tensor:
-        """The sentence of each token; in the dead tail, one beyond the last."""  # (T,)
-        return torch.searchsorted(self.offsets, self.index, right=True) - 1
+        """The sentence of each token; in the dead tail, one beyond the last."""
+        return torch.searchsorted(self.offsets, self.index, right=True) - 1  # (T,)
 
-    @derived
+    @lazy_property
     def positions(self) -> Tensor:
-        """The place of each token within its sentence; in the dead tail 0."""  # (T,)
-        return torch.where(
-            self.index < self.offsets[-1], self.index - self.offsets[self.sentence], 0
-        )
+        """The place of each token within its sentence; 0 in the dead tail."""
+        is_live = self.index < self.offsets[-1]
+        return torch.where(is_live, self.index - self.offsets[self.sentence], 0)  # (T,)
 
     def to(self, device: torch.device) -> "Packed":
-        return Packed(
-            _sent(self.tokens, device), _sent(self.offsets, device), self.longest, self.n_live
-        )
+        tokens = _copy_to(self.tokens, device)
+        offsets = _copy_to(self.offsets, device)
+        return Packed(tokens, offsets, self.longest, self.n_live)
 
     def has_shape(self, shape: BatchShape) -> bool:
-        return (self.tokens.numel(), self.n_sentences, self.longest) == (
-            shape.tokens,
-            shape.sentences,
-            shape.longest,
-        )
+        sizes = (self.tokens.numel(), self.n_sentences, self.longest)
+        return sizes == (shape.tokens, shape.sentences, shape.longest)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch. `tgt` begins with bos, `labels` ends with eos; a label of -1 is not counted."""
+    """A micro-batch. `tgt` begins with bos and `labels` end with eos; a label of -1 does not count."""
 
     src: Packed
     tgt: Packed
@@ -91,9 +91,8 @@ class Batch:
     n_tokens: int  # labels that count
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(
-            self.src.to(device), self.tgt.to(device), _sent(self.labels, device), self.n_tokens
-        )
+        labels = _copy_to(self.labels, device)
+        return Batch(self.src.to(device), self.tgt.to(device), labels, self.n_tokens)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -103,13 +102,11 @@ class Batch:
         return self.src.has_shape(shape) and self.tgt.has_shape(shape)
 
 
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a GPU asynchronously, which needs pinned memory."""
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else tensor.to(device)
-    )
+def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device; to a GPU asynchronously, which needs pinned memory."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def pack(sentences: Sequence[Sequence[int]]) -> Packed:
@@ -117,9 +114,5 @@ def pack(sentences: Sequence[Sequence[int]]) -> Packed:
     lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = np.fromiter((t for s in sentences for t in s), np.int64, int(offsets[-1]))
-    return Packed(
-        torch.from_numpy(tokens),
-        torch.from_numpy(offsets),
-        int(lengths.max(initial=0)),
-        tokens.size,
-    )
+    longest = int(lengths.max(initial=0))
+    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, tokens.size)

@@ -1,188 +1,183 @@
-"""The training text segmented anew for each epoch, as BPE-dropout asks: one token store an epoch, made one ahead.
+"""BPE-dropout (Provilkov et al. 2020, algorithm 1) on arrays.
 
-An epoch's plan needs all its lengths, so the whole epoch is drawn before it begins, by other processes, while the one
-before it trains. It appears beside the store by one rename, once for all ranks and runs on it, and goes when it is left
-behind. It follows from (store, rate, seed, epoch) alone. A sentence that would have more than `max_pieces` pieces keeps
-its stored ones.
+At each step every possible merge of a word is left out with chance `rate`, the best of the others is done, and a word
+is finished where none is left. All words of n symbols take a step together, so a text costs as many steps as its
+longest word has letters. At rate 0 the pieces are SentencePiece's. Its own sampling does not serve here: it salts the
+seed in each process, so no epoch could be drawn twice, and a merge that was once left out never comes back, which makes
+text longer than the paper's rule at the same rate.
 """
 
-import fcntl
-import functools
-import os
-import shutil
-import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
+import sentencepiece
 
-from nmt.data.merges import Merges, gathered
-from nmt.data.store import SideWriter, TokenStore, open_store
-from nmt.system.errors import UserError
-from nmt.system.files import digest, make_folder, remove_folder, sweep, write_folder
-from nmt.system.pool import ordered
-from nmt.system.progress import Progress
-from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
+from nmt.data.vocab import SPACE
 
-BLOCK = 8_192  # pairs drawn from one seed: another size draws other segmentations
-CHECKED = 500  # pairs that must come back as they are at rate 0
-POLL_S = 0.2
-Row = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many are of each sentence
+Array = np.ndarray
+NO_RANK = 2**16 - 1  # the rank of a merge that does not exist or is left out
+EMPTY = 2**32 - 1  # the key of a slot that holds no pair
+KNUTH = np.uint32(2_654_435_769)  # multiplicative hashing
+
+
+# ---- the merges of a model ---------------------------------------------------------------------------------------
+
+
+class MergeTable:
+    """What can be merged, best first, and the letters of each piece. Bytes and the unknown id stay as they are."""
+
+    def __init__(self, model: bytes) -> None:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.size = processor.get_piece_size()
+        pieces = [processor.id_to_piece(i) for i in range(self.size)]
+        id_of = {}
+        for i, piece in enumerate(pieces):
+            if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i)):
+                id_of[piece] = i
+        self.space = id_of.get(SPACE, -1)
+
+        # The letters of each piece; a piece that cannot be spelt is its own only letter.
+        letters = [[i] for i in range(self.size)]
+        for piece, i in id_of.items():
+            spelling = [id_of.get(letter, -1) for letter in piece]
+            if -1 not in spelling:
+                letters[i] = spelling
+        self.n_letters = np.array([len(spelling) for spelling in letters])
+        self.letters = np.array(list(chain.from_iterable(letters)), np.uint32)
+        self.starts = np.cumsum(self.n_letters) - self.n_letters
+
+        # Every pair of pieces that makes a piece. The score of a piece says when it was learned.
+        merged = [i for i in range(self.size) if len(letters[i]) > 1]
+        merged.sort(key=lambda i: -processor.get_score(i))
+        self.merged = np.array(merged, np.uint32)  # rank -> piece
+        entries = []
+        for rank, i in enumerate(merged):
+            for k in range(1, len(pieces[i])):
+                left, right = id_of.get(pieces[i][:k]), id_of.get(pieces[i][k:])
+                if left is not None and right is not None:
+                    entries.append((left * self.size + right, rank))
+        self._fill_slots(entries)
+
+    def _fill_slots(self, entries: list[tuple[int, int]]) -> None:
+        """Build a hash table with linear probing, at most a quarter full."""
+        bits = (4 * len(entries)).bit_length()
+        self.shift = np.uint32(32 - bits)
+        self.keys = np.full(2**bits, EMPTY, np.uint32)
+        self.ranks = np.full(2**bits, NO_RANK, np.uint32)
+        slots = self._hash(np.array([key for key, _ in entries], np.uint32))
+        for (key, rank), slot in zip(entries, slots.tolist(), strict=True):
+            while self.keys[slot] != EMPTY:
+                slot = (slot + 1) % 2**bits
+            self.keys[slot], self.ranks[slot] = key, rank
+
+    def _hash(self, keys: Array) -> Array:
+        return (keys * KNUTH) >> self.shift
+
+    def find_ranks(self, left: Array, right: Array) -> Array:
+        """The rank of the merge of each pair of pieces, or NO_RANK."""
+        keys = (left * np.uint32(self.size) + right).ravel()
+        slots = self._hash(keys)
+        found, ranks = self.keys[slots], self.ranks[slots]
+        astray = np.flatnonzero((found != keys) & (found != EMPTY))  # they met another pair's key
+        while len(astray):
+            slots[astray] = (slots[astray] + 1) % len(self.keys)
+            found, ranks[astray] = self.keys[slots[astray]], self.ranks[slots[astray]]
+            astray = astray[(found != keys[astray]) & (found != EMPTY)]
+        return ranks.reshape(left.shape)
+
+
+# ---- drawing a segmentation --------------------------------------------------------------------------------------
+
+
+def segment(
+    merges: MergeTable, ids: Array, counts: Array, rate: float, random: np.random.Generator
+) -> tuple[Array, Array]:
+    """Draw the pieces of sentences anew: all pieces end to end (uint16), and how many each sentence has.
+
+    `ids` are the pieces of the sentences end to end, `counts` how many each has.
+    """
+    n_letters = merges.n_letters[ids]
+    letters = gather_runs(merges.letters, merges.starts[ids], n_letters)
+    letter_ends = np.concatenate(([0], np.cumsum(n_letters)))  # after each piece
+    piece_ends = np.concatenate(([0], np.cumsum(counts)))  # after each sentence
+    sentences = letter_ends[piece_ends]  # where each begins among the letters, and the end
+
+    # A word begins at a space, and so does what a sentence begins with.
+    is_begin = letters == merges.space
+    is_begin[sentences[sentences < len(letters)]] = True
+    words = np.flatnonzero(is_begin)
+    pieces, n_pieces = _merge_words(merges, letters, words, rate, random)
+
+    ends = np.concatenate(([0], np.cumsum(n_pieces)))  # after each word
+    return pieces.astype(np.uint16), np.diff(ends[np.searchsorted(words, sentences)])
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """All that decides what is drawn."""
+class _Words:
+    """Words that all have n symbols: their numbers (words,), and their symbols (n, words)."""
 
-    store: Path
-    identity: str  # the digest of the store's manifest
-    rate: float
-    seed: int
-    max_pieces: int | None
-
-    @property
-    def folder(self) -> Path:
-        name = f"{self.identity[:12]}-{self.rate}-{self.seed}-{self.max_pieces}"
-        return self.store.with_name(f"{self.store.name}.epochs") / name
+    numbers: Array
+    symbols: Array
 
 
-class Segmentations:
-    """`segmentations(epoch)` is the token store of that epoch; the next one is begun. Close it to end that work."""
+def _merge_words(
+    merges: MergeTable, letters: Array, words: Array, rate: float, random: np.random.Generator
+) -> tuple[Array, Array]:
+    """The pieces of all words, each of which begins at `words` among the letters, and how many each has."""
+    lengths = np.diff(words, append=len(letters))
+    by_length = np.argsort(lengths, kind="stable")
+    longest = int(lengths.max(initial=0))
+    bounds = np.searchsorted(lengths[by_length], np.arange(longest + 2))
 
-    def __init__(
-        self, store: Path, rate: float, seed: int, max_pieces: int | None, workers: int
-    ) -> None:
-        self.recipe = Recipe(store.resolve(), digest(store / MANIFEST_FILE), rate, seed, max_pieces)
-        self.workers = workers
-        self._stored = open_store(store, "train")
-        self._closed = threading.Event()
-        self._background = ThreadPoolExecutor(1)
-        self._ahead: Future[None] | None = None
-
-    def __call__(self, epoch: int) -> TokenStore:
-        if not self.recipe.rate:
-            return self._stored
-        if self._ahead:
-            self._ahead.result()  # raises what went wrong
-        while (store := self._find(epoch)) is None:
-            self._make(epoch, is_awaited=True)
-        self._ahead = self._background.submit(self._make, epoch + 1, is_awaited=False)
-        return store
-
-    def _path(self, epoch: int) -> Path:
-        return self.recipe.folder / f"epoch-{epoch:06d}"
-
-    def _find(self, epoch: int) -> TokenStore | None:
-        path = self._path(epoch)
-        try:
-            return open_store(path, "train") if path.exists() else None
-        except UserError:
-            if path.exists():
-                raise
-            return None  # taken away, for another process is further on: it is made again
-
-    def _make(self, epoch: int, is_awaited: bool) -> None:
-        with self._alone():
-            sweep(self.recipe.folder)
-            for old in self.recipe.folder.glob("epoch-*"):
-                if int(old.name.removeprefix("epoch-")) < epoch - 1:
-                    remove_folder(old)
-            if not self._path(epoch).exists():
-                write_folder(
-                    self._path(epoch), lambda folder: self._fill(folder, epoch, is_awaited)
-                )
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Only one process works in the folder; the kernel lets the next one in when it dies."""
-        with open(make_folder(self.recipe.folder) / ".lock", "a") as file:
-            while True:
-                self._go_on()
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self._closed.wait(POLL_S)
-            yield
-
-    def _go_on(self) -> None:
-        if self._closed.is_set():
-            raise CancelledError
-
-    def _fill(self, folder: Path, epoch: int, is_awaited: bool) -> None:
-        (folder / VOCAB_FILE).write_bytes((self.recipe.store / VOCAB_FILE).read_bytes())
-        n = len(self._stored)
-        work = functools.partial(draw_block, self.recipe, epoch)
-        blocks = ((first, min(first + BLOCK, n)) for first in range(0, n, BLOCK))
-        with (
-            closing(SideWriter(folder, "train", "src")) as src,
-            closing(SideWriter(folder, "train", "tgt")) as tgt,
-            closing(
-                Progress(f"segment epoch {epoch}", n, "pairs", is_shown=is_awaited)
-            ) as progress,
-        ):
-            for rows in ordered(
-                work, blocks, max(2, self.workers)
-            ):  # with 1 all would be done in this process
-                self._go_on()
-                for side, row in zip((src, tgt), rows, strict=True):
-                    side.append(*row)
-                progress.advance(len(rows[0][1]))
-
-    def __enter__(self) -> "Segmentations":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def remove(self) -> None:
-        """At the end of a recipe, when nobody will train on it again."""
-        if self.recipe.rate:
-            shutil.rmtree(self.recipe.folder, ignore_errors=True)
-            with suppress(OSError):  # other runs have theirs there
-                self.recipe.folder.parent.rmdir()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._background.shutdown(cancel_futures=True)
+    # From the longest words down: those that lost a symbol go on together with those that have n letters.
+    finished: list[_Words] = []
+    current = _Words(by_length[:0], np.empty((longest, 0), np.uint32))
+    for n in range(longest, 0, -1):
+        fresh = by_length[bounds[n] : bounds[n + 1]]
+        numbers = np.concatenate((current.numbers, fresh))
+        spelt = letters[words[fresh] + np.arange(n)[:, None]]  # (n, fresh)
+        symbols = np.concatenate((current.symbols, spelt), axis=1)
+        current, done = _take_step(merges, _Words(numbers, symbols), rate, random)
+        finished.append(done)
+    return _lay_end_to_end(finished, len(words))
 
 
-def draw_block(recipe: Recipe, epoch: int, block: tuple[int, int]) -> list[Row]:
-    """Pairs `block[0]` to `block[1]` as an epoch has them, source and target."""
-    if parent_process() is not None:
-        os.setpriority(os.PRIO_PROCESS, 0, 19)  # training goes first
-    store, merges = _opened(recipe.store, recipe.identity)
-    first, end = block
-    rows = []
-    for number, side in enumerate((store.src, store.tgt)):
-        random = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence((recipe.seed, epoch, first, number)))
-        )
-        offsets = np.asarray(side.offsets[first : end + 1])
-        ids, lengths = np.asarray(side.ids[offsets[0] : offsets[-1]]), np.diff(offsets)
-        drawn, counts = merges.segment(ids, lengths, recipe.rate, random)
-        is_kept = counts > (recipe.max_pieces or len(drawn))
-        starts = np.where(is_kept, offsets[:-1] - offsets[0], len(ids) + np.cumsum(counts) - counts)
-        counts = np.where(is_kept, lengths, counts)
-        rows.append((gathered(np.concatenate((ids, drawn)), starts, counts), counts))
-    return rows
+def _take_step(
+    merges: MergeTable, words: _Words, rate: float, random: np.random.Generator
+) -> tuple[_Words, _Words]:
+    """Do one merge in each word: the words that have one symbol less now, and those where no merge is left."""
+    symbols, n = words.symbols, len(words.symbols)
+    ranks = merges.find_ranks(symbols[:-1], symbols[1:])  # (n - 1, words)
+    ranks[random.random(ranks.shape, np.float32) < rate] = NO_RANK
+
+    # The best merge of each word, the leftmost of equals: rank and place in one number.
+    places = np.arange(n - 1)[:, None]
+    best = np.min(ranks * np.int64(n) + places, axis=0, initial=NO_RANK * n)  # (words,)
+    goes_on = best < NO_RANK * n
+    finished = _Words(words.numbers[~goes_on], symbols[:, ~goes_on])
+
+    rank, place = np.divmod(best[goes_on], n)
+    numbers, symbols = words.numbers[goes_on], symbols[:, goes_on]
+    symbols = np.where(places < place, symbols[:-1], symbols[1:])  # (n - 1, words)
+    symbols[place, np.arange(len(numbers))] = merges.merged[rank]
+    return _Words(numbers, symbols), finished
 
 
-@functools.lru_cache(1)
-def _opened(folder: Path, identity: str) -> tuple[TokenStore, Merges]:
-    store, merges = open_store(folder, "train"), Merges((folder / VOCAB_FILE).read_bytes())
-    for side in (store.src, store.tgt):
-        offsets = np.asarray(side.offsets[: CHECKED + 1])
-        again, _ = merges.segment(
-            np.asarray(side.ids[: offsets[-1]]), np.diff(offsets), 0.0, np.random.default_rng(0)
-        )
-        if not np.array_equal(again, side.ids[: offsets[-1]]):
-            raise UserError(
-                f"{folder / VOCAB_FILE}: not a BPE that merges letters within words, as nmt-prepare learns it; "
-                "with this model set vocab.bpe_dropout=0"
-            )
-    return store, merges
+def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[Array, Array]:
+    counts = np.zeros(n_words, np.int64)
+    for words in finished:
+        counts[words.numbers] = len(words.symbols)
+    firsts = np.cumsum(counts) - counts
+    pieces = np.empty(int(counts.sum()), np.uint32)
+    for words in finished:
+        n = len(words.symbols)
+        pieces[firsts[words.numbers] + np.arange(n)[:, None]] = words.symbols
+    return pieces, counts
+
+
+def gather_runs(values: Array, starts: Array, lengths: Array) -> Array:
+    """The runs of `values` that begin at `starts`, end to end."""
+    ends = np.cumsum(lengths)
+    n = ends[-1] if len(ends) else 0
+    return values[np.arange(n) + np.repeat(starts - ends + lengths, lengths)]

@@ -1,8 +1,8 @@
-"""Plan + store -> micro-batches on the device, made one update ahead in a thread.
+"""Plan + store -> micro-batches on the device, made ahead of training in a thread.
 
-Each update comes with the `Cursor` that follows it, which is all a checkpoint must hold to continue. Micro-batches are
-numbered over the whole update and dealt to ranks by stride; a rank left without one in the last round gets a copy whose
-labels do not count, so that all ranks take part in every sum of gradients.
+Each update comes with the `Cursor` that follows it, which is all that a checkpoint must hold to continue. Micro-batches
+are numbered over the whole update and dealt to ranks by stride. A rank that has none in the last round gets a blank one,
+whose labels do not count, because all ranks must take part in every sum of gradients.
 """
 
 import queue
@@ -15,24 +15,24 @@ import torch
 
 from nmt.config import TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
-from nmt.data.plan import ROW_MULTIPLE, Array, Cursor, plan_epoch
+from nmt.data.plan import Array, Cursor, plan_epoch, round_up
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
 
-AHEAD = 2
+AHEAD = 2  # updates that are ready before they are asked for
 Stores = Callable[[int], TokenStore]  # epoch -> what it trains on
 
 
 @dataclass(frozen=True)
-class Micro:
+class MicroBatch:
     number: int  # within the update, over all ranks
     batch: Batch
 
 
 @dataclass(frozen=True)
 class Update:
-    micros: list[Micro]  # this rank's share
+    micros: list[MicroBatch]  # this rank's share
     n_src: int  # tokens of the whole update
     n_tgt: int
     after: Cursor
@@ -40,59 +40,74 @@ class Update:
     pairs: Sequence[Array] = ()  # those of each micro-batch of the whole update
 
 
-def _packed(side: Side, ids: Array, shape: BatchShape | None) -> Packed:
-    """Sentences `ids` end to end, each opened by bos; in the given shape, if they fit into it."""
-    firsts = np.asarray(side.offsets)[ids]
-    lengths = np.asarray(side.offsets)[ids + 1] - firsts + 1  # bos, then the pieces
+# ---- one batch ---------------------------------------------------------------------------------------------------
+
+
+def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None) -> Batch:
+    """A batch of pairs: the source closed by eos, the target opened by bos, the labels closed by eos.
+
+    It has the given shape, if the pairs fit into it.
+    """
+    src = _pack_with_bos(store.src, pairs, shape)
+    tgt = _pack_with_bos(store.tgt, pairs, shape)
+    labels = _shift_to_eos(tgt)
+    labels[tgt.n_live :] = -1
+    return Batch(replace(src, tokens=_shift_to_eos(src)), tgt, labels, tgt.n_live)
+
+
+def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape | None) -> Packed:
+    """The sentences of `pairs` end to end, each opened by bos."""
+    stored_offsets = np.asarray(side.offsets)
+    firsts = stored_offsets[pairs]
+    lengths = stored_offsets[pairs + 1] - firsts + 1  # bos, then the pieces
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    places = np.arange(offsets[-1]) + np.repeat(firsts - 1 - offsets[:-1], lengths)
-    n_live, longest = len(places), int(lengths.max())
-    n_rows = -(-n_live // ROW_MULTIPLE) * ROW_MULTIPLE
-    if (
-        shape is not None
-        and n_live <= shape.tokens
-        and len(ids) <= shape.sentences
-        and longest <= shape.longest
-    ):
+    n_live, longest = int(offsets[-1]), int(lengths.max())
+
+    # The place of each token in the store. For bos it is the piece before the sentence, which is overwritten.
+    places = np.arange(n_live) + np.repeat(firsts - 1 - offsets[:-1], lengths)
+    begins = offsets[:-1]
+
+    n_rows = round_up(n_live)
+    if shape is not None and _fits(shape, n_live, len(pairs), longest):
         n_rows, longest = shape.tokens, shape.longest
-        offsets = np.pad(offsets, (0, shape.sentences - len(ids)), mode="edge")
+        offsets = np.pad(offsets, (0, shape.sentences - len(pairs)), mode="edge")
     tokens = np.zeros(n_rows, np.int64)
     tokens[:n_live] = np.asarray(side.ids)[places]
-    begins = offsets[: len(ids)]
-    tokens[begins] = BOS  # where the piece before the sentence stood
+    tokens[begins] = BOS
     return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, n_live)
 
 
-def _closed(sentences: Packed) -> torch.Tensor:
+def _fits(shape: BatchShape, n_tokens: int, n_sentences: int, longest: int) -> bool:
+    return n_tokens <= shape.tokens and n_sentences <= shape.sentences and longest <= shape.longest
+
+
+def _shift_to_eos(sentences: Packed) -> torch.Tensor:
     """The same sentences closed by eos instead of opened by bos."""
     tokens = sentences.tokens.roll(-1)
     tokens[sentences.offsets[1:] - 1] = EOS
     return tokens
 
 
-def make_batch(store: TokenStore, ids: Array, shape: BatchShape | None = None) -> Batch:
-    """The pairs `ids`: the source closed by eos, the target opened by bos, the labels closed by eos."""
-    src, tgt = _packed(store.src, ids, shape), _packed(store.tgt, ids, shape)
-    labels = _closed(tgt)
-    labels[tgt.n_live :] = -1
-    return Batch(replace(src, tokens=_closed(src)), tgt, labels, tgt.n_live)
+# ---- the updates of a rank ---------------------------------------------------------------------------------------
 
 
-def dealt(
+def make_micro_batches(
     store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None = None
-) -> list[Micro]:
+) -> list[MicroBatch]:
     """This rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
-    numbers = range(world.rank, len(micros), world.size)
-    mine = [Micro(n, make_batch(store, micros[n], shape).to(world.device)) for n in numbers]
-    rounds = -(-len(micros) // world.size)
-    if len(mine) < rounds:
+    mine = []
+    for number in range(world.rank, len(micros), world.size):
+        batch = make_batch(store, micros[number], shape).to(world.device)
+        mine.append(MicroBatch(number, batch))
+    n_rounds = -(-len(micros) // world.size)
+    if len(mine) < n_rounds:
         one = make_batch(store, micros[0][:1], shape).to(world.device)
         blank = replace(one, labels=torch.full_like(one.labels, -1), n_tokens=0)
-        mine.append(Micro(len(micros) + world.rank, blank))
+        mine.append(MicroBatch(len(micros) + world.rank, blank))
     return mine
 
 
-def _updates(
+def _make_updates(
     stores: Stores,
     config: TrainingConfig,
     micro_tokens: int,
@@ -111,14 +126,17 @@ def _updates(
             is_last = number + 1 == len(plan)
             after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
             pairs = plan.micros(number)
-            mine = dealt(store, pairs, world, shape)
-            yield Update(mine, *plan.n_tokens(number), after, Cursor(epoch, number), pairs)
+            micros = make_micro_batches(store, pairs, world, shape)
+            n_src, n_tgt = plan.n_tokens(number)
+            yield Update(micros, n_src, n_tgt, after, Cursor(epoch, number), pairs)
         epoch, first = epoch + 1, 0
 
 
 class Loader:
-    """The endless stream of updates from `cursor` on, in one shape if it is given. Close it, or use it in a `with`, to
-    end its thread."""
+    """The endless stream of updates from `cursor` on, in one shape if it is given.
+
+    Close it, or use it in a `with`, to end its thread.
+    """
 
     def __init__(
         self,
@@ -132,7 +150,7 @@ class Loader:
     ) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        source = _updates(stores, config, micro_tokens, seed, cursor, world, shape)
+        source = _make_updates(stores, config, micro_tokens, seed, cursor, world, shape)
         self._thread = threading.Thread(target=self._fill, args=(source,), daemon=True)
         self._thread.start()
 
@@ -142,7 +160,7 @@ class Loader:
                 self._put(update)
                 if self._closed.is_set():
                     return
-        except BaseException as error:  # handed to the trainer, who raises it
+        except BaseException as error:  # the trainer's thread raises it
             self._put(error)
 
     def _put(self, item: Update | BaseException) -> None:

@@ -1,10 +1,10 @@
 """Which pairs form which update: a pure function of (seed, epoch, lengths).
 
-An epoch is one shuffle, cut into updates of so many source and target tokens; the pairs of an update are dealt to as
-few micro-batches as hold them, all about equally full. So the pairs of update k do not depend on how many ranks there
-are or how much fits on each, and a position in the data is two integers. No pair is dropped and none comes twice.
-Where micro-batches must all have one shape, its sizes bound what is dealt, so no data can ask for a second shape.
-(Section 5.1.)
+An epoch is one shuffle, split into updates by a budget of source and target tokens (section 5.1). The pairs of an
+update are dealt to as few micro-batches as hold them, all about equally full. So the pairs of update k do not depend on
+the number of ranks or on what fits on each, a position in the data is two integers, and each epoch has every pair once.
+Where micro-batches must all have one shape, its sizes limit the dealing, so no data can ask for a second shape.
+Lengths always count the sentence mark, as `Side.lengths` does.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,9 @@ from nmt.data.batch import BatchShape
 from nmt.system.records import COUNT, default
 
 Array = np.ndarray
-PIECE = 1 << 20  # pairs whose running sums are in memory at a time
-ROW_MULTIPLE = (
-    64  # rows of tokens: what kernels take at a time; freed memory of few sizes fits again
-)
-SPARE_TOKENS = (
-    32  # of a micro-batch that is an equal share of an update: pairs do not divide evenly
-)
+SPAN = 1 << 20  # pairs whose running sums are in memory at a time
+ROW_MULTIPLE = 64  # rows of tokens: kernels take them so, and freed memory is reused
+SPARE_TOKENS = 32  # of an equal share of an update, because pairs do not divide evenly
 
 
 @dataclass(frozen=True)
@@ -33,111 +29,140 @@ class Cursor:
     update: int = default(0, COUNT)
 
 
-def cut(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:
-    """Boundaries of consecutive runs that hold at most so many tokens a side (a longer pair stands alone)."""
-    bounds, piece = (
-        [0],
-        max(PIECE, src_budget + 1),
-    )  # more pairs than a run can hold: each has its mark
+# ---- an epoch into updates ---------------------------------------------------------------------------------------
+
+
+def split_by_budget(
+    src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int
+) -> Array:
+    """Boundaries of consecutive runs of pairs within both budgets; a pair beyond a budget is a run of its own."""
+    bounds = [0]
+    # A span has more pairs than a run can hold, because each pair has at least its sentence mark.
+    span = max(SPAN, src_budget + 1)
     while (start := bounds[-1]) < len(src_lengths):
-        src_ends = np.cumsum(src_lengths[start : start + piece], dtype=np.int64)
-        tgt_ends = np.cumsum(tgt_lengths[start : start + piece], dtype=np.int64)
+        src_ends = np.cumsum(src_lengths[start : start + span], dtype=np.int64)
+        tgt_ends = np.cumsum(tgt_lengths[start : start + span], dtype=np.int64)
         first, src_before, tgt_before = 0, 0, 0
         while first < len(src_ends):
-            end = min(
-                int(src_ends.searchsorted(src_before + src_budget, side="right")),
-                int(tgt_ends.searchsorted(tgt_before + tgt_budget, side="right")),
-            )
-            first = max(end, first + 1)
+            src_end = int(src_ends.searchsorted(src_before + src_budget, side="right"))
+            tgt_end = int(tgt_ends.searchsorted(tgt_before + tgt_budget, side="right"))
+            first = max(min(src_end, tgt_end), first + 1)
             if first == len(src_ends) and start + first < len(src_lengths):
-                break  # the run may go on in the next piece
+                break  # this run may continue in the next span, which begins with it
             bounds.append(start + first)
             src_before, tgt_before = int(src_ends[first - 1]), int(tgt_ends[first - 1])
     return np.array(bounds, dtype=np.int64)
 
 
-def deal(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
-    """For each pair, given longest first, which of n micro-batches it goes to: round by round, the longest of a round
-    to the emptiest. Both sides of all come out alike, so that shapes can be constant and little of them is empty."""
+# ---- an update into micro-batches --------------------------------------------------------------------------------
+
+
+def deal_pairs(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
+    """Assign each pair, given longest first, to one of n micro-batches.
+
+    Round by round, the longest pair goes to the emptiest micro-batch. Both sides of all of them come out alike, so
+    shapes can be constant and little of them is empty.
+    """
+    n_pairs = len(src_lengths)
     if n == 1:
-        return np.zeros(len(src_lengths), dtype=np.int64)
+        return np.zeros(n_pairs, dtype=np.int64)
     longer = np.maximum(src_lengths, tgt_lengths)
-    dealt, held = np.empty(len(longer), dtype=np.int64), np.zeros((2, n), dtype=np.int64)
-    for first in range(0, len(longer), n):
-        order = first + np.argsort(longer[first : first + n], kind="stable")[::-1]
-        emptiest = np.argsort(held.max(0), kind="stable")[: len(order)]
-        dealt[order] = emptiest
-        held[0, emptiest] += src_lengths[order]
-        held[1, emptiest] += tgt_lengths[order]
-    return dealt
+    owner = np.empty(n_pairs, dtype=np.int64)
+    held = np.zeros((2, n), dtype=np.int64)  # tokens of each side in each micro-batch
+    for first in range(0, n_pairs, n):
+        longest_first = first + np.argsort(longer[first : first + n], kind="stable")[::-1]
+        emptiest = np.argsort(held.max(0), kind="stable")[: len(longest_first)]
+        owner[longest_first] = emptiest
+        held[0, emptiest] += src_lengths[longest_first]
+        held[1, emptiest] += tgt_lengths[longest_first]
+    return owner
 
 
-def exchange(lengths: Array, dealt: Array, n: int, capacity: int) -> bool:
-    """Swap pairs between the n micro-batches of `dealt`, in place, until none holds more than `capacity` tokens of a
-    side. `lengths` are (2, pairs). Returns whether that succeeded."""
-    held = np.stack([np.bincount(dealt, side, n) for side in lengths]).astype(np.int64)  # (2, n)
+def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
+    """Swap pairs between the n micro-batches, in place, until none has more than `capacity` tokens on a side.
+
+    `lengths` are (2, pairs), `owner` is from `deal_pairs`. Returns whether it succeeded.
+    """
+    held = np.stack([np.bincount(owner, side, n) for side in lengths]).astype(np.int64)  # (2, n)
     while (held > capacity).any():
         side, fullest = np.unravel_index(held.argmax(), held.shape)
         for other in np.argsort(held[side], kind="stable"):
-            swap = _best_swap(lengths, dealt, held, int(fullest), int(other), capacity)
+            swap = _find_best_swap(lengths, owner, held, int(fullest), int(other), capacity)
             if swap is not None:
                 break
         else:
             return False
-        mine, its = swap
-        dealt[mine], dealt[its] = other, fullest
-        moved = lengths[:, mine] - lengths[:, its]
+        given, taken = swap
+        owner[given], owner[taken] = other, fullest
+        moved = lengths[:, given] - lengths[:, taken]
         held[:, fullest] -= moved
         held[:, other] += moved
     return True
 
 
-def _best_swap(
-    lengths: Array, dealt: Array, held: Array, a: int, b: int, capacity: int
+def _find_best_swap(
+    lengths: Array, owner: Array, held: Array, a: int, b: int, capacity: int
 ) -> tuple[int, int] | None:
-    """The pair of micro-batch `a` and the pair of `b` whose exchange leaves the fewest tokens above the capacity; None
-    if none leaves fewer than there are."""
-    mine, its = _one_of_each_size(lengths, dealt == a), _one_of_each_size(lengths, dealt == b)
-    moved = lengths[:, mine, None] - lengths[:, None, its]  # (2, pairs of a, pairs of b)
+    """The pair of micro-batch `a` and the pair of `b` whose swap leaves the fewest tokens above the capacity.
+
+    None if no swap leaves fewer than there are now.
+    """
+    of_a = _one_of_each_size(lengths, owner == a)
+    of_b = _one_of_each_size(lengths, owner == b)
+    moved = lengths[:, of_a, None] - lengths[:, None, of_b]  # (2, pairs of a, pairs of b)
     above_a = np.maximum(held[:, a, None, None] - moved - capacity, 0)
     above_b = np.maximum(held[:, b, None, None] + moved - capacity, 0)
-    above = (above_a + above_b).sum(0)
+    above = (above_a + above_b).sum(0)  # (pairs of a, pairs of b)
+    above_now = np.maximum(held[:, [a, b]] - capacity, 0).sum()
     i, j = np.unravel_index(above.argmin(), above.shape)
-    if above[i, j] >= np.maximum(held[:, [a, b]] - capacity, 0).sum():
+    if above[i, j] >= above_now:
         return None
-    return int(mine[i]), int(its[j])
+    return int(of_a[i]), int(of_b[j])
 
 
-def _one_of_each_size(lengths: Array, chosen: Array) -> Array:
-    """One of the chosen pairs for each combination of lengths that they have."""
-    pairs = np.flatnonzero(chosen)
-    _, firsts = np.unique(lengths[0, pairs] << 32 | lengths[1, pairs], return_index=True)
+def _one_of_each_size(lengths: Array, is_chosen: Array) -> Array:
+    """The first of the chosen pairs for each combination of lengths that they have."""
+    pairs = np.flatnonzero(is_chosen)
+    sizes = lengths[0, pairs] << 32 | lengths[1, pairs]
+    _, firsts = np.unique(sizes, return_index=True)
     return pairs[np.sort(firsts)]
 
 
+# ---- sizes -------------------------------------------------------------------------------------------------------
+
+
 def equal_share(tokens: int, n: int) -> int:
-    """The tokens that a micro-batch must hold so that an update of `tokens` goes into n of them."""
-    return tokens if n == 1 else -(-tokens // n) + SPARE_TOKENS
+    """The tokens that a micro-batch must hold so that n of them hold an update of `tokens`."""
+    if n == 1:
+        return tokens
+    return -(-tokens // n) + SPARE_TOKENS
 
 
-def fixed_shape(
+def choose_shape(
     src_lengths: Array, tgt_lengths: Array, micro_tokens: int, max_pieces: int | None = None
 ) -> BatchShape:
-    """The one shape of a run's micro-batches: they hold `micro_tokens` a side or the longest sentence, if that is
-    more, and half as many sentences again as are usual for so many tokens.
+    """The one shape of a run's micro-batches.
 
-    With BPE-dropout other epochs have other lengths, which `max_pieces` bounds.
+    It holds `micro_tokens` a side, or the longest sentence if that is more, and half as many sentences again as that
+    many tokens usually make. With BPE-dropout other epochs have other lengths, which `max_pieces` limits.
     """
     sides = (src_lengths, tgt_lengths)
-    most_tokens = max(int(side.max(initial=1)) for side in sides)
+    longest = max(int(side.max(initial=1)) for side in sides)
     if max_pieces is not None:
-        most_tokens = max(most_tokens, max_pieces + 1)
-    rows = max(micro_tokens, most_tokens)
-    tokens = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
-    mean_tokens = max(float(side.mean()) for side in sides) if len(src_lengths) else 1.0
-    usual = tokens / mean_tokens
-    sentences = min(tokens, int(1.5 * usual) + ROW_MULTIPLE)
-    return BatchShape(tokens, sentences, most_tokens)
+        longest = max(longest, max_pieces + 1)
+    tokens = round_up(max(micro_tokens, longest))
+    mean_length = max(float(side.mean()) for side in sides) if len(src_lengths) else 1.0
+    usual_sentences = tokens / mean_length
+    sentences = min(tokens, int(1.5 * usual_sentences) + ROW_MULTIPLE)
+    return BatchShape(tokens, sentences, longest)
+
+
+def round_up(rows: int) -> int:
+    """The next multiple of ROW_MULTIPLE."""
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,32 +179,47 @@ class EpochPlan:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def micros(self, update: int) -> list[Array]:
-        """The pairs of an update's micro-batches, in global order, each from its longest target to its shortest; a pair
-        that is longer than a micro-batch may be stands alone."""
-        ids = self.order[self.bounds[update] : self.bounds[update + 1]]
-        src, tgt = self.src_lengths[ids].astype(np.int64), self.tgt_lengths[ids].astype(np.int64)
-        order = np.lexsort((ids, src, tgt))[::-1]
-        ids, src, tgt = ids[order], src[order], tgt[order]
-        fits = np.maximum(src, tgt) <= self.micro_tokens
-        alone = [ids[i : i + 1] for i in np.flatnonzero(~fits)]
-        ids, lengths = ids[fits], np.stack((src, tgt))[:, fits]
-        if not len(ids):
-            return alone
-        n = -(-int(lengths.sum(1).max()) // self.micro_tokens)
-        while True:
-            dealt = deal(lengths[0], lengths[1], n)
-            has_few = (
-                self.micro_sentences is None or np.bincount(dealt).max() <= self.micro_sentences
-            )
-            if has_few and exchange(lengths, dealt, n, self.micro_tokens):
-                return alone + [ids[dealt == number] for number in range(n)]
-            n += 1
+    def _pairs(self, update: int) -> Array:
+        return self.order[self.bounds[update] : self.bounds[update + 1]]
 
     def n_tokens(self, update: int) -> tuple[int, int]:
         """Source and target tokens of an update, over all ranks."""
-        ids = self.order[self.bounds[update] : self.bounds[update + 1]]
-        return int(self.src_lengths[ids].sum()), int(self.tgt_lengths[ids].sum())
+        pairs = self._pairs(update)
+        return int(self.src_lengths[pairs].sum()), int(self.tgt_lengths[pairs].sum())
+
+    def micros(self, update: int) -> list[Array]:
+        """The pairs of each micro-batch of an update, in global order.
+
+        Within a micro-batch they go from the longest target to the shortest. A pair that is longer than a micro-batch
+        may be has one of its own.
+        """
+        pairs = self._pairs(update)
+        src, tgt = (
+            self.src_lengths[pairs].astype(np.int64),
+            self.tgt_lengths[pairs].astype(np.int64),
+        )
+        longest_first = np.lexsort((pairs, src, tgt))[::-1]
+        pairs = pairs[longest_first]
+        lengths = np.stack((src, tgt))[:, longest_first]  # (2, pairs)
+
+        is_small = lengths.max(0) <= self.micro_tokens
+        micros = [pairs[i : i + 1] for i in np.flatnonzero(~is_small)]
+        pairs, lengths = pairs[is_small], lengths[:, is_small]
+        if len(pairs):
+            owner, n = self._deal(lengths)
+            micros += [pairs[owner == number] for number in range(n)]
+        return micros
+
+    def _deal(self, lengths: Array) -> tuple[Array, int]:
+        """Assign pairs to as few micro-batches as hold them: the number of each pair's, and how many there are."""
+        n = -(-int(lengths.sum(1).max()) // self.micro_tokens)
+        while True:
+            owner = deal_pairs(lengths[0], lengths[1], n)
+            limit = self.micro_sentences
+            is_few = limit is None or np.bincount(owner).max() <= limit
+            if is_few and swap_until_fit(lengths, owner, n, self.micro_tokens):
+                return owner, n
+            n += 1
 
 
 def plan_epoch(
@@ -191,17 +231,22 @@ def plan_epoch(
     micro_tokens: int,
     shape: BatchShape | None = None,
 ) -> EpochPlan:
-    """The plan of epoch `epoch` over pairs of these lengths. A micro-batch holds at most `micro_tokens` a side or, where
-    there is a fixed shape, what that holds."""
+    """The plan of epoch `epoch` over pairs of these lengths.
+
+    A micro-batch holds at most `micro_tokens` a side or, where there is a fixed shape, what that holds.
+    """
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
     order = np.arange(len(src_lengths), dtype=np.uint32)
-    np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch)))).shuffle(order)
+    random.shuffle(order)
     src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
-    bounds = cut(src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens)
+    bounds = split_by_budget(
+        src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens
+    )
     if shape is not None:
         return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
     return EpochPlan(src_lengths, tgt_lengths, order, bounds, micro_tokens)
 
 
 def _shrink(lengths: Array) -> Array:
-    """The same numbers in the smallest type that holds them: a plan of 36 million pairs stays in memory for an epoch."""
+    """The same numbers in the smallest type that holds them: a plan of 36 million pairs stays in memory."""
     return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))

@@ -1,14 +1,15 @@
 """Token ids on disk: for each side of a split a row of uint16 and the int64 offsets of its sentences, plain `.npy`.
 
-Memory-mapped, so that 36 million pairs open in milliseconds and are shared by all processes of a machine. A store is
-a sealed folder that trains by itself: `vocab.model`, `{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev text
-`valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json` which ties the ids to the BPE model that made them.
+They are memory-mapped, so that 36 million pairs open in milliseconds and all processes of a machine share them. A store
+is a sealed folder that is enough to train from: `vocab.model`, `{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev
+text `valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json`, which ties the ids to the BPE model that made them.
+On disk there are pieces only; tokens are what the model reads: pieces and a sentence mark (bos or eos).
 """
 
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,10 +17,13 @@ from nmt.system.errors import UserError
 from nmt.system.files import read_manifest
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
 
+AGAIN = "remove the folder and prepare again"
+Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
+
 
 @dataclass(frozen=True)
 class Side:
-    ids: np.ndarray  # (tokens,) uint16
+    ids: np.ndarray  # (pieces,) uint16
     offsets: np.ndarray  # (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]]
 
     def __len__(self) -> int:
@@ -27,8 +31,8 @@ class Side:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each sentence as the model reads it: its pieces, and bos or eos."""  # (n,) int32
-        return np.diff(self.offsets).astype(np.int32) + 1
+        """The tokens of each sentence as the model reads it: its pieces, and bos or eos."""
+        return np.diff(self.offsets).astype(np.int32) + 1  # (n,)
 
     @property
     def n_tokens(self) -> int:
@@ -46,63 +50,61 @@ class TokenStore:
 
 
 def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
-    """The `split` of a sealed store. Sizes are held against the manifest; `nmt.system.files.verify` reads all of it."""
+    """The `split` of a sealed store, if `vocab_digest` is that of its BPE model.
+
+    Only sizes are checked against the manifest, because this must be quick; `nmt.system.files.verify` reads everything.
+    """
     if not (folder / MANIFEST_FILE).is_file():
         raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
     manifest = read_manifest(folder)
     vocab = folder / VOCAB_FILE
-    if (
-        VOCAB_FILE not in manifest
-        or not vocab.is_file()
-        or vocab.stat().st_size != manifest[VOCAB_FILE]["size"]
-    ):
-        raise UserError(
-            f"{vocab}: damaged, or not the one of {MANIFEST_FILE}; remove the folder and prepare again"
-        )
+    size = vocab.stat().st_size if vocab.is_file() else None
+    if VOCAB_FILE not in manifest or size != manifest[VOCAB_FILE]["size"]:
+        raise UserError(f"{vocab}: damaged, or not the one of {MANIFEST_FILE}; {AGAIN}")
     if ids_file(split, "src") not in manifest:
         raise UserError(
             f"{folder}: holds no {split} split; give data.{split} and another data.store"
         )
-    if vocab_digest not in (None, manifest[VOCAB_FILE]["sha256"]):
+    digest = manifest[VOCAB_FILE]["sha256"]
+    if vocab_digest is not None and vocab_digest != digest:
         raise UserError(
-            f"{folder}: made with another BPE model ({manifest[VOCAB_FILE]['sha256'][:12]} instead of "
-            f"{str(vocab_digest)[:12]}); give the data.store that belongs to this run"
+            f"{folder}: made with another BPE model ({digest[:12]} instead of {vocab_digest[:12]}); "
+            "give the data.store that belongs to this run"
         )
-    src, tgt = (_open_side(folder, split, side, manifest) for side in ("src", "tgt"))
+    src = _open_side(folder, split, "src", manifest)
+    tgt = _open_side(folder, split, "tgt", manifest)
     if len(src) != len(tgt):
         raise UserError(
-            f"{folder}: {split} has {len(src)} source and {len(tgt)} target sentences; damaged, "
-            "remove the folder and prepare again"
+            f"{folder}: {split} has {len(src)} source and {len(tgt)} target sentences; damaged, {AGAIN}"
         )
     return TokenStore(src, tgt)
 
 
-def _open_side(folder: Path, split: str, side: str, manifest: dict[str, dict[str, int]]) -> Side:
-    ids = _map(folder / ids_file(split, side), "uint16", manifest)
-    offsets = _map(folder / offsets_file(split, side), "int64", manifest)
+def _open_side(folder: Path, split: str, side: str, manifest: Manifest) -> Side:
+    ids = _map_array(folder / ids_file(split, side), "uint16", manifest)
+    offsets = _map_array(folder / offsets_file(split, side), "int64", manifest)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids):
         raise UserError(
-            f"{folder / offsets_file(split, side)}: does not fit its ids; damaged, "
-            "remove the folder and prepare again"
+            f"{folder / offsets_file(split, side)}: does not fit its ids; damaged, {AGAIN}"
         )
     return Side(ids, offsets)
 
 
-def _map(path: Path, dtype: str, manifest: dict[str, dict[str, int]]) -> np.ndarray:
+def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
     try:
-        size = path.stat().st_size
-        if size != manifest[path.name]["size"]:
-            raise ValueError(f"{size} bytes instead of {manifest[path.name]['size']}")
+        size, expected = path.stat().st_size, manifest[path.name]["size"]
+        if size != expected:
+            raise ValueError(f"{size} bytes instead of {expected}")
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.dtype != dtype or array.ndim != 1:
             raise ValueError(f"{array.dtype} of shape {array.shape} instead of a row of {dtype}")
         return array
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged ({error}); remove the folder and prepare again") from None
+        raise UserError(f"{path}: damaged ({error}); {AGAIN}") from None
 
 
 class ArrayWriter:
-    """A one-dimensional `.npy` file that grows by appending; the length is put into its header at the end."""
+    """A one-dimensional `.npy` file that grows by appending; `close` puts the length into its header."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
@@ -110,7 +112,8 @@ class ArrayWriter:
         self.file: BinaryIO = open(path, "wb")
         self.file.write(self._header())
 
-    def _header(self) -> bytes:  # numpy leaves room for 21 digits, so every header is of one length
+    def _header(self) -> bytes:
+        # numpy leaves room for 21 digits, so the header has the same size whatever the length.
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.n,)}
@@ -136,12 +139,12 @@ class SideWriter:
         self.offsets.append(np.zeros(1, np.int64))
 
     @property
-    def n_tokens(self) -> int:
+    def n_pieces(self) -> int:
         return self.ids.n
 
-    def append(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        """Sentences end to end, and how many ids are of each."""
-        self.offsets.append(self.n_tokens + np.cumsum(lengths))
+    def append(self, ids: np.ndarray, counts: np.ndarray) -> None:
+        """Add sentences, laid end to end, with the number of pieces of each."""
+        self.offsets.append(self.n_pieces + np.cumsum(counts))
         self.ids.append(ids)
 
     def close(self) -> None:

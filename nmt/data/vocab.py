@@ -1,11 +1,11 @@
-"""The joint BPE: learned, kept and applied by SentencePiece inside this process, never through a text file.
+"""The joint BPE (section 5.1): learned, kept and applied by SentencePiece inside this process.
 
 Text goes in as it is (`identity`, not SentencePiece's default `nmt_nfkc`, which turns a half into 1/2 and U+2028 into
-a space): scores are computed against raw references, so what stands in the reference must be writable. Only runs of
-spaces shrink to one. The model's bytes are the vocabulary; their sha256 stands in every store and checkpoint.
+a space): scores are computed against raw references, so whatever a reference contains must be writable. Only runs of
+spaces shrink to one. The model's bytes are the vocabulary; every store and checkpoint holds their sha256.
 
-A piece never reaches over a space. So the BPE is learned from words and their counts, which are few where lines are
-many, and a corpus is encoded by looking up its words, several times as fast: the same pieces, the same ids.
+No piece spans a space. So the BPE is learned from words and their counts, which are few where lines are many, and a
+corpus is encoded by looking up its words, several times as fast: the same pieces, the same ids.
 """
 
 import hashlib
@@ -24,19 +24,16 @@ from nmt.config import VocabConfig
 from nmt.system.errors import UserError
 from nmt.system.files import read_json, write_bytes, write_json
 
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
-SILENT = (
-    PAD,
-    BOS,
-    EOS,
-)  # not part of any text; UNK is: it decodes to SentencePiece's mark for a lost character
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
+# What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown character.
+CONTROL_IDS = (PAD, BOS, EOS)
 SPACE = "\u2581"  # how a piece writes the space before it
 SPACE_BYTES = SPACE.encode()
-KNOWN_WORDS = 500_000  # some 120 MB
-LINES = 4_096  # joined at a time
+MAX_KNOWN_WORDS = 500_000  # some 120 MB
+LINES_AT_A_TIME = 4_096
 PROBE = "\ufb01 \u00bd\u2028\u3000A\u030a"  # what any normalisation would change
 
-sentencepiece.set_min_log_level(2)  # the C++ side would talk on standard error
+sentencepiece.set_min_log_level(2)  # otherwise its C++ code writes to standard error
 
 
 class Vocab:
@@ -62,7 +59,9 @@ class Vocab:
         except UnicodeDecodeError:
             raise UserError("damaged BPE model (a piece is not UTF-8); use another copy") from None
         is_identity = processor.normalize(PROBE).replace(SPACE, " ").strip(" ") == PROBE
-        self.is_wordwise = is_identity and not any(SPACE in piece[1:] for piece in pieces)
+        spans_spaces = any(SPACE in piece[1:] for piece in pieces)
+        # Whether the ids of a line are those of its words.
+        self.is_wordwise = is_identity and not spans_spaces
         self._processor = processor
 
     @classmethod
@@ -81,70 +80,81 @@ class Vocab:
         return [self._processor.encode(line) for line in lines]
 
     def encode_many(self, lines: Sequence[bytes]) -> list[list[int]]:
-        """The same, faster from some hundred lines on: it starts a thread."""
+        """The same, but faster from some hundred lines on, because it starts a thread."""
         ids: list[list[int]] = self._processor.encode(lines, num_threads=1)
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The detokenised text of each list of ids, wherever pad, bos and eos stand in it."""
-        texts: list[str] = self._processor.decode(
-            [[i for i in map(int, line) if i not in SILENT] for line in ids]
-        )
+        """The detokenised text of each list of ids; pad, bos and eos are left out wherever they are."""
+        rows = [[i for i in map(int, row) if i not in CONTROL_IDS] for row in ids]
+        texts: list[str] = self._processor.decode(rows)
         return texts
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
 
+# ---- encoding a corpus -------------------------------------------------------------------------------------------
+
+
 class CorpusEncoder:
-    """The ids of very many lines, equal to those of `Vocab.encode`: words once seen are looked up. Lines are bytes,
-    which are cheaper to split and to look up than text."""
+    """The ids of very many lines, equal to those of `Vocab.encode`, by looking up words that it has seen.
+
+    Lines are bytes, which are cheaper to split and to look up than text.
+    """
 
     def __init__(self, vocab: Vocab, words: Path | None = None) -> None:
-        """`words`: a file of `write_words`, whose frequent ones are known from the start."""
+        """`words` is a file of `write_word_counts`, whose frequent words are known from the start."""
         self._vocab = vocab
-        self._words = _Words(vocab)
+        self._ids_of_words = _WordIds(vocab)
         if words is not None and vocab.is_wordwise:
-            self._words.learn(islice(_frequent(words), KNOWN_WORDS))
+            self._ids_of_words.add(islice(_read_frequent_words(words), MAX_KNOWN_WORDS))
 
     def __call__(self, lines: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """All ids end to end (uint16), and how many are of each line (int64)."""
-        look_up = self._words.__getitem__
-        by_words = self._vocab.is_wordwise
-        rows = [
-            b"".join(map(look_up, line.split(b" ")))
-            if by_words and SPACE_BYTES not in line
-            else array("H", self._vocab.encode([line])[0]).tobytes()
-            for line in lines
-        ]
-        return np.frombuffer(b"".join(rows), np.uint16), np.fromiter(
-            map(len, rows), np.int64, len(rows)
-        ) // 2
+        """All ids end to end (uint16), and how many of them each line has (int64)."""
+        look_up = self._ids_of_words.__getitem__
+        is_wordwise = self._vocab.is_wordwise
+        rows = []
+        for line in lines:
+            if is_wordwise and SPACE_BYTES not in line:
+                rows.append(b"".join(map(look_up, line.split(b" "))))
+            else:
+                rows.append(_encode_to_bytes(self._vocab, line))
+        counts = np.fromiter(map(len, rows), np.int64, len(rows)) // 2
+        return np.frombuffer(b"".join(rows), np.uint16), counts
 
 
-class _Words(dict[bytes, bytes]):
-    """word -> its ids. When there are enough of them, new ones are no longer kept."""
+class _WordIds(dict[bytes, bytes]):
+    """word -> its ids. Beyond MAX_KNOWN_WORDS new ones are encoded, but no longer kept."""
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
 
-    def learn(self, words: Iterator[bytes]) -> None:
-        while some := list(islice(words, LINES)):
+    def add(self, words: Iterator[bytes]) -> None:
+        while some := list(islice(words, LINES_AT_A_TIME)):
             for word, ids in zip(some, self.vocab.encode_many(some), strict=True):
                 self[word] = array("H", ids).tobytes()
 
     def __missing__(self, word: bytes) -> bytes:
-        ids = array("H", self.vocab.encode([word])[0]).tobytes()
-        if len(self) < KNOWN_WORDS:
+        ids = _encode_to_bytes(self.vocab, word)
+        if len(self) < MAX_KNOWN_WORDS:
             self[word] = ids
         return ids
 
 
-def word_counts(lines: Sequence[bytes]) -> Counter[bytes]:
-    """How often each word occurs, for `learn`. Tabs separate words too, and are counted: the one word that is none."""
+def _encode_to_bytes(vocab: Vocab, line: bytes) -> bytes:
+    (ids,) = vocab.encode([line])
+    return array("H", ids).tobytes()
+
+
+# ---- words and their counts --------------------------------------------------------------------------------------
+
+
+def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
+    """How often each word occurs, for `train_bpe`. Tabs also separate words; they are counted as a pseudo-word."""
     counts: Counter[bytes] = Counter()
-    for i in range(0, len(lines), LINES):
-        text = b" ".join(lines[i : i + LINES])
+    for i in range(0, len(lines), LINES_AT_A_TIME):
+        text = b" ".join(lines[i : i + LINES_AT_A_TIME])
         if b"\t" in text:
             counts[b"\t"] += text.count(b"\t")
             text = text.replace(b"\t", b" ")
@@ -153,20 +163,20 @@ def word_counts(lines: Sequence[bytes]) -> Counter[bytes]:
     return counts
 
 
-def write_words(path: Path, counts: Counter[bytes]) -> None:
-    """The file that `learn` reads: `word, tab, count` in each line, the frequent ones first. Beside it stands what does
-    not fit into such a line."""
+def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
+    """Write the file that `train_bpe` reads: `word, tab, count` in each line, the frequent words first.
+
+    A `.json` beside it says whether the text has tabs, which such a line cannot hold.
+    """
     has_tabs = counts.pop(b"\t", 0) > 0
-    write_bytes(
-        path,
-        b"".join(b"%b\t%d\n" % item for item in sorted(counts.items(), key=lambda item: -item[1])),
-    )
+    by_count = sorted(counts.items(), key=lambda item: -item[1])
+    write_bytes(path, b"".join(b"%b\t%d\n" % item for item in by_count))
     write_json(path.with_suffix(".json"), {"words": len(counts), "has_tabs": has_tabs})
 
 
-def _frequent(words: Path) -> Iterator[bytes]:
+def _read_frequent_words(path: Path) -> Iterator[bytes]:
     """The words of such a file that occur more than once."""
-    with open(words, "rb") as file:
+    with open(path, "rb") as file:
         for line in file:
             word, _, n = line.partition(b"\t")
             if n == b"1\n":
@@ -174,16 +184,23 @@ def _frequent(words: Path) -> Iterator[bytes]:
             yield word
 
 
-def learn(words: Path, config: VocabConfig) -> bytes:
-    """The BPE model of a file of `write_words`. Words of more than 4192 bytes are passed over.
+def _read_lines(path: Path) -> Iterator[str]:
+    with open(path, "rb") as file:
+        for line in file:
+            yield line[:-1].decode()
 
-    One thread: more are no faster for BPE, and the model notes their number: its digest would depend on the machine.
-    """
+
+# ---- learning the BPE --------------------------------------------------------------------------------------------
+
+
+def train_bpe(words: Path, config: VocabConfig) -> bytes:
+    """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are ignored."""
     model = io.BytesIO()
     has_tabs = read_json(words.with_suffix(".json"))["has_tabs"]
     try:
-        sentencepiece.SentencePieceTrainer.train(  # not told the file's name: it would write that into the model
-            sentence_iterator=_lines(words),
+        sentencepiece.SentencePieceTrainer.train(
+            # An iterator, not the file's name, which SentencePiece would write into the model.
+            sentence_iterator=_read_lines(words),
             input_format="tsv",
             model_writer=model,
             model_type="bpe",
@@ -196,29 +213,30 @@ def learn(words: Path, config: VocabConfig) -> bytes:
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
+            # More threads are no faster for BPE, and the model notes their number: its digest would depend on them.
             num_threads=1,
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise UserError(_complaint(str(error), config)) from None
+        raise UserError(_explain_training_error(str(error), config)) from None
     return model.getvalue()
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with open(path, "rb") as file:
-        for line in file:
-            yield line[:-1].decode()
-
-
-def _complaint(message: str, config: VocabConfig) -> str:
-    """SentencePiece's message, in our words: it knows the smallest and the largest size that the text allows."""
+def _explain_training_error(message: str, config: VocabConfig) -> str:
+    """SentencePiece's message in our words: it knows the smallest and the largest size that the text allows."""
     if largest := re.search(r"value <= (\d+)", message):
-        return f"vocab.size: {config.size} is too large for this little text; at most {largest[1]} is possible"
+        return (
+            f"vocab.size: {config.size} is too large for this little text; "
+            f"at most {largest[1]} is possible"
+        )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (
             f"vocab.size: {config.size} is too small, the characters of the text alone need {smallest[1]}; "
             "raise it or lower vocab.character_coverage"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
-        return "vocab: no text to learn the BPE from; every word is longer than 4192 bytes, or there is none"
+        return (
+            "vocab: no text to learn the BPE from; every word is longer than 4192 bytes, "
+            "or there is none"
+        )
     return f"vocab: SentencePiece could not learn the BPE: {message.splitlines()[0]}"

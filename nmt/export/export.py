@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint import Checkpoint
 from nmt.config import RunConfig, format_config
-from nmt.data.vocab import SILENT, UNK, Vocab
+from nmt.data.vocab import CONTROL_IDS, UNK, Vocab
 from nmt.evaluate.card import render_export_card
 from nmt.export import ctranslate2, huggingface
 from nmt.export.parity import Agreement, Ours, Side, bound, compare
@@ -197,5 +197,5 @@ def load_ctranslate2(
 def made_lines(vocab: Vocab, n: int = 32, seed: int = 1) -> list[str]:
     """Lines of random pieces: what is compared when no text is given. No sense in them, but all of the vocabulary."""
     rng = random.Random(seed)
-    pieces = [i for i in range(vocab.size) if i not in (*SILENT, UNK)]
+    pieces = [i for i in range(vocab.size) if i not in (*CONTROL_IDS, UNK)]
     return vocab.decode([rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.data.batch import Packed, derived
+from nmt.data.batch import Packed, lazy_property
 from nmt.model.attention_triton import packed_attention, supports
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 
@@ -116,7 +116,7 @@ class Field:
         queries, keys = self.packed
         return self.path == VARLEN and (queries is keys or not self.causal and self.window is None)
 
-    @derived
+    @lazy_property
     def seen(self) -> Tensor:
         """For each query the first key row it looks at and one past the last; both 0 in the dead tail."""  # (2, Tq)
         queries, keys = self.packed
@@ -124,7 +124,7 @@ class Field:
             queries, keys, ahead=0 if self.causal else self.window, behind=self.window
         )
 
-    @derived
+    @lazy_property
     def seeing(self) -> Tensor:
         """For each key the first query row that looks at it and one past the last; both 0 in the dead tail."""
         queries, keys = self.packed  # (2, Tk)
@@ -146,7 +146,7 @@ class Field:
             last = torch.maximum(torch.minimum(last, place + ahead + 1), first)
         return torch.stack((first, last)).int()
 
-    @derived
+    @lazy_property
     def groups(self) -> list[Tensor]:
         """Sentences of like length."""
         queries, keys = self.packed
@@ -165,15 +165,15 @@ class Field:
         ]
         return Grid(packed, self.groups, [padded(n) for n in longest])
 
-    @derived
+    @lazy_property
     def queries(self) -> Grid:
         return self.grid(self.packed[0])
 
-    @derived
+    @lazy_property
     def keys(self) -> Grid:
         return self.queries if self.packed[0] is self.packed[1] else self.grid(self.packed[1])
 
-    @derived
+    @lazy_property
     def masks(self) -> list[Tensor]:
         """For each group (S, 1, Lq or 1, Lk) fp32: 0 where a query may look, else FAR."""
         masks = []
@@ -188,7 +188,7 @@ class Field:
             masks.append(torch.where(may, 0.0, FAR))
         return masks
 
-    @derived
+    @lazy_property
     def has_void(self) -> bool:
         """Whether some query may look at nothing, so that its weights must be made zero."""
         queries, keys = self.packed

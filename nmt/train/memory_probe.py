@@ -17,7 +17,7 @@ import torch
 from nmt.config import RunConfig, TrainingConfig, load_config
 from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_batch
-from nmt.data.plan import Cursor, equal_share, fixed_shape
+from nmt.data.plan import Cursor, choose_shape, equal_share
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
@@ -43,7 +43,7 @@ def run_shape(
     if not has_fixed_shape(config.model, config.training, world):
         return None
     max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
-    return fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens, max_pieces)
+    return choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens, max_pieces)
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------

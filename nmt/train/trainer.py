@@ -19,7 +19,7 @@ import torch
 from nmt import checkpoint
 from nmt.checkpoint import Checkpoint, TrainState
 from nmt.config import RunConfig, format_config, list_differences, load_config
-from nmt.data.bpe_dropout import Segmentations
+from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
@@ -289,7 +289,7 @@ class Trainer:
         """Updates until the recipe ends or somebody asks for an end."""
         training, world = self.config.training, self.world
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
-        segmentations = Segmentations(
+        epoch_stores = EpochStores(
             self.store_folder,
             self.config.vocab.bpe_dropout,
             self.config.seed,
@@ -297,7 +297,7 @@ class Trainer:
             self.config.data.workers,
         )
         loader = Loader(
-            segmentations,
+            epoch_stores,
             training,
             self.micro_tokens,
             self.config.seed,
@@ -305,12 +305,12 @@ class Trainer:
             world,
             self.shape,
         )
-        # segmentations are closed first: otherwise the loader may wait for an epoch that is no longer needed
+        # epoch_stores are closed first: otherwise the loader may wait for an epoch that is no longer needed
         with (
             contextlib.closing(progress),
             explained_out_of_memory(self.micro_tokens),
             loader as updates,
-            segmentations,
+            epoch_stores,
         ):
             if (
                 world.device.type == "cuda"
@@ -355,7 +355,7 @@ class Trainer:
         if self.state.step == training.steps and not self.is_validation_due:
             self.exit_code = 0  # nothing is left to do
         if world.is_main and not self.exit_code:
-            segmentations.remove()
+            epoch_stores.remove()
         world.on_main(
             self.conclude
         )  # all wait: torchrun ends the others as soon as one has left with a code

@@ -15,7 +15,7 @@ import torch
 
 from nmt.config import RunConfig
 from nmt.data.loader import make_batch
-from nmt.data.plan import cut
+from nmt.data.plan import split_by_budget
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocab
 from nmt.score.score import Score, score_bleu
@@ -72,7 +72,9 @@ def dev_nll(
     """Mean NLL per target piece; the ranks share the work. None if it was cut short."""
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
-    bounds = cut(store.src.lengths[order], store.tgt.lengths[order], micro_tokens, micro_tokens)
+    bounds = split_by_budget(
+        store.src.lengths[order], store.tgt.lengths[order], micro_tokens, micro_tokens
+    )
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     n_tokens = 0
 

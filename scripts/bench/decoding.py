@@ -47,7 +47,7 @@ def prepare(
 
     from nmt.checkpoint import open_checkpoint
     from nmt.config import ModelConfig, RunConfig, VocabConfig, format_config
-    from nmt.data.vocab import Vocab, learn, word_counts, write_words
+    from nmt.data.vocab import Vocab, tally_words, train_bpe, write_word_counts
     from nmt.export import ctranslate2, huggingface
     from nmt.model.transformer import Transformer
     from nmt.system.files import write_text
@@ -60,8 +60,8 @@ def prepare(
             for side in ("en", "de")
             for line in (data / f"train.{side}").read_bytes().split(b"\n")
         ]
-        write_words(folder / "words", word_counts(lines))
-        vocab = Vocab(learn(folder / "words", VocabConfig(size=10_000)))
+        write_word_counts(folder / "words", tally_words(lines))
+        vocab = Vocab(train_bpe(folder / "words", VocabConfig(size=10_000)))
         torch.manual_seed(1)
         config = RunConfig(model=ModelConfig())
         model = Transformer(config.model, vocab.size).eval()

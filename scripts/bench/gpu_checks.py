@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from nmt.commands import train as train_command
 from nmt.config import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
-from nmt.data.loader import Loader, dealt, make_batch
-from nmt.data.plan import Cursor, fixed_shape, plan_epoch
+from nmt.data.loader import Loader, make_batch, make_micro_batches
+from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.model.attention import TRITON, VARLEN, Field, attend
 from nmt.model.attention_triton import packed_attention, supports, triton
@@ -268,7 +268,7 @@ def training_config(bench: Bench, n_micros: int = 1) -> TrainingConfig:
 
 
 def shape_for(store: TokenStore, micro_tokens: int) -> BatchShape:
-    return fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
+    return choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
 
 
 def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:
@@ -1056,7 +1056,7 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     is_compiled = world.device.type == "cuda"
     replica = Replica(objective, world, is_compiled, shape if is_compiled else None)
     sums = {}
-    for micro in dealt(store, plan.micros(0), world, shape):
+    for micro in make_micro_batches(store, plan.micros(0), world, shape):
         found = replica.run(micro.batch, 1.0 / plan.n_tokens(0)[1], micro_seed(1, 1, micro.number))
         if micro.batch.n_tokens:
             sums[str(micro.number)] = found.tolist()

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from nmt.config import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Micro, Update, make_batch
+from nmt.data.loader import MicroBatch, Update, make_batch
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, TokenStore
 from nmt.model.transformer import Transformer
@@ -112,7 +112,7 @@ def made_update(case: Case, world: World) -> Update:
         Side(random.integers(4, case.n_vocab, offsets[-1], np.uint16), offsets) for _ in range(2)
     )
     batch = make_batch(TokenStore(src, tgt), np.arange(len(case.lengths))).to(world.device)
-    return Update([Micro(0, batch)], n_tokens, n_tokens, Cursor())
+    return Update([MicroBatch(0, batch)], n_tokens, n_tokens, Cursor())
 
 
 def measure(

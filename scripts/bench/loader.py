@@ -120,7 +120,7 @@ def time_loader(n: int, like: str | None, seconds: float) -> str:
     import torch
 
     from nmt.config import TrainingConfig
-    from nmt.data.loader import dealt
+    from nmt.data.loader import make_micro_batches
     from nmt.data.plan import plan_epoch
     from nmt.system.progress import clock
     from nmt.system.ranks import World
@@ -133,7 +133,7 @@ def time_loader(n: int, like: str | None, seconds: float) -> str:
         n_pairs = n_tgt = number = 0
         began = clock()
         while clock() - began < seconds and number < len(plan):
-            micros = dealt(store, plan.micros(number), world)
+            micros = make_micro_batches(store, plan.micros(number), world)
             n_pairs += sum(micro.batch.src.n_sentences for micro in micros)
             n_tgt += plan.n_tokens(number)[1]
             number += 1

@@ -281,7 +281,12 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             prepare(config(root), VOCAB, 1)
     with monkeypatch.context() as patch:
-        for work in ("ShardCollector.__call__", "count_words", "learn", "ShardEncoder.__call__"):
+        for work in (
+            "ShardCollector.__call__",
+            "count_words",
+            "train_bpe",
+            "ShardEncoder.__call__",
+        ):
             patch.setattr(f"nmt.corpus.stages.{work}", fail)
         assert prepare(config(root), VOCAB, 1)
     verify(root.parent / "store")

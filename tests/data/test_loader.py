@@ -10,7 +10,7 @@ import torch
 from nmt.config import TrainingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Update, make_batch
-from nmt.data.plan import Cursor, fixed_shape
+from nmt.data.plan import Cursor, choose_shape
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
@@ -136,7 +136,7 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
 
 def test_constant_shapes_hold_the_same_sentences() -> None:
     store = make_store()
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, MICRO_TOKENS)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, MICRO_TOKENS)
     with Loader(
         lambda epoch: store, CONFIG, MICRO_TOKENS, 7, START, World(0, 1, CPU), shape
     ) as updates:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
-from nmt.data.plan import cut, plan_epoch
+from nmt.data.plan import plan_epoch, split_by_budget
 
 LENGTHS = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300))
@@ -49,7 +49,7 @@ def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, pi
     lengths = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
     lengths[rng.integers(2), rng.integers(n)] = longest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "PIECE", piece)
+        patch.setattr(plan_module, "SPAN", piece)
         plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, MICRO_TOKENS)
     order = (
         np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
@@ -205,5 +205,5 @@ def test_small_types_hold_what_they_must() -> None:
         ([6], [6], [0, 1]),
     ],
 )
-def test_cut(src: list[int], tgt: list[int], expected: list[int]) -> None:
-    assert cut(np.array(src), np.array(tgt), 6, 6).tolist() == expected
+def test_split_by_budget(src: list[int], tgt: list[int], expected: list[int]) -> None:
+    assert split_by_budget(np.array(src), np.array(tgt), 6, 6).tolist() == expected

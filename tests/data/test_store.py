@@ -29,7 +29,7 @@ def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> 
                     np.array(sum(some, []), np.uint16),
                     np.array([len(ids) for ids in some], np.int64),
                 )
-            assert writer.n_tokens == sum(map(len, lines))
+            assert writer.n_pieces == sum(map(len, lines))
 
 
 @pytest.fixture

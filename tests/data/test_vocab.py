@@ -15,7 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import VocabConfig
-from nmt.data.vocab import BOS, EOS, PAD, UNK, CorpusEncoder, Vocab, learn, word_counts, write_words
+from nmt.data.vocab import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    CorpusEncoder,
+    Vocab,
+    tally_words,
+    train_bpe,
+    write_word_counts,
+)
 from nmt.system.errors import UserError
 
 DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -29,8 +39,10 @@ SIZE = 120
 
 def learned(lines: Sequence[str], config: VocabConfig) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        write_words(Path(folder) / "words.tsv", word_counts([line.encode() for line in lines]))
-        return learn(Path(folder) / "words.tsv", config)
+        write_word_counts(
+            Path(folder) / "words.tsv", tally_words([line.encode() for line in lines])
+        )
+        return train_bpe(Path(folder) / "words.tsv", config)
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +114,10 @@ def test_looking_words_up_gives_the_ids_of_lines(vocab: Vocab, lines: list[str])
 def test_how_many_words_are_known_changes_nothing(
     vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_known: int
 ) -> None:
-    monkeypatch.setattr("nmt.data.vocab.KNOWN_WORDS", n_known)
+    monkeypatch.setattr("nmt.data.vocab.MAX_KNOWN_WORDS", n_known)
     truth = list(chain.from_iterable(vocab.encode(LINES)))
     assert CorpusEncoder(vocab)(BYTES)[0].tolist() == truth
-    write_words(tmp_path / "words.tsv", word_counts(BYTES[:50]))
+    write_word_counts(tmp_path / "words.tsv", tally_words(BYTES[:50]))
     assert CorpusEncoder(vocab, tmp_path / "words.tsv")(BYTES)[0].tolist() == truth
 
 

@@ -29,7 +29,7 @@ from nmt.config import (
     VocabConfig,
     format_config,
 )
-from nmt.data.vocab import BOS, EOS, PAD, Vocab, learn, word_counts, write_words
+from nmt.data.vocab import BOS, EOS, PAD, Vocab, tally_words, train_bpe, write_word_counts
 from nmt.export import ctranslate2, huggingface, tensors
 from nmt.export.export import QUANTIZATIONS, export, load_ctranslate2, made_lines
 from nmt.export.parity import Agreement, Ids, Ours, compare
@@ -70,10 +70,10 @@ SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 @pytest.fixture(scope="session")
 def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     words = tmp_path_factory.mktemp("words") / "words"
-    write_words(
-        words, word_counts([side.encode() for pair in sentences(200, seed=1) for side in pair])
+    write_word_counts(
+        words, tally_words([side.encode() for pair in sentences(200, seed=1) for side in pair])
     )
-    return Vocab(learn(words, VocabConfig(size=80)))
+    return Vocab(train_bpe(words, VocabConfig(size=80)))
 
 
 def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch, pack
-from nmt.data.loader import Micro, Update
+from nmt.data.loader import MicroBatch, Update
 from nmt.data.plan import Cursor
 from nmt.model.dropout import BITS, Dropout
 from nmt.model.transformer import Transformer
@@ -122,7 +122,7 @@ def test_the_same_update_twice_gives_the_same_bits() -> None:
     def weights(seed: int, step: int, numbers: tuple[int, int]) -> list[Tensor]:
         torch.manual_seed(0)
         model = Transformer(config.model, 20)
-        update = Update([Micro(number, batch) for number in numbers], 10, 12, Cursor())
+        update = Update([MicroBatch(number, batch) for number in numbers], 10, 12, Cursor())
         torch.rand(step)  # whatever was drawn before
         replica = Replica(Objective(model, 0.1), World(0, 1, torch.device("cpu")), is_bf16=False)
         run_update(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nmt.config import TrainingConfig
 from nmt.data.batch import BatchShape
-from nmt.data.loader import dealt
-from nmt.data.plan import deal, equal_share, exchange, fixed_shape, plan_epoch
+from nmt.data.loader import make_micro_batches
+from nmt.data.plan import choose_shape, deal_pairs, equal_share, plan_epoch, swap_until_fit
 from nmt.data.store import Side, TokenStore
 from nmt.system.ranks import World
 
@@ -60,7 +60,7 @@ def store_of(name: str, n: int = 2_700) -> TokenStore:
 @pytest.mark.parametrize("n_ranks", RANKS)
 def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) -> None:
     store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
     useful = []
     for epoch in range(50):
         plan = plan_epoch(
@@ -85,13 +85,13 @@ def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: i
 @pytest.mark.parametrize("n_ranks", [1, 3, 8])
 def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
     store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
     plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG, micro_tokens, shape)
     n_blank = 0
     for number in (0, len(plan) - 1):
         micros = plan.micros(number)
         for rank in range(n_ranks):
-            for micro in dealt(store, micros, World(rank, n_ranks, CPU), shape):
+            for micro in make_micro_batches(store, micros, World(rank, n_ranks, CPU), shape):
                 assert micro.batch.has_shape(shape)
                 assert [tensor.shape for tensor in micro.batch.tensors] == [
                     (shape.tokens,),
@@ -114,7 +114,7 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
     random = np.random.default_rng(seed)
     src, tgt = random.integers(2, longest + 2, (2, 200))
     tgt[random.random(200) < 0.5] = 2
-    shape = fixed_shape(src, tgt, micro_tokens)
+    shape = choose_shape(src, tgt, micro_tokens)
     config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200)
     plan = plan_epoch(src, tgt, seed, 0, config, micro_tokens, shape)
     seen = []
@@ -136,9 +136,9 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(
     lengths = np.sort(random.integers(1, 40, (2, 60)), axis=1)[:, ::-1].copy()
     random.shuffle(lengths[0])
     capacity = -(-int(lengths.sum(1).max()) // n) + spare
-    micro = deal(lengths[0], lengths[1], n)
+    micro = deal_pairs(lengths[0], lengths[1], n)
     sizes = np.bincount(micro, minlength=n)
-    fits = exchange(lengths, micro, n, capacity)
+    fits = swap_until_fit(lengths, micro, n, capacity)
     held = np.stack([np.bincount(micro, side, n) for side in lengths])
     assert fits == bool((held <= capacity).all())
     assert np.array_equal(
@@ -148,8 +148,8 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(
 
 def test_the_shape_is_decided_by_lengths_and_share_alone() -> None:
     src, tgt = np.array([4, 10, 31]), np.array([5, 5, 5])
-    assert fixed_shape(src, tgt, 100) == BatchShape(128, 76, 31)
-    assert fixed_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
-    assert fixed_shape(src, tgt, 20, max_pieces=99) == BatchShape(
+    assert choose_shape(src, tgt, 100) == BatchShape(128, 76, 31)
+    assert choose_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
+    assert choose_shape(src, tgt, 20, max_pieces=99) == BatchShape(
         128, 76, 100
     )  # as segmentation may yet draw it

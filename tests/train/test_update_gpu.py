@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Update, dealt
-from nmt.data.plan import Cursor, fixed_shape, plan_epoch
+from nmt.data.loader import Update, make_micro_batches
+from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.model.embedding import _LookUp, look_up
 from nmt.model.transformer import Transformer
@@ -58,10 +58,10 @@ def make_model() -> Transformer:
 
 
 def updates(store: TokenStore, world: World) -> list[Update]:
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG.training, 150, shape)
     return [
-        Update(dealt(store, plan.micros(n), world, shape), *plan.n_tokens(n), Cursor())
+        Update(make_micro_batches(store, plan.micros(n), world, shape), *plan.n_tokens(n), Cursor())
         for n in range(len(plan))
     ]
 
@@ -144,7 +144,7 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
         torch, "compile", lambda function, **_: function
     )  # only the recording is looked at here
     store, cpu = make_store(), World(0, 1, torch.device("cpu"))
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     alone, model = make_model(), make_model()
     plain = Replica(Objective(alone, 0.1), cpu, False)
     plain.flat = FlatGradients(list(alone.parameters()))
@@ -197,7 +197,7 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
 
     monkeypatch.setattr("nmt.train.parallel.capture", fail)
     store, world = make_store(), World(0, 1, torch.device("cpu"))
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     batch = updates(store, world)[0].micros[0].batch
     plain, fixed = (
         Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape)
@@ -264,7 +264,7 @@ def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
 
 def test_a_batch_of_another_shape_runs_as_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
     store, world = make_store(), World(0, 1, torch.device("cpu"))
-    shape = fixed_shape(store.src.lengths, store.tgt.lengths, 150)
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     usual = updates(store, world)[0].micros[0].batch
     odd = replace(usual, src=replace(usual.src, longest=shape.longest + 1))
     model, recorded = make_model(), []

@@ -1,0 +1,220 @@
+"""The training text segmented anew for each epoch, as BPE-dropout asks: one token store an epoch.
+
+An epoch's plan needs all of its lengths, so the whole epoch is drawn before it begins: by other processes, while the
+one before it trains, because at WMT's size training would otherwise wait. It appears beside the store by one rename,
+once for all ranks and runs that share the store, and is removed when it is left behind. It follows from (store, rate,
+seed, epoch) alone. A sentence that would have more than `max_pieces` pieces keeps its stored ones.
+"""
+
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import parent_process
+from pathlib import Path
+
+import numpy as np
+
+from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
+from nmt.data.store import Side, SideWriter, TokenStore, open_store
+from nmt.system.errors import UserError
+from nmt.system.files import digest, make_folder, remove_folder, sweep, write_folder
+from nmt.system.pool import ordered
+from nmt.system.progress import Progress
+from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
+
+BLOCK = 8_192  # pairs drawn from one seed: another size draws other segmentations
+CHECKED = 500  # pairs that must come back unchanged at rate 0
+POLL_S = 0.2
+Row = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
+
+
+# ---- drawing -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What decides, beside the text, what is drawn for an epoch."""
+
+    merges: MergeTable
+    rate: float
+    seed: int
+    epoch: int
+    max_pieces: int | None
+
+
+@dataclass(frozen=True)
+class StoredPairs:
+    """Consecutive pairs as the store holds them."""
+
+    first: int
+    src: Row
+    tgt: Row
+
+
+def draw_block(draw: Draw, pairs: StoredPairs) -> list[Row]:
+    """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given all that it reads."""
+    if parent_process() is not None:
+        os.setpriority(os.PRIO_PROCESS, 0, 19)  # training goes first
+    rows = []
+    for number, (ids, counts) in enumerate((pairs.src, pairs.tgt)):
+        key = (draw.seed, draw.epoch, pairs.first, number)
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        drawn, drawn_counts = segment(draw.merges, ids, counts, draw.rate, random)
+        if draw.max_pieces is not None:
+            drawn, drawn_counts = _restore_long(ids, counts, drawn, drawn_counts, draw.max_pieces)
+        rows.append((drawn, drawn_counts))
+    return rows
+
+
+def _restore_long(
+    ids: np.ndarray, counts: np.ndarray, drawn: np.ndarray, drawn_counts: np.ndarray, limit: int
+) -> Row:
+    """What was drawn, but the stored pieces of each sentence that would have more than `limit`."""
+    is_long = drawn_counts > limit
+    stored_starts = np.cumsum(counts) - counts
+    drawn_starts = np.cumsum(drawn_counts) - drawn_counts
+    starts = np.where(is_long, stored_starts, len(ids) + drawn_starts)
+    kept_counts = np.where(is_long, counts, drawn_counts)
+    return gather_runs(np.concatenate((ids, drawn)), starts, kept_counts), kept_counts
+
+
+def _read_rows(side: Side, first: int, end: int) -> Row:
+    offsets = np.asarray(side.offsets[first : end + 1])
+    return np.asarray(side.ids[offsets[0] : offsets[-1]]), np.diff(offsets)
+
+
+def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
+    """The merges of a store's BPE model, if drawing at rate 0 gives what the store holds."""
+    merges = MergeTable((folder / VOCAB_FILE).read_bytes())
+    for side in (store.src, store.tgt):
+        ids, counts = _read_rows(side, 0, min(CHECKED, len(side)))
+        again, _ = segment(merges, ids, counts, 0.0, np.random.default_rng(0))
+        if not np.array_equal(again, ids):
+            raise UserError(
+                f"{folder / VOCAB_FILE}: not a BPE that merges letters within words, as nmt-prepare "
+                "learns it; with this model set vocab.bpe_dropout=0"
+            )
+    return merges
+
+
+# ---- epochs on disk ----------------------------------------------------------------------------------------------
+
+
+class EpochStores:
+    """`stores(epoch)` is the token store of that epoch; drawing the next one begins. Close it to end that work.
+
+    At rate 0 it is always the store itself.
+    """
+
+    def __init__(
+        self, store: Path, rate: float, seed: int, max_pieces: int | None, workers: int
+    ) -> None:
+        self.folder = store.resolve()
+        self.rate, self.seed, self.max_pieces, self.workers = rate, seed, max_pieces, workers
+        self._stored = open_store(store, "train")
+        identity = digest(store / MANIFEST_FILE)[:12]
+        name = f"{identity}-{rate}-{seed}-{max_pieces}"
+        self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
+        self._merges = _read_merges(self.folder, self._stored) if rate else None
+        self._closed = threading.Event()
+        self._background = ThreadPoolExecutor(1)
+        self._next: Future[None] | None = None
+
+    def __call__(self, epoch: int) -> TokenStore:
+        if self._merges is None:
+            return self._stored
+        if self._next is not None:
+            self._next.result()  # raises what went wrong
+        while (store := self._find(epoch)) is None:
+            self._make(self._merges, epoch, is_awaited=True)
+        self._next = self._background.submit(self._make, self._merges, epoch + 1, is_awaited=False)
+        return store
+
+    def _path(self, epoch: int) -> Path:
+        return self.epochs / f"epoch-{epoch:06d}"
+
+    def _find(self, epoch: int) -> TokenStore | None:
+        path = self._path(epoch)
+        try:
+            return open_store(path, "train") if path.exists() else None
+        except UserError:
+            if path.exists():
+                raise
+            return None  # a process that is further on has removed it meanwhile: it is made again
+
+    def _make(self, merges: MergeTable, epoch: int, is_awaited: bool) -> None:
+        """Draw an epoch unless it is there, and remove those that are left behind."""
+        with self._lock():
+            sweep(self.epochs)
+            for old in self.epochs.glob("epoch-*"):
+                if int(old.name.removeprefix("epoch-")) < epoch - 1:
+                    remove_folder(old)
+            if not self._path(epoch).exists():
+                draw = Draw(merges, self.rate, self.seed, epoch, self.max_pieces)
+                write_folder(self._path(epoch), partial(self._fill, draw, is_awaited))
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Wait until no other process works in the folder; the kernel unlocks it when a process dies."""
+        with open(make_folder(self.epochs) / ".lock", "a") as file:
+            while True:
+                self._stop_if_closed()
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    self._closed.wait(POLL_S)
+            yield
+
+    def _stop_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise CancelledError
+
+    def _fill(self, draw: Draw, is_awaited: bool, folder: Path) -> None:
+        """Write the whole epoch into `folder`."""
+        (folder / VOCAB_FILE).write_bytes((self.folder / VOCAB_FILE).read_bytes())
+        progress = Progress(
+            f"segment epoch {draw.epoch}", len(self._stored), "pairs", is_shown=is_awaited
+        )
+        # With one worker, `ordered` would do everything in this process, which trains.
+        workers = max(2, self.workers)
+        with (
+            closing(SideWriter(folder, "train", "src")) as src,
+            closing(SideWriter(folder, "train", "tgt")) as tgt,
+            closing(progress),
+        ):
+            for src_row, tgt_row in ordered(partial(draw_block, draw), self._blocks(), workers):
+                self._stop_if_closed()
+                src.append(*src_row)
+                tgt.append(*tgt_row)
+                progress.advance(len(src_row[1]))
+
+    def _blocks(self) -> Iterator[StoredPairs]:
+        n = len(self._stored)
+        for first in range(0, n, BLOCK):
+            end = min(first + BLOCK, n)
+            src = _read_rows(self._stored.src, first, end)
+            yield StoredPairs(first, src, _read_rows(self._stored.tgt, first, end))
+
+    def __enter__(self) -> "EpochStores":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def remove(self) -> None:
+        """Remove all epochs, at the end of a run, when nobody will train on them again."""
+        if self.rate:
+            shutil.rmtree(self.epochs, ignore_errors=True)
+            with suppress(OSError):  # other runs have theirs there
+                self.epochs.parent.rmdir()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._background.shutdown(cancel_futures=True)

@@ -1,0 +1,380 @@
+"""Epochs on disk: the same text in other pieces, drawn once for all, equal however they are made; faults and kills."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from block_faults import die, slow
+from conftest import sentences
+
+from nmt.config import TrainingConfig
+from nmt.data import epoch_stores
+from nmt.data.epoch_stores import Draw, EpochStores, Row, StoredPairs, draw_block
+from nmt.data.loader import Loader, Update
+from nmt.data.plan import Cursor
+from nmt.data.store import Side, SideWriter, open_store
+from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
+from nmt.system.errors import UserError
+from nmt.system.files import seal
+from nmt.system.ranks import World
+from nmt.system.run_folder import VOCAB_FILE
+
+N = 1_000
+UNKNOWN = 7  # the pair with a character that the BPE does not know
+CPU = torch.device("cpu")
+Rows = list[list[int]]
+
+
+def train_model(lines: list[str], model_type: str, size: int) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=size,
+        normalization_rule_name="identity",
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def write_store(folder: Path, model: bytes, sides: dict[str, list[str]]) -> None:
+    (folder / VOCAB_FILE).write_bytes(model)
+    for side, lines in sides.items():
+        rows = Vocab(model).encode(lines)
+        writer = SideWriter(folder, "train", side)
+        writer.append(np.array(sum(rows, []), np.uint16), np.array([len(row) for row in rows]))
+        writer.close()
+    seal(folder)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "store"
+    folder.mkdir()
+    pairs = sentences(N, 0)
+    model = train_model([line for pair in pairs for line in pair], "bpe", 110)
+    src, tgt = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    src[UNKNOWN] += " \N{SNOWMAN} " + src[UNKNOWN + 1]
+    write_store(folder, model, {"src": src, "tgt": tgt})
+    return folder
+
+
+@pytest.fixture
+def store(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "store")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_stores, "BLOCK", 300)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw in this process, which saves the start of others."""
+    monkeypatch.setattr(epoch_stores, "ordered", lambda work, tasks, workers: map(work, tasks))
+
+
+def rows_of(side: Side) -> Rows:
+    return [row.tolist() for row in np.split(side.ids, side.offsets[1:-1])]
+
+
+def draw_epoch(
+    store: Path, epoch: int, rate: float = 0.1, seed: int = 1, max_pieces: int | None = None
+) -> list[Rows]:
+    with EpochStores(store, rate, seed, max_pieces, 1) as stores:
+        drawn = stores(epoch)
+        return [rows_of(drawn.src), rows_of(drawn.tgt)]
+
+
+def read_stored(store: Path) -> list[Rows]:
+    stored = open_store(store, "train")
+    return [rows_of(stored.src), rows_of(stored.tgt)]
+
+
+def names_of_epochs(store: Path) -> list[str]:
+    return sorted(path.name for path in store.with_name("store.epochs").glob("*/epoch-*"))
+
+
+def share_equal(a: Rows, b: Rows) -> float:
+    return float(np.mean([x == y for x, y in zip(a, b, strict=True)]))
+
+
+# ---- what is drawn ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_the_same_text_in_other_pieces(store: Path) -> None:
+    vocab = Vocab.load(store / VOCAB_FILE)
+    for old, new in zip(read_stored(store), draw_epoch(store, 0), strict=True):
+        assert vocab.decode(new) == vocab.decode(old)
+        assert share_equal(old, new) < 0.9
+
+
+@pytest.mark.usefixtures("here")
+def test_epochs_seeds_and_sides_draw_apart(store: Path) -> None:
+    draws = [draw_epoch(store, 0), draw_epoch(store, 1), draw_epoch(store, 0, seed=2)]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert share_equal(draws[i][0], draws[j][0]) < 0.5
+    for part in ("ids", "offsets"):  # a store of equal sides: they must not be drawn alike
+        shutil.copyfile(store / f"train.src.{part}.npy", store / f"train.tgt.{part}.npy")
+    seal(store)
+    src, tgt = draw_epoch(store, 0)
+    assert share_equal(src, tgt) < 0.5
+
+
+@pytest.mark.usefixtures("here")
+def test_at_a_vanishing_rate_the_stored_pieces_come_back(store: Path) -> None:
+    assert draw_epoch(store, 0, rate=1e-9) == read_stored(store)
+    assert draw_epoch(store, 0, rate=0.0) == read_stored(store)
+    assert len(list(store.with_name("store.epochs").iterdir())) == 1  # none for rate 0
+
+
+@pytest.mark.usefixtures("here")
+def test_unknown_characters_stay_and_too_many_pieces_keep_what_is_stored(store: Path) -> None:
+    old, free = read_stored(store), draw_epoch(store, 0, rate=0.9)
+    limited = draw_epoch(store, 0, rate=0.9, max_pieces=20)
+    assert old[0][UNKNOWN].count(UNK) == free[0][UNKNOWN].count(UNK) == 1
+    assert free[0][UNKNOWN] != old[0][UNKNOWN]
+    lengths = [len(row) for side in free for row in side]
+    assert max(lengths) > 40 and min(lengths) <= 20
+    for side in (0, 1):
+        expected = [a if len(b) > 20 else b for a, b in zip(old[side], free[side], strict=True)]
+        assert limited[side] == expected
+
+
+@pytest.mark.usefixtures("here")
+def test_another_store_under_the_same_name_is_drawn_anew(store: Path) -> None:
+    before = draw_epoch(store, 0)
+    for part in ("ids", "offsets"):
+        shutil.copyfile(store / f"train.tgt.{part}.npy", store / f"train.src.{part}.npy")
+    seal(store)
+    assert draw_epoch(store, 0)[0] != before[0]
+    assert len(list(store.with_name("store.epochs").iterdir())) == 2
+
+
+def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
+    lines = [line for pair in sentences(N, 0) for line in pair]
+    model = train_model(lines, "unigram", 50)
+    write_store(store, model, {"src": lines[:100], "tgt": lines[:100]})
+    with pytest.raises(UserError, match=r"not a BPE .* vocab\.bpe_dropout=0"):
+        EpochStores(store, 0.1, 1, None, 1)
+
+
+# ---- who draws it, and when -------------------------------------------------------------------------------------
+
+
+def test_other_processes_draw_what_this_one_would(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_stores, "draw_block", slow)
+    with EpochStores(store, 0.1, 1, None, 2) as stores:
+        drawn, merges = stores(3), stores._merges
+        assert merges is not None
+        blocks = list(stores._blocks())
+    for block in blocks[::-1]:  # in another order, and nothing is remembered
+        rows = draw_block(Draw(merges, 0.1, 1, 3, None), block)
+        for side, (ids, counts) in zip((drawn.src, drawn.tgt), rows, strict=True):
+            begins = side.offsets[block.first : block.first + len(counts) + 1]
+            assert np.array_equal(counts, np.diff(begins))
+            assert np.array_equal(ids, side.ids[begins[0] : begins[-1]])
+
+
+@pytest.mark.usefixtures("here")
+def test_many_ask_and_one_makes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    fill = EpochStores._fill
+
+    def count(self: EpochStores, draw: Draw, is_awaited: bool, folder: Path) -> None:
+        made.append(draw.epoch)
+        time.sleep(0.2)  # the others find the folder locked
+        fill(self, draw, is_awaited, folder)
+
+    monkeypatch.setattr(EpochStores, "_fill", count)
+    ranks = [EpochStores(store, 0.1, 1, None, 1) for _ in range(3)]
+    for epoch in range(2):
+        threads = [threading.Thread(target=rank, args=(epoch,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for rank in ranks:
+        rank.close()
+    assert made[:2] == [0, 1] and made in ([0, 1], [0, 1, 2])
+
+
+@pytest.mark.usefixtures("here")
+def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> None:
+    with (
+        EpochStores(store, 0.1, 1, None, 1) as ahead,
+        EpochStores(store, 0.1, 1, None, 1) as behind,
+    ):
+        first = rows_of(behind(0).src)
+        for epoch in range(4):
+            held = ahead(epoch)
+        assert ahead._next is not None
+        ahead._next.result()
+        assert names_of_epochs(store) == ["epoch-000003", "epoch-000004"]
+        assert rows_of(behind(0).src) == first
+        assert len(rows_of(held.src)) == N
+
+
+# ---- the loader and training on top -----------------------------------------------------------------------------
+
+
+def take(store: Path, n: int, cursor: Cursor, rank: int = 0, size: int = 1) -> list[Update]:
+    config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
+    stores = EpochStores(store, 0.1, 7, None, 1)
+    with Loader(stores, config, 500, 7, cursor, World(rank, size, CPU)) as updates, stores:
+        return [next(updates) for _ in range(n)]
+
+
+def content(update: Update) -> list[list[int]]:
+    batches = [micro.batch for micro in update.micros]
+    return [tensor.tolist() for b in batches for tensor in (b.src.tokens, b.tgt.tokens, b.labels)]
+
+
+@pytest.mark.usefixtures("here")
+def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path) -> None:
+    whole = take(store, 12, Cursor())
+    k = next(k for k, update in enumerate(whole) if update.after == Cursor(1, 1))
+    for is_kept in (True, False):
+        if not is_kept:
+            shutil.rmtree(store.with_name("store.epochs"))
+        again = take(store, 2, whole[k].after)
+        assert list(map(content, again)) == list(map(content, whole[k + 1 : k + 3]))
+    shares = [take(store, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
+    for updates in zip(whole[k : k + 3], *shares, strict=True):
+        assert len({(update.n_src, update.n_tgt, update.after) for update in updates}) == 1
+
+
+@pytest.mark.usefixtures("here")
+def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
+    from nmt.commands.train import main
+
+    def weights(run: str) -> bytes:
+        return (tmp_path / run / "checkpoints" / "last" / "model.safetensors").read_bytes()
+
+    def first_loss(run: str) -> float:
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        return next(entry["loss"] for entry in map(json.loads, lines) if entry["kind"] == "train")
+
+    options = ["--config", str(toy), "vocab.bpe_dropout=0.1", "data.valid=null"]
+    assert main(options) == 0
+    assert main([*options, f"out={tmp_path}/two", "training.steps=11"]) == 0
+    assert not (tmp_path / "store.epochs").exists()  # the end of a run removes them
+    assert main([*options, f"out={tmp_path}/two"]) == 0
+    assert weights("run") == weights("two")
+    plain = [*options, "vocab.bpe_dropout=0", f"out={tmp_path}/plain", "training.steps=1"]
+    assert main(plain) == 0
+    assert first_loss("run") != first_loss("plain")
+
+
+# ---- faults -----------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_stores, "draw_block", die)
+    with EpochStores(store, 0.1, 1, None, 1) as stores:
+        with pytest.raises(UserError, match="killed"):
+            stores(0)
+    assert names_of_epochs(store) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_an_error_in_the_background_is_raised_when_that_epoch_is_asked_for(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(draw: Draw, pairs: StoredPairs) -> list[Row]:
+        if draw.epoch == 1:
+            raise UserError("stumbled")
+        return draw_block(draw, pairs)
+
+    monkeypatch.setattr(epoch_stores, "draw_block", stumble)
+    with EpochStores(store, 0.1, 1, None, 1) as stores:
+        stores(0)
+        with pytest.raises(UserError, match="stumbled"):
+            stores(1)
+    assert names_of_epochs(store) == ["epoch-000000"]
+
+
+def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+
+    def endless(work: object, tasks: object, workers: int) -> object:
+        while True:
+            began.set()
+            time.sleep(0.01)
+            yield [(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2
+
+    monkeypatch.setattr(epoch_stores, "ordered", endless)
+    stores = EpochStores(store, 0.1, 1, None, 1)
+    waiting = EpochStores(store, 0.1, 1, None, 1)  # another rank
+    config, world = TrainingConfig(), World(0, 1, CPU)
+    with Loader(stores, config, 3_200, 1, Cursor(), world), stores:
+        assert began.wait(10)
+        with Loader(waiting, config, 3_200, 1, Cursor(), world), waiting:
+            time.sleep(0.1)
+    (folder,) = store.with_name("store.epochs").iterdir()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from block_faults import slow
+from nmt.data import epoch_stores
+epoch_stores.BLOCK, epoch_stores.draw_block = 10, slow
+if __name__ == "__main__":
+    epoch_stores.EpochStores(Path(sys.argv[1]), 0.1, 1, None, 2)(0)
+"""
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+
+
+@pytest.mark.skipif(
+    not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="needs Linux's /proc"
+)
+def test_a_killed_trainer_leaves_no_process_and_no_half_epoch(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "killed.py"), str(store)],
+        env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}"},
+    )
+    half = store.with_name("store.epochs")
+    deadline = time.monotonic() + 60
+    while len(pids := children(process.pid)) < 3:  # two workers and multiprocessing's tracker
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list(half.glob("*/.epoch-000000.tmp")) and not list(half.glob("*/epoch-*"))
+    after = draw_epoch(store, 0)
+    assert not list(half.glob("*/.epoch-*.tmp"))
+    shutil.rmtree(half)
+    assert after == draw_epoch(store, 0)
