@@ -32,7 +32,7 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
-    point,
+    point_link,
     read_json,
     read_manifest,
     remove_folder,
@@ -42,7 +42,7 @@ from nmt.system.files import (
     write_text,
 )
 from nmt.system.progress import say
-from nmt.system.ranks import put, whole
+from nmt.system.ranks import copy_into_shards, gather_shards
 from nmt.system.records import COUNT, RecordReader, default
 from nmt.system.run_folder import (
     CONFIG_FILE,
@@ -152,7 +152,7 @@ def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool =
 
     def collect(tensor: Tensor) -> Tensor:
         part = tensor.detach()
-        full = whole(part)
+        full = gather_shards(part)
         if full is part:
             return full
         return full.cpu() if is_main else full.new_empty(0)
@@ -410,7 +410,7 @@ def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
     _check_tensors(path, ((name, list(target.shape)) for name, target in targets.items()))
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
-            put(target, file.get_tensor(name))
+            copy_into_shards(target, file.get_tensor(name))
 
 
 # ---- the checkpoints of a run ---------------------------------------------------------------------------------------
@@ -463,4 +463,4 @@ def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int)
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:
     """Let `checkpoints/NAME` (last, best) lead to that step's folder."""
-    point(run.checkpoints / name, run.checkpoint(step).name)
+    point_link(run.checkpoints / name, run.checkpoint(step).name)

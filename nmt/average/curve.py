@@ -17,8 +17,8 @@ from nmt.config import RunConfig
 from nmt.data.vocab import Vocab
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
-from nmt.system.files import digest, verify, write_json
-from nmt.system.progress import clock, duration, say
+from nmt.system.files import digest_file, verify, write_json
+from nmt.system.progress import clock, format_duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
 from nmt.train.memory_probe import resolve_micro_tokens
@@ -73,7 +73,9 @@ def measure_curve(
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
         points.append(Point(n, steps, minutes, result.bleu.value, result.nll))
-        say(f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration(clock() - began)}")
+        say(
+            f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {format_duration(clock() - began)}"
+        )
 
     record: dict[str, Any] = {
         "choice": choice,
@@ -83,8 +85,8 @@ def measure_curve(
         "dev_set": {
             "store": str(store),
             "lines": len(dev.sources[: config.evaluation.sentences]),
-            "src_sha256": digest(store / dev_text_file("src")),
-            "ref_sha256": digest(store / dev_text_file("tgt")),
+            "src_sha256": digest_file(store / dev_text_file("src")),
+            "ref_sha256": digest_file(store / dev_text_file("tgt")),
         },
         "signature": signature,
         "decoding": asdict(config.decoding),

@@ -27,7 +27,7 @@ from nmt.config import list_differences
 from nmt.system.errors import UserError
 from nmt.system.files import make_folder, write_folder
 from nmt.system.output_folder import check_replaceable
-from nmt.system.progress import tracked
+from nmt.system.progress import track
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 
@@ -105,7 +105,7 @@ def average_checkpoints(
     newest, origin = mean.checkpoints[-1], mean.describe()
 
     def fill(folder: Path) -> None:
-        tensors = dict(tracked(mean.tensors(), "averaging", "tensors"))
+        tensors = dict(track(mean.tensors(), "averaging", "tensors"))
         save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
         write_small_files(folder, origin, newest.config, newest.vocab.model)
         _check_output(out, is_forced, paths)  # somebody may have edited the card meanwhile
@@ -135,7 +135,7 @@ def _check_place(out: Path) -> None:
 def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
     """Open and verify checkpoints, each of them another one."""
     _check_distinct(paths)  # before what takes long
-    progress = tracked(paths, "verifying", "checkpoints", len(paths))
+    progress = track(paths, "verifying", "checkpoints", len(paths))
     checkpoints = [open_for_average(path) for path in progress]
     # Again, because a run folder may have been given for its newest checkpoint.
     _check_distinct([checkpoint.path for checkpoint in checkpoints])

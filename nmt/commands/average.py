@@ -147,9 +147,9 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
 
 
 def work(args: argparse.Namespace) -> int:
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()  # before torch is imported
+    tune_process()  # before torch is imported
 
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints

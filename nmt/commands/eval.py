@@ -138,9 +138,9 @@ def work(args: argparse.Namespace) -> int:
 
     from pathlib import Path
 
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()  # before torch comes in
+    tune_process()  # before torch comes in
 
     from nmt.evaluate.evaluation import Question, compared, record, scored, spread_of
     from nmt.evaluate.systems import Wanted

@@ -53,9 +53,9 @@ def work(args: argparse.Namespace) -> int:
     from itertools import islice
     from pathlib import Path
 
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()  # before torch comes in
+    tune_process()  # before torch comes in
 
     from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import decoded

@@ -79,14 +79,14 @@ def work(args: argparse.Namespace) -> int:
             config.folder
         )  # a folder that cannot be written is said now, not after an hour of preparation
 
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()  # before torch comes in
+    tune_process()  # before torch comes in
 
     from nmt.corpus.prepare import prepare
-    from nmt.system.ranks import join
+    from nmt.system.ranks import join_world
 
-    with join(config.device) as world:
+    with join_world(config.device) as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
         if is_rehearsal:
             from nmt.profile.profile import plan, profile

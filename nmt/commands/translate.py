@@ -183,9 +183,9 @@ def work(args: argparse.Namespace) -> int:
     from contextlib import ExitStack, closing
     from functools import partial
 
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()  # before torch comes in
+    tune_process()  # before torch comes in
 
     from nmt.export.engine import open_ctranslate2
     from nmt.system.errors import UserError

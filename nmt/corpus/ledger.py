@@ -19,7 +19,7 @@ from typing import Any
 from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.data.store import open_store
 from nmt.system.errors import UserError
-from nmt.system.files import digest, read_json, stamp
+from nmt.system.files import digest_file, read_file_stamp, read_json
 from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
 
 # How the files of the ledger looked on this machine, so that none is read again.
@@ -184,7 +184,7 @@ def stamp_sources(ledger: Ledger, root: str) -> dict[str, list[str | int]]:
 
 
 def _stamp_source(path: Path) -> list[str | int]:
-    return [str(path.resolve()), *stamp(path)]
+    return [str(path.resolve()), *read_file_stamp(path)]
 
 
 # ---- is a store what is wanted? ---------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             continue  # the store is all that training needs
         is_same = path.stat().st_size == file.size
         if is_same and known.get(file.name) != _stamp_source(path):
-            is_same = digest(path) == file.sha256
+            is_same = digest_file(path) == file.sha256
         if not is_same:
             raise UserError(f"{path}: not the file that {store} was prepared from; {remedy}")
 

@@ -46,7 +46,7 @@ from nmt.corpus.stages import (
 )
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
-from nmt.system.files import digest, lock, make_folder, seal, sync, write_json
+from nmt.system.files import digest_file, lock, make_folder, seal, sync_to_disk, write_json
 from nmt.system.progress import say
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
 
@@ -204,7 +204,7 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
 
     # account for it, and publish it with one rename
     both = zip([*train, *dev], [*train_ids, *dev_ids], strict=True)
-    data = {file.name: digest(file) for file in sorted(folder.iterdir())}
+    data = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     ledger = Ledger(
         settings=list_settings(job.data, job.vocab),
         corpora=[_account_for(collected, encoded, n_repeats) for collected, encoded in both],
@@ -219,7 +219,7 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
     write_json(folder / LEDGER_FILE, ledger.to_plain())
     seal(folder, known=data)
     os.rename(folder, store)
-    sync(store.parent)
+    sync_to_disk(store.parent)
     _remove_work(job.work)
     job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
     job.clock.finish("seal")

@@ -42,8 +42,8 @@ from nmt.corpus.shards import (
 )
 from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.system.errors import UserError
-from nmt.system.files import digest, read_json, stamp, write_bytes, write_json
-from nmt.system.pool import apart, ordered, ordered_with
+from nmt.system.files import digest_file, read_file_stamp, read_json, write_bytes, write_json
+from nmt.system.pool import map_in_order, map_with_workers, run_in_process
 from nmt.system.progress import Progress, clock, say
 from nmt.system.run_folder import VOCAB_FILE
 
@@ -156,7 +156,7 @@ class EncodedPart:
 def collect_part(job: Preparation, part: Part, held_out: Path | None) -> CollectedPart:
     """Read a corpus, clean it and search it for the sentences of the file `held_out`."""
     files = local_files(part.corpus, job.data)
-    stamps = [stamp(path) for path in files]
+    stamps = [read_file_stamp(path) for path in files]
 
     def make(folder: Path) -> Json:
         n_shards = _collect_shards(job, part, held_out, folder)
@@ -167,7 +167,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         report = add_collect_reports(reports)
         sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
-            if stamp(path) != before:
+            if read_file_stamp(path) != before:
                 raise UserError(f"{path}: was changed while it was read; run it again")
         return {"report": asdict(report), "files": [asdict(file) for file in sources]}
 
@@ -182,7 +182,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         "rules": rules,
         "on_bad_line": job.data.on_bad_line,
         "shard": PAIRS_PER_SHARD,
-        "held_out": held_out and digest(held_out),
+        "held_out": held_out and digest_file(held_out),
     }
     folder, result = job.run_stage(part.name, made_with, make)
     report = CollectReport.from_plain(result["report"])
@@ -208,7 +208,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
                     yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out)
-        for report in ordered_with(start, unfinished_blocks(), job.data.workers):
+        for report in map_with_workers(start, unfinished_blocks(), job.data.workers):
             progress.advance(report.lines)
             job.clock.n_done += report.lines
     return n_shards
@@ -217,7 +217,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
 def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
     """The files of a corpus of `n_lines` pairs, for the ledger."""
     with ThreadPoolExecutor(data.workers) as threads:
-        digests = list(threads.map(digest, files))
+        digests = list(threads.map(digest_file, files))
     sources = []
     for path, sha256 in zip(files, digests, strict=True):
         rows = n_rows(path)  # a dataset may consist of several tables
@@ -313,10 +313,10 @@ def learn_bpe(
         if n_sampled <= FEW_LINES:
             n_words = learn_from(job.vocab)
         else:  # its memory goes when its process ends
-            n_words = apart(learn_from, job.vocab)
+            n_words = run_in_process(learn_from, job.vocab)
         job.clock.n_done += n_sampled
         seed = job.seed if n_sampled < sum(n_lines) else None
-        sha256 = digest(folder / VOCAB_FILE)
+        sha256 = digest_file(folder / VOCAB_FILE)
         return asdict(BpeAccount(sha256, job.vocab.size, n_sampled, n_words, seed))
 
     made_with = {
@@ -356,7 +356,7 @@ def _learn_from_samples(
     if not words.with_suffix(".json").is_file():
         counts: Counter[bytes] = Counter()
         with closing(Progress("count words", n_lines, "lines")) as progress:
-            counted = ordered(count_words, samples, workers)
+            counted = map_in_order(count_words, samples, workers)
             for sample, sample_counts in zip(samples, counted, strict=True):
                 counts.update(sample_counts)
                 progress.advance(sample.n_lines)
@@ -384,7 +384,7 @@ def encode_part(
         total = sum(text.n_pairs for _, text in tasks)
         start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces)
         with closing(Progress(f"encode {describe(part.corpus)}", total, "pairs")) as progress:
-            encoded = ordered_with(start, tasks, job.data.workers)
+            encoded = map_with_workers(start, tasks, job.data.workers)
             for (_, text), _ in zip(tasks, encoded, strict=True):
                 progress.advance(text.n_pairs)
                 job.clock.n_done += text.n_pairs

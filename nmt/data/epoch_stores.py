@@ -23,8 +23,8 @@ import numpy as np
 from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
 from nmt.data.store import Side, SideWriter, TokenStore, open_store
 from nmt.system.errors import UserError
-from nmt.system.files import digest, make_folder, remove_folder, sweep, write_folder
-from nmt.system.pool import ordered
+from nmt.system.files import digest_file, make_folder, remove_folder, remove_leftovers, write_folder
+from nmt.system.pool import map_in_order
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
 
@@ -118,7 +118,7 @@ class EpochStores:
         self.folder = store.resolve()
         self.rate, self.seed, self.max_pieces, self.workers = rate, seed, max_pieces, workers
         self._stored = open_store(store, "train")
-        identity = digest(store / MANIFEST_FILE)[:12]
+        identity = digest_file(store / MANIFEST_FILE)[:12]
         name = f"{identity}-{rate}-{seed}-{max_pieces}"
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
         self._merges = _read_merges(self.folder, self._stored) if rate else None
@@ -151,7 +151,7 @@ class EpochStores:
     def _make(self, merges: MergeTable, epoch: int, is_awaited: bool) -> None:
         """Draw an epoch unless it is there, and remove those that are left behind."""
         with self._lock():
-            sweep(self.epochs)
+            remove_leftovers(self.epochs)
             for old in self.epochs.glob("epoch-*"):
                 if int(old.name.removeprefix("epoch-")) < epoch - 1:
                     remove_folder(old)
@@ -189,7 +189,9 @@ class EpochStores:
             closing(SideWriter(folder, "train", "tgt")) as tgt,
             closing(progress),
         ):
-            for src_row, tgt_row in ordered(partial(draw_block, draw), self._blocks(), workers):
+            for src_row, tgt_row in map_in_order(
+                partial(draw_block, draw), self._blocks(), workers
+            ):
                 self._stop_if_closed()
                 src.append(*src_row)
                 tgt.append(*tgt_row)

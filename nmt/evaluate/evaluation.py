@@ -23,7 +23,7 @@ from nmt.score.metrics import CHRF2, HEADLINE, Metric, find_paper_metric, list_m
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
 from nmt.system.errors import UserError
-from nmt.system.progress import say, tracked
+from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, open_translator
 
@@ -147,7 +147,7 @@ def score_system(
         name = f"{name}-filtered"
     return [
         measure(metric, texts, references, name, system.pair, N_BOOTSTRAP)
-        for metric in tracked(list(metrics), "scoring", "metrics")
+        for metric in track(list(metrics), "scoring", "metrics")
     ]
 
 

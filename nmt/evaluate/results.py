@@ -15,7 +15,7 @@ from typing import Any
 
 from nmt.score.score import Score
 from nmt.system.errors import UserError
-from nmt.system.files import lock, read_json, size_of, write_json
+from nmt.system.files import lock, read_file_size, read_json, write_json
 from nmt.system.progress import clock
 from nmt.system.records import RecordReader
 from nmt.system.run_folder import RESULTS_FILE, RunFolder
@@ -93,7 +93,7 @@ def read(run: Path) -> list[Result]:
     path = run / RESULTS_FILE
     if not os.path.lexists(path):
         return []
-    size_of(path)  # a pipe would never end
+    read_file_size(path)  # a pipe would never end
     found = read_json(path)
     if not isinstance(found, list):
         raise UserError(f"{path}: is no list of records; damaged, move it away")

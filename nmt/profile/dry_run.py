@@ -116,9 +116,9 @@ class Rehearsal:
         first = self.run(updates, 1).mean_s
         if self.shape is not None:
             first = self.run(updates, 1).mean_s  # the very first one has compiled and recorded
-        is_slow = self.world.from_main(first) > seconds / 5  # the same for all ranks
+        is_slow = self.world.broadcast(first) > seconds / 5  # the same for all ranks
         took = first if is_slow else min(self.run(updates, 3).seconds)
-        return self.run(updates, int(self.world.from_main(max(3.0, seconds / took))), what)
+        return self.run(updates, int(self.world.broadcast(max(3.0, seconds / took))), what)
 
     @property
     def lone(self) -> World:

@@ -30,8 +30,8 @@ from nmt.profile.parts import (
     told_apart,
 )
 from nmt.system.errors import UserError
-from nmt.system.files import check_writable, sync
-from nmt.system.progress import duration, say
+from nmt.system.files import check_writable, sync_to_disk
+from nmt.system.progress import format_duration, say
 from nmt.system.ranks import World
 from nmt.train.memory_probe import excerpt, resolve_micro_tokens, worst_orders
 
@@ -174,11 +174,11 @@ def _export(profiler: torch.profiler.profile, path: Path) -> None:
     temporary = path.with_name(f".{os.getpid()}.{path.name}")  # an ending .gz asks for a packed one
     try:
         profiler.export_chrome_trace(str(temporary))
-        sync(temporary)
+        sync_to_disk(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    sync_to_disk(path.parent)
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ class Plan:
             f"peak memory by then {_bytes(self.peak)}",
             "recipe": f"{self.updates:,} updates, {self.epochs:.2f} epochs, {self.src_tokens / 1e6:,.1f}M source and "
             f"{self.tgt_tokens / 1e6:,.1f}M target tokens",
-            "time": f"{self.hours:,.2f} h = {self.hours / 24:,.2f} days: updates {duration(3600 * self.updates_h)}, "
-            f"NLL of the dev set {self.validations:,} times {duration(3600 * self.validations_h)}",
+            "time": f"{self.hours:,.2f} h = {self.hours / 24:,.2f} days: updates {format_duration(3600 * self.updates_h)}, "
+            f"NLL of the dev set {self.validations:,} times {format_duration(3600 * self.validations_h)}",
             "not included": f"decoding the dev set for BLEU, writing {self.checkpoints:,} checkpoints of "
             f"{_bytes(self.checkpoint_bytes)}, preparing the data, starting",
         }
@@ -280,7 +280,7 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
         training.steps * timing.n_tgt / timed / store.tgt.n_tokens,
         updates_h,
         validations,
-        validations * world.from_main(rehearsal.dev_seconds()) / 3600,
+        validations * world.broadcast(rehearsal.dev_seconds()) / 3600,
         checkpoints,
         state.weights + state.adam,
         price,

@@ -14,7 +14,7 @@ from typing import Any
 
 from nmt.system.errors import UserError
 from nmt.system.files import write_text
-from nmt.system.progress import duration
+from nmt.system.progress import format_duration
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
 
@@ -122,7 +122,7 @@ def summary(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
         rows.append(("updates", f"{lines[-1]['step']:,}"))
         elapsed = lines[-1].get("elapsed_s")
         if isinstance(elapsed, int | float):
-            rows.append(("time", duration(elapsed)))
+            rows.append(("time", format_duration(elapsed)))
     scores = points(lines, "valid", "bleu")
     if scores:
         step, best = max(scores, key=lambda point: point[1])

@@ -1,8 +1,9 @@
-"""Work on a GPU that is recorded once and then launched as a whole: a CUDA graph.
+"""CUDA graphs: work on a GPU that is recorded once and then launched as a whole.
 
-A launch costs the host some microseconds and a small model needs thousands of them, so a fast GPU waits for Python.
-A graph reads and writes the very addresses that it was recorded with: its inputs are copied into tensors that stay in
-place, and its results are overwritten each time. On any other device the work simply runs, so tests need no GPU.
+Each launch of a kernel costs the host some microseconds and a small model needs thousands of them, so a fast GPU waits
+for Python. A graph reads and writes the very addresses that it was recorded with: callers copy its inputs into tensors
+that stay in place, and its results are overwritten each time. On any other device the work simply runs, so that tests
+need no GPU.
 """
 
 from collections.abc import Callable
@@ -11,42 +12,43 @@ from typing import Any, TypeVar
 
 import torch
 
-Result = TypeVar("Result")
-WARM_UPS = 2  # to compile, to tune, and to allocate what stays
+Output = TypeVar("Output")
+WARM_UPS = 2  # runs that compile, tune, and allocate what stays
 
 
 def capture(
-    work: Callable[[], Result], device: torch.device, pool: Any = None
-) -> Callable[[], Result]:
-    """Return what repeats `work` as one launch. `work` runs `WARM_UPS` times before: the caller undoes what that did.
+    work: Callable[[], Output], device: torch.device, pool: Any = None
+) -> Callable[[], Output]:
+    """Return a function that repeats `work` as one launch. `work` runs `WARM_UPS` times before: the caller undoes its
+    effects.
 
     Graphs with one `pool` (`torch.cuda.graph_pool_handle()`) share memory and must not run at the same time.
     """
     if device.type != "cuda":
         return work
-    stream, side_stream = torch.cuda.current_stream(device), warm_up_stream(device)
+    # warm up on another stream, as torch.cuda.graph requires
+    stream = torch.cuda.current_stream(device)
+    side_stream = get_side_stream(device)
     side_stream.wait_stream(stream)
     with torch.cuda.stream(side_stream):
         for _ in range(WARM_UPS):
             work()
     stream.wait_stream(side_stream)
+    # record; the loader's thread may pin memory meanwhile, which a recording in mode "global" would not survive
     graph = torch.cuda.CUDAGraph()
-    # thread_local: the loader's thread may pin memory meanwhile, which a recording in mode "global" would not survive.
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-    with (
-        torch.cuda.stream(stream),
-        recording,
-    ):  # where a recording fails, torch 2.13 does not put the stream back
-        result = work()
+    # The outer context restores the stream, which torch 2.13 does not do where a recording fails.
+    with torch.cuda.stream(stream), recording:
+        output = work()
 
-    def replay() -> Result:
+    def replay() -> Output:
         graph.replay()
-        return result
+        return output
 
     return replay
 
 
 @cache
-def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: cuBLAS keeps a workspace of many megabytes for each stream that it has ever seen."""
+def get_side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all warm-ups: cuBLAS keeps a workspace of many megabytes for each stream that it has seen."""
     return torch.cuda.Stream(device)

@@ -1,8 +1,8 @@
-"""The two exceptions that are told in one line.
+"""The two exceptions that a command reports in one line.
 
-A `UserError` is the user's to mend: it names the key or the file:line, the value, and the remedy, and the command
-leaves with exit code 2. A `Failure` is no mistake in the input: damaged checkpoints, a full disk, a loss that is no
-number; the command leaves with 1. Everything else that escapes is ours and leaves with 1 and a traceback.
+A `UserError` is the user's to fix: it names the key or the file:line, the value, and the remedy; the command exits with
+code 2. A `Failure` is not a mistake in the input: damaged checkpoints, a full disk, a NaN loss; the command exits with
+code 1. Any other exception is a bug of ours: a traceback and code 1.
 """
 
 
@@ -11,4 +11,4 @@ class UserError(Exception):
 
 
 class Failure(Exception):
-    """The work cannot go on, for a reason that one line tells together with what to do."""
+    """A reason why the work cannot go on, in one line that also says what to do."""

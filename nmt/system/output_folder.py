@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from nmt.system.errors import UserError
-from nmt.system.files import digest, read_manifest
+from nmt.system.files import digest_file, read_manifest
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
@@ -77,4 +77,4 @@ def _is_own_card(card: Path, entry: dict[str, str] | None) -> bool:
     """Whether a card is as its folder's manifest says or, where that is silent, as its own last line says."""
     if entry is None:
         return is_unedited_card(card)
-    return not card.is_symlink() and card.is_file() and digest(card) == entry["sha256"]
+    return not card.is_symlink() and card.is_file() and digest_file(card) == entry["sha256"]

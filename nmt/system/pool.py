@@ -1,8 +1,8 @@
-"""A function over many tasks in processes of its own: results in the order of the tasks, few tasks in flight.
+"""One function over many tasks in several processes: results in the order of the tasks, few tasks in flight.
 
 Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. The processes are spawned,
 not forked, because the caller may have threads; they end when the caller ends, however it ends. Quick tasks are done in
-the caller: only after a slow one processes are worth their start.
+the caller: processes are worth their start only after a slow one.
 """
 
 import os
@@ -22,82 +22,85 @@ from nmt.system.errors import UserError
 from nmt.system.progress import clock
 
 Task = TypeVar("Task")
-Result = TypeVar("Result")
-AHEAD = 2  # tasks that wait for a free process
+Returned = TypeVar("Returned")
+WAITING_TASKS = 2  # beyond those that are worked on, so that no process waits for its next task
 QUICK_S = 0.1
 KILLED = (
-    "a worker process was killed, perhaps for want of memory; what is finished is kept: run it again, with one "
+    "a worker process was killed, perhaps because memory ran out; finished work is kept: run it again, with one "
     "worker if it happens again (data.workers=1, of nmt-translate --workers 1)"
 )
 
 
-def ordered(
-    work: Callable[[Task], Result], tasks: Iterable[Task], workers: int
-) -> Iterator[Result]:
-    """`map(work, tasks)` on so many processes. `work` is a function of a module, or a partial of one."""
-    return ordered_with(partial(_same, work), tasks, workers)
+def map_in_order(
+    work: Callable[[Task], Returned], tasks: Iterable[Task], workers: int
+) -> Iterator[Returned]:
+    """`map(work, tasks)` on several processes. `work` is a function of a module, or a partial of one."""
+    return map_with_workers(partial(_return_it, work), tasks, workers)
 
 
-def _same(work: Callable[[Task], Result]) -> Callable[[Task], Result]:
+def _return_it(work: Callable[[Task], Returned]) -> Callable[[Task], Returned]:
     return work
 
 
-def ordered_with(
-    start: Callable[[], Callable[[Task], Result]],
+def map_with_workers(
+    make_worker: Callable[[], Callable[[Task], Returned]],
     tasks: Iterable[Task],
     workers: int,
-    work: Callable[[Task], Result] | None = None,
-) -> Iterator[Result]:
-    """The same for work that has something to load first: `start` makes the function, once in each process.
+    worker: Callable[[Task], Returned] | None = None,
+) -> Iterator[Returned]:
+    """`map_in_order` for work that has something to load first: each process makes its worker once.
 
-    A caller that has the function already gives it as `work`, for the quick tasks that are done in the caller.
+    A caller that has a `worker` already gives it, for the quick tasks that are done in the caller.
     """
+    # here, as long as tasks are quick
     tasks = iter(tasks)
     for task in tasks:
-        work = work or start()
+        worker = worker or make_worker()
         began = clock()
-        yield work(task)
+        yield worker(task)
         if workers > 1 and clock() - began > QUICK_S:
             break
-    work = None  # the processes make their own
-    second = next(tasks, None)
-    if second is None:
+    worker = None  # its memory is not needed any more
+    next_task = next(tasks, None)
+    if next_task is None:
         return
-    flying: deque[Future[Result]] = deque()
-    with _processes(workers) as pool:
-        for task in chain([second], tasks):
-            flying.append(pool.submit(_work_in_process, start, task))
-            if len(flying) == workers + AHEAD:
-                yield flying.popleft().result()
-        while flying:
-            yield flying.popleft().result()
+    # in processes
+    in_flight: deque[Future[Returned]] = deque()
+    with _start_processes(workers) as pool:
+        for task in chain([next_task], tasks):
+            in_flight.append(pool.submit(_work_in_process, make_worker, task))
+            if len(in_flight) == workers + WAITING_TASKS:
+                yield in_flight.popleft().result()
+        while in_flight:
+            yield in_flight.popleft().result()
 
 
-_works: list[Callable[[Any], Any]] = []  # in a worker process: the one function of its pool
+_worker: list[Callable[[Any], Any]] = []  # in a process of a pool: the one that it made
 
 
-def _work_in_process(start: Callable[[], Callable[[Task], Result]], task: Task) -> Result:
-    if not _works:
-        _works.append(start())
-    result: Result = _works[0](task)
-    return result
+def _work_in_process(make_worker: Callable[[], Callable[[Task], Returned]], task: Task) -> Returned:
+    if not _worker:
+        _worker.append(make_worker())
+    returned: Returned = _worker[0](task)
+    return returned
 
 
-def apart(work: Callable[[Task], Result], task: Task) -> Result:
-    """`work(task)` in a process of its own, so that its memory goes with it."""
-    with _processes(1) as pool:
+def run_in_process(work: Callable[[Task], Returned], task: Task) -> Returned:
+    """`work(task)` in a process of its own, so that its memory is freed with it."""
+    with _start_processes(1) as pool:
         return pool.submit(work, task).result()
 
 
 @contextmanager
-def _processes(n: int) -> Iterator[ProcessPoolExecutor]:
-    """`n` processes, killed where the caller does not want to wait for them: on an error, on Ctrl-C, on a left loop."""
-    pool = ProcessPoolExecutor(n, get_context("spawn"), _settle)
+def _start_processes(n: int) -> Iterator[ProcessPoolExecutor]:
+    """`n` processes. They are killed where the caller does not wait for them: on an error, on Ctrl-C, on a left loop."""
+    pool = ProcessPoolExecutor(n, get_context("spawn"), _init_process)
     try:
         yield pool
     except BaseException as error:
+        # Also where one of them was killed: the others may wait for a lock that it held.
         for process in list((pool._processes or {}).values()):  # Python 3.14 has a method for it
-            process.kill()  # also where one was killed: the others may wait for a lock that it held
+            process.kill()
         if isinstance(error, BrokenProcessPool):
             raise UserError(KILLED) from None
         raise
@@ -105,15 +108,15 @@ def _processes(n: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _settle() -> None:
-    """In a new process: who asks for an end asks the caller, and no worker outlives its caller."""
+def _init_process() -> None:
+    """Ignore signals, which the caller handles, and exit when the caller dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     caller = parent_process()
     if caller is not None:
-        threading.Thread(target=_follow, args=(caller.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(caller.sentinel,), daemon=True).start()
 
 
-def _follow(sentinel: int) -> None:
+def _exit_after(sentinel: int) -> None:
     connection.wait([sentinel])
     os._exit(1)

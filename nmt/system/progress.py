@@ -1,12 +1,12 @@
 """The one clock, and progress that people can read: a bar on a terminal, a plain line now and then in a log.
 
-Everything goes to standard error; standard output is for data. Only the main rank speaks.
+Everything goes to standard error, because standard output is for data. Only the main rank prints.
 """
 
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Never, TypeVar
 
 from tqdm import tqdm
 
@@ -20,12 +20,12 @@ def clock() -> float:
 
 
 def say(text: str) -> None:
-    """One line for the person at the terminal or in the log; bars step aside for it."""
+    """Print one line for the person at the terminal or in the log; bars make room for it."""
     tqdm.write(text, file=sys.stderr)
     sys.stderr.flush()
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """3725 -> 1:02:05."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
@@ -33,18 +33,19 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts work done. `figures` stand behind the bar or in the line, such as `loss 3.21`."""
+    """Counts work done. `figures` follow the bar or the line, such as `loss 3.21`."""
 
     def __init__(
         self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True
     ) -> None:
-        self.what, self.total, self.unit, self.start, self.done = what, total, unit, start, start
+        self.what, self.total, self.unit = what, total, unit
+        self.start = self.done = start
         self.began = self.last_line = clock()
         self.is_shown = is_shown
         self.figures = ""
-        is_terminal = is_shown and sys.stderr.isatty()
-        self.bar = (
-            tqdm(
+        self.bar: tqdm[Never] | None = None
+        if is_shown and sys.stderr.isatty():
+            self.bar = tqdm(
                 desc=what,
                 total=total,
                 initial=start,
@@ -54,9 +55,6 @@ class Progress:
                 dynamic_ncols=True,
                 unit_scale=(total or 0) > 99_999,
             )
-            if is_terminal
-            else None
-        )
 
     def advance(self, n: int = 1, figures: str | None = None) -> None:
         self.done += n
@@ -71,7 +69,7 @@ class Progress:
             say(self.line())
 
     def expect(self, total: int) -> None:
-        """The total, as far as it can be told by now."""
+        """Set the total, once it is known better."""
         self.total = total
         if self.bar is not None:
             self.bar.total = total
@@ -79,25 +77,21 @@ class Progress:
     def line(self) -> str:
         rate = (self.done - self.start) / max(clock() - self.began, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
-        ends = (
-            ""
-            if not self.total or not rate
-            else f", {duration((self.total - self.done) / rate)} left"
-        )
-        return (
-            f"{self.what}: {self.done:,}{total} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f}/s{ends}"
-            + (f"  {self.figures}" if self.figures else "")
-        )
+        speed = f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.2f}/s"
+        text = f"{self.what}: {self.done:,}{total} {self.unit}, {speed}"
+        if self.total and rate:
+            text += f", {format_duration((self.total - self.done) / rate)} left"
+        if self.figures:
+            text += f"  {self.figures}"
+        return text
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
 
-def tracked(
-    items: Iterable[Item], what: str, unit: str, total: int | None = None
-) -> Iterator[Item]:
-    """`items`, with progress shown as they are taken."""
+def track(items: Iterable[Item], what: str, unit: str, total: int | None = None) -> Iterator[Item]:
+    """Yield `items`, with progress shown as they are taken."""
     progress = Progress(what, total, unit)
     try:
         for item in items:

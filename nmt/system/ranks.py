@@ -1,7 +1,8 @@
 """The ranks of a run, as one value that is passed on and never a global.
 
 Started by torchrun there are many ranks, otherwise there is one; the code above does not ask which. Sums over ranks go
-through here, so that a single process pays nothing for them.
+through here, so that a single process pays nothing for them. A host that vanishes must not leave the others waiting:
+every wait has an end, minutes within an update and hours while rank 0 works for all.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
-from nmt.system.runtime import end_with_parent, limit_silence, quicken_products
+from nmt.system.runtime import choose_matmul_library, end_with_parent, limit_connection_silence
 
-SILENCE_S = (
-    120  # after which a host that vanished is given up; Linux would wait for 15 minutes or forever
-)
+Found = TypeVar("Found")
 
+# After how much silence a host is given up; Linux would wait for 15 minutes or forever.
+SILENCE_S = 120
 # In an update all ranks do the same work. Their first updates may be minutes apart, because each compiles and reads the
 # checkpoint by itself; a rank that is later than this hangs, and the run should end instead of holding its GPUs.
 UPDATE_TIMEOUT = timedelta(minutes=10)
@@ -32,12 +33,13 @@ MAIN_TIMEOUT = timedelta(hours=6)
 
 @dataclass(frozen=True)
 class World:
+    """All ranks of the run, as one of them sees them."""
+
     rank: int
     size: int
     device: torch.device
-    patient: torch.distributed.ProcessGroup | None = (
-        None  # of many ranks: the group in which they may wait for hours
-    )
+    # Of many ranks: the group in which they may wait for hours.
+    patient: torch.distributed.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -55,7 +57,7 @@ class World:
         if self.size > 1:
             torch.distributed.all_reduce(tensor)
 
-    def from_main(self, value: float) -> float:
+    def broadcast(self, value: float) -> float:
         """The number that rank 0 holds, on every rank, however long rank 0 takes to find it."""
         if self.size == 1:
             return value
@@ -63,29 +65,38 @@ class World:
         torch.distributed.broadcast(tensor, src=0, group=self.patient)
         return tensor.item()
 
-    def on_main(self, work: Callable[[], object]) -> None:
-        """Rank 0 does `work` while the others wait; a mistake of the user there ends them all."""
-        told: UserError | Failure | None = None
+    def on_main(self, work: Callable[[], Found]) -> Found | None:
+        """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None. Its UserError or
+        Failure ends all ranks, and it alone reports it."""
+        found: Found | None = None
+        error: UserError | Failure | None = None
         if self.is_main:
             try:
-                work()
-            except (UserError, Failure) as error:
-                told = error
-        code = self.from_main(0 if told is None else 2 if isinstance(told, UserError) else 1)
-        if told is not None:
-            raise told
+                found = work()
+            except (UserError, Failure) as caught:
+                error = caught
+        code = 0
+        if error is not None:
+            code = 2 if isinstance(error, UserError) else 1
+        code = int(self.broadcast(code))
+        if error is not None:
+            raise error
         if code:
-            raise SystemExit(int(code))  # the main rank tells why
+            raise SystemExit(code)
+        return found
 
     def go_through(
-        self, work: Iterable[object], wishes: Callable[[], Sequence[float]]
+        self, work: Iterable[object], votes: Callable[[], Sequence[float]]
     ) -> list[float]:
-        """Each rank goes through its own `work`, of which some may have none; after each item they sum what they wish.
-        Ends when all are through, or early when any wishes for anything; returns the sums."""
+        """Each rank goes through its own `work`, which may be empty; after each item the ranks sum their votes.
+
+        Ends when all ranks are through, or early when any vote is not 0; returns the sums.
+        """
         items = iter(work)
+        nothing_left = object()
         while True:
-            is_through = next(items, items) is items
-            figures = torch.tensor([*wishes(), is_through], dtype=torch.float64)
+            is_through = next(items, nothing_left) is nothing_left
+            figures = torch.tensor([*votes(), is_through], dtype=torch.float64)
             if self.size > 1:
                 torch.distributed.all_reduce(figures, group=self.patient)
             *sums, n_through = figures.tolist()
@@ -93,19 +104,17 @@ class World:
                 return sums
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor of which each rank may hold a share (a DTensor); then all ranks must ask."""
+def gather_shards(tensor: Tensor) -> Tensor:
+    """The whole tensor, of which each rank may hold a shard (a DTensor); then all ranks must call this."""
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
-def put(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into one of which this rank may hold a share."""
+def copy_into_shards(target: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor into one of which this rank may hold a shard."""
     if hasattr(target, "device_mesh"):
-        from torch.distributed.tensor import (  # half a second, for those who share weights
-            DTensor,
-            distribute_tensor,
-        )
+        # This import takes half a second, so only those who shard pay for it.
+        from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(target, DTensor)
         value = distribute_tensor(
@@ -114,15 +123,14 @@ def put(target: Tensor, value: Tensor) -> None:
     target.copy_(value)
 
 
-def is_lost(error: RuntimeError, world: World) -> bool:
-    """Whether the connection to another rank broke."""
-    return world.size > 1 and (
-        isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-    )
+def is_rank_lost(error: RuntimeError, world: World) -> bool:
+    """Whether the error says that the connection to another rank broke."""
+    is_distributed = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+    return world.size > 1 and is_distributed
 
 
 @contextlib.contextmanager
-def join(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
+def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     """The world that torchrun describes in the environment, or a world of one, on the device that was asked for."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -130,14 +138,9 @@ def join(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
         end_with_parent()  # torchrun leaves orphans when it is killed
     device = choose_device(asked, local_rank)
     if device.type == "cuda":
-        if local_rank >= torch.cuda.device_count():
-            raise UserError(
-                f"torchrun started {local_rank + 1} or more processes here, but there are "
-                f"{torch.cuda.device_count()} GPUs; lower --nproc-per-node"
-            )
-        torch.cuda.set_device(device)
+        _set_gpu(device, local_rank)
     else:
-        quicken_products()
+        choose_matmul_library()
     if size == 1:
         yield World(0, 1, device)
         return
@@ -145,7 +148,17 @@ def join(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     torch.distributed.init_process_group(backend, timeout=UPDATE_TIMEOUT)
     # gloo on GPUs too: ranks that wait in NCCL keep their GPU busy, and its watchdog ends them.
     patient = torch.distributed.new_group(backend="gloo", timeout=MAIN_TIMEOUT)
-    limit_silence(SILENCE_S)
+    limit_connection_silence(SILENCE_S)
     yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device, patient)
-    # Not after an exception: it waits for collectives under way, which ranks that are gone will never join.
+    # Not after an exception: it waits for collectives in progress, which ranks that are gone will never join.
     torch.distributed.destroy_process_group()
+
+
+def _set_gpu(device: torch.device, local_rank: int) -> None:
+    n_gpus = torch.cuda.device_count()
+    if local_rank >= n_gpus:
+        raise UserError(
+            f"torchrun started {local_rank + 1} or more processes here, but there are {n_gpus} GPUs; "
+            "lower --nproc-per-node"
+        )
+    torch.cuda.set_device(device)

@@ -114,19 +114,17 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
     keeps the ranks busy, or else an equal share of an update that fits."""
     if isinstance(config.training.micro_tokens, int):
         return config.training.micro_tokens
-    micro_tokens = 0
+
+    def find_micro_tokens() -> int:
+        began_with = _micro_tokens_of_run(config, world)
+        if began_with is not None:
+            return began_with
+        micro_tokens = choose_micro_tokens(config, world)
+        say(f"training.micro_tokens: auto is {micro_tokens} here")
+        return micro_tokens
 
     # By the main rank alone, which later writes the file that this reads: others may look too late.
-    def resolve() -> None:
-        nonlocal micro_tokens
-        if (began_with := _micro_tokens_of_run(config, world)) is not None:
-            micro_tokens = began_with
-        else:
-            micro_tokens = choose_micro_tokens(config, world)
-            say(f"training.micro_tokens: auto is {micro_tokens} here")
-
-    world.on_main(resolve)
-    return int(world.from_main(micro_tokens))
+    return int(world.broadcast(world.on_main(find_micro_tokens) or 0))
 
 
 def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:

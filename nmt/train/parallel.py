@@ -19,7 +19,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.cuda_graph import capture
 from nmt.system.device import is_out_of_memory
 from nmt.system.progress import say
-from nmt.system.ranks import World, whole
+from nmt.system.ranks import World, gather_shards
 from nmt.train.loss import Objective
 
 BACKEND = "inductor"
@@ -216,7 +216,7 @@ def make_replica(
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
     """The Euclidean norm of all, over all ranks that hold a share; NaN or infinite if an element is."""
-    return whole(nn.utils.get_total_norm(tensors))
+    return gather_shards(nn.utils.get_total_norm(tensors))
 
 
 def share_model(objective: Objective, world: World) -> None:
@@ -240,5 +240,5 @@ def whole_model(model: Transformer, vocab_size: int) -> Transformer:
     """A copy with whole weights, which can be used apart from the other ranks."""
     copy = Transformer(model.config, vocab_size).to(next(model.parameters()).device)
     for p, share in zip(copy.parameters(), model.parameters(), strict=True):
-        p.copy_(whole(share))
+        p.copy_(gather_shards(share))
     return copy

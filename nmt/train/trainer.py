@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nmt import checkpoint
-from nmt.checkpoint import Checkpoint, TrainState
+from nmt.checkpoint import TrainState
 from nmt.config import RunConfig, format_config, list_differences, load_config
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
@@ -25,9 +25,9 @@ from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import lock, make_folder, sweep, verify, write_bytes, write_text
-from nmt.system.progress import Progress, clock, duration, say
-from nmt.system.ranks import World, is_lost
+from nmt.system.files import lock, make_folder, remove_leftovers, verify, write_bytes, write_text
+from nmt.system.progress import Progress, clock, format_duration, say
+from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import VOCAB_FILE, RunFolder
 from nmt.train.checkpoint_writer import Keeper
 from nmt.train.loss import Objective
@@ -119,14 +119,9 @@ class Trainer:
 
     def resume(self) -> TrainState:
         """Load the newest good checkpoint into model and optimizer, if there is one."""
-        found: Checkpoint | None = None
-
-        def find() -> None:
-            nonlocal found
-            found = checkpoint.find_newest(self.run, self.config)
-
-        self.world.on_main(find)  # a digest for every rank would take as many times as long
-        step = int(self.world.from_main(found.step if found else 0))
+        # On the main rank alone: a digest for every rank would take as many times as long.
+        found = self.world.on_main(lambda: checkpoint.find_newest(self.run, self.config))
+        step = int(self.world.broadcast(found.step if found else 0))
         if not step:
             return TrainState()
         found = found or checkpoint.open_after_main(self.run, step)
@@ -256,7 +251,7 @@ class Trainer:
         if result is None:
             return
         best, step, score = self.state.best, self.state.step, result.bleu
-        goodness = self.world.from_main(result.goodness)
+        goodness = self.world.broadcast(result.goodness)
         is_best = goodness > (-math.inf if best is None else best)
         self.log(
             {
@@ -380,7 +375,7 @@ class Trainer:
             self.tell("done", 0)
         say(
             f"{'stopped' if self.exit_code else 'done'}: {self.state.step} updates in "
-            f"{duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}"
+            f"{format_duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}"
         )
         try:
             self.write_report(self.run.path)
@@ -423,7 +418,7 @@ def _claim(config: RunConfig, run: RunFolder, status: Status, stack: contextlib.
     stack.enter_context(lock(run.path, "nmt-train"))
     stack.enter_context(status.failures())
     make_folder(run.checkpoints)
-    sweep(run.checkpoints)
+    remove_leftovers(run.checkpoints)
     began = load_config(str(run.config)) if run.config.is_file() else None
     changes = list_differences(began, config) if began else []
     if changes:
@@ -489,7 +484,7 @@ def train(config: RunConfig, world: World, report: Report = lambda _: None) -> i
                 )
                 trainer.tell("done", 0)
         except RuntimeError as error:
-            if not is_lost(error, world):
+            if not is_rank_lost(error, world):
                 raise
             _conclude_alone(error, status, world)
             raise SystemExit(

@@ -19,8 +19,8 @@ from typing import IO, cast
 import torch
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.pool import ordered_with
-from nmt.system.runtime import settle
+from nmt.system.pool import map_with_workers
+from nmt.system.runtime import tune_process
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk, keep_whole_lines
 from nmt.translate.translator import LineTooLong, LoadedModel, TextToText
@@ -48,7 +48,7 @@ def translate_stream(
 
     `load_model` must be picklable: it is called once in each worker process.
     """
-    translated = ordered_with(
+    translated = map_with_workers(
         partial(_start_worker, load_model, layout, n_workers),
         _end_with_error(chunks),
         n_workers,
@@ -87,7 +87,7 @@ def share_cores(n_workers: int) -> None:
 def _start_worker(
     load_model: Callable[[], LoadedModel], layout: Layout, n_workers: int
 ) -> Callable[[Task], TranslatedChunk]:
-    settle()
+    tune_process()
     share_cores(n_workers)
     return partial(translate_chunk, load_model().translator, layout)
 

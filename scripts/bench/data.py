@@ -342,9 +342,9 @@ OURS = (
 from functools import partial
 sys.path.insert(0, sys.argv[4])
 from data import encode_lines
-from nmt.system.pool import ordered
+from nmt.system.pool import map_in_order
 with open(target, "wb") as file:
-    for ids in ordered(partial(encode_lines, model), blocks, 2):
+    for ids in map_in_order(partial(encode_lines, model), blocks, 2):
         file.write(ids)
 """
 )

@@ -91,9 +91,9 @@ class Ours:
         from nmt.model.cpu_linear import packed
         from nmt.model.transformer import Transformer
         from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
-        from nmt.system.runtime import quicken_products
+        from nmt.system.runtime import choose_matmul_library
 
-        quicken_products()
+        choose_matmul_library()
         config, weights = load_config(str(folder / CONFIG_FILE)), load_file(folder / MODEL_FILE)
         model = (
             Transformer(config.model, len(weights["tgt_embedding.weight"]))
@@ -230,9 +230,9 @@ class HuggingFace:
 
 def serve(folder: Path, system: str, threads: int) -> None:
     """In a process of its own: answer each setting with pieces and seconds."""
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()
+    tune_process()
 
     import torch
 

@@ -38,9 +38,9 @@ def points(precision: str) -> list[dict[str, int | str]]:
 
 
 def measure(point: dict[str, int | str]) -> dict[str, float]:
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()
+    tune_process()
 
     import torch
 

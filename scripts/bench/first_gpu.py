@@ -157,9 +157,9 @@ def answer_checks(is_rehearsal: bool) -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not come between the answers
 
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()  # before torch comes in
+    tune_process()  # before torch comes in
 
     import gpu_checks
 

@@ -36,7 +36,7 @@ from nmt.model.attention import TRITON, VARLEN, Field, attend
 from nmt.model.attention_triton import packed_attention, supports, triton
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.transformer import Transformer
-from nmt.system.ranks import World, join
+from nmt.system.ranks import World, join_world
 from nmt.system.run_folder import RunFolder
 from nmt.train import loss as loss_module
 from nmt.train import loss_triton, parallel
@@ -1091,7 +1091,7 @@ def work_as_rank(folder: Path, is_rehearsal: bool) -> None:
     """What each process does that `run_ranks` starts."""
     order = json.loads((folder / "order.json").read_text())
     bench = replace(make_bench(is_rehearsal), n_ranks=order["n_ranks"])
-    with join() as world:
+    with join_world() as world:
         if order["what"] == "speed":
             from gpu_speed import time_as_rank
 

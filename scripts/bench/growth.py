@@ -22,10 +22,10 @@ import numpy as np
 
 from nmt.commands.cli import guarded
 from nmt.system.errors import UserError
-from nmt.system.runtime import settle
+from nmt.system.runtime import tune_process
 
 if __name__ == "__main__":
-    settle()  # before torch comes
+    tune_process()  # before torch comes
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,8 @@ from nmt.data.store import Side, TokenStore
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import Ticks, flop_per_token, peak_memory
 from nmt.system.files import make_folder
-from nmt.system.progress import tracked
-from nmt.system.ranks import World, join
+from nmt.system.progress import track
+from nmt.system.ranks import World, join_world
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica
@@ -133,7 +133,7 @@ def measure(
         )  # shapes vary, so nothing is compiled
         trained[config, n_vocab] = replica, make_optimizer(model, OptimizerConfig())
     seconds: list[list[float]] = [[] for _ in cases]
-    for step in tracked(
+    for step in track(
         range(1, warm_up + n_updates + 1), "all variants", "rounds", warm_up + n_updates
     ):
         for case, times in zip(cases, seconds, strict=True):
@@ -225,7 +225,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("matplotlib, for the plot, is not installed; pip install 'nmt[plot]'")
     args.model = args.model or ("base" if args.memory else "small")
     model, n_vocab = MODELS[args.model]
-    with join() as world:
+    with join_world() as world:
         training = TrainingConfig(
             precision=args.precision, compile="off" if args.memory else "auto"
         )

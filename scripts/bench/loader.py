@@ -51,7 +51,7 @@ def written(folder: Path, n: int, like: str | None, has_ids: bool) -> "TokenStor
     import numpy as np
 
     from nmt.data.store import ArrayWriter, Side, TokenStore
-    from nmt.system.progress import tracked
+    from nmt.system.progress import track
 
     def side(name: str, lengths: np.ndarray) -> Side:
         ids, offsets = (
@@ -60,7 +60,7 @@ def written(folder: Path, n: int, like: str | None, has_ids: bool) -> "TokenStor
         )
         offsets.append(np.zeros(1))
         end, random = 0, np.random.default_rng(2)
-        for first in tracked(range(0, n, 1 << 20), f"write {name}", "million pairs"):
+        for first in track(range(0, n, 1 << 20), f"write {name}", "million pairs"):
             ends = end + np.cumsum(lengths[first : first + (1 << 20)], dtype=np.int64)
             ids.append(
                 random.integers(4, N_PIECES, int(ends[-1]) - end if has_ids else 0, dtype=np.uint16)

@@ -19,9 +19,9 @@ WARM_UP = 7  # updates that still ask the system for memory
 
 
 def work(args: argparse.Namespace) -> int:
-    from nmt.system.runtime import settle
+    from nmt.system.runtime import tune_process
 
-    settle()
+    tune_process()
 
     import torch
 
@@ -33,7 +33,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.data.vocab import Vocab
     from nmt.model.transformer import Transformer
     from nmt.system.progress import clock
-    from nmt.system.ranks import join
+    from nmt.system.ranks import join_world
     from nmt.train.loss import Objective
     from nmt.train.memory_probe import resolve_micro_tokens, run_shape
     from nmt.train.optimizer import make_optimizer
@@ -44,7 +44,7 @@ def work(args: argparse.Namespace) -> int:
     prepare(config.data, config.vocab, config.seed)
     folder = Path(config.data.store)
     vocab = Vocab.load(folder / "vocab.model")
-    with join() as world:
+    with join_world() as world:
         micro_tokens = resolve_micro_tokens(config, world)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, vocab.size).to(world.device)

@@ -31,7 +31,7 @@ from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.system.errors import UserError
 from nmt.system.progress import clock, say
-from nmt.system.runtime import settle
+from nmt.system.runtime import tune_process
 
 SCRIPTS = Path(__file__).resolve().parent
 SKIP = 7  # first updates, which ask for memory; as many as bench_step.py leaves out
@@ -187,7 +187,7 @@ class Bench:
             **os.environ,
             "OMP_NUM_THREADS": str(args.threads),
         }  # before settle() adds to it
-        settle()
+        tune_process()
         folders = {
             "root": args.data_root,
             "store": args.store or str(self.work / f"store-{Path(args.config).stem}"),

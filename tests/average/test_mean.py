@@ -29,7 +29,7 @@ from nmt.config import (
 )
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.files import digest, seal
+from nmt.system.files import digest_file, seal
 from nmt.system.output_folder import sign_card
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, MODEL_FILE, RunFolder
 
@@ -86,7 +86,7 @@ def test_of_one_it_is_the_identity_byte_for_byte(tmp_path: Path) -> None:
                 value.numpy().tobytes()
                 == load_file(tmp_path / name / MODEL_FILE)[tensor].numpy().tobytes()
             )
-    assert digest(tmp_path / MEAN / MODEL_FILE) == digest(tmp_path / "b" / MODEL_FILE)
+    assert digest_file(tmp_path / MEAN / MODEL_FILE) == digest_file(tmp_path / "b" / MODEL_FILE)
 
 
 def test_tied_weights_count_once_and_the_mean_translates(tmp_path: Path) -> None:
@@ -234,7 +234,9 @@ def test_the_oldest_first_and_by_its_own_folder(
     monkeypatch.setattr(averaging, "combine", moved)
     average_checkpoints([best_one], tmp_path / "single")
     assert read_state(tmp_path / "single")["averaged"] == ["step-0000050"]
-    assert digest(tmp_path / "single" / MODEL_FILE) == digest(run.checkpoint(50) / MODEL_FILE)
+    assert digest_file(tmp_path / "single" / MODEL_FILE) == digest_file(
+        run.checkpoint(50) / MODEL_FILE
+    )
     monkeypatch.chdir(run.checkpoint(20))
     average_checkpoints([Path(".")], tmp_path / "here")
     assert read_state(tmp_path / "here")["averaged"] == ["step-0000020"]

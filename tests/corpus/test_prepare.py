@@ -23,7 +23,7 @@ from nmt.corpus.prepare import prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import digest, lock, verify
+from nmt.system.files import digest_file, lock, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def contents(store: str | Path) -> dict[str, object]:
     """All that must not depend on where and how a store was made."""
     ledger = json.loads((Path(store) / LEDGER_FILE).read_text())
     files = {
-        path.name: digest(path)
+        path.name: digest_file(path)
         for path in Path(store).glob("[!.]*")
         if path.name not in (LEDGER_FILE, MANIFEST_FILE)
     }
@@ -162,7 +162,7 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     assert a["files"] == [
         {
             "name": name,
-            "sha256": digest(root / name),
+            "sha256": digest_file(root / name),
             "size": (root / name).stat().st_size,
             "lines": 304,
         }
@@ -175,7 +175,7 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
         "dev.en + dev.de (dev)",
         "2 empty side",
         "x 2",
-        digest(root / "b.tsv"),
+        digest_file(root / "b.tsv"),
     ):
         assert text in table
     assert ledger["bpe"]["sha256"] in table
@@ -407,7 +407,7 @@ def test_a_test_set_that_decides_must_stay_what_it_was(root: Path) -> None:
             "name": "test.en",
             "size": 13,
             "lines": 3,
-            "sha256": digest(root / "test.en"),
+            "sha256": digest_file(root / "test.en"),
         }
         (root / "test.en").write_text("a\nb\nc\n")
         if rule == "keep":
@@ -448,8 +448,8 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
     data = config(root, store=str(root / "two"), train=(CorpusConfig(file="b.tsv"),))
     prepare(data, VocabConfig(model="own.model"), 1)
     assert (
-        digest(root / "two" / "vocab.model")
-        == digest(root / "own.model")
+        digest_file(root / "two" / "vocab.model")
+        == digest_file(root / "own.model")
         == ledger_of(data.store)["bpe"]["sha256"]
     )
     assert not prepare(data, VocabConfig(model="own.model", size=7), 1)
@@ -580,7 +580,7 @@ def test_a_file_changed_while_it_is_read_is_refused(
 ) -> None:
     def change_and_digest(path: Path) -> str:
         os.utime(root / "b.tsv", (1e9, 1e9))
-        return digest(path)
+        return digest_file(path)
 
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.digest", change_and_digest)

@@ -9,7 +9,7 @@ import pytest
 
 from nmt.data.store import ArrayWriter, SideWriter, open_store
 from nmt.system.errors import UserError
-from nmt.system.files import digest, seal
+from nmt.system.files import digest_file, seal
 from nmt.system.run_folder import VOCAB_FILE
 
 Sentences = list[list[int]]
@@ -68,7 +68,7 @@ def test_chunks_leave_no_trace(tmp_path: Path, sides: dict[str, Sentences]) -> N
         (tmp_path / name).mkdir()
         write(tmp_path / name, "train", sides, chunk)
     for file in (tmp_path / "a").iterdir():
-        assert digest(file) == digest(tmp_path / "b" / file.name)
+        assert digest_file(file) == digest_file(tmp_path / "b" / file.name)
 
 
 def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
         for part in np.array_split(values, 13):
             writer.append(part)
     np.save(tmp_path / "numpy.npy", values)
-    assert digest(tmp_path / "ours.npy") == digest(tmp_path / "numpy.npy")
+    assert digest_file(tmp_path / "ours.npy") == digest_file(tmp_path / "numpy.npy")
 
 
 def test_an_empty_split_opens(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_empty_split_opens(tmp_path: Path) -> None:
 
 
 def test_refuses_another_bpe_model(folder: Path) -> None:
-    open_store(folder, "train", digest(folder / VOCAB_FILE))
+    open_store(folder, "train", digest_file(folder / VOCAB_FILE))
     with pytest.raises(UserError, match="made with another BPE model"):
         open_store(folder, "train", "0" * 64)
 

@@ -35,7 +35,7 @@ from nmt.export.export import QUANTIZATIONS, export, load_ctranslate2, made_line
 from nmt.export.parity import Agreement, Ids, Ours, compare
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.files import digest, seal, write_json, write_text
+from nmt.system.files import digest_file, seal, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
 from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.beams import Hypothesis
@@ -109,7 +109,7 @@ def checkpoint(vocab: Vocab, tmp_path: Path) -> Checkpoint:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {path.name: digest(path) for path in folder.iterdir()}
+    return {path.name: digest_file(path) for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -164,7 +164,7 @@ def test_fewer_bits_come_near(
     assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
     assert contents(checkpoint.path) == {
         **contents(checkpoint.path),
-        MODEL_FILE: digest(checkpoint.path / MODEL_FILE),
+        MODEL_FILE: digest_file(checkpoint.path / MODEL_FILE),
     }
 
 
@@ -232,10 +232,10 @@ def test_only_an_earlier_export_is_replaced(checkpoint: Checkpoint, tmp_path: Pa
     (out / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("x")
     for taken in (out, tmp_path / "file", checkpoint.path):
-        before = digest(taken) if taken.is_file() else contents(taken)
+        before = digest_file(taken) if taken.is_file() else contents(taken)
         with pytest.raises(UserError, match="not just an export"):
             export(checkpoint, "safetensors", taken, "float32", LINES)
-        assert (digest(taken) if taken.is_file() else contents(taken)) == before
+        assert (digest_file(taken) if taken.is_file() else contents(taken)) == before
 
 
 def test_safetensors_hold_the_very_weights_and_the_config(
@@ -251,7 +251,7 @@ def test_safetensors_hold_the_very_weights_and_the_config(
             torch.equal(ours.get_tensor(name), origin.get_tensor(name)) for name in origin.keys()
         )
         assert ours.metadata()["config"] == (checkpoint.path / CONFIG_FILE).read_text()
-        assert ours.metadata()["vocab_sha256"] == digest(checkpoint.path / VOCAB_FILE)
+        assert ours.metadata()["vocab_sha256"] == digest_file(checkpoint.path / VOCAB_FILE)
 
 
 ODD = [
@@ -357,7 +357,7 @@ def test_the_card_tells_what_the_checkpoint_knows(
         "tags": ["translation", "transformer", "attention-is-all-you-need"],
     }
     for fact in (
-        digest(checkpoint.path / MODEL_FILE),
+        digest_file(checkpoint.path / MODEL_FILE),
         vocab.digest,
         "a.en + a.de",
         "mean of 2 checkpoints",

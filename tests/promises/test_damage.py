@@ -21,7 +21,7 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_config, override_config
 from nmt.system.errors import Failure
-from nmt.system.files import digest, seal
+from nmt.system.files import digest_file, seal
 from nmt.system.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
@@ -244,7 +244,7 @@ def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
 def content(folder: Path) -> dict[str, str]:
     """Every file and link of a run, but for what says who came by."""
     return {
-        str(path): os.readlink(path) if path.is_symlink() else digest(path)
+        str(path): os.readlink(path) if path.is_symlink() else digest_file(path)
         for path in sorted(folder.rglob("*"))
         if path.name not in (".lock", "status.json") and (path.is_symlink() or path.is_file())
     }

@@ -19,10 +19,10 @@ import pytest
 
 from nmt.system.errors import UserError
 from nmt.system.files import (
-    digest,
+    digest_file,
     lock,
     make_folder,
-    point,
+    point_link,
     read_json,
     verify,
     write_folder,
@@ -115,14 +115,15 @@ def test_json_round_trip_and_damage(tmp_path: Path) -> None:
 def test_digest_is_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")  # the test vector of FIPS 180
     assert (
-        digest(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        digest_file(tmp_path / "a")
+        == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     )
 
 
 def test_point_replaces_a_link(tmp_path: Path) -> None:
     for name in ("step-1", "step-2"):
         (tmp_path / name).mkdir()
-        point(tmp_path / "last", name)
+        point_link(tmp_path / "last", name)
         assert os.readlink(tmp_path / "last") == name
     assert sorted(os.listdir(tmp_path)) == ["last", "step-1", "step-2"]
 
@@ -165,7 +166,7 @@ def test_a_folder_appears_whole_and_verifies(tmp_path: Path) -> None:
     verify(path)
     assert sorted(os.listdir(path)) == [MANIFEST_FILE, "state", "weights"]
     assert read_json(path / MANIFEST_FILE)["weights"] == {
-        "sha256": digest(path / "weights"),
+        "sha256": digest_file(path / "weights"),
         "size": 3,
     }
     write_folder(path, filler("three"))
@@ -268,7 +269,8 @@ def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> Non
     write_folder(path, filler("one"))
     (tmp_path / "outside").write_text("x")
     write_json(
-        path / MANIFEST_FILE, {"../outside": {"sha256": digest(tmp_path / "outside"), "size": 1}}
+        path / MANIFEST_FILE,
+        {"../outside": {"sha256": digest_file(tmp_path / "outside"), "size": 1}},
     )
     with pytest.raises(UserError, match="outside"):
         verify(path)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.system import runtime as process
-from nmt.system.runtime import limit_silence, settle
+from nmt.system import runtime
+from nmt.system.runtime import limit_connection_silence, tune_process
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
@@ -26,7 +26,7 @@ def test_connections_end_after_silence_and_other_files_are_left_alone(tmp_path: 
         assert not link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         before = sorted(os.listdir("/proc/self/fd"))
         with open(tmp_path / "file", "w"):
-            limit_silence(120)
+            limit_connection_silence(120)
         assert sorted(os.listdir("/proc/self/fd")) == before  # none is left open, none closed
         keep = [
             link.getsockopt(socket.IPPROTO_TCP, option)
@@ -73,11 +73,11 @@ def test_ranks_of_a_machine_share_its_cores_for_compiling(
     ranks: str, cores: int, share: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {"LOCAL_WORLD_SIZE": ranks})
-    monkeypatch.setattr(process, "count_cores", lambda: cores)
-    settle()
+    monkeypatch.setattr(runtime, "count_cores", lambda: cores)
+    tune_process()
     assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == share
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "3"
-    settle()
+    tune_process()
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"  # the user's own
 
 
@@ -86,7 +86,7 @@ def test_torch_takes_the_number_of_compilers_from_there() -> None:
         name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_COMPILE_THREADS"
     }
     program = (
-        "from nmt.system.runtime import count_cores, settle; settle(); import torch._inductor.config as config; "
+        "from nmt.system.runtime import count_cores, tune_process; tune_process(); import torch._inductor.config as config; "
         "assert config.compile_threads == max(1, count_cores() // 2), config.compile_threads"
     )
     done = subprocess.run(

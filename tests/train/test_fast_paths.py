@@ -322,7 +322,7 @@ def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.Monk
 def test_quickened_products_stay_fp32(
     processor: str, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_processor", lambda: processor)
+    monkeypatch.setattr(process, "_read_cpu_info", lambda: processor)
     torch.manual_seed(0)
     pairs = [
         (torch.randn(a, b), torch.randn(b, c))
@@ -330,7 +330,7 @@ def test_quickened_products_stay_fp32(
     ]
     try:
         torch.set_float32_matmul_precision(before)
-        process.quicken_products()
+        process.choose_matmul_library()
         if "AMD" not in processor or before != "highest":
             assert torch.get_float32_matmul_precision() == before
         for a, b in pairs if before == "highest" else []:
@@ -345,7 +345,7 @@ def test_quickened_products_stay_fp32(
 
 
 def test_compiled_code_is_kept_in_a_named_folder() -> None:
-    code = "import os; from nmt.system.runtime import settle; settle(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    code = "import os; from nmt.system.runtime import tune_process; tune_process(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     env = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     for given, expected in (
         ({}, "/c/nmt/inductor"),

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,13 +22,16 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PAPER = RunConfig()
 
 
+Found = TypeVar("Found")
+
+
 class Unconnected(World):
     """One of many ranks, without the others: what the main rank finds is what all are told."""
 
-    def on_main(self, work: Callable[[], object]) -> None:
-        work()
+    def on_main(self, work: Callable[[], Found]) -> Found:
+        return work()
 
-    def from_main(self, value: float) -> float:
+    def broadcast(self, value: float) -> float:
         return value
 
 
