@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, RunConfig
+from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, KnownSet
 
 Model = Literal["base", "big"]
 Setting = tuple[str, object, object]  # key, the paper's value, the config's
@@ -162,16 +163,18 @@ def data_rows(config: RunConfig, pair: str) -> list[Row]:
             "data.valid",
             data.valid,
             data,
-            ("newstest2013", f"wmt14 {hub} validation", "sacrebleu wmt13"),
-            "newstest2013",
+            PAPER_DEV_SET,
+            hub,
+            PAPER_DEV_SET.name,
         ),
         set_row(
             "test set",
             "data.test",
             data.test,
             data,
-            ("newstest2014", f"wmt14 {hub} test", "sacrebleu wmt14/full"),
-            "none; its script: newstest2013",
+            PAPER_TEST_SET,
+            hub,
+            f"none; its script: {PAPER_DEV_SET.name}",
         ),
         row(
             "vocabulary",
@@ -466,28 +469,25 @@ def set_row(
     key: str,
     corpus: CorpusConfig | None,
     data: DataConfig,
-    known: tuple[str, ...],
+    paper: KnownSet,
+    hub: str,
     released: str,
 ) -> Row:
-    """`known`: the set's name, then others of the same text."""
-    mine, why = known_as(corpus, data) if corpus else "none", ""
-    if mine == "sacrebleu wmt14":
-        why = "the set as filtered for WMT14's own evaluation"
-        why += (
-            ", 2,737 lines of 3,003" * ((data.src, data.tgt) == ("en", "de"))
-            + "; the paper's is wmt14/full"
-        )
-    elif known[0] == "newstest2014" == mine:
-        why = "files, known by their names alone: newstest2014 in full has 3,003 lines"
-    return Row(
-        name,
-        key,
-        known[0] + (" in full" if name == "test set" else ""),
-        released,
-        mine,
-        mine not in known,
-        why,
-    )
+    """`hub`: how the dataset of WMT14 calls this pair of languages."""
+    mine = known_as(corpus, data) if corpus else "none"
+    why = ""
+    wanted = paper.name
+    if paper.subset is not None:
+        wanted = f"{paper.name} in full"
+        if mine == f"sacrebleu {paper.subset.sacrebleu}":
+            why = "the set as filtered for WMT14's own evaluation"
+            if paper.find_subset(data.src, data.tgt):
+                why += f", {len(paper.subset_lines()):,} lines of {paper.lines:,}"
+            why += f"; the paper's is {paper.sacrebleu}"
+        elif mine == paper.name:
+            why = f"files, known by their names alone: {wanted} has {paper.lines:,} lines"
+    is_other = mine not in paper.list_names(hub)
+    return Row(name, key, wanted, released, mine, is_other, why)
 
 
 def known_as(corpus: CorpusConfig, data: DataConfig) -> str:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = {
     "system": 0,
     "config": 1,
+    "known_test_sets": 1,
     "paper": 2,
     "score": 2,
     "data": 3,

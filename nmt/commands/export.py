@@ -58,7 +58,7 @@ def work(args: argparse.Namespace) -> int:
     tune_process()  # before torch comes in
 
     from nmt.checkpoint import open_checkpoint
-    from nmt.corpus.text_files import decoded
+    from nmt.corpus.text_files import decode_stream
     from nmt.export.export import export, made_lines
     from nmt.system.errors import UserError
     from nmt.system.files import make_folder
@@ -69,7 +69,7 @@ def work(args: argparse.Namespace) -> int:
     if args.check_lines is not None:
         try:
             with open(args.check_lines, "rb") as file:
-                lines = list(islice(decoded(file, args.check_lines), MOST_LINES))
+                lines = list(islice(decode_stream(file, args.check_lines), MOST_LINES))
         except OSError as error:
             raise UserError(
                 f"--check-lines {args.check_lines}: cannot be read ({error.strerror})"

@@ -493,7 +493,7 @@ def distinct() -> Iterator[Pair]:
             yield en, de
 
 
-def pairs(split: str) -> Iterator[Pair]:
+def generate_pairs(split: str) -> Iterator[Pair]:
     """The sentence pairs of one split, English first."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} of the demo corpus: use one of {', '.join(SPLITS)}")

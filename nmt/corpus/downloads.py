@@ -1,7 +1,8 @@
 """What may come over the network: datasets of the Hugging Face hub and sacreBLEU's test sets.
 
-Both are foreign, so their failures are told in one line, soon, and with the local way out. With HF_HUB_OFFLINE set
-nothing touches the network: only what lies in their caches, or below data.root in the hub's layout, is read.
+Both are other people's, so their failures are reported in one line, soon, and with the local way out. With
+HF_HUB_OFFLINE set nothing touches the network: only what is in their caches, or below data.root in the hub's layout, is
+read.
 """
 
 import contextlib
@@ -18,19 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.tables import ROWS
-from nmt.corpus.text_files import TextFile, reason
+from nmt.corpus.tables import ROWS_PER_BATCH
+from nmt.corpus.text_files import TextFile, describe_error
+from nmt.known_test_sets import SACREBLEU_NAMES
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
 
-PATIENCE_S = 5.0  # how long a server may stay silent
-# WMT's sets by their own names. That of 2014 is the full one; wmt14 alone is what is left of it after filtering.
-SACREBLEUS = {f"newstest{year}": f"wmt{year % 100:02}" for year in range(2008, 2022)} | {
-    "newstest2014": "wmt14/full"
-}
-NEWSTEST_OF = {theirs: name for name, theirs in SACREBLEUS.items()}
+SERVER_TIMEOUT_S = 5.0  # how long a server may stay silent
 
 
 def is_offline() -> bool:
@@ -40,12 +37,12 @@ def is_offline() -> bool:
 # ---- Hugging Face -----------------------------------------------------------------------------------------------
 
 
-def files_of_dataset(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
-    """The files on this machine behind a split: none where it comes from the hub."""
-    is_local, arguments = _arguments(corpus, data)
+def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
+    """The files on this machine behind a split: none if it comes from the hub."""
+    is_local, arguments = _choose_dataset(corpus, data)
     if not is_local:
         return []
-    with _hub(corpus, is_local) as datasets:
+    with _open_hub(corpus, is_local) as datasets:
         files = datasets.load_dataset_builder(**arguments).config.data_files or {}
     paths = sorted(Path(name) for name in files.get(corpus.split or "train", []))
     folders = sorted({path.parent.name for path in paths})
@@ -53,58 +50,58 @@ def files_of_dataset(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
         raise UserError(
             f"dataset {corpus.dataset}: holds several subsets; give subset: {' or '.join(folders)}"
         )
-    _check_complete(paths)
+    _check_all_parts(paths)
     return paths
 
 
-def _check_complete(paths: list[Path]) -> None:
-    """`train-00002-of-00030.parquet` says how many there are."""
-    found: dict[tuple[Path, str, int], set[int]] = {}
+def _check_all_parts(paths: list[Path]) -> None:
+    """`train-00002-of-00030.parquet` says how many files there are."""
+    numbers_found: dict[tuple[Path, str, str, int], set[int]] = {}
     for path in paths:
-        if part := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", path.name):
-            found.setdefault((path.parent, part[1] + part[4], int(part[3])), set()).add(
-                int(part[2])
-            )
-    for (folder, name, n), numbers in found.items():
-        if missing := set(range(n)) - numbers:
-            stem, _, ending = name.rpartition(".")
+        name = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", path.name)
+        if name is not None:
+            stem, number, n, ending = name.groups()
+            numbers_found.setdefault((path.parent, stem, ending, int(n)), set()).add(int(number))
+    for (folder, stem, ending, n), numbers in numbers_found.items():
+        missing = set(range(n)) - numbers
+        if missing:
             raise UserError(
                 f"{folder}: {len(missing)} of {n} files missing, the first is "
-                f"{stem}-{min(missing):05d}-of-{n:05d}.{ending}; fetch it"
+                f"{stem}-{min(missing):05d}-of-{n:05d}{ending}; fetch it"
             )
 
 
-def tables_of_dataset(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:
-    is_local, arguments = _arguments(corpus, data)
+def read_dataset_tables(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:
+    is_local, arguments = _choose_dataset(corpus, data)
+    split = corpus.split or "train"
     try:
-        with _hub(
-            corpus, is_local
-        ) as datasets:  # streaming reads a local folder as it lies, without copies in a cache
-            rows = datasets.load_dataset(
-                **arguments, split=corpus.split or "train", streaming=is_local
-            )
-            yield from rows.with_format("arrow").iter(batch_size=ROWS)
+        with _open_hub(corpus, is_local) as datasets:
+            # Streaming reads a local folder as it is, without copies in a cache.
+            rows = datasets.load_dataset(**arguments, split=split, streaming=is_local)
+            yield from rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
     finally:
+        # Arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow 45214).
         rows = None
-        gc.collect()  # arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow 45214)
+        gc.collect()
 
 
-def _arguments(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:
-    """What `datasets` is asked for: a folder below data.root if there is one of that name, else an id of the hub."""
+def _choose_dataset(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:
+    """Whether it is a folder below data.root rather than an id of the hub, and what `datasets` is asked for."""
     folder = Path(data.root) / str(corpus.dataset)
     if not folder.is_dir():
         return False, {"path": corpus.dataset, "name": corpus.subset, "revision": corpus.revision}
-    if corpus.subset and (folder / corpus.subset).is_dir() and not (folder / "README.md").is_file():
-        return True, {
-            "path": str(folder / corpus.subset)
-        }  # only a README can tell `datasets` of subsets
+    has_readme = (folder / "README.md").is_file()  # without it `datasets` knows no subsets
+    if corpus.subset and (folder / corpus.subset).is_dir() and not has_readme:
+        return True, {"path": str(folder / corpus.subset)}
     return True, {"path": str(folder), "name": corpus.subset}
 
 
 @contextlib.contextmanager
-def _hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
-    """`datasets`, quiet, its failures told in one line. If the hub does not answer at once only its cache is used:
-    left to itself, `datasets` tries for 23 seconds."""
+def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
+    """`datasets`, quiet, its failures reported in one line.
+
+    If the hub does not answer at once only its cache is used: left to itself, `datasets` tries for 23 seconds.
+    """
     import datasets
     import huggingface_hub
 
@@ -113,7 +110,7 @@ def _hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
     if is_local or not sys.stderr.isatty():
         datasets.disable_progress_bars()
     settings = huggingface_hub.constants
-    if is_offline() or not (is_local or _answers(settings.ENDPOINT)):
+    if is_offline() or not (is_local or _is_reachable(settings.ENDPOINT)):
         settings.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield datasets
@@ -126,16 +123,15 @@ def _hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
             "files instead, data.train=[{src: FILE, tgt: FILE}], or parquet files in the hub's layout, "
             f"FOLDER/{corpus.subset or 'data'}/{corpus.split or 'train'}-00000-of-00001.parquet, as dataset: FOLDER"
         ) from None
-    except Exception as error:  # whatever a foreign dataset can do wrong, in its own words
+    except Exception as error:  # whatever somebody's dataset can do wrong, in its own words
         name = " ".join(part for part in (corpus.dataset, corpus.subset, corpus.split) if part)
-        raise UserError(f"dataset {name}: {reason(error)}") from None
+        raise UserError(f"dataset {name}: {describe_error(error)}") from None
 
 
-def _answers(url: str) -> bool:
+def _is_reachable(url: str) -> bool:
+    request = urllib.request.Request(url, method="HEAD")
     try:
-        urllib.request.urlopen(
-            urllib.request.Request(url, method="HEAD"), timeout=PATIENCE_S
-        ).close()
+        urllib.request.urlopen(request, timeout=SERVER_TIMEOUT_S).close()
     except urllib.error.HTTPError:
         return True  # an answer, if not a friendly one
     except OSError:
@@ -146,16 +142,16 @@ def _answers(url: str) -> bool:
 # ---- sacreBLEU --------------------------------------------------------------------------------------------------
 
 
-def texts_of_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile]:
+def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     """Source and first reference of a test set, downloaded by sacreBLEU if it has to be and may be."""
     import sacrebleu
     from sacrebleu.dataset import DATASETS
 
-    asked, name = name, SACREBLEUS.get(name, name)
+    asked = name
+    name = SACREBLEU_NAMES.get(name, name)
     if name not in DATASETS:
-        close = difflib.get_close_matches(asked.lower(), [*SACREBLEUS, *DATASETS], 3) or [
-            "newstest2014"
-        ]
+        names = [*SACREBLEU_NAMES, *DATASETS]
+        close = difflib.get_close_matches(asked.lower(), names, 3) or ["newstest2014"]
         raise UserError(
             f"sacrebleu: {asked!r} is not a test set it knows; did you mean {' or '.join(close)}?"
         )
@@ -163,34 +159,35 @@ def texts_of_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     if langpair not in known.langpairs:
         raise UserError(f"sacrebleu: {name} has no {langpair}, only {', '.join(known.langpairs)}")
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
-    if is_offline() and cached_test_set(name, langpair) is None:
+    if is_offline() and find_cached_test_set(name, langpair) is None:
         raise UserError(
             f"sacrebleu: {name} is not in its cache and HF_HUB_OFFLINE forbids a download; {remedy}"
         )
-    patience = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(PATIENCE_S)  # sacreBLEU sets none
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SERVER_TIMEOUT_S)  # sacreBLEU sets none
     try:
-        src, tgt = known.get_source_file(langpair), known.get_reference_files(langpair)[0]
-    except (Exception, SystemExit) as error:  # it exits where a download is damaged
+        return _list_files(known, langpair)
+    except (Exception, SystemExit) as error:  # it exits if a download is damaged
         raise UserError(
-            f"sacrebleu: {name} cannot be had ({reason(error)}); {remedy}, or remove "
+            f"sacrebleu: {name} cannot be downloaded ({describe_error(error)}); {remedy}, or remove "
             f"{Path(sacrebleu.SACREBLEU_DIR, name)}, if it holds half, and try again"
         ) from None
     finally:
-        socket.setdefaulttimeout(patience)
-    return TextFile(Path(src)), TextFile(Path(tgt))
+        socket.setdefaulttimeout(timeout)
 
 
-def cached_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile] | None:
-    """The same, of a set that sacreBLEU knows, if it lies in its cache already."""
+def find_cached_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile] | None:
+    """The same, of a set that sacreBLEU knows, if it is in its cache already."""
     from sacrebleu.dataset import DATASETS
 
     known = DATASETS[name]
-    if not all(
-        os.path.exists(known._get_txt_file_path(langpair, field))
-        for field in known.fieldnames(langpair)
-    ):
-        return None
-    return TextFile(Path(known.get_source_file(langpair))), TextFile(
-        Path(known.get_reference_files(langpair)[0])
-    )
+    for field in known.fieldnames(langpair):
+        if not os.path.exists(known._get_txt_file_path(langpair, field)):
+            return None
+    return _list_files(known, langpair)
+
+
+def _list_files(known: Any, langpair: str) -> tuple[TextFile, TextFile]:
+    src = known.get_source_file(langpair)
+    ref = known.get_reference_files(langpair)[0]
+    return TextFile(Path(src)), TextFile(Path(ref))

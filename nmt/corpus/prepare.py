@@ -28,7 +28,7 @@ from nmt.corpus.ledger import (
     stamp_sources,
     store_digest,
 )
-from nmt.corpus.reader import describe, local_files
+from nmt.corpus.reader import COMPRESSED, describe_corpus, find_local_files
 from nmt.corpus.shards import SIDES
 from nmt.corpus.stages import (
     NOTHING_LEFT,
@@ -51,7 +51,7 @@ from nmt.system.progress import say
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
 
 WORK_MARK = ".nmt-prepare"  # marks a folder as ours to remove
-COMPRESSED = (".gz", ".xz", ".zst", ".tgz", ".parquet")
+SMALLER_THAN_TEXT = (*COMPRESSED, ".tgz", ".parquet")
 
 
 def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
@@ -72,7 +72,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     # mistakes are found now, not after an hour
     parts = _list_parts(data)
     for part in parts:
-        local_files(part.corpus, data)
+        find_local_files(part.corpus, data)
     load_given_model(data, vocab)
     make_folder(store.parent)
 
@@ -138,8 +138,8 @@ def _remove_work(work: Path) -> None:
 def _estimate_bytes(part: Part, data: DataConfig) -> int:
     """About how many bytes a part takes: its text, its ids, half as large, and these again in the store."""
     text = 0
-    for file in local_files(part.corpus, data):
-        factor = 3 if file.suffix in COMPRESSED else 1
+    for file in find_local_files(part.corpus, data):
+        factor = 3 if file.suffix in SMALLER_THAN_TEXT else 1
         text += factor * file.stat().st_size
     return text + text // 2 + part.corpus.repeat * text // 2
 
@@ -235,7 +235,7 @@ def _account_for(
     before = collected.report
     after = encoded.report
     return CorpusAccount(
-        corpus=describe(part.corpus),
+        corpus=describe_corpus(part.corpus),
         split=part.split,
         repeat=part.corpus.repeat,
         files=collected.files,

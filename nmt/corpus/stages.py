@@ -24,7 +24,7 @@ import numpy as np
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.cleaning import find_duplicates
 from nmt.corpus.ledger import BpeAccount, SourceFile, TestSetAccount, list_versions, name_file
-from nmt.corpus.reader import Block, Pair, describe, local_files, n_rows, read_blocks
+from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import (
     PAIRS_PER_SHARD,
     WORDS,
@@ -40,6 +40,7 @@ from nmt.corpus.shards import (
     find_finished_shards,
     shard_file,
 )
+from nmt.corpus.tables import count_rows
 from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, read_file_stamp, read_json, write_bytes, write_json
@@ -155,7 +156,7 @@ class EncodedPart:
 
 def collect_part(job: Preparation, part: Part, held_out: Path | None) -> CollectedPart:
     """Read a corpus, clean it and search it for the sentences of the file `held_out`."""
-    files = local_files(part.corpus, job.data)
+    files = find_local_files(part.corpus, job.data)
     stamps = [read_file_stamp(path) for path in files]
 
     def make(folder: Path) -> Json:
@@ -195,7 +196,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
     finished = find_finished_shards(folder)
     first = next(number for number in itertools.count() if number not in finished)
     n_shards = first
-    with closing(Progress(f"collect {describe(part.corpus)}", None, "pairs")) as progress:
+    with closing(Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs")) as progress:
 
         def unfinished_blocks() -> Iterator[tuple[int, Block]]:
             nonlocal n_shards
@@ -220,7 +221,7 @@ def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> lis
         digests = list(threads.map(digest_file, files))
     sources = []
     for path, sha256 in zip(files, digests, strict=True):
-        rows = n_rows(path)  # a dataset may consist of several tables
+        rows = count_rows(path)  # a dataset may consist of several tables
         lines = n_lines if rows is None else rows
         sources.append(SourceFile(name_file(path, data.root), path.stat().st_size, sha256, lines))
     return sources
@@ -257,9 +258,9 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
     pairs: list[Pair] = []
     for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
         pairs += map(Pair, block.src, block.tgt)
-    files = [] if corpus.sacrebleu else local_files(corpus, data)
+    files = [] if corpus.sacrebleu else find_local_files(corpus, data)
     sources = _list_source_files(data, files, len(pairs))
-    return pairs, TestSetAccount(describe(corpus), len(pairs), sources)
+    return pairs, TestSetAccount(describe_corpus(corpus), len(pairs), sources)
 
 
 def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path, dict[str, int]]:
@@ -383,7 +384,9 @@ def encode_part(
         tasks = [(text.number, text) for text in texts if text.number not in finished]
         total = sum(text.n_pairs for _, text in tasks)
         start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces)
-        with closing(Progress(f"encode {describe(part.corpus)}", total, "pairs")) as progress:
+        with closing(
+            Progress(f"encode {describe_corpus(part.corpus)}", total, "pairs")
+        ) as progress:
             encoded = map_with_workers(start, tasks, job.data.workers)
             for (_, text), _ in zip(tasks, encoded, strict=True):
                 progress.advance(text.n_pairs)

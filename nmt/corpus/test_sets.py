@@ -1,9 +1,9 @@
 """A test set by its name, and whether it is what its name says.
 
-newstest2014 is scored in at least three versions, and a BLEU names none of them: the full 3,003 lines, the 2,737 that
-WMT scored in 2014, copies with other quotes or other Unicode. So the lines of the known sets are held against their
-digest: a set asked for by name that differs is refused, files that differ are read with a warning. A set asked for by
-name is the same text wherever it comes from.
+newstest2014 is scored in at least three versions, and a BLEU score names none of them: the full 3,003 lines, the 2,737
+that WMT scored in 2014, copies with other quotes or other Unicode. So the lines of the known sets are compared with
+their digests: a set asked for by name that differs is refused, files that differ are read with a warning. A set asked
+for by name is the same text wherever it comes from.
 """
 
 import contextlib
@@ -11,75 +11,19 @@ import hashlib
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus import downloads as remote
-from nmt.corpus.reader import PACKED, Pair, describe, read_pairs
+from nmt.corpus.downloads import find_cached_test_set, find_test_set_files
+from nmt.corpus.reader import COMPRESSED, Pair, describe_corpus, read_pairs
 from nmt.corpus.text_files import TextFile, read_lines
+from nmt.known_test_sets import KNOWN_SETS, OUR_NAMES, KnownSet
 from nmt.system.errors import UserError
 
-# sha256 of each side as `digest` computes it, after the number of lines. The sets of 2012 and 2013 have the same lines
-# in every pair of languages, that of 2014 has others in each. Two copies of different origin agreed on each of these.
-KNOWN = {
-    "newstest2012": (
-        3003,
-        {
-            "en": "4ad37ce6758a083d4c73801896bc74350ae3d9b3cd68d086f6f5790d37e4c164",
-            "de": "10563e0591c9ed7b11805e5173d175c5786a4823da1f9dee354795a3b6514b97",
-            "fr": "e4efc61d0afe4f8b6d5fb14c8f7c161b82b0bb2daa952bcb87c893535e9e4db1",
-        },
-    ),
-    "newstest2013": (
-        3000,
-        {
-            "en": "80b81d23ddfd16724aa21b288b21f29c825c8838807aecbc65fe8a1b313325de",
-            "de": "026f4fd1fe147ece7eb201ef46063482990554d342e05db9480b1258d71d3d4f",
-            "fr": "d197faafd03242c13f4589cc4c8391a8d33da7be08feab5b8759593ee04fda2e",
-        },
-    ),
-    "newstest2014 de-en": (
-        3003,
-        {
-            "en": "7294bccf2879a97b3706b95c9595f1459617a8ee7130d5d8581c910e69736971",
-            "de": "ae5d110486bc33d7175e9e28c7d0051eb3e5fcd2166dd93371089852c091a20e",
-        },
-    ),
-    "newstest2014 en-fr": (
-        3003,
-        {
-            "en": "9a12cb6e8efb3509ebede627e4a9c83ee64935509d561ff70f4b7bd5f93f6096",
-            "fr": "9ed99a750c7818b7bbc62230ed0b1a1673325989bdcf9f81a7d7e67bde8ca473",
-        },
-    ),
-}
-# What WMT's filtered English-German set of 2014, sacreBLEU's wmt14, leaves out of the full one: 14 documents of German
-# origin, 266 lines, here from 0. Worked out from a tokenised copy of it, which has the other 150 in another order.
-DROPPED = (
-    range(161, 168),
-    range(581, 611),
-    range(629, 648),
-    range(743, 785),
-    range(865, 883),
-    range(969, 978),
-    range(1000, 1010),
-    range(1100, 1108),
-    range(1225, 1246),
-    range(1435, 1455),
-    range(1553, 1568),
-    range(2230, 2297),
-)
-# Lines of the sets that are most often confused, for advice where two numbers of lines differ.
-KNOWN_SIZES = {
-    3003: "newstest2014 in full (sacreBLEU's wmt14/full)",
-    2737: "sacreBLEU's filtered wmt14",
-    3000: "newstest2013",
-}
-WMT14_SPLITS = {"newstest2014": "test", "newstest2013": "validation"}  # of wmt/wmt14 on the hub
-SIDES = ("the source", "the reference")
+LABELS = ("the source", "the reference")
 
 
 @dataclass(frozen=True)
@@ -87,12 +31,10 @@ class TestSet:
     name: str  # as asked for, or as the corpus is described
     src: list[str]
     ref: list[str]
-    src_sha256: str  # as `digest` computes them
+    src_sha256: str  # as `digest_lines` computes them
     ref_sha256: str
     known_as: str | None  # newstest2014: the known set that it is, by its digests
-    subset: (
-        tuple[int, ...] | None
-    )  # of newstest2014 en-de: the lines, from 0, that sacreBLEU's wmt14 holds
+    subset: tuple[int, ...] | None  # of newstest2014 en-de: the lines, from 0, in sacreBLEU's wmt14
     warning: str | None  # it looks like a known set, and is not
 
     @property
@@ -102,19 +44,23 @@ class TestSet:
     @property
     def label(self) -> str:
         """For signatures: a known set's name, or those of the files with the beginning of the reference's digest."""
+        if self.known_as is not None:
+            return self.known_as
         files = "+".join(Path(part).name for part in self.name.split(" + "))
-        return self.known_as or f"{re.sub(r'[^!-{}~]', '_', files)}#{self.ref_sha256[:8]}"
+        return f"{re.sub(r'[^!-{}~]', '_', files)}#{self.ref_sha256[:8]}"
 
 
 def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
     """The set of that name or of that corpus, from data.src to data.tgt."""
     if isinstance(asked, CorpusConfig):
-        return _judged(describe(asked), list(read_pairs(asked, data)), _claims(asked), data, SIDES)
-    src, ref = _files(asked, data)
-    pairs = read_pairs(CorpusConfig(src=str(src), tgt=str(ref)), replace(data, root="."))
-    claim = remote.NEWSTEST_OF.get(asked, asked)
-    lines = [Pair(plain(pair.src), plain(pair.tgt)) for pair in pairs]
-    test_set = _judged(asked, lines, {claim}, data, (str(src), str(ref)))
+        pairs = list(read_pairs(asked, data))
+        return _make_test_set(describe_corpus(asked), pairs, _find_claims(asked), data, LABELS)
+    src, ref = _find_files(asked, data)
+    corpus = CorpusConfig(src=str(src), tgt=str(ref))
+    raw = read_pairs(corpus, replace(data, root="."))
+    pairs = [Pair(normalize_line(pair.src), normalize_line(pair.tgt)) for pair in raw]
+    claim = OUR_NAMES.get(asked, asked)
+    test_set = _make_test_set(asked, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
         raise UserError(
             f"{test_set.warning}; put the real one there, or remove it and let sacreBLEU fetch it"
@@ -123,87 +69,86 @@ def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
 
 
 def open_reference(path: Path, data: DataConfig) -> TestSet:
-    """A reference alone, which is enough to score a file; known by its digest."""
+    """A reference alone, which is enough to score a file; it is recognised by its digest."""
     ref = list(read_lines(TextFile(path)))
-    sha256 = digest(ref)
-    known_as = next(
-        (
-            title.split()[0]
-            for title, (_, digests) in KNOWN.items()
-            if digests.get(data.tgt) == sha256 and {data.src, data.tgt} <= digests.keys()
-        ),
-        None,
-    )
-    return TestSet(path.name, [], ref, "", sha256, known_as, _subset(known_as, data, []), None)
+    sha256 = digest_lines(ref)
+    known_as = None
+    for known, text in _list_texts():
+        if data.src in text and text.get(data.tgt) == sha256:
+            known_as = known.name
+            break
+    return TestSet(path.name, [], ref, "", sha256, known_as, _find_subset(known_as, data, []), None)
 
 
-def plain(line: str) -> str:
-    """As sacreBLEU writes the lines of its test sets: no space at the ends, one between words, none of them special."""
+def normalize_line(line: str) -> str:
+    """As sacreBLEU writes the lines of its test sets: words with one plain space between them, none at the ends."""
     return " ".join(line.split())
 
 
-def digest(lines: Sequence[str]) -> str:
-    """sha256 of the plain lines in UTF-8, each with \\n at its end."""
-    return hashlib.sha256("".join(plain(line) + "\n" for line in lines).encode()).hexdigest()
+def digest_lines(lines: Sequence[str]) -> str:
+    """sha256 of the normalised lines in UTF-8, each with \\n at its end."""
+    text = "".join(normalize_line(line) + "\n" for line in lines)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] | None:
     """Which pairs of `whole`, from 0 and in its order, make up `part`, in whatever order; None if others do."""
-    places: dict[Pair, list[int]] = {}
+    places: dict[tuple[str, str], list[int]] = {}
     for i, pair in enumerate(whole):
-        places.setdefault(Pair(*map(plain, pair)), []).append(i)
+        key = normalize_line(pair.src), normalize_line(pair.tgt)
+        places.setdefault(key, []).append(i)
     found: list[int] = []
     for pair in part:
-        free = places.get(Pair(*map(plain, pair)))
+        free = places.get((normalize_line(pair.src), normalize_line(pair.tgt)))
         if not free:
             return None
-        after = (
-            found[-1] + 1 if found else 0
-        )  # of equal pairs the one that goes on where the last one was
+        # of equal pairs the one that continues where the last one was
+        after = found[-1] + 1 if found else 0
         found.append(free.pop(free.index(after) if after in free else 0))
     return tuple(sorted(found))
 
 
-# ---- where it lies ----------------------------------------------------------------------------------------------
+# ---- where it is ------------------------------------------------------------------------------------------------
 
 
-def _files(name: str, data: DataConfig) -> tuple[Path, Path]:
+def _find_files(name: str, data: DataConfig) -> tuple[Path, Path]:
     """The two files of a set: sacreBLEU's own, else NAME.LANG or NAME-src.LANG and NAME-ref.LANG beside the corpora."""
     try:
-        src, ref = remote.texts_of_test_set(name, f"{data.src}-{data.tgt}")
-        return src.path, ref.path
+        texts = find_test_set_files(name, f"{data.src}-{data.tgt}")
+        return texts[0].path, texts[1].path
     except UserError as error:
         problem = error
-    stems = list(dict.fromkeys([name, remote.NEWSTEST_OF.get(name, name)]))
-    folders = _folders(data)
+    stems = list(dict.fromkeys([name, OUR_NAMES.get(name, name)]))
+    folders = _list_folders(data)
     for folder in folders:
         for stem in stems:
-            src_path = _one_of(folder, stem, "src", data.src)
-            ref_path = _one_of(folder, stem, "ref", data.tgt)
-            if src_path and ref_path:
-                return src_path, ref_path
+            src = _find_side(folder, stem, "src", data.src)
+            ref = _find_side(folder, stem, "ref", data.tgt)
+            if src and ref:
+                return src, ref
     raise UserError(
         f"{problem} (or put {stems[-1]}.{data.src} and {stems[-1]}.{data.tgt} into {folders[0]})"
     ) from None
 
 
-def _folders(data: DataConfig) -> list[Path]:
-    corpora = [corpus for corpus in (data.test, data.valid, *data.train) if corpus is not None]
-    names = [
-        name
-        for corpus in corpora
-        for name in (corpus.archive or corpus.src, corpus.file)
-        if name is not None
-    ]
-    return list(
-        dict.fromkeys([Path(data.root), *((Path(data.root) / name).parent for name in names)])
-    )
+def _list_folders(data: DataConfig) -> list[Path]:
+    """data.root and the folders of the corpora, each once."""
+    root = Path(data.root)
+    folders = [root]
+    for corpus in (data.test, data.valid, *data.train):
+        if corpus is None:
+            continue
+        for name in (corpus.archive or corpus.src, corpus.file):
+            if name is not None:
+                folders.append((root / name).parent)
+    return list(dict.fromkeys(folders))
 
 
-def _one_of(folder: Path, stem: str, side: str, language: str) -> Path | None:
+def _find_side(folder: Path, stem: str, side: str, language: str) -> Path | None:
     for name in (f"{stem}.{language}", f"{stem}-{side}.{language}"):
-        for ending in ("", *PACKED):
-            if (path := folder / f"{name}{ending}").is_file():
+        for ending in ("", *COMPRESSED):
+            path = folder / f"{name}{ending}"
+            if path.is_file():
                 return path
     return None
 
@@ -211,71 +156,95 @@ def _one_of(folder: Path, stem: str, side: str, language: str) -> Path | None:
 # ---- what it is -------------------------------------------------------------------------------------------------
 
 
-def _claims(corpus: CorpusConfig) -> set[str]:
+def _list_texts() -> Iterator[tuple[KnownSet, Mapping[str, str]]]:
+    """Every text of which the digests are known."""
+    for known in KNOWN_SETS:
+        for text in known.texts:
+            yield known, text
+
+
+def _find_claims(corpus: CorpusConfig) -> set[str]:
     """The sets that a corpus names: newstest2013.en + newstest2013.de name one."""
     if corpus.sacrebleu is not None:
-        return {remote.NEWSTEST_OF.get(corpus.sacrebleu, corpus.sacrebleu)}
-    named = [
-        set(re.findall(r"newstest20\d\d", Path(name).name))
-        for name in (corpus.src, corpus.tgt)
-        if name
-    ]
-    return set.intersection(*named) if named else set()
+        return {OUR_NAMES.get(corpus.sacrebleu, corpus.sacrebleu)}
+    if corpus.src is None or corpus.tgt is None:
+        return set()
+    src, tgt = (re.findall(r"newstest20\d\d", Path(name).name) for name in (corpus.src, corpus.tgt))
+    return set(src) & set(tgt)
 
 
-def _judged(
+def _make_test_set(
     name: str, pairs: list[Pair], claims: set[str], data: DataConfig, labels: tuple[str, str]
 ) -> TestSet:
-    sides = [pair.src for pair in pairs], [pair.tgt for pair in pairs]
-    ours, languages = (digest(sides[0]), digest(sides[1])), (data.src, data.tgt)
-    known_as, warning = None, None
-    for title, (n, digests) in KNOWN.items():
-        known, theirs = title.split()[0], tuple(digests.get(language, "") for language in languages)
-        if ours == theirs:
-            known_as, warning = known, None
-            if known not in claims and any(re.match("newstest|wmt", claim) for claim in claims):
-                warning = (
-                    f"{labels[0]} and {labels[1]} are {known}, not {' or '.join(sorted(claims))}"
-                )
-            break
-        same = [a == b for a, b in zip(ours, theirs, strict=True)]
-        if all(theirs) and (known in claims or any(same)):
-            k = same.index(False)
-            warning = (
-                f"{labels[k]} is not the {languages[k]} side of {known}: "
-                f"{_difference(sides[k], n, ours[k], theirs[k])}"
-            )
-    return TestSet(name, *sides, *ours, known_as, _subset(known_as, data, pairs), warning)
+    src = [pair.src for pair in pairs]
+    ref = [pair.tgt for pair in pairs]
+    digests = digest_lines(src), digest_lines(ref)
+    known_as, warning = _identify((src, ref), digests, claims, data, labels)
+    subset = _find_subset(known_as, data, pairs)
+    return TestSet(name, src, ref, *digests, known_as, subset, warning)
 
 
-def _difference(lines: list[str], n: int, ours: str, theirs: str) -> str:
-    """What is wrong with lines that should be others, as closely as digests can tell."""
-    for title, (_, sides) in KNOWN.items():
-        for language, other in sides.items():
-            if ours == other:
-                return f"it is {title}, {language}"
-    if len(lines) != n:
-        return f"{len(lines):,} lines, not {n:,}"
+def _identify(
+    sides: tuple[list[str], list[str]],
+    digests: tuple[str, str],
+    claims: set[str],
+    data: DataConfig,
+    labels: tuple[str, str],
+) -> tuple[str | None, str | None]:
+    """The known set that these lines are, and what is wrong with them if they claim to be one or half are one."""
+    languages = data.src, data.tgt
+    warning = None
+    for known, text in _list_texts():
+        if data.src not in text or data.tgt not in text:
+            continue
+        is_same = [
+            text[language] == ours for language, ours in zip(languages, digests, strict=True)
+        ]
+        if all(is_same):
+            claims_another = any(claim.startswith(("newstest", "wmt")) for claim in claims)
+            if known.name in claims or not claims_another:
+                return known.name, None
+            names = " or ".join(sorted(claims))
+            return known.name, f"{labels[0]} and {labels[1]} are {known.name}, not {names}"
+        if known.name in claims or any(is_same):
+            i = is_same.index(False)
+            problem = _describe_difference(sides[i], known, digests[i], text[languages[i]])
+            warning = f"{labels[i]} is not the {languages[i]} side of {known.name}: {problem}"
+    return None, warning
+
+
+def _describe_difference(lines: list[str], known: KnownSet, ours: str, theirs: str) -> str:
+    """What is wrong with lines that should be those of `known`, as closely as digests can tell."""
+    for other, text in _list_texts():
+        for language, sha256 in text.items():
+            if sha256 == ours:
+                return f"it is {other.name_text(text)}, {language}"
+    if known.lines is not None and len(lines) != known.lines:
+        return f"{len(lines):,} lines, not {known.lines:,}"
     changes: dict[str, Callable[[str], str]] = {
         "is not in the normal form NFC": partial(unicodedata.normalize, "NFC"),
         "has characters written as in HTML": html.unescape,
     }
     for what, change in changes.items():
         changed = [change(line) for line in lines]
-        if digest(changed) == theirs:
-            first = next(
-                i for i, (a, b) in enumerate(zip(lines, changed, strict=True), 1) if a != b
-            )
-            return f"line {first} {what}, and perhaps others; else it is the same"
+        if digest_lines(changed) == theirs:
+            differs = [a != b for a, b in zip(lines, changed, strict=True)]
+            number = differs.index(True) + 1
+            return f"line {number} {what}, and perhaps others; else it is the same"
     return f"its sha256 begins with {ours[:12]}, not {theirs[:12]}"
 
 
-def _subset(known_as: str | None, data: DataConfig, pairs: list[Pair]) -> tuple[int, ...] | None:
-    """What is in sacreBLEU's filtered wmt14 too: by its own copy where that lies in its cache, else by the table."""
-    if (known_as, data.src, data.tgt) != ("newstest2014", "en", "de"):
+def _find_subset(
+    known_as: str | None, data: DataConfig, pairs: list[Pair]
+) -> tuple[int, ...] | None:
+    """The lines that are in sacreBLEU's filtered wmt14 too: by its own copy if that is in its cache, else by the table."""
+    known = next((known for known in KNOWN_SETS if known.name == known_as), None)
+    subset = known.find_subset(data.src, data.tgt) if known is not None else None
+    if known is None or subset is None:
         return None
-    if pairs and (cached := remote.cached_test_set("wmt14", "en-de")) is not None:
+    cached = find_cached_test_set(subset.sacrebleu, f"{data.src}-{data.tgt}")
+    if pairs and cached is not None:
         with contextlib.suppress(UserError):  # half a copy says nothing
             corpus = CorpusConfig(src=cached[0].name, tgt=cached[1].name)
             return find_lines(pairs, list(read_pairs(corpus, DataConfig())))
-    return tuple(sorted(set(range(KNOWN["newstest2014 de-en"][0])).difference(*DROPPED)))
+    return known.subset_lines()

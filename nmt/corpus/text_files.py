@@ -1,9 +1,9 @@
-"""Lines from bytes: of a file, of a packed file, of a member of an archive, many at a time and none on disk.
+"""Lines from bytes: of a file, a compressed file, a member of an archive, many at a time and none on disk.
 
-A line ends with `\\n` and nothing else: Python's own line ends (U+2028, U+0085, VT, FF, a lone CR) occur inside
-sentences of real corpora and would shift one side against the other. A packed file and the archive around a member
-are read to their very end, for there stands the checksum. A block is decoded as a whole; only where that fails is
-the culprit looked for.
+A line ends with `\\n` and nothing else: Python's other line ends (U+2028, U+0085, VT, FF, a lone CR) occur inside
+sentences of real corpora and would shift one side against the other. A compressed file and the archive around a member
+are read to their very end, because the checksum is there. A block is decoded as a whole; only if that fails is the bad
+line looked for.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from typing import IO, Any, cast
 
 from nmt.system.errors import UserError
 
-BUFFER = 1 << 16
+BUFFER_BYTES = 1 << 16
+LINES_AT_ONCE = 4096  # that `read_lines` holds
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
 Complaints = dict[int, str]  # about lines of a block, by their place in it
 
@@ -39,33 +40,34 @@ class TextFile:
         return str(self.path) if self.member is None else f"{self.path}:{self.member}"
 
 
-def read_raw(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
-    """Blocks of `size` lines as they lie, and the share of the bytes read by then. An empty file is refused."""
+def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
+    """Blocks of `size` undecoded lines, and the share of the bytes read by then. An empty file is refused."""
     n = 0
     lines: list[bytes] = []
     try:
-        with _opened(text) as (file, packed, n_bytes):
+        with _open_text(text) as (file, compressed, n_bytes):
             while True:
                 lines = []
                 lines.extend(islice(file, size))  # keeps what comes before an error
                 if not lines:
                     break
-                yield lines, min(1.0, _place(packed) / max(1, n_bytes))
+                yield lines, min(1.0, _count_read(compressed) / max(1, n_bytes))
                 n += len(lines)
     except DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"{text.name}: cannot be read ({error.strerror})") from None
         raise UserError(
-            f"{text.name}: corrupt after line {n + len(lines)} ({reason(error)}); fetch or pack it again"
+            f"{text.name}: corrupt after line {n + len(lines)} ({describe_error(error)}); "
+            "fetch or pack it again"
         ) from None
     if n == 0:
         raise UserError(f"{text.name}: empty; it should hold one sentence per line")
 
 
-def _place(packed: IO[bytes]) -> int:
-    """How much of it has been read; of a pipe nobody knows."""
+def _count_read(file: IO[bytes]) -> int:
+    """How many bytes of it have been read; 0 if it is a pipe, where nobody knows."""
     try:
-        return packed.tell()
+        return file.tell()
     except OSError:
         return 0
 
@@ -73,16 +75,16 @@ def _place(packed: IO[bytes]) -> int:
 def read_lines(text: TextFile) -> Iterator[str]:
     """Its lines; the first that is not UTF-8 stops the reading."""
     first = 1
-    for lines, _ in read_raw(text, 4096):
-        texts, bad = decode(lines, first, text.name)
+    for lines, _ in read_line_blocks(text, LINES_AT_ONCE):
+        texts, bad = decode_lines(lines, first, text.name)
         if bad:
             raise UserError(bad[min(bad)])
         yield from texts
         first += len(lines)
 
 
-def decode(lines: list[bytes], first: int, name: str) -> tuple[list[str], Complaints]:
-    """The texts of a block that begins at line `first`; where one is not UTF-8, nothing and a complaint.
+def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], Complaints]:
+    """The texts of a block that begins at line `first`; for one that is not UTF-8, an empty text and a complaint.
 
     One CR before the end of a line is dropped, and a byte order mark at the start of the file.
     """
@@ -90,14 +92,7 @@ def decode(lines: list[bytes], first: int, name: str) -> tuple[list[str], Compla
     try:
         text = b"".join(lines).decode()
     except UnicodeDecodeError:
-        for i, line in enumerate(lines):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                bad[i] = (
-                    f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
-                    "convert the file to UTF-8"
-                )
+        bad = _find_undecodable(lines, first, name)
         text = b"".join(b"\n" if i in bad else line for i, line in enumerate(lines)).decode()
     if not text.endswith("\n"):
         text += "\n"
@@ -108,58 +103,76 @@ def decode(lines: list[bytes], first: int, name: str) -> tuple[list[str], Compla
     return texts, bad
 
 
-def decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
+def _find_undecodable(lines: list[bytes], first: int, name: str) -> Complaints:
+    bad: Complaints = {}
+    for i, line in enumerate(lines):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            bad[i] = (
+                f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
+                "convert the file to UTF-8"
+            )
+    return bad
+
+
+def decode_stream(file: Iterable[bytes], name: str) -> Iterator[str]:
     """The lines of a stream, each as soon as it comes; the first bad one stops it."""
-    for n, line in enumerate(file, 1):
-        texts, bad = decode([line], n, name)
+    for number, line in enumerate(file, 1):
+        texts, bad = decode_lines([line], number, name)
         if bad:
             raise UserError(bad[0])
         yield texts[0]
 
 
-def reason(error: BaseException) -> str:
-    """What a foreign library says, in one line."""
+def describe_error(error: BaseException) -> str:
+    """What another library says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+# ---- compressed files and archives ------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
-def _opened(text: TextFile) -> Iterator[tuple[IO[bytes], IO[bytes], int]]:
-    """The unpacked stream of a text, the packed one behind it, and the bytes of that."""
-    with open(text.path, "rb", BUFFER) as raw:
-        outer = _unpacked(raw, text.path.name)
+def _open_text(text: TextFile) -> Iterator[tuple[IO[bytes], IO[bytes], int]]:
+    """The decompressed stream of a text, the compressed one behind it, and the bytes of that."""
+    with open(text.path, "rb", BUFFER_BYTES) as raw:
+        outer = _decompress(raw, text.path.name)
         if text.member is None:
             yield outer, raw, os.fstat(raw.fileno()).st_size
             return
         with tarfile.open(fileobj=outer, mode="r|") as archive:
-            member = _find(archive, text)
-            packed = cast(
-                IO[bytes], BufferedReader(cast(BufferedReader, archive.extractfile(member)), BUFFER)
-            )
-            yield _unpacked(packed, text.member), packed, member.size
-        while outer.read(BUFFER):
+            member = _find_member(archive, text)
+            compressed = _buffer(archive.extractfile(member))
+            yield _decompress(compressed, text.member), compressed, member.size
+        # to the checksum behind the last member
+        while outer.read(BUFFER_BYTES):
             pass
 
 
-def _unpacked(packed: IO[bytes], name: str) -> IO[bytes]:
-    raw: object
+def _decompress(compressed: IO[bytes], name: str) -> IO[bytes]:
     if name.endswith((".gz", ".tgz")):
-        raw = gzip.GzipFile(fileobj=packed)
-    elif name.endswith((".xz", ".txz")):
-        raw = _Xz(packed)
-    elif name.endswith(".zst"):
+        return _buffer(gzip.GzipFile(fileobj=compressed))
+    if name.endswith((".xz", ".txz")):
+        return _buffer(_XzFile(compressed))
+    if name.endswith(".zst"):
         import pyarrow
 
-        raw = pyarrow.CompressedInputStream(pyarrow.PythonFile(packed, mode="r"), "zstd")
-    else:
-        return packed
-    return cast(IO[bytes], BufferedReader(cast(BufferedReader, raw), BUFFER))
+        file = pyarrow.PythonFile(compressed, mode="r")
+        return _buffer(pyarrow.CompressedInputStream(file, "zstd"))
+    return compressed
 
 
-class _Xz(RawIOBase):
-    """What `lzma.LZMAFile` gives, which takes a damaged second part of a joined file for its end."""
+def _buffer(raw: object) -> IO[bytes]:
+    return cast(IO[bytes], BufferedReader(cast(RawIOBase, raw), BUFFER_BYTES))
 
-    def __init__(self, packed: IO[bytes]) -> None:
-        self.packed, self.part = packed, lzma.LZMADecompressor()
+
+class _XzFile(RawIOBase):
+    """Like `lzma.LZMAFile`, which takes a damaged second part of a joined file for its end."""
+
+    def __init__(self, compressed: IO[bytes]) -> None:
+        self.compressed = compressed
+        self.part = lzma.LZMADecompressor()
 
     def readable(self) -> bool:
         return True
@@ -167,29 +180,33 @@ class _Xz(RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while True:
             if self.part.eof:
-                packed = self.part.unused_data.lstrip(b"\0") or self.packed.read(BUFFER).lstrip(
-                    b"\0"
-                )
-                if not packed:
+                # another part may follow, after zeros
+                rest = self.part.unused_data.lstrip(b"\0")
+                data = rest or self.compressed.read(BUFFER_BYTES).lstrip(b"\0")
+                if not data:
                     return 0
                 self.part = lzma.LZMADecompressor()
-            else:
-                packed = self.packed.read(BUFFER) if self.part.needs_input else b""
-                if self.part.needs_input and not packed:
+            elif self.part.needs_input:
+                data = self.compressed.read(BUFFER_BYTES)
+                if not data:
                     raise EOFError("it ends too early")
-            unpacked = self.part.decompress(packed, len(buffer))
-            if unpacked:
-                buffer[: len(unpacked)] = unpacked
-                return len(unpacked)
+            else:
+                data = b""
+            text = self.part.decompress(data, len(buffer))
+            if text:
+                buffer[: len(text)] = text
+                return len(text)
 
 
-def _find(archive: tarfile.TarFile, text: TextFile) -> tarfile.TarInfo:
+def _find_member(archive: tarfile.TarFile, text: TextFile) -> tarfile.TarInfo:
+    wanted = str(text.member).removeprefix("./")
     names = []
     for member in archive:
         if member.isfile():
-            names.append(member.name.removeprefix("./"))
-            if names[-1] == str(text.member).removeprefix("./"):
+            name = member.name.removeprefix("./")
+            if name == wanted:
                 return member
+            names.append(name)
     close = difflib.get_close_matches(str(text.member), names, 3) or names[:3]
     raise UserError(
         f"{text.path}: no file {text.member!r} among its {len(names)}; "

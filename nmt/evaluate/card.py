@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import RunConfig, load_config
-from nmt.corpus.reader import describe
-from nmt.corpus.test_sets import WMT14_SPLITS
+from nmt.corpus.reader import describe_corpus
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import Result, run_of
+from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, write_text
@@ -196,7 +196,7 @@ def _make_eval_result(result: Result, score: Score) -> "EvalResult":
     dataset_type, config, split = re.sub("[/ ]", "-", test_set.name), None, "test"
     if test_set.name in WMT14_SPLITS and "en" in languages and len(languages) == 2:
         (other,) = languages - {"en"}
-        dataset_type, config, split = "wmt/wmt14", f"{other}-en", WMT14_SPLITS[test_set.name]
+        dataset_type, config, split = WMT14, f"{other}-en", WMT14_SPLITS[test_set.name]
     metric_type = score.name.lower()
     for begin, known_type in METRIC_TYPES.items():
         if score.name.startswith(begin):
@@ -236,7 +236,7 @@ def _list_hub_datasets(config: RunConfig) -> list[str]:
 
 
 def _describe_training_text(config: RunConfig) -> str:
-    return "; ".join(describe(corpus) for corpus in config.data.train) or "not recorded"
+    return "; ".join(describe_corpus(corpus) for corpus in config.data.train) or "not recorded"
 
 
 def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nmt.config import CorpusConfig, RunConfig
-from nmt.corpus.test_sets import KNOWN_SIZES, TestSet, open_reference, open_test_set
+from nmt.corpus.test_sets import TestSet, open_reference, open_test_set
 from nmt.corpus.text_files import TextFile, read_lines
+from nmt.known_test_sets import name_sizes
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
@@ -93,7 +94,7 @@ def examine(system: System, wanted: Wanted, is_forced: bool) -> None:
         Text(system.name, system.texts, data.tgt),
         Text(reference, test.ref, data.tgt),
         Text(source, test.src, data.src) if test.src else None,
-        KNOWN_SIZES,
+        name_sizes(),
     ):
         if problem.is_fatal and not (is_forced and len(system.texts) == len(test.ref)):
             raise UserError(problem.message)

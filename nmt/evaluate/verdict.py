@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from nmt.checkpoint import Checkpoint, Origin, TrainState
 from nmt.evaluate.systems import System
+from nmt.known_test_sets import PAPER_TEST_SET
 from nmt.paper import SILENT, Conformance, conformance
 from nmt.score.score import Score
 from nmt.system.errors import UserError
@@ -96,8 +97,10 @@ def _reasons(
     data = checkpoint.config.data
     if system.pair != f"{data.src}-{data.tgt}":
         yield f"it was scored as {system.pair} and trained as {data.src}-{data.tgt}"
-    if system.test.known_as != "newstest2014":
-        yield f"the test set is {system.test.name}, in the paper newstest2014 in full (3,003 lines)"
+    known = PAPER_TEST_SET
+    if system.test.known_as != known.name:
+        whole = f"{known.name} in full ({known.lines:,} lines)"
+        yield f"the test set is {system.test.name}, in the paper {whole}"
     if n_others:
         yield f"{1 + n_others} systems translated together, in the paper one"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from nmt.corpus.text_files import decode
+from nmt.corpus.text_files import decode_lines
 from nmt.data.vocab import SPACE
 from nmt.system.errors import UserError
 from nmt.system.progress import say
@@ -61,7 +61,7 @@ class Lines:
             say(f"warning: {self.name}: {self.n_bad:,} lines are not valid UTF-8")
 
     def _decoded(self, block: list[bytes], first: int) -> list[str]:
-        lines, bad = decode(block, first, self.name)
+        lines, bad = decode_lines(block, first, self.name)
         for i, complaint in bad.items():
             text = block[i].removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
             lines[i] = text.removeprefix("\ufeff") if first + i == 1 else text

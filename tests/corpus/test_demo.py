@@ -25,8 +25,8 @@ from nmt.corpus.demo import (
     clause,
     conjugate,
     decline,
+    generate_pairs,
     measured,
-    pairs,
     patterned,
 )
 
@@ -108,7 +108,7 @@ CONTRACTED = {"zum": "dem", "zur": "der", "im": "dem", "ins": "das"}
 
 @cache
 def corpus(split: str) -> list[tuple[str, str]]:
-    return list(pairs(split))
+    return list(generate_pairs(split))
 
 
 def everything() -> list[tuple[str, str]]:
@@ -175,7 +175,7 @@ def named(text: str) -> set[str]:
 def test_sizes_and_an_unknown_split() -> None:
     assert [len(corpus(split)) for split in SPLITS] == [20000, 500, 500]
     with pytest.raises(ValueError, match=r"dev.*train, valid, test"):
-        pairs("dev")
+        generate_pairs("dev")
 
 
 def test_no_sentence_of_either_side_occurs_twice() -> None:
@@ -186,8 +186,8 @@ def test_no_sentence_of_either_side_occurs_twice() -> None:
 def test_the_pairs_depend_on_nothing_but_the_split() -> None:
     script = """
 import hashlib, itertools
-from nmt.corpus.demo import SPLITS, pairs
-lines = [repr(pair) for split in SPLITS for pair in itertools.islice(pairs(split), 2000)]
+from nmt.corpus.demo import SPLITS, generate_pairs
+lines = [repr(pair) for split in SPLITS for pair in itertools.islice(generate_pairs(split), 2000)]
 print(hashlib.sha256("\\n".join(lines).encode()).hexdigest())
 """
     lines = [repr(pair) for split in SPLITS for pair in corpus(split)[:2000]]
@@ -201,7 +201,7 @@ print(hashlib.sha256("\\n".join(lines).encode()).hexdigest())
     )
     assert there.stdout.strip() == hashlib.sha256("\n".join(lines).encode()).hexdigest()
     assert (
-        list(islice(pairs("train"), 5)) == corpus("train")[:5]
+        list(islice(generate_pairs("train"), 5)) == corpus("train")[:5]
     )  # an iterator read in part leaves no trace
 
 

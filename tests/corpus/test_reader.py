@@ -23,7 +23,14 @@ from pyarrow import parquet
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import demo
-from nmt.corpus.reader import Block, Pair, describe, local_files, read_blocks, read_pairs
+from nmt.corpus.reader import (
+    Block,
+    Pair,
+    describe_corpus,
+    find_local_files,
+    read_blocks,
+    read_pairs,
+)
 from nmt.system.errors import UserError
 
 NOT_LINE_ENDS = [
@@ -114,10 +121,10 @@ EVERY_FORM = [
 ]
 
 
-@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe)
+@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
 def test_every_form_gives_the_same_pairs(root: Path, corpus: CorpusConfig) -> None:
     assert read(corpus, root) == PAIRS
-    assert all(path.is_file() for path in local_files(corpus, DataConfig(root=str(root))))
+    assert all(path.is_file() for path in find_local_files(corpus, DataConfig(root=str(root))))
 
 
 @pytest.mark.parametrize("name", ["plain.jsonl", "nested.jsonl", "plain.parquet", "nested.parquet"])
@@ -152,7 +159,7 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(
         read(CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="validation"), hub)
         == PAIRS[:1]
     )
-    files = local_files(corpus, DataConfig(root=str(hub)))
+    files = find_local_files(corpus, DataConfig(root=str(hub)))
     assert [file.name[:11] for file in files] == ["train-00000", "train-00001"]
     (hub / "wmt" / "wmt14" / "README.md").unlink()
     assert read(corpus, hub) == PAIRS
@@ -256,7 +263,7 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     sides: list[list[str]] = [
-        list(side) for side in zip(*islice(demo.pairs("train"), 1500), strict=True)
+        list(side) for side in zip(*islice(demo.generate_pairs("train"), 1500), strict=True)
     ]
     lost, n, side = draw.randrange(1400), draw.choice([1, 1, 5]), draw.randrange(2)
     del sides[side][lost : lost + n]
@@ -274,7 +281,7 @@ def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: 
 
 
 def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path) -> None:
-    english, german = zip(*islice(demo.pairs("train"), 300), strict=True)
+    english, german = zip(*islice(demo.generate_pairs("train"), 300), strict=True)
     (tmp_path / "x.en").write_text("\n".join(english))
     (tmp_path / "x.de").write_text("\n".join(german[:250]))
     assert (
@@ -290,7 +297,7 @@ def blocks(corpus: CorpusConfig, root: Path, size: int, skip: int = 0) -> list[B
     return list(read_blocks(corpus, DataConfig(root=str(root), on_bad_line="skip"), size, skip))
 
 
-@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe)
+@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
 @pytest.mark.parametrize("size", [1, 3, 5, 100])
 def test_blocks_are_of_one_size_and_skipping_gives_the_same_tail(
     root: Path, corpus: CorpusConfig, size: int
@@ -452,7 +459,7 @@ def test_sacrebleu_without_network_is_one_message_each_time(test_set: Path) -> N
     for _ in range(2):  # the first attempt leaves folders and a lock behind
         message = complaint(CorpusConfig(sacrebleu="wmt14/full"), test_set)
         assert (
-            message.startswith("sacrebleu: wmt14/full cannot be had (")
+            message.startswith("sacrebleu: wmt14/full cannot be downloaded (")
             and "give local files instead" in message
         )
     (test_set / "raw" / "wmt14_full.test-full.tgz").write_bytes(b"half a download")
@@ -485,7 +492,7 @@ def test_offline_only_sacrebleus_cache_is_used(
     assert read(corpus, test_set) == [("a", "c")]
     (test_set / "wmt14_full.en-de.ref").unlink()
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert "cannot be had" in complaint(corpus, test_set) and len(asked) == 1
+    assert "cannot be downloaded" in complaint(corpus, test_set) and len(asked) == 1
 
 
 BLOCKED = """
@@ -553,7 +560,9 @@ def test_the_demo_has_both_directions(tmp_path: Path) -> None:
         read(CorpusConfig(demo="test"), tmp_path),
         read(CorpusConfig(demo="test"), tmp_path, "de", "en"),
     )
-    assert forth == [tuple(pair) for pair in demo.pairs("test")] == [(t, s) for s, t in back]
+    assert (
+        forth == [tuple(pair) for pair in demo.generate_pairs("test")] == [(t, s) for s, t in back]
+    )
     assert "the embedded corpus is English-German" in complaint(
         CorpusConfig(demo="test"), tmp_path, "en", "fr"
     )
@@ -568,7 +577,7 @@ def test_names_are_short() -> None:
         CorpusConfig(sacrebleu="wmt14/full"),
         CorpusConfig(demo="train"),
     )
-    assert [describe(corpus) for corpus in corpora] == [
+    assert [describe_corpus(corpus) for corpus in corpora] == [
         "x.en + x.de",
         "a.tgz: x.en + x.de",
         "x.tsv",

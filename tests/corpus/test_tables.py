@@ -10,12 +10,12 @@ from pyarrow import parquet
 
 from nmt.config import DataConfig
 from nmt.corpus.tables import (
-    cut,
-    n_rows,
-    pairs_of_jsonl,
-    pairs_of_table,
-    pairs_of_tsv,
-    tables_of_parquet,
+    count_rows,
+    parse_jsonl,
+    parse_table,
+    parse_tsv,
+    read_parquet_tables,
+    rebatch_tables,
 )
 from nmt.system.errors import UserError
 
@@ -23,13 +23,13 @@ DATA = DataConfig(src="en", tgt="de")
 
 
 def jsonl(*lines: str) -> tuple[list[str], list[str], dict[int, str]]:
-    return pairs_of_jsonl([f"{line}\n".encode() for line in lines], 1, "x.jsonl", DATA)
+    return parse_jsonl([f"{line}\n".encode() for line in lines], 1, "x.jsonl", DATA)
 
 
 def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]]:
-    blocks = list(cut([pa.table(columns)], 100, DATA, "x.parquet"))
+    blocks = list(rebatch_tables([pa.table(columns)], 100, DATA, "x.parquet"))
     assert len(blocks) == 1
-    return pairs_of_table(blocks[0], 1, "x.parquet")
+    return parse_table(blocks[0], 1, "x.parquet")
 
 
 # ---- columns ----------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
     assert jsonl('{"en": "a", "fr": "b"}')[2] == {0: f"x.jsonl:1: {what}"}
     parquet.write_table(pa.table({"en": ["a"], "fr": ["b"]}), tmp_path / "x.parquet")
     with pytest.raises(UserError) as caught:
-        list(tables_of_parquet(tmp_path / "x.parquet", DATA))
+        list(read_parquet_tables(tmp_path / "x.parquet", DATA))
     assert str(caught.value) == f"{tmp_path}/x.parquet: {what}"
 
 
@@ -119,7 +119,7 @@ def test_a_bad_line_of_jsonl_is_named_and_keeps_its_place(line: str, complaint: 
 
 def test_a_bad_line_of_tsv_is_named_and_keeps_its_place() -> None:
     lines = [b"a\tb\r\n", b"a\n", b"a\tb\tc\n", b"\xff\n", b"\t\n"]
-    assert pairs_of_tsv(lines, 7, "x.tsv") == (
+    assert parse_tsv(lines, 7, "x.tsv") == (
         ["a", "", "", "", ""],
         ["b", "", "", "", ""],
         {
@@ -164,8 +164,8 @@ def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) ->
     parquet.write_table(
         pa.table({"en": pa.array(["a", "é"], kind), "de": ["b", "c"]}), tmp_path / "x.parquet"
     )
-    blocks = cut(tables_of_parquet(tmp_path / "x.parquet", DATA), 9, DATA, "x")
-    assert [pairs_of_table(block, 1, "x") for block in blocks] == [(["a", "é"], ["b", "c"], {})]
+    blocks = rebatch_tables(read_parquet_tables(tmp_path / "x.parquet", DATA), 9, DATA, "x")
+    assert [parse_table(block, 1, "x") for block in blocks] == [(["a", "é"], ["b", "c"], {})]
 
 
 # ---- parquet ----------------------------------------------------------------------------------------------------
@@ -176,9 +176,11 @@ def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) ->
 def test_tables_are_cut_into_equal_blocks(tmp_path: Path, size: int, group: int) -> None:
     rows = [{"id": i, "translation": {"de": f"d{i}", "en": f"e{i}"}} for i in range(10)]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=group)
-    blocks = list(cut(tables_of_parquet(tmp_path / "x.parquet", DATA), size, DATA, "x"))
+    blocks = list(
+        rebatch_tables(read_parquet_tables(tmp_path / "x.parquet", DATA), size, DATA, "x")
+    )
     assert [len(block) for block in blocks] == [min(size, 10 - i) for i in range(0, 10, size)]
-    assert sum((pairs_of_table(block, 1, "x")[0] for block in blocks), []) == [
+    assert sum((parse_table(block, 1, "x")[0] for block in blocks), []) == [
         f"e{i}" for i in range(10)
     ]
 
@@ -192,7 +194,7 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
     before = pa.total_allocated_bytes()
     most = max(
         pa.total_allocated_bytes()
-        for _ in cut(tables_of_parquet(tmp_path / "x.parquet", DATA), 500, DATA, "x")
+        for _ in rebatch_tables(read_parquet_tables(tmp_path / "x.parquet", DATA), 500, DATA, "x")
     )
     assert 0 < most - before < n_bytes / 6
 
@@ -201,11 +203,11 @@ def test_rows_are_counted_by_metadata(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"x": range(123)}), tmp_path / "x.parquet", row_group_size=10)
     (tmp_path / "x.tsv").write_text("a\tb\n")
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no PAR1")
-    assert n_rows(tmp_path / "x.parquet") == 123 and n_rows(tmp_path / "x.tsv") is None
+    assert count_rows(tmp_path / "x.parquet") == 123 and count_rows(tmp_path / "x.tsv") is None
     with pytest.raises(
         UserError, match="y.parquet: not a readable parquet file .*; fetch it again"
     ):
-        n_rows(tmp_path / "y.parquet")
+        count_rows(tmp_path / "y.parquet")
 
 
 def test_a_flipped_byte_under_a_checksum_is_found(tmp_path: Path) -> None:
@@ -221,4 +223,4 @@ def test_a_flipped_byte_under_a_checksum_is_found(tmp_path: Path) -> None:
     content[content.index(b"Haus\n\0\0\0Hallo") + 11] ^= 1
     (tmp_path / "x.parquet").write_bytes(content)
     with pytest.raises(UserError, match="x.parquet: not a readable parquet file"):
-        list(tables_of_parquet(tmp_path / "x.parquet", DATA))
+        list(read_parquet_tables(tmp_path / "x.parquet", DATA))

@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus import downloads as remote
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.reader import Pair
+from nmt.known_test_sets import KNOWN_SETS, NEWSTEST2014, SACREBLEU_NAMES, KnownSet
 from nmt.system.errors import UserError
 
-KNOWN = testsets.KNOWN
 REAL = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SRC = ["A dog sees the café.", "Big cats & small cats", "One house", "The end"]
 REF = ["Ein Hund sieht das Café.", "Große Katzen & kleine Katzen", "Ein Haus zu 5 %", "Das Ende"]
@@ -54,12 +53,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(
         testsets,
-        "KNOWN",
-        {
-            "newstest2012": (4, {"en": sha(SRC[::-1]), "de": sha(REF[::-1])}),
-            "newstest2013": (4, {"en": sha(SRC), "de": sha(REF)}),
-            **{key: value for key, value in KNOWN.items() if "2014" in key},
-        },
+        "KNOWN_SETS",
+        (
+            KnownSet("newstest2012", "wmt12", 4, ({"en": sha(SRC[::-1]), "de": sha(REF[::-1])},)),
+            KnownSet("newstest2013", "wmt13", 4, ({"en": sha(SRC), "de": sha(REF)},)),
+            NEWSTEST2014,
+        ),
     )
     return tmp_path / "cache"
 
@@ -90,11 +89,11 @@ def complaint(name: str, data: DataConfig) -> str:
 def test_years_are_names_of_sets_that_sacrebleu_has() -> None:
     from sacrebleu.dataset import DATASETS
 
-    assert list(remote.SACREBLEUS) == [f"newstest{year}" for year in range(2008, 2022)]
+    assert list(SACREBLEU_NAMES) == [f"newstest{year}" for year in range(2008, 2022)]
     assert [
-        name for name in remote.SACREBLEUS.values() if "en-de" not in DATASETS[name].langpairs
+        name for name in SACREBLEU_NAMES.values() if "en-de" not in DATASETS[name].langpairs
     ] == []
-    assert [remote.SACREBLEUS[f"newstest20{year}"] for year in ("08", "13", "14", "19")] == [
+    assert [SACREBLEU_NAMES[f"newstest20{year}"] for year in ("08", "13", "14", "19")] == [
         "wmt08",
         "wmt13",
         "wmt14/full",
@@ -225,7 +224,7 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
     )
     found, told = json.loads(done.stdout)
     assert found == REF
-    assert told.startswith("sacrebleu: wmt09 cannot be had (")
+    assert told.startswith("sacrebleu: wmt09 cannot be downloaded (")
     assert told.endswith("(or put newstest2009.en and newstest2009.de into .)")
 
 
@@ -233,9 +232,13 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
 
 
 def test_the_digest_is_that_of_lines_as_sacrebleu_writes_them() -> None:
-    assert testsets.digest(["a", "ä b"]) == hashlib.sha256(b"a\n\xc3\xa4 b\n").hexdigest()
-    assert testsets.digest([" a\r", "ä\u00a0 b\u2028"]) == testsets.digest(["a", "ä b"])
-    assert testsets.digest(["a", "b"]) != testsets.digest(["a b"]) != testsets.digest(["ab"])
+    assert testsets.digest_lines(["a", "ä b"]) == hashlib.sha256(b"a\n\xc3\xa4 b\n").hexdigest()
+    assert testsets.digest_lines([" a\r", "ä\u00a0 b\u2028"]) == testsets.digest_lines(["a", "ä b"])
+    assert (
+        testsets.digest_lines(["a", "b"])
+        != testsets.digest_lines(["a b"])
+        != testsets.digest_lines(["ab"])
+    )
 
 
 def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
@@ -358,15 +361,14 @@ def test_the_lines_of_the_filtered_set(
     cache: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src, ref = [f"line {i % 3000}" for i in range(3003)], [f"Zeile {i}" for i in range(3003)]
-    monkeypatch.setattr(
-        testsets, "KNOWN", {"newstest2014 de-en": (3003, {"en": sha(src), "de": sha(ref)})}
-    )
+    toy = replace(NEWSTEST2014, texts=({"en": sha(src), "de": sha(ref)},))
+    monkeypatch.setattr(testsets, "KNOWN_SETS", (toy,))
     fill(cache, "wmt14/full", src, ref)
     subset = testsets.open_test_set("newstest2014", data).subset
-    assert subset is not None and len(subset) == 2737 and len(testsets.DROPPED) == 12
-    assert sorted({*subset, *(i for dropped in testsets.DROPPED for i in dropped)}) == list(
-        range(3003)
-    )
+    assert subset is not None and len(subset) == 2737
+    assert NEWSTEST2014.subset is not None and len(NEWSTEST2014.subset.left_out) == 12
+    left_out = [i for document in NEWSTEST2014.subset.left_out for i in document]
+    assert sorted([*subset, *left_out]) == list(range(3003))
 
     order = [*subset[1000:], *subset[:1000]]  # documents stand in another order there
     fill(cache, "wmt14", [src[i] for i in order], [ref[i] for i in order])
@@ -409,7 +411,7 @@ def test_the_lines_of_the_filtered_set(
 def test_the_real_newstests(
     monkeypatch: pytest.MonkeyPatch, folder: str, tgt: str, name: str, n: int
 ) -> None:
-    monkeypatch.setattr(testsets, "KNOWN", KNOWN)
+    monkeypatch.setattr(testsets, "KNOWN_SETS", KNOWN_SETS)
     data = DataConfig(root=str(REAL / folder), tgt=tgt)
     found = testsets.open_test_set(name, data)
     assert (found.known_as, len(found.src), len(found.ref), found.warning) == (name, n, n, None)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packing import pack, tar
 
-from nmt.corpus.text_files import TextFile, decode, decoded, read_raw
+from nmt.corpus.text_files import TextFile, decode_lines, decode_stream, read_line_blocks
 from nmt.system.errors import UserError
 
 NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\0", "\ufeff"]
@@ -21,8 +21,8 @@ ARCHIVES = [".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tar.zst"]
 
 def lines_of(text: TextFile, size: int = 7) -> list[str]:
     lines: list[str] = []
-    for raw, _ in read_raw(text, size):
-        texts, bad = decode(raw, len(lines) + 1, text.name)
+    for raw, _ in read_line_blocks(text, size):
+        texts, bad = decode_lines(raw, len(lines) + 1, text.name)
         assert not bad
         lines += texts
     return lines
@@ -63,7 +63,9 @@ def test_a_line_ends_with_newline_and_nothing_else(
     tmp_path: Path, content: bytes, lines: list[str]
 ) -> None:
     (tmp_path / "x").write_bytes(content)
-    assert lines_of(TextFile(tmp_path / "x")) == list(decoded(io.BytesIO(content), "x")) == lines
+    assert (
+        lines_of(TextFile(tmp_path / "x")) == list(decode_stream(io.BytesIO(content), "x")) == lines
+    )
 
 
 @given(
@@ -72,7 +74,7 @@ def test_a_line_ends_with_newline_and_nothing_else(
 def test_blocks_equal_brute_force(pieces: list[str], size: int) -> None:
     content = "\n".join(pieces).encode() or b"\n"
     raw = io.BytesIO(content).readlines()
-    blocks = [decode(raw[i : i + size], i + 1, "x") for i in range(0, len(raw), size)]
+    blocks = [decode_lines(raw[i : i + size], i + 1, "x") for i in range(0, len(raw), size)]
     assert [text for texts, _ in blocks for text in texts] == brute(content)
     assert not any(bad for _, bad in blocks)
 
@@ -81,7 +83,7 @@ def test_blocks_equal_brute_force(pieces: list[str], size: int) -> None:
     st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"") + b"\n"), min_size=1)
 )
 def test_a_line_is_complained_of_exactly_where_python_cannot_decode_it(raw: list[bytes]) -> None:
-    texts, bad = decode(raw, 5, "x")
+    texts, bad = decode_lines(raw, 5, "x")
     assert len(texts) == len(raw)
     for i, line in enumerate(raw):
         try:
@@ -104,7 +106,7 @@ def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
         pack(content[:9000], suffix) + pack(content[9000:], suffix)
     )  # packed files may be joined
     assert lines_of(TextFile(file), 1000) == brute(content)
-    shares = [share for _, share in read_raw(TextFile(file), 10)]
+    shares = [share for _, share in read_line_blocks(TextFile(file), 10)]
     assert shares == sorted(shares) and 0 < shares[0] <= shares[-1] == 1
     assert suffix or max(abs(share - i / len(shares)) for i, share in enumerate(shares, 1)) < 0.1
 
@@ -117,7 +119,7 @@ def test_a_stream_gives_each_line_at_once_and_stops_at_a_bad_one() -> None:
             taken.append(line)
             yield line
 
-    lines = decoded(typed(), "standard input")
+    lines = decode_stream(typed(), "standard input")
     assert next(lines) == "a" and len(taken) == 1
     assert next(lines) == "b" and len(taken) == 2
     with pytest.raises(UserError, match="^standard input:3:1: byte 0xff is not valid UTF-8"):
@@ -149,7 +151,7 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
         "'training/a.de-en.en', 'training/a.de-en.de', 'training/b.en.gz'"
     )
     assert list(tmp_path.iterdir()) == [path]
-    shares = [share for _, share in read_raw(TextFile(path, "training/a.de-en.de"), 100)]
+    shares = [share for _, share in read_line_blocks(TextFile(path, "training/a.de-en.de"), 100)]
     assert shares == sorted(shares) and shares[-1] == 1
 
 

@@ -44,15 +44,16 @@ from nmt.config import (
     override_config,
 )
 from nmt.corpus import test_sets as testsets
-from nmt.corpus.demo import pairs
+from nmt.corpus.demo import generate_pairs
 from nmt.evaluate import evaluation
+from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.significance import compare_systems
 from nmt.system.files import seal
 from nmt.system.output_folder import is_unedited_card
 
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
 FEW = 40
-ENGLISH, GERMAN = (list(side) for side in zip(*islice(pairs("train"), 3003), strict=True))
+ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 3003), strict=True))
 Capture = pytest.CaptureFixture[str]
 
 
@@ -725,8 +726,9 @@ KEPT = [i for i in range(30) if i not in (3, 4, 20, 21)]
 def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's test set in the place of newstest2014, with four lines that the filtered one has not."""
     digests = {language: sha256(ground / f"test.{language}") for language in ("en", "de")}
-    monkeypatch.setattr(testsets, "KNOWN", {"newstest2014 de-en": (30, digests)})
-    monkeypatch.setattr(testsets, "DROPPED", DROPPED)
+    subset = KnownSubset("wmt14", ("en", "de"), DROPPED)
+    toy = KnownSet("newstest2014", "wmt14/full", 30, (digests,), subset=subset)
+    monkeypatch.setattr(testsets, "KNOWN_SETS", (toy,))
 
 
 @pytest.mark.usefixtures("known")

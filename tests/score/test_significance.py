@@ -20,7 +20,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from nmt.corpus.demo import pairs
+from nmt.corpus.demo import generate_pairs
 from nmt.score.significance import (
     Bootstrap,
     bootstrap,
@@ -32,7 +32,7 @@ from nmt.score.significance import (
 from nmt.system.errors import UserError
 
 METRICS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
-REFERENCES = [german for _, german in islice(pairs("train"), 200)]
+REFERENCES = [german for _, german in islice(generate_pairs("train"), 200)]
 WMT17 = os.environ.get("NMT_WMT17", "")
 
 

@@ -9,11 +9,11 @@ from itertools import islice
 
 import pytest
 
-from nmt.corpus.demo import pairs
-from nmt.corpus.test_sets import KNOWN_SIZES
+from nmt.corpus.demo import generate_pairs
+from nmt.known_test_sets import name_sizes
 from nmt.score.text_checks import Problem, Text, find_problems
 
-ENGLISH, GERMAN = (list(side) for side in zip(*islice(pairs("train"), 3003), strict=True))
+ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 3003), strict=True))
 
 
 def good() -> list[str]:
@@ -31,7 +31,7 @@ def look(
         Text("out.txt", hypotheses, language),
         Text("ref.de", references or GERMAN, language),
         Text("src.en", sources, "en") if sources is not None else None,
-        KNOWN_SIZES,
+        name_sizes(),
     )
     for problem in found:
         assert "\n" not in problem.message and problem.message.isascii()
