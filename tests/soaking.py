@@ -240,7 +240,7 @@ def _tell_phases(file: int) -> None:
         (trainer.Trainer, "loop", "training", "end"),
         (trainer.Trainer, "validate", "validating", ""),
         (trainer.Trainer, "save", "saving", ""),
-        (checkpoint, "prune", "pruning", ""),
+        (checkpoint, "prune_checkpoints", "pruning", ""),
     ):
         assert hasattr(module, name), (
             f"{module} has no {name} any more; the harness must learn the new one"

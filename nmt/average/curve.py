@@ -6,7 +6,7 @@ is ever written, complete or not at all.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +67,7 @@ def measure_curve(
         mean = combine(checkpoints[-n:], [candidate.weight for candidate in chosen])
         translator = make_translator(newest, world.device, config.decoding)
         load_mean(mean, translator.model)
-        result = validate(translator, dev, config, micro_tokens, world, _go_through)
+        result = validate(translator, dev, config, micro_tokens, world)
         assert result is not None and result.bleu is not None
         signature = result.bleu.signature
         steps = [candidate.step for candidate in chosen]
@@ -143,9 +143,3 @@ def _open_dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
             f"{error}; the curve needs the dev set that training had, in the run's data.store: make it "
             "again with nmt-prepare --config RUN/config.yaml, or work where training worked"
         ) from None
-
-
-def _go_through(work: Iterable[object]) -> bool:
-    for _ in work:
-        pass
-    return True

@@ -96,10 +96,24 @@ def work(args: argparse.Namespace) -> int:
             else:
                 plan(config, world, price=args.price)
             return 0
-        from nmt.report.page import write_report
         from nmt.train.trainer import train
 
-        return train(config, world, write_report)
+        code = train(config, world)
+        # All ranks wait: torchrun ends the others as soon as one has left with an exit code.
+        world.on_main(lambda: write_page(config.folder))
+        return code
+
+
+def write_page(folder: Path) -> None:
+    """Write the page of the run, also of one that was stopped; training is not lost where that fails."""
+    from nmt.report.page import write_report
+    from nmt.system.errors import UserError
+    from nmt.system.progress import say
+
+    try:
+        write_report(folder)
+    except (OSError, UserError) as error:
+        say(f"warning: no report: {error}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
 from nmt.system.run_folder import VOCAB_FILE
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import excerpt, explained_out_of_memory, run_shape
+from nmt.train.memory_probe import explain_out_of_memory, load_excerpt, run_shape
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica
 from nmt.train.update import run_update
@@ -96,7 +96,7 @@ class Rehearsal:
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         forget_peak(world.device)
         ticks.mark()
-        with contextlib.closing(progress), explained_out_of_memory(self.micro_tokens):
+        with contextlib.closing(progress), explain_out_of_memory(self.micro_tokens):
             for _ in range(n):
                 began = clock()
                 update = next(updates)
@@ -130,7 +130,7 @@ class Rehearsal:
             return 0.0
         dev = open_store(self.folder, "valid", self.vocab.digest)
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
-        updates, _ = excerpt(dev, middle, self.micro_tokens, self.world.device)
+        updates, _ = load_excerpt(dev, middle, self.micro_tokens, self.world.device)
         self.model.eval()
         with updates, torch.no_grad():
             update = next(updates)

@@ -33,7 +33,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import check_writable, sync_to_disk
 from nmt.system.progress import format_duration, say
 from nmt.system.ranks import World
-from nmt.train.memory_probe import excerpt, resolve_micro_tokens, worst_orders
+from nmt.train.memory_probe import load_excerpt, order_by_memory, resolve_micro_tokens
 
 PROFILED_MICROS = 12  # of some 10,000 events, each of which must be read
 PLANNED_S = 35.0
@@ -252,8 +252,8 @@ def plan(config: RunConfig, world: World, price: float | None = None) -> Plan:
     store, worst = rehearsal.store, list[Worst]()
 
     def try_worst() -> None:
-        for order in worst_orders(store):
-            loader, pairs = excerpt(store, order, micro_tokens, world.device, rehearsal.shape)
+        for order in order_by_memory(store):
+            loader, pairs = load_excerpt(store, order, micro_tokens, world.device, rehearsal.shape)
             with loader:
                 two = rehearsal.run(loader, 2, "worst micro-batches", is_alone=True)
             worst.append(Worst(pairs, two.n_src // 2, two.n_tgt // 2, two.seconds[-1], two.peak))

@@ -1,8 +1,8 @@
-"""Keeps the checkpoints of a run: writes, names and prunes them, and bears with a disk that is full for a while.
+"""Writes, links and prunes the checkpoints of a run, and tolerates a disk that is full for a while.
 
-From a GPU the tensors are copied to the host, which is all that training waits for; a thread writes them. A checkpoint
-that cannot be written costs a warning and is tried again when the next one is due; the third failure in a row ends the
-run. The last good one is never touched before its successor is whole.
+On a GPU the tensors are copied to the host, which is all that training waits for; a thread writes them. A checkpoint
+that cannot be written costs a warning, and the next one that is due is another try; the third failure in a row ends
+the run. The last good checkpoint is never touched before its successor is whole.
 """
 
 import shutil
@@ -19,98 +19,110 @@ from nmt.config import RunConfig
 from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
-from nmt.train.metrics_log import Journal
+from nmt.train.metrics_log import MetricsLog
 
-TRIES = 3
-SPARE = 1 << 24  # bytes for the small files, and for whoever else writes
+MAX_FAILURES = 3  # in a row
+SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write to the same disk
 
 
-class Keeper:
-    """Of the main rank, which alone writes. `is_apart`: training goes on meanwhile."""
+class CheckpointWriter:
+    """Belongs to the main rank, which alone writes. `in_background`: training goes on while a thread writes."""
 
     def __init__(
         self,
         run: RunFolder,
         config: RunConfig,
         vocab_model: bytes,
-        journal: Journal,
-        saved: int,
-        is_apart: bool,
+        metrics: MetricsLog,
+        saved_step: int,
+        in_background: bool,
     ) -> None:
-        self.run, self.config, self.vocab_model, self.journal = run, config, vocab_model, journal
-        self.saved, self.is_apart = saved, is_apart  # the update of the last good one
+        self.run, self.config, self.vocab_model, self.metrics = run, config, vocab_model, metrics
+        self.in_background = in_background
+        self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
-        self._trouble = ""
-        self._writer = ThreadPoolExecutor(1)
-        self._flying: Future[None] | None = None
-        self._host: dict[str, Tensor] = {}  # what the thread reads
+        self._tried_step = saved_step
+        self._trouble = ""  # why the last one failed
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._host: dict[str, Tensor] = {}  # the copies that the thread reads
 
     @property
     def is_broken(self) -> bool:
-        return self.failures >= TRIES
+        return self.failures >= MAX_FAILURES
 
     def save(self, snapshot: Snapshot, state: TrainState) -> None:
-        """Write the checkpoint of `state`, or begin to."""
-        self.settle(is_waiting=True)
-        if self.is_apart:
-            snapshot = Snapshot(self._copied(snapshot.weights), self._copied(snapshot.moments))
-            if torch.cuda.is_available():
-                torch.cuda.current_stream().synchronize()
+        """Write the checkpoint of `state`, or start to."""
+        self.wait()
+        if self.in_background:
+            snapshot = self._copy_to_host(snapshot)
         try:
-            state = replace(state, metrics_bytes=self.journal.secured())
+            state = replace(state, metrics_bytes=self.metrics.sync())
         except OSError as error:
-            self._fail(state.step, error)
-        else:
-            self._flying = self._writer.submit(self._write, snapshot, state)
-            self.settle(is_waiting=not self.is_apart)
-
-    def settle(self, is_waiting: bool = False) -> None:
-        """See what came of the last one, if it is known by now."""
-        flying = self._flying
-        if flying is None or not (is_waiting or flying.done()):
+            self._count_failure(state.step, error)
             return
-        self._flying = None
+        self._writing = self._thread.submit(self._write, snapshot, state)
+        if not self.in_background:
+            self.wait()
+
+    def poll(self) -> None:
+        """Take note of how the last save went, if it has ended."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the last save to end, and take note of how it went."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
         try:
-            flying.result()
+            writing.result()
         except (OSError, SafetensorError, Failure) as error:
-            self._fail(self._step, error)
+            self._count_failure(self._tried_step, error)
         else:
-            self.failures, self.saved = 0, self._step
+            self.failures, self.saved_step = 0, self._tried_step
 
     def finish(self) -> None:
-        """The end: the last checkpoint must be there."""
-        self.settle(is_waiting=True)
+        """Make sure that the last checkpoint has been written."""
+        self.wait()
         if self.failures:
             raise Failure(
-                f"the checkpoint of update {self._step} could not be written: {self._trouble}; make room, "
-                "then start the same command again: it goes on from the last good one"
+                f"the checkpoint of update {self._tried_step} could not be written: {self._trouble}; "
+                "make room, then start the same command again: it continues from the last good one"
             )
 
-    def order(self, state: TrainState) -> None:
-        """Name the last and the best checkpoint and prune, also what a killed predecessor did not come to."""
-        best = self.run.checkpoints / "best"
+    def link_and_prune(self, state: TrainState) -> None:
+        """Link `last` and `best` and remove old checkpoints, also those that a killed predecessor left behind."""
+        best_link = self.run.checkpoints / "best"
         try:
             if self.run.checkpoint(state.step).exists():
                 checkpoint.link_checkpoint(self.run, "last", state.step)
             if self.run.checkpoint(state.best_step).exists():
                 checkpoint.link_checkpoint(self.run, "best", state.best_step)
-            kept = (
-                int(best.readlink().name.removeprefix("step-")) if best.is_symlink() else 0
-            )  # the best there is
-            checkpoint.prune_checkpoints(
-                self.run, self.config.training.keep_checkpoints, kept, state.step
-            )
+            best_step = 0
+            if best_link.is_symlink():
+                best_step = int(best_link.readlink().name.removeprefix("step-"))
+            n_kept = self.config.training.keep_checkpoints
+            checkpoint.prune_checkpoints(self.run, n_kept, best_step, state.step)
         except OSError as error:
             say(
-                f"warning: {self.run.checkpoints}: the old checkpoints are not in order yet ({_told(error)})"
+                f"warning: {self.run.checkpoints}: links and old checkpoints could not be updated "
+                f"({_describe(error)})"
             )
 
     def close(self) -> None:
-        """Wait for what is being written, for the lock of the run goes next."""
-        self._writer.shutdown()
-        self.settle(is_waiting=True)
+        """Wait for what is being written, because the run's lock is released next."""
+        self._thread.shutdown()
+        self.wait()
 
-    def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _copy_to_host(self, snapshot: Snapshot) -> Snapshot:
+        """Copy into the same pinned memory each time, from which the thread writes."""
+        copied = Snapshot(self._copy(snapshot.weights), self._copy(snapshot.moments))
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return copied
+
+    def _copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in tensors.items():
             if name not in self._host:
                 self._host[name] = torch.empty(
@@ -120,27 +132,28 @@ class Keeper:
         return {name: self._host[name] for name in tensors}
 
     def _write(self, snapshot: Snapshot, state: TrainState) -> None:
-        self._step = state.step
-        free, needed = shutil.disk_usage(self.run.checkpoints).free, snapshot.size + SPARE
-        if free < needed:
-            raise Failure(f"{self.run.checkpoints}: {needed:,} bytes are needed, {free:,} are free")
-        checkpoint.save_checkpoint(
-            self.run.checkpoint(state.step), snapshot, state, self.config, self.vocab_model
-        )
-        self.order(state)
+        self._tried_step = state.step
+        n_free = shutil.disk_usage(self.run.checkpoints).free
+        n_needed = snapshot.size + SPARE_BYTES
+        if n_free < n_needed:
+            raise Failure(
+                f"{self.run.checkpoints}: {n_needed:,} bytes are needed, {n_free:,} are free"
+            )
+        path = self.run.checkpoint(state.step)
+        checkpoint.save_checkpoint(path, snapshot, state, self.config, self.vocab_model)
+        self.link_and_prune(state)
 
-    def _fail(self, step: int, error: Exception) -> None:
+    def _count_failure(self, step: int, error: Exception) -> None:
         self.failures += 1
-        self._step, self._trouble = step, _told(error)
+        self._tried_step, self._trouble = step, _describe(error)
         say(
-            f"warning: the checkpoint of update {step} could not be written: {self._trouble}; training goes on, the "
-            f"next one is another try ({self.failures} of {TRIES} failures in a row, which end the run)"
+            f"warning: the checkpoint of update {step} could not be written: {self._trouble}; "
+            f"training continues and will try again ({self.failures} of the {MAX_FAILURES} failures "
+            "in a row that end the run)"
         )
 
 
-def _told(error: Exception) -> str:
-    return (
-        f"{error.filename}: {error.strerror}"
-        if isinstance(error, OSError) and error.filename
-        else str(error)
-    )
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

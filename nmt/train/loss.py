@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
-from nmt.train.loss_triton import fused_loss_forward, supports
+from nmt.train.loss_triton import fused_loss_forward, supports_fused_loss
 
 CHUNK, ROWS = (
     48_000_000,
@@ -29,7 +29,7 @@ class _FusedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        work = fused_loss_forward if supports(hidden) else chunked_loss_forward
+        work = fused_loss_forward if supports_fused_loss(hidden) else chunked_loss_forward
         smoothed, nll, grad_hidden, grad_weight = work(
             hidden, weight, labels, smoothing, needs_grad
         )

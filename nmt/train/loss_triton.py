@@ -19,21 +19,21 @@ try:
 except ImportError:  # the plain path needs none of it
     triton = tl = constexpr = None
 
-kernel = triton.jit if triton is not None else lambda function: function
+loss_kernel = triton.jit if triton is not None else lambda function: function
 # Triton itself reads the environment only once.
 IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
 # In a chunk: 300 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
-ROWS = 4096
+CHUNK_ROWS = 4096
 
 
-def supports(hidden: Tensor) -> bool:
+def supports_fused_loss(hidden: Tensor) -> bool:
     """Whether `fused_loss_forward` takes such rows; if not, the plain loss does."""
     has_device = triton is not None and (hidden.is_cuda or IS_INTERPRETED)
     return has_device and hidden.dtype in (torch.float32, torch.bfloat16)
 
 
-@kernel
+@loss_kernel
 def _halves(pairs):
     """The fp32 logits of even and of odd columns from bf16 bits, two in an int32."""
     even = (pairs << 16).to(tl.float32, bitcast=True)
@@ -41,14 +41,14 @@ def _halves(pairs):
     return even, odd
 
 
-@kernel
+@loss_kernel
 def _paired(even, odd):
     even = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
     odd = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
     return even | odd
 
 
-@kernel
+@loss_kernel
 def loss_rows_once(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     PAIRS: constexpr, PARTS: constexpr, FULL_PARTS: constexpr, NEEDS_GRAD: constexpr,
@@ -125,7 +125,7 @@ def loss_rows_once(
         tl.store(logits + label, tl.exp(at_label - top) * share - others - gold, counts)
 
 
-@kernel
+@loss_kernel
 def loss_rows_twice(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     BLOCK: constexpr, NEEDS_GRAD: constexpr,
@@ -170,7 +170,7 @@ def reads_once(logits: Tensor) -> bool:
     return is_paired and logits.data_ptr() % 4 == 0 and logits.shape[1] <= WIDEST_ROW
 
 
-def parts_of(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
+def choose_parts(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
     """Return the pairs in a part of a row, the parts, those without padding, a program's warps."""
     pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
     parts = triton.cdiv(n_columns, 2 * pairs)
@@ -193,7 +193,7 @@ def rows_in_place(
     if not n_rows:
         return smoothed, nll
     if reads_once(logits):
-        pairs, parts, full_parts, warps = parts_of(n_vocab, n_columns)
+        pairs, parts, full_parts, warps = choose_parts(n_vocab, n_columns)
         loss_rows_once[n_rows,](*given, pairs, parts, full_parts, needs_grad, num_warps=warps)
     else:
         block = min(4096, triton.next_power_of_2(n_vocab))
@@ -214,7 +214,7 @@ def fused_loss_forward(
     smoothing: float,
     needs_grad: bool,
     n_vocab: int | None = None,
-    rows: int = ROWS,
+    rows: int = CHUNK_ROWS,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the gradients of the smoothed sum by
     `hidden` and by `weight`.
@@ -231,13 +231,13 @@ def fused_loss_forward(
     nll = hidden.new_zeros((), dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_grad else None
     grad_weight = torch.zeros_like(weight_fast, dtype=torch.float32) if needs_grad else None
-    room = hidden.new_empty(min(rows, hidden.shape[0]), weight_fast.shape[0])  # one for all chunks
+    buffer = hidden.new_empty(min(rows, hidden.shape[0]), weight_fast.shape[0])  # for every chunk
     with torch.autocast(device, enabled=False):
         for first in range(0, hidden.shape[0], rows):
             h, label = hidden[first : first + rows], labels[first : first + rows]
-            if len(h) == len(room):
-                logits = torch.mm(h, weight_fast.T, out=room)  # (C, V)
-            else:  # the compiler would copy all of the room to write a part of it
+            if len(h) == len(buffer):
+                logits = torch.mm(h, weight_fast.T, out=buffer)  # (C, V)
+            else:  # the compiler would copy the whole buffer to write a part of it
                 logits = torch.mm(h, weight_fast.T)
             losses = rows_in_place(
                 logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad

@@ -1,8 +1,8 @@
 """What fits into memory: the micro-batches that need most of it, and how large they may be.
 
-Where micro-batches have one shape each needs the same memory, and the first tells. Otherwise the longest sentences and
-the most sentences need most: run before all others they tell in the first minute, not after hours, what to lower.
-The size of a micro-batch follows from the ranks: an equal share of an update for each, halved until it fits.
+Where micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise the longest sentences
+and the most sentences need most: run before all others, they fail in the first minute and not after hours. The size of
+a micro-batch follows from the ranks: an equal share of an update for each, halved until it fits.
 """
 
 import contextlib
@@ -30,10 +30,11 @@ from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, has_fixed_shape, make_replica
 
-CPU_MICRO_TOKENS = 4_096  # docs/benchmarks.md
-SHARE = 0.92  # of a GPU's memory that a trial may take
-MOST_ROUNDS = 64  # micro-batches of an update on one rank
-USEFUL = 0.9  # of a rank's work, below which a run that continues on other ranks gets micro-batches of another size
+CPU_MICRO_TOKENS = 4_096  # the fastest size, see docs/benchmarks.md
+TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
+MAX_ROUNDS = 64  # micro-batches of an update on one rank
+# A run that continues on other ranks keeps its micro-batches, unless less than this share of the ranks would work.
+MIN_USEFUL_SHARE = 0.9
 
 
 def run_shape(
@@ -49,51 +50,56 @@ def run_shape(
 # ---- the worst micro-batches -------------------------------------------------------------------------------------
 
 
-def worst_orders(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs whose first ones need most memory: the longest sentences, then the most sentences."""
+def order_by_memory(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs in two orders; a micro-batch of the first ones needs most memory, because it has the longest sentences
+    or the most."""
     src, tgt = store.src.lengths, store.tgt.lengths
     return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
 
 
-def excerpt(
+def load_excerpt(
     store: TokenStore,
     order: np.ndarray,
     micro_tokens: int,
     device: torch.device,
     shape: BatchShape | None = None,
 ) -> tuple[Loader, int]:
-    """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many these are."""
-    ends = [np.cumsum(side.lengths[order[:micro_tokens]]) for side in (store.src, store.tgt)]
-    n_pairs = min(int(end.searchsorted(micro_tokens, "right")) for end in ends)
+    """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many pairs these are."""
+    first = order[:micro_tokens]  # a sentence has at least one token
+    n_pairs = len(first)
+    for side in (store.src, store.tgt):
+        ends = np.cumsum(side.lengths[first])
+        n_pairs = min(n_pairs, int(ends.searchsorted(micro_tokens, "right")))
     if shape is not None:
         n_pairs = min(n_pairs, shape.sentences)
-    ids = order[: max(1, n_pairs)]
-    chosen = TokenStore(_chosen(store.src, ids), _chosen(store.tgt, ids))
+    pair_ids = order[: max(1, n_pairs)]
+    chosen = TokenStore(_select(store.src, pair_ids), _select(store.tgt, pair_ids))
     one_micro = TrainingConfig(src_tokens=micro_tokens, tgt_tokens=micro_tokens)
     alone = World(0, 1, device)
     loader = Loader(lambda _: chosen, one_micro, micro_tokens, 0, Cursor(), alone, shape)
-    return loader, len(ids)
+    return loader, len(pair_ids)
 
 
-def _chosen(side: Side, ids: np.ndarray) -> Side:
-    rows = [np.asarray(side.ids[side.offsets[i] : side.offsets[i + 1]]) for i in ids]
-    return Side(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
+def _select(side: Side, pair_ids: np.ndarray) -> Side:
+    rows = [np.asarray(side.ids[side.offsets[i] : side.offsets[i + 1]]) for i in pair_ids]
+    lengths = [len(row) for row in rows]
+    return Side(np.concatenate(rows), np.cumsum([0, *lengths]))
 
 
 def try_worst(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
-    """Pass them through forward and backward, for nothing but the memory that it takes."""
-    for order in worst_orders(store):
-        updates, _ = excerpt(store, order, micro_tokens, world.device, replica.shape)
+    """Run forward and backward over the micro-batches that need most memory, and throw the gradients away."""
+    for order in order_by_memory(store):
+        updates, _ = load_excerpt(store, order, micro_tokens, world.device, replica.shape)
         with updates:
             for micro in next(updates).micros:
                 replica.run(micro.batch, 0.0, 0)
-        if replica.shape is not None:  # then all are alike
+        if replica.shape is not None:  # all micro-batches are alike
             break
     replica.clear_gradients()
 
 
 @contextlib.contextmanager
-def explained_out_of_memory(micro_tokens: int) -> Iterator[None]:
+def explain_out_of_memory(micro_tokens: int) -> Iterator[None]:
     """Turn an out-of-memory error into advice."""
     try:
         yield
@@ -138,7 +144,7 @@ def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
             f"{path}: training.micro_tokens is {micro_tokens}, where nmt-train writes a number; "
             "give one on the command line, or remove the folder to start anew"
         )
-    if useful_share(config.training, micro_tokens, world.size) >= USEFUL:
+    if useful_share(config.training, micro_tokens, world.size) >= MIN_USEFUL_SHARE:
         return micro_tokens
     say(
         f"the run began with micro-batches of {micro_tokens} tokens, "
@@ -148,36 +154,39 @@ def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
 
 
 def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> float:
-    """The share of the ranks that have a micro-batch to work on, over an update."""
+    """The share of the ranks that have a micro-batch to work on, on average over an update."""
     n_micros = -(-max(training.src_tokens, training.tgt_tokens) // micro_tokens)
     n_rounds = -(-n_micros // n_ranks)
     return n_micros / (n_rounds * n_ranks)
 
 
 def choose_micro_tokens(config: RunConfig, world: World) -> int:
-    """An equal share of an update for each rank, if it fits, or else half of that, and so on. On a CPU the first share
-    that its caches like."""
+    """An equal share of an update for each rank: on a GPU halved until it fits into memory, on a CPU divided until it
+    is small enough for the caches."""
     training = config.training
-    update = max(training.src_tokens, training.tgt_tokens)
-    is_cpu = world.device.type == "cpu"
-    n_rounds = 1
-    while n_rounds <= MOST_ROUNDS:
-        size = equal_share(update, world.size * n_rounds)
-        if is_cpu and size <= CPU_MICRO_TOKENS or not is_cpu and fits(config, size, world):
-            return size
-        n_rounds = n_rounds + 1 if is_cpu else 2 * n_rounds
-    if is_cpu:
+    update_tokens = max(training.src_tokens, training.tgt_tokens)
+    if world.device.type == "cpu":
+        for n_rounds in range(1, MAX_ROUNDS + 1):
+            micro_tokens = equal_share(update_tokens, world.size * n_rounds)
+            if micro_tokens <= CPU_MICRO_TOKENS:
+                return micro_tokens
         return CPU_MICRO_TOKENS
+    n_rounds = 1
+    while n_rounds <= MAX_ROUNDS:
+        micro_tokens = equal_share(update_tokens, world.size * n_rounds)
+        if fits(config, micro_tokens, world):
+            return micro_tokens
+        n_rounds *= 2
     raise UserError(
         "training.micro_tokens: auto finds nothing that fits; lower model.d_model or model.n_layers"
     )
 
 
 def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
-    """Whether model, optimizer and the worst micro-batches of that size fit into memory. Leaves nothing behind."""
+    """Whether model, optimizer and the worst micro-batches of that size fit into memory. It leaves nothing there."""
     is_cuda = world.device.type == "cuda"
-    if is_cuda:  # something must be left for NCCL and others that take memory beside torch
-        torch.cuda.set_per_process_memory_fraction(SHARE, world.device)
+    if is_cuda:  # NCCL and others take memory beside torch
+        torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
     try:
         _try_update(config, micro_tokens, replace(world, rank=0, size=1))
     except (RuntimeError, MemoryError) as error:

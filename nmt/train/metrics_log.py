@@ -1,51 +1,79 @@
-"""`metrics.jsonl`, one line for each event; a resumed run writes on from where its checkpoint stood.
+"""Where the figures of training go: `metrics.jsonl`, one line for each event. A new destination is one more class here.
 
-A line that cannot be written, because the disk is full, waits in memory for the next one. So no line is lost, doubled
-or cut in two as long as the process lives, and when it dies the checkpoint says how much of the file counts.
+A resumed run continues the file after the last line that its checkpoint counts. A line that cannot be written, because
+the disk is full, waits in memory for the next one. So no line is lost, doubled or cut in two as long as the process
+lives, and when it dies the checkpoint says how much of the file counts.
 """
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nmt.system.progress import say
 
 
-class Journal:
-    def __init__(self, path: Path, size: int) -> None:
-        """Continue the file `path` after `size` bytes."""
-        self.path, self.size, self.waiting = path, size, b""
-        there = path.stat().st_size if path.exists() else 0
-        if there < size:
-            say(
-                f"warning: {path}: {there} of {size} bytes are left; lines before this update are missing"
-            )
-            self.size = path.read_bytes().rfind(b"\n") + 1 if there else 0  # a line cut in two goes
-        if there:
-            os.truncate(path, self.size)
+class MetricSink(Protocol):
+    """Takes the figures of each event; `kind` is "train", "valid" or "skipped"."""
 
-    def add(self, figures: dict[str, Any]) -> None:
-        is_new_trouble = not self.waiting
+    def write(self, figures: dict[str, Any]) -> None: ...
+
+
+class MetricsLog:
+    """Hands the figures to every sink. Only the main rank has one."""
+
+    def __init__(self, path: Path, n_bytes: int) -> None:
+        self.file = MetricsFile(path, n_bytes)
+        self.sinks: list[MetricSink] = [self.file]
+
+    def write(self, figures: dict[str, Any]) -> None:
+        for sink in self.sinks:
+            sink.write(figures)
+
+    def sync(self) -> int:
+        """Force the file to the disk and return how many bytes it has, for the checkpoint."""
+        return self.file.sync()
+
+
+class MetricsFile:
+    """`metrics.jsonl`, which continues after its first `n_bytes`."""
+
+    def __init__(self, path: Path, n_bytes: int) -> None:
+        self.path, self.n_bytes = path, n_bytes
+        self.waiting = b""  # lines that could not be written yet
+        n_found = path.stat().st_size if path.exists() else 0
+        if n_found < n_bytes:
+            say(
+                f"warning: {path}: {n_found} of {n_bytes} bytes are left; "
+                "lines before this update are missing"
+            )
+            # A line cut in two goes.
+            self.n_bytes = path.read_bytes().rfind(b"\n") + 1 if n_found else 0
+        if n_found:
+            os.truncate(path, self.n_bytes)
+
+    def write(self, figures: dict[str, Any]) -> None:
+        was_fine = not self.waiting
         self.waiting += (json.dumps(figures) + "\n").encode()
         try:
-            self._write()
+            self._flush()
         except OSError as error:
-            if is_new_trouble:
+            if was_fine:
                 say(
-                    f"warning: {self.path}: cannot be written ({error.strerror}); its lines are kept in memory"
+                    f"warning: {self.path}: cannot be written ({error.strerror}); "
+                    "its lines are kept in memory"
                 )
 
-    def secured(self) -> int:
-        """How many bytes are on the disk for good, all lines among them."""
-        self._write(is_synced=True)
-        return self.size
+    def sync(self) -> int:
+        self._flush(is_synced=True)
+        return self.n_bytes
 
-    def _write(self, is_synced: bool = False) -> None:
+    def _flush(self, is_synced: bool = False) -> None:
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-            file.seek(self.size)  # over what a failed attempt may have left
+            file.seek(self.n_bytes)  # over what a failed attempt may have left
             file.write(self.waiting)
             if is_synced:
                 file.flush()
                 os.fsync(file.fileno())
-        self.size, self.waiting = self.size + len(self.waiting), b""
+        self.n_bytes += len(self.waiting)
+        self.waiting = b""

@@ -1,7 +1,7 @@
-"""What is known of an update that was not applied: `nonfinite-STEP.json` in the run folder, for a person to look at.
+"""What is known about an update that was not applied: `nonfinite-STEP.json` in the run folder, for a person to read.
 
-Its micro-batches with their losses and their pairs' numbers in the prepared store; of those whose loss is no number the
-text too. Where all losses are numbers, the gradient was not.
+The file lists the micro-batches with their losses and the numbers of their pairs in the prepared store, and the text
+of those whose loss is NaN or infinite. Where every loss is finite, the gradient was not.
 """
 
 import math
@@ -18,12 +18,12 @@ from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.parallel import total_norm
-from nmt.train.update import Outcome, Sent
+from nmt.train.update import Outcome, PendingOutcome
 
-SKIPS = 3  # in a row
+MAX_SKIPPED = 3  # updates in a row
 
 
-def explain(
+def report_nonfinite(
     outcome: Outcome,
     run: RunFolder,
     model: nn.Module,
@@ -31,31 +31,40 @@ def explain(
     vocab: Vocab,
     world: World,
 ) -> str:
-    """Write the file and say the same in a line. All ranks take part, for each knows its micro-batches only."""
-    sent = outcome.sent
-    losses = _micro_losses(sent, world)
-    weights = [
-        name for name, p in model.named_parameters() if not total_norm([p.detach()]).isfinite()
-    ]
-    path = run.nonfinite(sent.step)
+    """Write the file and return a summary of it in one line. All ranks take part: each knows only its own
+    micro-batches."""
+    pending, figures = outcome.pending, outcome.figures
+    path = run.nonfinite(pending.step)
+    losses = _micro_losses(pending, world)
+    weights = _nonfinite_weights(model)
     if world.is_main:
-        _write(path, outcome, losses, weights, store, vocab)
+        _write_file(path, outcome, losses, weights, store, vocab)
+    mean_loss = figures.loss / pending.update.n_tgt
+    also = f", and so is {weights[0]}" if weights else ""
     return (
-        f"update {sent.step} was not applied: its loss is {outcome.loss / sent.update.n_tgt:.4g}, its gradient's "
-        f"norm {outcome.norm:.4g}{', and so is ' + weights[0] if weights else ''}; {path} has its sentences"
+        f"update {pending.step} was not applied: its loss is {mean_loss:.4g}, its gradient's norm "
+        f"{figures.grad_norm:.4g}{also}; {path} has its sentences"
     )
 
 
-def _micro_losses(sent: Sent, world: World) -> list[float]:
-    """The smoothed loss of each micro-batch of the update, from all ranks."""
-    losses = torch.zeros(
-        len(sent.update.pairs) + world.size, dtype=torch.float64
-    )  # blank ones come last
-    losses[[micro.number for micro in sent.update.micros]] = sent.micro_sums[:, 0].double().cpu()
+def _nonfinite_weights(model: nn.Module) -> list[str]:
+    names = []
+    for name, weight in model.named_parameters():
+        if not total_norm([weight.detach()]).isfinite():
+            names.append(name)
+    return names
+
+
+def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:
+    """The smoothed loss of each micro-batch of the update, from all ranks; those of blank ones come last."""
+    update = pending.update
+    losses = torch.zeros(len(update.pairs) + world.size, dtype=torch.float64)
+    numbers = [micro.number for micro in update.micros]
+    losses[numbers] = pending.micro_sums[:, 0].double().cpu()
     return world.sum(losses).tolist()
 
 
-def _write(
+def _write_file(
     path: Path,
     outcome: Outcome,
     losses: list[float],
@@ -63,41 +72,42 @@ def _write(
     store: TokenStore,
     vocab: Vocab,
 ) -> None:
-    update = outcome.sent.update
-    micros = [
-        _described(losses[number], ids.tolist(), store, vocab)
-        for number, ids in enumerate(update.pairs)
-    ]
+    update = outcome.pending.update
+    micro_batches = []
+    for number, pair_ids in enumerate(update.pairs):
+        micro_batches.append(_describe_micro(losses[number], pair_ids.tolist(), store, vocab))
+    content = {
+        "step": outcome.pending.step,
+        "epoch": update.at.epoch,
+        "update_of_epoch": update.at.update,
+        "loss": _to_json(outcome.figures.loss),
+        "gradient_norm": _to_json(outcome.figures.grad_norm),
+        "nonfinite_weights": weights,
+        "micro_batches": micro_batches,
+    }
     try:
-        write_json(
-            path,
-            {
-                "step": outcome.sent.step,
-                "epoch": update.at.epoch,
-                "update_of_epoch": update.at.update,
-                "loss": _number(outcome.loss),
-                "gradient_norm": _number(outcome.norm),
-                "nonfinite_weights": weights,
-                "micro_batches": micros,
-            },
-        )
+        write_json(path, content)
     except OSError as error:
         say(f"warning: {path}: cannot be written ({error.strerror})")
 
 
-def _described(loss: float, ids: list[int], store: TokenStore, vocab: Vocab) -> dict[str, Any]:
-    described: dict[str, Any] = {"loss": _number(loss), "pairs": ids}
+def _describe_micro(
+    loss: float, pair_ids: list[int], store: TokenStore, vocab: Vocab
+) -> dict[str, Any]:
+    described: dict[str, Any] = {"loss": _to_json(loss), "pairs": pair_ids}
     if not math.isfinite(loss):
-        described["texts"] = [
-            [vocab.decode([_row(side, i)])[0] for side in (store.src, store.tgt)] for i in ids
-        ]
+        texts = []
+        for pair in pair_ids:
+            texts.append([_text(store.src, pair, vocab), _text(store.tgt, pair, vocab)])
+        described["texts"] = texts
     return described
 
 
-def _row(side: Side, i: int) -> list[int]:
-    return side.ids[side.offsets[i] : side.offsets[i + 1]].tolist()
+def _text(side: Side, pair: int, vocab: Vocab) -> str:
+    piece_ids = side.ids[side.offsets[pair] : side.offsets[pair + 1]]
+    return vocab.decode([piece_ids.tolist()])[0]
 
 
-def _number(value: float) -> float | str:
-    """JSON has no NaN."""
+def _to_json(value: float) -> float | str:
+    """JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else str(value)

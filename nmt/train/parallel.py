@@ -1,9 +1,9 @@
-"""What is applied to a model from outside to train it fast: compiled code, a CUDA graph, gradients summed over ranks.
+"""What makes a model train fast, applied from outside: compiled code, a CUDA graph, gradients summed over ranks.
 
-The model knows nothing of it. Every micro-batch of a run has one shape, so its forward and backward pass is compiled
+The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and backward pass is compiled
 once, recorded as one CUDA graph, and replayed: the same graph on every rank, with dropout drawn from the micro-batch's
 own seed. Gradients are added up in one flat fp32 buffer, and after an update's last micro-batch one sum over the ranks
-makes them whole. Or FSDP2 has each rank hold a share of weights, gradients and moments (`training.shard`).
+makes them whole. With `training.shard`, FSDP2 has each rank hold a share of weights, gradients and moments instead.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from nmt.system.ranks import World, gather_shards
 from nmt.train.loss import Objective
 
 BACKEND = "inductor"
-ALIGNMENT = 64  # numbers: where each gradient begins in the flat buffer, so that kernels can read it in wide pieces
+ALIGNMENT = 64  # each gradient begins at a multiple of it in the flat buffer, so that kernels can use wide loads
 
 
 def is_compiled(training: TrainingConfig, device: str) -> bool:
@@ -40,11 +40,9 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     if world.device.type == "cpu" or _has_kernels(model):
         return True
     if world.is_main:
-        reason = (
-            f"no attention kernel takes heads wider than {WIDEST}"
-            if triton is not None
-            else "triton is missing"
-        )
+        reason = "triton is missing"
+        if triton is not None:
+            reason = f"no attention kernel takes heads wider than {WIDEST}"
         say(f"not compiled, which costs speed: {reason}")
     return False
 
@@ -97,19 +95,20 @@ class FlatGradients:
     """The gradients of all parameters, end to end in one fp32 buffer that stays in place."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        ends = [0]
+        begins, end = [], 0
         for p in parameters:
-            ends.append(ends[-1] + -(-p.numel() // ALIGNMENT) * ALIGNMENT)
-        self.buffer = torch.zeros(ends[-1], device=parameters[0].device)
-        for p, begin in zip(parameters, ends, strict=False):
+            begins.append(end)
+            end += -(-p.numel() // ALIGNMENT) * ALIGNMENT
+        self.buffer = torch.zeros(end, device=parameters[0].device)
+        for p, begin in zip(parameters, begins, strict=True):
             p.grad = self.buffer[begin : begin + p.numel()].view_as(p)
 
 
 class Replica:
     """An objective on this rank: runs micro-batches, each adding to the gradients, and sums those over ranks.
 
-    With a fixed shape micro-batches run as compiled code, on a GPU as one CUDA graph; a batch of any other shape, which
-    only BPE-dropout without a bound on its pieces can make, runs as plain code.
+    With a fixed shape, micro-batches run as compiled code, on a GPU as one CUDA graph. A batch of any other shape runs
+    as plain code; only BPE-dropout without a bound on its pieces can make one.
     """
 
     def __init__(
@@ -118,21 +117,20 @@ class Replica:
         world: World,
         is_bf16: bool,
         shape: BatchShape | None = None,
-        is_shared: bool = False,
+        is_sharded: bool = False,
     ) -> None:
         self.objective, self.is_bf16, self.shape = objective, is_bf16, shape
         self.compiled: CompiledObjective | None = None
         self.flat: FlatGradients | None = None
         self.replay: Callable[[], Tensor] | None = None
         is_cuda = world.device.type == "cuda"
-        if is_shared and world.size > 1:
-            share_model(objective, world)
+        if is_sharded and world.size > 1:
+            shard_model(objective, world)
         elif is_cuda or world.size > 1:  # one CPU alone saves a pass over the gradients
             self.flat = FlatGradients(list(objective.parameters()))
         if shape is not None:
-            objective.model.reserve_positions(
-                shape.longest
-            )  # before an address of the table is recorded
+            # The table must have its final address before a graph records it.
+            objective.model.reserve_positions(shape.longest)
             self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
 
     def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
@@ -152,15 +150,10 @@ class Replica:
 
     def record(self, batch: Batch) -> None:
         """Compile and record the forward and backward pass over batches of this shape. What cannot be compiled runs as
-        plain code, and what cannot be recorded unrecorded, with a word about it."""
+        plain code, and what cannot be recorded runs unrecorded, with a warning."""
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
-        src = Packed(
-            batch.src.tokens.clone(), batch.src.offsets.clone(), batch.src.longest, batch.src.n_live
-        )
-        tgt = Packed(
-            batch.tgt.tokens.clone(), batch.tgt.offsets.clone(), batch.tgt.longest, batch.tgt.n_live
-        )
+        src, tgt = _clone(batch.src), _clone(batch.tgt)
         self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
         self.scale = torch.zeros((), device=device)
         model = self.objective.model
@@ -176,7 +169,8 @@ class Replica:
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             if is_out_of_memory(error):
                 raise
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            first_line = str(error).partition("\n")[0]
+            reason = f"{type(error).__name__}: {first_line}"
             if isinstance(error, torch._dynamo.exc.TorchDynamoException):
                 say(f"warning: not compiled, which costs much speed: {reason}")
                 self.compiled = None
@@ -184,10 +178,10 @@ class Replica:
                 say(f"warning: no CUDA graph, which costs speed: {reason}")
                 self.replay = work
         if self.flat is not None and before is not None:
-            self.flat.buffer.copy_(before)  # recording has run the work, and so added to them
+            self.flat.buffer.copy_(before)  # recording ran the work, which added to the gradients
 
     def sum_gradients(self, world: World) -> None:
-        """Make each rank's gradients those of all ranks."""
+        """Make each rank's gradients the sum over all ranks."""
         if self.flat is not None:
             world.sum_in_place(self.flat.buffer)
 
@@ -198,16 +192,22 @@ class Replica:
             self.flat.buffer.zero_()
 
     def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of all gradients; NaN or infinite if one of their numbers is."""
-        if self.flat is not None:  # in fp64: a sum of so many squares loses digits in fp32
+        """The Euclidean norm of all gradients; NaN or infinite if any element is."""
+        if (
+            self.flat is not None
+        ):  # in fp64, because a sum of millions of squares loses digits in fp32
             return torch.linalg.vector_norm(self.flat.buffer, dtype=torch.float64)
         return total_norm([p.grad for p in self.objective.parameters() if p.grad is not None])
+
+
+def _clone(side: Packed) -> Packed:
+    return Packed(side.tokens.clone(), side.offsets.clone(), side.longest, side.n_live)
 
 
 def make_replica(
     objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None
 ) -> Replica:
-    """To be called before there is an optimizer, because the parameters of a share are others."""
+    """Make the replica of this rank. Make the optimizer afterwards: sharding replaces the parameters."""
     if world.device.type == "cuda":
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
         objective.model.attention_path = chosen(gpu, config.key_size, config.value_size)
@@ -215,11 +215,11 @@ def make_replica(
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all, over all ranks that hold a share; NaN or infinite if an element is."""
+    """The Euclidean norm of all elements, over all ranks that hold a share; NaN or infinite if any element is."""
     return gather_shards(nn.utils.get_total_norm(tensors))
 
 
-def share_model(objective: Objective, world: World) -> None:
+def shard_model(objective: Objective, world: World) -> None:
     """Have each rank hold a share of every weight; gradients are summed after each micro-batch, so that no rank ever
     holds them whole."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -237,7 +237,7 @@ def share_model(objective: Objective, world: World) -> None:
 
 @torch.no_grad()
 def whole_model(model: Transformer, vocab_size: int) -> Transformer:
-    """A copy with whole weights, which can be used apart from the other ranks."""
+    """A copy with whole weights, which one rank can use without the others."""
     copy = Transformer(model.config, vocab_size).to(next(model.parameters()).device)
     for p, share in zip(copy.parameters(), model.parameters(), strict=True):
         p.copy_(gather_shards(share))

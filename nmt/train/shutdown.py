@@ -1,8 +1,8 @@
-"""How a run ends: signals, exit codes, and `status.json`, which says it to those who see no exit code.
+"""How a run ends: signals, exit codes, and `status.json` for those who see no exit code.
 
-A signal is only remembered; the loop leaves at the next update boundary, together with all ranks, and saves. A second
-one ends the process at once. torchrun turns every exit code into 1, so scripts that start a run again read
-`status.json`. A run that was killed leaves "running" there and nobody who holds its lock.
+A signal is only remembered: training stops after the update at hand, together with all ranks, and saves. A second
+signal ends the process at once. torchrun turns every exit code into 1, so scripts that start a run again read
+`status.json`. A run that was killed leaves "running" there, and nobody holds its lock.
 """
 
 import contextlib
@@ -11,123 +11,137 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import read_json, write_json
 from nmt.system.progress import clock, say
+from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 
 FAILED, MISTAKE, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
 State = Literal["running", "done", "preempted", "failed"]
-SAME_S = 0.5  # torchrun and Slurm may each pass on the same request
+SAME_REQUEST_S = 0.5  # torchrun and Slurm may each pass on one and the same request
 
 
-class Stop:
-    """Remembers that someone asked for an end.
+class StopRequest:
+    """Remembers that someone asked this process to stop, and what all ranks agreed on.
 
-    A thread listens, since the main one may be waiting for other ranks inside of torch.
+    A thread listens, because the main one may be waiting for other ranks inside torch.
     """
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.signal = 0  # the first one that this process received
+        self.exit_code = 0  # of the run, once some rank was asked to stop and all know
+
+    @property
+    def votes(self) -> tuple[float, float]:
+        """Whether this process was interrupted (Ctrl-C) or preempted (any other signal)."""
+        is_interrupt = self.signal == signal.SIGINT
+        return is_interrupt, self.signal != 0 and not is_interrupt
+
+    def agree(self, n_interrupted: float, n_preempted: float) -> None:
+        """Stop if any rank was asked to; each rank passes the same sums of votes."""
+        if n_interrupted:
+            self.exit_code = INTERRUPTED
+        elif n_preempted:
+            self.exit_code = PREEMPTED
+
+    def go_through(self, work: Iterable[object], world: World) -> bool:
+        """Do all items of `work`, in step with the other ranks; False if some rank was asked to stop meanwhile."""
+        sums = world.go_through(work, lambda: self.votes)
+        self.agree(*sums)
+        return not self.exit_code
+
+    @property
+    def reason(self) -> str:
+        return signal.Signals(self.signal).name if self.signal else "a signal to another rank"
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             numbers.append(signal.SIGHUP)
-        heard, told = os.pipe()
-        os.set_blocking(told, False)
-        thread = threading.Thread(target=self._listen, args=(heard, numbers), daemon=True)
-        before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        # Python writes the number of each signal into this pipe, whatever the main thread is doing.
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        thread = threading.Thread(target=self._listen, args=(read_end, numbers), daemon=True)
+        old_wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         thread.start()
-        handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        old_handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in handlers.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)
-            signal.set_wakeup_fd(before)
-            os.close(told)
+            signal.set_wakeup_fd(old_wakeup)
+            os.close(write_end)
             thread.join()
-            os.close(heard)
+            os.close(read_end)
 
-    def _listen(self, heard: int, numbers: list[signal.Signals]) -> None:
+    def _listen(self, read_end: int, numbers: list[signal.Signals]) -> None:
         began = 0.0
-        while data := os.read(heard, 1):
+        while data := os.read(read_end, 1):
             number = data[0]
             if number not in numbers:
                 continue
             if not self.signal:
                 self.signal, began = number, clock()
-                say(
-                    "asked to stop: saving at the end of this update; asked once more, it ends at once"
-                )
-            elif clock() - began > SAME_S:
+                say("asked to stop: saving after this update; a second signal stops at once")
+            elif clock() - began > SAME_REQUEST_S:
                 os._exit(128 + number)
 
-    @property
-    def is_interrupt(self) -> bool:
-        return self.signal == signal.SIGINT
 
-    @property
-    def is_preemption(self) -> bool:
-        return self.signal not in (0, signal.SIGINT)
-
-
-def code_of(error: BaseException) -> int:
+def exit_code_of(error: BaseException) -> int:
     """The exit code that an error leads to."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
     return MISTAKE if isinstance(error, UserError) else FAILED
 
 
-class Status:
-    """Writes `status.json`; to fail in that ends no run."""
+class StatusFile:
+    """Writes `status.json`; failing to write it never stops a run."""
 
     def __init__(self, run: RunFolder, steps: int) -> None:
-        self.run, self.steps, self.step = run, steps, 0
+        self.path, self.steps = run.status, steps
+        self.step = 0  # the update of the last good checkpoint
 
     @property
     def has_failed(self) -> bool:
-        """Whether it says so already, for another rank."""
+        """Whether another rank has already written that the run failed."""
         try:
-            return read_json(self.run.status)["state"] == "failed"
+            return read_json(self.path)["state"] == "failed"
         except (UserError, KeyError, TypeError):
             return False
 
-    def tell(self, state: State, code: int | None = None, message: str = "") -> None:
+    def write(self, state: State, code: int | None = None, message: str = "") -> None:
+        status = {
+            "state": state,
+            "step": self.step,
+            "steps": self.steps,
+            "exit_code": code,
+            "message": message,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         try:
-            write_json(
-                self.run.status,
-                {
-                    "state": state,
-                    "step": self.step,
-                    "steps": self.steps,
-                    "exit_code": code,
-                    "message": message,
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                    "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
-                },
-            )
+            write_json(self.path, status)
         except OSError as error:
-            say(f"warning: {self.run.status}: cannot be written ({error.strerror})")
+            say(f"warning: {self.path}: cannot be written ({error.strerror})")
 
     @contextlib.contextmanager
-    def failures(self) -> Iterator[None]:
-        """What escapes is told."""
+    def recording_failures(self) -> Iterator[None]:
+        """Write any error that passes through."""
         try:
             yield
-        except SystemExit:  # the main rank has told why
+        except SystemExit:  # the main rank has written why
             raise
         except BaseException as error:
-            text = (
-                str(error)
-                if isinstance(error, UserError | Failure)
-                else f"{type(error).__name__}: {error}"
-            )
-            self.tell("failed", code_of(error), text.partition("\n")[0])
+            message = str(error)
+            if not isinstance(error, UserError | Failure):
+                message = f"{type(error).__name__}: {error}"
+            first_line = message.partition("\n")[0]
+            self.write("failed", exit_code_of(error), first_line)
             raise

@@ -1,8 +1,9 @@
 """One optimizer update, the same on any number of ranks, and what came of it.
 
-After the last micro-batch one sum makes the gradients those of all ranks, and a small one tells all of them the loss
-and what any of them wishes: so they stop and save together, at the very next boundary. Where loss or gradient is NaN or
-infinite, the optimizer changes nothing. It learns so on the device: on a GPU an outcome is read one update later.
+After the last micro-batch one sum makes the gradients those of all ranks. A second, small one tells every rank the loss
+and which ranks vote to stop or to save, so that all stop and save together, after the very same update. Where loss or
+gradient is NaN or infinite, the optimizer changes nothing. It learns that on the device, so nothing waits: on a GPU an
+outcome is read one update later.
 """
 
 import hashlib
@@ -22,45 +23,61 @@ from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
 
 
-class Wishes(NamedTuple):
-    """How many ranks wish for what at the end of this update."""
+class StopVotes(NamedTuple):
+    """What a rank asks for after an update and, once summed, how many ranks do."""
 
-    interrupt: float = 0  # Ctrl-C
-    preempt: float = 0  # any other signal that asks for an end
-    late: float = 0  # the checkpoint that the clock asks for
-    broken: float = 0  # checkpoints cannot be written any more
+    interrupt: float = 0  # stop, because of Ctrl-C
+    preempt: float = 0  # stop, because of any other signal
+    checkpoint: float = 0  # save, because the clock says so
+    broken: float = 0  # fail, because checkpoints cannot be written any more
+
+
+class Figures(NamedTuple):
+    """What an update computed, over all ranks."""
+
+    loss: float  # label-smoothed, summed over the target tokens
+    nll: float  # likewise
+    grad_norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(value) for value in self)
+
+
+N_FIGURES = len(Figures._fields)
 
 
 @dataclass(frozen=True)
-class Sent:
-    """An outcome on its way from the device."""
+class PendingOutcome:
+    """What came of an update, still on the device."""
 
     step: int
     update: Update
-    micro_sums: Tensor  # (micro-batch, 2): smoothed loss and NLL
-    figures: Tensor  # smoothed loss, NLL, gradient norm, wishes, over all ranks
+    micro_sums: Tensor  # (micro-batches of this rank, 2): smoothed loss and NLL
+    values: Tensor  # (N_FIGURES + votes,): `Figures`, then `StopVotes`, over all ranks
+
+    @property
+    def figures(self) -> Tensor:
+        return self.values[:N_FIGURES]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an update, over all ranks and the same on each."""
+    """What came of an update, the same on each rank."""
 
-    sent: Sent
-    loss: float  # sums over the target tokens
-    nll: float
-    norm: float  # of the gradient
-    wishes: Wishes
+    pending: PendingOutcome
+    figures: Figures
+    votes: StopVotes
 
     @property
     def is_applied(self) -> bool:
-        return all(map(math.isfinite, (self.loss, self.nll, self.norm)))
+        return self.figures.is_finite
 
 
 def micro_seed(seed: int, step: int, number: int) -> int:
-    """What seeds the dropout of micro-batch `number` of an update, wherever it runs."""
-    return int.from_bytes(
-        hashlib.blake2b(f"{seed} {step} {number}".encode(), digest_size=7).digest()
-    )
+    """The seed for the dropout of micro-batch `number` of an update, wherever it runs."""
+    text = f"{seed} {step} {number}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
 
 
 def run_update(
@@ -70,9 +87,9 @@ def run_update(
     step: int,
     config: RunConfig,
     world: World,
-    wishes: Callable[[], Wishes] = Wishes,
-) -> Sent:
-    """One optimizer update; nothing of it is waited for. `wishes` are asked for at its end."""
+    votes: Callable[[], StopVotes] = StopVotes,
+) -> PendingOutcome:
+    """Run one optimizer update without waiting for its results. This rank is asked for its `votes` near the end."""
     # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
     scale = 1.0 / update.n_tgt
@@ -82,40 +99,45 @@ def run_update(
 
     # what all ranks have found together
     replica.sum_gradients(world)
-    norm = (
-        replica.gradient_norm() / world.size
-    )  # which is equal on all ranks, and summed over them below
-    mine = torch.tensor(wishes(), dtype=torch.float64).to(world.device, non_blocking=True)
-    figures = world.sum(torch.cat((micro_sums.double().sum(0), norm.double()[None], mine)))
+    # The gradient's norm is the same on all ranks, and the sum below must return it.
+    grad_norm = replica.gradient_norm() / world.size
+    mine = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
+    values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], mine)))
+    outcome = PendingOutcome(step, update, micro_sums, values)
 
     # one step of the optimizer, unless something is NaN or infinite, on one rank and so on all
-    optimizer.found_inf = 1.0 - figures[:3].isfinite().all().float()
+    optimizer.found_inf = 1.0 - outcome.figures.isfinite().all().float()
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
     replica.clear_gradients()
-    return Sent(step, update, micro_sums, figures)
+    return outcome
 
 
 class Outcomes:
-    """Those of the updates sent so far. On a GPU the newest is left alone, so that work never waits for its figures."""
+    """The outcomes of the updates so far, on their way from the device.
+
+    On a GPU the newest is left alone, so that the host never waits for the update that is running.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.flying: deque[tuple[Sent, Tensor, torch.cuda.Event | None]] = deque()
+        self.in_flight: deque[tuple[PendingOutcome, Tensor, torch.cuda.Event | None]] = deque()
 
-    def send(self, sent: Sent) -> None:
+    def add(self, pending: PendingOutcome) -> None:
         event = None
-        figures = sent.figures.to("cpu", non_blocking=True)
+        values = pending.values.to("cpu", non_blocking=True)
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
-        self.flying.append((sent, figures, event))
+        self.in_flight.append((pending, values, event))
 
-    def arrived(self, is_all: bool) -> Iterator[Outcome]:
-        """The next ones, in order; `is_all`: wait for the newest too."""
-        while len(self.flying) > (0 if is_all or self.device.type == "cpu" else 1):
-            sent, figures, event = self.flying.popleft()
+    def completed(self, is_all: bool) -> Iterator[Outcome]:
+        """The next outcomes, in order; `is_all` waits for the newest too."""
+        n_left = 0 if is_all or self.device.type == "cpu" else 1
+        while len(self.in_flight) > n_left:
+            pending, values, event = self.in_flight.popleft()
             if event is not None:
                 event.synchronize()
-            loss, nll, norm, *wishes = figures.tolist()
-            yield Outcome(sent, loss, nll, norm, Wishes(*wishes))
+            numbers = values.tolist()
+            figures = Figures(*numbers[:N_FIGURES])
+            yield Outcome(pending, figures, StopVotes(*numbers[N_FIGURES:]))

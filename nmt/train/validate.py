@@ -5,7 +5,6 @@ piece and without label smoothing, comparable across tools with the same BPE.
 """
 
 import math
-from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,8 @@ from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
 from nmt.train.loss import loss_sums
+from nmt.train.shutdown import StopRequest
 from nmt.translate.translator import Translation, Translator
-
-GoThrough = Callable[
-    [Iterable[object]], bool
-]  # does all of the work, unless somebody asks for an end meanwhile
 
 
 @dataclass(frozen=True)
@@ -38,18 +34,20 @@ class DevSet:
 
 
 def open_dev(folder: Path, vocab: Vocab) -> DevSet:
-    """That of a store."""
-    texts = [
-        (folder / dev_text_file(side)).read_bytes().decode().split("\n")[:-1]
-        for side in ("src", "tgt")
-    ]
-    return DevSet(open_store(folder, "valid", vocab.digest), *texts)
+    """The dev set of a prepared store: its token ids for the NLL, its raw text for BLEU."""
+    store = open_store(folder, "valid", vocab.digest)
+    return DevSet(store, _read_lines(folder, "src"), _read_lines(folder, "tgt"))
+
+
+def _read_lines(folder: Path, side: str) -> list[str]:
+    text = (folder / dev_text_file(side)).read_bytes().decode()
+    return text.split("\n")[:-1]
 
 
 @dataclass(frozen=True)
 class Validation:
-    nll: float
-    bleu: Score | None
+    nll: float  # per target piece
+    bleu: Score | None  # None where BLEU is switched off, and on ranks that do not decode
 
     @property
     def perplexity(self) -> float:
@@ -67,33 +65,36 @@ def dev_nll(
     store: TokenStore,
     micro_tokens: int,
     world: World,
-    go_through: GoThrough,
+    stop: StopRequest,
 ) -> float | None:
-    """Mean NLL per target piece; the ranks share the work. None if it was cut short."""
+    """Mean NLL per target piece; the ranks share the work. None if a stop cut it short."""
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
     bounds = split_by_budget(
         store.src.lengths[order], store.tgt.lengths[order], micro_tokens, micro_tokens
     )
-    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    nll_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     n_tokens = 0
 
-    def add(n: int) -> None:
+    def score(number: int) -> None:
         nonlocal n_tokens
-        batch = make_batch(store, order[bounds[n] : bounds[n + 1]]).to(world.device)
-        _, nll = loss_sums(model(batch.src, batch.tgt), model.projection.weight, batch.labels, 0.0)
-        total.add_(nll.double())
+        pairs = order[bounds[number] : bounds[number + 1]]
+        batch = make_batch(store, pairs).to(world.device)
+        hidden = model(batch.src, batch.tgt)  # (T, d)
+        _, nll = loss_sums(hidden, model.projection.weight, batch.labels, 0.0)
+        nll_sum.add_(nll.double())
         n_tokens += batch.n_tokens
 
+    mine = range(world.rank, len(bounds) - 1, world.size)
     was_training = model.training
     model.eval()
-    is_done = go_through(map(add, range(world.rank, len(bounds) - 1, world.size)))
+    is_done = stop.go_through(map(score, mine), world)
     model.train(was_training)
     if not is_done:
         return None
-    sums = torch.tensor([total.item(), n_tokens], dtype=torch.float64, device=world.device)
-    nll, count = world.sum(sums).tolist()
-    return nll / count
+    sums = torch.tensor([nll_sum.item(), n_tokens], dtype=torch.float64, device=world.device)
+    nll, n_all_tokens = world.sum(sums).tolist()
+    return nll / n_all_tokens
 
 
 def validate(
@@ -102,23 +103,23 @@ def validate(
     config: RunConfig,
     micro_tokens: int,
     world: World,
-    go_through: GoThrough,
+    stop: StopRequest | None = None,
 ) -> Validation | None:
-    """On all ranks, of which the first decodes; None if it was cut short."""
-    nll = dev_nll(translator, dev.store, micro_tokens, world, go_through)
-    if nll is None or not config.evaluation.bleu:
-        return None if nll is None else Validation(nll, None)
+    """Score the dev set on all ranks, of which the first decodes; None if `stop` cut it short."""
+    stop = stop or StopRequest()  # one that nobody makes
+    nll = dev_nll(translator, dev.store, micro_tokens, world, stop)
+    if nll is None:
+        return None
+    if not config.evaluation.bleu:
+        return Validation(nll, None)
     sources = dev.sources[: config.evaluation.sentences]
     results = [Translation("", 0.0)] * len(sources)
-    with (
-        closing(
-            Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
-        ) as progress,
-        closing(translator.translating(sources, results)) as batches,
-    ):
-        if not go_through(map(progress.advance, batches if world.is_main else ())):
+    progress = Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
+    with closing(progress), closing(translator.translating(sources, results)) as batches:
+        mine = batches if world.is_main else ()
+        if not stop.go_through(map(progress.advance, mine), world):
             return None
+    if not world.is_main:
+        return Validation(nll, None)
     texts = [result.text for result in results]
-    return Validation(
-        nll, score_bleu(texts, dev.references[: len(sources)]) if world.is_main else None
-    )
+    return Validation(nll, score_bleu(texts, dev.references[: len(sources)]))

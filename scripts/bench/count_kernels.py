@@ -141,7 +141,7 @@ class _as_on_gpu:
             (LayerNorm, "forward", normalize),
             (Dropout, "forward", drop),
             (nmt.model.transformer, "look_up", nmt.model.embedding._LookUp.apply),
-            (nmt.train.loss, "supports", lambda hidden: True),
+            (nmt.train.loss, "supports_fused_loss", lambda hidden: True),
             (nmt.model.attention, "supports", lambda q, v: True),
         ]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]

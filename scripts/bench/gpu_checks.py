@@ -626,7 +626,7 @@ def repeat_attention(bench: Bench, sheet: Sheet, path: str) -> None:
 def check_loss(bench: Bench, sheet: Sheet) -> None:
     """The kernel over rows, and the whole loss with the projection."""
     heads = torch.zeros(1, 8, device=bench.device)
-    has_kernel = loss_triton.supports(heads)
+    has_kernel = loss_triton.supports_fused_loss(heads)
     is_interpreted = has_kernel and bench.is_rehearsal
     precisions: list[Precision] = ["fp32"] if is_interpreted else ["fp32", "bf16"]
     sizes = [(50, 300)] if bench.is_rehearsal else [(300, 1_000), (5_000, 2_000), (300, 37_000)]

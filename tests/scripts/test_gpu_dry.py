@@ -2,7 +2,7 @@
 
 The interpreter takes what the compiler refuses, and a kernel that spills is slow without an error.
 One variant is compiled by every test run; with NMT_GPU_DRY=1 (`make gpu-dry`) all that
-`attention_triton.shape_of` and `loss_triton.parts_of` may choose.
+`attention_triton.shape_of` and `loss_triton.choose_parts` may choose.
 """
 
 import importlib.util
@@ -166,7 +166,7 @@ def test_attention_stays_in_registers(
 def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability: int) -> None:
     n_columns = -(-n_vocab // 64) * 64
     assert loss_triton.reads_once(torch.zeros(1, n_columns, dtype=BF16))
-    pairs, parts, full_parts, warps = loss_triton.parts_of(n_vocab, n_columns)
+    pairs, parts, full_parts, warps = loss_triton.choose_parts(n_vocab, n_columns)
     constants = {"PAIRS": pairs, "PARTS": parts, "FULL_PARTS": full_parts, "NEEDS_GRAD": needs_grad}
     built = build(loss_triton.loss_rows_once, constants, BF16, capability, warps)
     print(f"loss_rows_once {n_vocab} {needs_grad} sm_{capability}: {built[:3]}, {warps} warps")

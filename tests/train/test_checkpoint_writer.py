@@ -24,9 +24,9 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
 from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder
-from nmt.train import checkpoint_writer as keeping
-from nmt.train.checkpoint_writer import Keeper
-from nmt.train.metrics_log import Journal
+from nmt.train import checkpoint_writer
+from nmt.train.checkpoint_writer import CheckpointWriter
+from nmt.train.metrics_log import MetricsLog
 from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate
 
 CONFIG = RunConfig(
@@ -54,7 +54,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the disk need not be larger than toys; what is asked beforehand is then less than what is written."""
-    monkeypatch.setattr(keeping, "SPARE", 0)
+    monkeypatch.setattr(checkpoint_writer, "SPARE_BYTES", 0)
 
 
 def trained() -> tuple[Transformer, Adam]:
@@ -72,10 +72,10 @@ def train_on(model: Transformer, optimizer: Adam) -> None:
     optimizer.step()
 
 
-def keeper_in(folder: Path, is_apart: bool = False) -> Keeper:
+def writer_in(folder: Path, in_background: bool = False) -> CheckpointWriter:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True)
-    return Keeper(run, CONFIG, VOCAB, Journal(run.metrics, 0), 0, is_apart)
+    return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0, in_background)
 
 
 def metrics(run: Path) -> list[dict[str, object]]:
@@ -143,7 +143,9 @@ def test_training_goes_on_while_the_disk_is_full(
         (True, False),
         (False, True),
     ], told
-    assert "No space left" in told[0] and "1 of 3" in told[0] and "training goes on" in told[0]
+    assert (
+        "No space left" in told[0] and "1 of the 3" in told[0] and "training continues" in told[0]
+    )
     ours, theirs = (
         load_file(folder / "checkpoints/last/model.safetensors")
         for folder in (run, tmp_path / "straight")
@@ -195,8 +197,8 @@ def test_a_disk_that_is_full_at_the_end_is_a_failure(toy: Path, small_disk: Path
 def test_a_thread_writes_what_was_when_it_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: training goes on at once, and changes the weights while they are being written."""
-    keeper = keeper_in(tmp_path, is_apart=True)
+    """As on a GPU: training continues at once, and changes the weights while they are being written."""
+    writer = writer_in(tmp_path, in_background=True)
     model, optimizer = trained()
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     save = checkpoint.save_checkpoint
@@ -207,39 +209,39 @@ def test_a_thread_writes_what_was_when_it_was_asked(
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
     began = time.monotonic()
-    keeper.save(take_snapshot(model, optimizer), TrainState(step=1))
+    writer.save(take_snapshot(model, optimizer), TrainState(step=1))
     assert time.monotonic() - began < 0.4
     train_on(model, optimizer)
-    keeper.settle()
+    writer.poll()
     assert not (tmp_path / "checkpoints/last").exists()
-    keeper.finish()
+    writer.finish()
     found = load_file(tmp_path / "checkpoints/last/model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert not torch.equal(found["tgt_embedding.weight"], model.tgt_embedding.weight)
-    keeper.save(
+    writer.save(
         take_snapshot(model, optimizer), TrainState(step=2)
     )  # into the same memory, once it is free
-    keeper.save(take_snapshot(model, optimizer), TrainState(step=3))
-    keeper.finish()
+    writer.save(take_snapshot(model, optimizer), TrainState(step=3))
+    writer.finish()
     assert checkpoint.list_steps(RunFolder(tmp_path)) == [2, 3]
 
 
 def test_a_failure_in_the_thread_is_counted_and_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = keeper_in(tmp_path, is_apart=True)
+    writer = writer_in(tmp_path, in_background=True)
     taken = take_snapshot(*trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (1, 2):
-            keeper.save(taken, TrainState(step=step))
-        keeper.settle(is_waiting=True)
-        assert keeper.failures == 2 and not keeper.is_broken
+            writer.save(taken, TrainState(step=step))
+        writer.wait()
+        assert writer.failures == 2 and not writer.is_broken
         with pytest.raises(Failure, match="update 2 could not be written.*No space left"):
-            keeper.finish()
-    keeper.save(taken, TrainState(step=3))
-    keeper.finish()
-    assert keeper.failures == 0 and checkpoint.list_steps(RunFolder(tmp_path)) == [3]
+            writer.finish()
+    writer.save(taken, TrainState(step=3))
+    writer.finish()
+    assert writer.failures == 0 and checkpoint.list_steps(RunFolder(tmp_path)) == [3]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name[0] == "."] == []
 
 
@@ -250,12 +252,12 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (2, 3):
         checkpoint.save_checkpoint(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
-    keeper = Keeper(run, one, VOCAB, Journal(run.metrics, 0), 2, is_apart=False)
-    keeper.order(TrainState(step=2))
+    writer = CheckpointWriter(run, one, VOCAB, MetricsLog(run.metrics, 0), 2, in_background=False)
+    writer.link_and_prune(TrainState(step=2))
     assert checkpoint.list_steps(run) == [2, 3] and (
         run.checkpoints / "last"
     ).resolve() == run.checkpoint(2)
-    keeper.save(taken, TrainState(step=3))
+    writer.save(taken, TrainState(step=3))
     assert checkpoint.list_steps(run) == [3]
     verify(run.checkpoint(3))
 
@@ -263,30 +265,30 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
 def test_a_best_that_could_not_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, taken = keeper_in(tmp_path), take_snapshot(*trained())
-    keeper.save(taken, TrainState(step=1, best=1.0, best_step=1))
+    writer, taken = writer_in(tmp_path), take_snapshot(*trained())
+    writer.save(taken, TrainState(step=1, best=1.0, best_step=1))
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
-        keeper.save(taken, TrainState(step=2, best=2.0, best_step=2))
+        writer.save(taken, TrainState(step=2, best=2.0, best_step=2))
     for step in (3, 4, 5):
-        keeper.save(taken, TrainState(step=step, best=2.0, best_step=2))
-    assert checkpoint.list_steps(keeper.run) == [1, 4, 5]
-    assert (keeper.run.checkpoints / "best").resolve() == keeper.run.checkpoint(1)
+        writer.save(taken, TrainState(step=step, best=2.0, best_step=2))
+    assert checkpoint.list_steps(writer.run) == [1, 4, 5]
+    assert (writer.run.checkpoints / "best").resolve() == writer.run.checkpoint(1)
 
 
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeper, taken = keeper_in(tmp_path), take_snapshot(*trained())
+    writer, taken = writer_in(tmp_path), take_snapshot(*trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.checkpoint.point", lambda *_: _full(0))
-        keeper.save(taken, TrainState(step=1))
-    assert (keeper.failures, keeper.saved) == (
+        writer.save(taken, TrainState(step=1))
+    assert (writer.failures, writer.saved_step) == (
         0,
         1,
-    ) and "not in order yet" in capsys.readouterr().err
-    keeper.order(TrainState(step=1))
-    assert (keeper.run.checkpoints / "last").resolve() == keeper.run.checkpoint(1)
+    ) and "could not be updated" in capsys.readouterr().err
+    writer.link_and_prune(TrainState(step=1))
+    assert (writer.run.checkpoints / "last").resolve() == writer.run.checkpoint(1)
 
 
 def test_two_ranks_end_together_when_the_disk_stays_full(
@@ -303,7 +305,7 @@ def test_two_ranks_end_together_when_the_disk_stays_full(
 
 
 def test_the_lock_outlives_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = keeper_in(tmp_path, is_apart=True)
+    writer = writer_in(tmp_path, in_background=True)
     save = checkpoint.save_checkpoint
 
     def slow(*args: object) -> None:
@@ -311,8 +313,8 @@ def test_the_lock_outlives_the_writer(tmp_path: Path, monkeypatch: pytest.Monkey
         save(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
-    keeper.save(take_snapshot(*trained()), TrainState(step=1))
-    keeper.close()
+    writer.save(take_snapshot(*trained()), TrainState(step=1))
+    writer.close()
     verify(tmp_path / "checkpoints/last")
 
 
@@ -323,29 +325,29 @@ def _full(_: int) -> None:
 def test_lines_that_cannot_be_written_wait(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Journal(small_disk / "metrics.jsonl", 0)
-    journal.add({"n": 0})
+    log = MetricsLog(small_disk / "metrics.jsonl", 0)
+    log.write({"n": 0})
     ballast = fill(small_disk, 0)
     long = {"text": "x" * 5_000}
     for n in (1, 2):
-        journal.add(long | {"n": n})
+        log.write(long | {"n": n})
     assert capsys.readouterr().err.count("warning") == 1
     with pytest.raises(OSError, match="No space left"):
-        journal.secured()
+        log.sync()
     ballast.unlink()
-    journal.add({"n": 3})
+    log.write({"n": 3})
     assert [line["n"] for line in metrics(small_disk)] == [0, 1, 2, 3]
-    assert journal.secured() == (small_disk / "metrics.jsonl").stat().st_size
+    assert log.sync() == (small_disk / "metrics.jsonl").stat().st_size
 
 
-def test_a_journal_goes_on_where_its_checkpoint_stood(
+def test_the_log_continues_where_its_checkpoint_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"n": 0}\n{"n": 1}\n{"n"')
-    Journal(path, 9).add({"n": 5})
+    MetricsLog(path, 9).write({"n": 5})
     assert path.read_bytes() == b'{"n": 0}\n{"n": 5}\n'
     assert not capsys.readouterr().err
-    Journal(path, 100).add({"n": 6})  # somebody has cut it
+    MetricsLog(path, 100).write({"n": 6})  # somebody has cut it
     assert [line["n"] for line in metrics(tmp_path)] == [0, 5, 6]
     assert "18 of 100 bytes" in capsys.readouterr().err

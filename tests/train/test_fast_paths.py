@@ -298,7 +298,7 @@ def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "Field", AsOnGpu)
     monkeypatch.setattr(
-        "nmt.train.loss.supports", lambda hidden: True
+        "nmt.train.loss.supports_fused_loss", lambda hidden: True
     )  # asked of an environment that is not traced
     check_compiled(is_whole=True)
 

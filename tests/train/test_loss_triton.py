@@ -13,7 +13,7 @@ from interpreted import (
 )
 from torch import Tensor
 
-from nmt.train.loss_triton import fused_loss_forward, rows_in_place, supports
+from nmt.train.loss_triton import fused_loss_forward, rows_in_place, supports_fused_loss
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAN = float("nan")
@@ -98,4 +98,4 @@ def test_the_op_follows_the_rules_of_torch(device: torch.device) -> None:
 def test_float64_is_not_supported(device: torch.device) -> None:
     for dtype in (*BOUNDS, torch.float64):
         logits = torch.zeros(3, 16, dtype=dtype, device=device)
-        assert supports(logits) == (dtype != torch.float64)
+        assert supports_fused_loss(logits) == (dtype != torch.float64)

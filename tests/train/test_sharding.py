@@ -99,7 +99,7 @@ BETWEEN_MICRO_BATCHES = """
     from nmt.train.parallel import Replica
 
     with join("cpu") as world:
-        replica = Replica(Objective(make(POST), 0.1), world, False, None, is_shared=True)
+        replica = Replica(Objective(make(POST), 0.1), world, False, None, is_sharded=True)
         replica.run(batch_of(draw(world.rank)), 0.01, 0)
         whole = shares = 0
         for module in replica.objective.modules():

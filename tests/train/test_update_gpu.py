@@ -39,7 +39,7 @@ ALONE = World(0, 1, GPU)
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "nmt.train.loss.supports", lambda hidden: False
+        "nmt.train.loss.supports_fused_loss", lambda hidden: False
     )  # Triton's kernels need a driver
 
 
@@ -95,12 +95,10 @@ def trained(device: PretendDevice | None, n: int) -> tuple[list[Tensor], list[tu
     if device:
         device.forget()
     for step in range(1, n + 1):
-        outcomes.send(run_update(replica, optimizer, given[step - 1], step, CONFIG, world))
-        for outcome in outcomes.arrived(False):
-            seen.append(
-                (outcome.sent.step, outcome.loss, outcome.nll, outcome.norm, outcome.is_applied)
-            )
-    seen += [(o.sent.step, o.loss, o.nll, o.norm, o.is_applied) for o in outcomes.arrived(True)]
+        outcomes.add(run_update(replica, optimizer, given[step - 1], step, CONFIG, world))
+        for outcome in outcomes.completed(False):
+            seen.append((outcome.pending.step, *outcome.figures, outcome.is_applied))
+    seen += [(o.pending.step, *o.figures, o.is_applied) for o in outcomes.completed(True)]
     weights = [p.on_host if isinstance(p, DeviceTensor) else p.detach() for p in model.parameters()]
     return weights, seen
 
