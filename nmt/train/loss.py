@@ -15,11 +15,9 @@ from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
 from nmt.train.loss_triton import fused_loss_forward, supports_fused_loss
 
-CHUNK, ROWS = (
-    48_000_000,
-    512,
-)  # logits held at a time, but never fewer rows: each chunk passes over all weights
-BLOCK = 2_000_000  # logits in full precision, which the caches hold
+CHUNK_LOGITS = 48_000_000  # how many are held at a time
+MIN_CHUNK_ROWS = 512  # even so, because each chunk passes over all weights
+BLOCK_LOGITS = 2_000_000  # in full precision, few enough for the caches
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -49,54 +47,70 @@ def chunked_loss_forward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden` and `weight`."""
     n_rows, n_vocab, device = hidden.shape[0], weight.shape[0], hidden.device.type
-    others = smoothing / (n_vocab - 1)
-    gold = 1.0 - smoothing - others  # beyond what every piece gets
+    others = smoothing / (n_vocab - 1)  # what each piece gets
+    gold = 1.0 - smoothing - others  # what the gold piece gets beyond that
+    counts = labels >= 0
+    label = labels.clamp(min=0)[:, None]  # (T, 1)
+
+    # two precisions: of the products, and of everything else
     exact = torch.promote_types(hidden.dtype, torch.float32)
     fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else exact
-    counts, label = (labels >= 0).to(exact)[:, None], labels.clamp(min=0)[:, None]  # (T, 1)
+    counts = counts.to(exact)[:, None]  # (T, 1)
     hidden_fast, weight_fast = hidden.to(fast), weight.to(fast)
     hidden, weight = hidden.to(exact), weight.to(exact)
     counted = hidden * counts
     counted_fast = counted.to(fast)
+
     smoothed, nll = weight.new_zeros(()), weight.new_zeros(())
     grad_hidden = torch.empty_like(hidden) if needs_grad else None
     grad_weight = torch.zeros_like(weight) if needs_grad and not n_rows else None
-    n_chunks = max(1, -(-n_rows // max(ROWS, CHUNK // n_vocab)))
-    size, block = max(1, -(-n_rows // n_chunks)), max(1, BLOCK // n_vocab)
-    room = hidden_fast.new_empty(min(size, n_rows), n_vocab)  # one for all chunks
+    n_chunks = max(1, -(-n_rows // max(MIN_CHUNK_ROWS, CHUNK_LOGITS // n_vocab)))
+    chunk = max(1, -(-n_rows // n_chunks))
+    block = max(1, BLOCK_LOGITS // n_vocab)
+    buffer = hidden_fast.new_empty(min(chunk, n_rows), n_vocab)  # one for all chunks
     with torch.autocast(device, enabled=False):
         vocab_sum = weight.sum(0)  # its product with a hidden row is the sum of the row's logits
-        all_logits = hidden @ vocab_sum[:, None]
-        for first in range(0, n_rows, size):
-            rows = slice(first, min(first + size, n_rows))
-            shares = torch.mm(
-                hidden_fast[rows], weight_fast.T, out=room[: rows.stop - first]
-            )  # (C, V), still logits
+        all_logits = hidden @ vocab_sum[:, None]  # (T, 1)
+        for first in range(0, n_rows, chunk):
+            rows = slice(first, min(first + chunk, n_rows))
+            shares = buffer[: rows.stop - first]  # (C, V), at first logits, then probabilities
+            torch.mm(hidden_fast[rows], weight_fast.T, out=shares)
+
+            # losses, block by block
             for start in range(first, rows.stop, block):
                 part = slice(start, min(start + block, rows.stop))
-                products = shares[start - first : part.stop - first]
-                logits = products.to(exact)
-                gold_logit, top = logits.gather(1, label[part]), logits.amax(1, keepdim=True)
-                products.copy_(torch.softmax(logits, 1, out=logits))
-                log_total = (
-                    top - logits.amax(1, keepdim=True).log()
-                )  # the largest share is never too small for it
+                block_shares = shares[start - first : part.stop - first]
+                log_total, gold_logit = _softmax_in_place(block_shares, label[part], exact)
                 nll += ((log_total - gold_logit) * counts[part]).sum()
-                smoothed += (
-                    (log_total - gold * gold_logit - others * all_logits[part]) * counts[part]
-                ).sum()
+                loss = log_total - gold * gold_logit - others * all_logits[part]
+                smoothed += (loss * counts[part]).sum()
+
+            # what the softmax adds to the gradients
             if grad_hidden is not None:
                 grad_hidden[rows] = shares @ weight_fast
                 product = shares.T @ counted_fast[rows]
-                grad_weight = (
-                    product.to(exact) if grad_weight is None else grad_weight.add_(product)
-                )
-    if (
-        grad_hidden is not None and grad_weight is not None
-    ):  # the gold piece's and smoothing's part, for all rows
+                if grad_weight is None:
+                    grad_weight = product.to(exact)
+                else:
+                    grad_weight.add_(product)
+
+    # what the gold piece and smoothing add, for all rows at once
+    if grad_hidden is not None and grad_weight is not None:
         grad_hidden.sub_(weight[label[:, 0]], alpha=gold).sub_(vocab_sum, alpha=others).mul_(counts)
         grad_weight.index_add_(0, label[:, 0], counted, alpha=-gold).sub_(others * counted.sum(0))
     return smoothed, nll, grad_hidden, grad_weight
+
+
+def _softmax_in_place(logits: Tensor, label: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Replace logits (B, V) by their softmax; returns log sum exp and the gold piece's logit, each (B, 1)."""
+    exact_logits = logits.to(exact)
+    gold_logit = exact_logits.gather(1, label)
+    top = exact_logits.amax(1, keepdim=True)
+    probabilities = torch.softmax(exact_logits, 1, out=exact_logits)
+    logits.copy_(probabilities)
+    # The largest probability is at least 1 / V, so its logarithm is exact enough.
+    log_total = top - probabilities.amax(1, keepdim=True).log()
+    return log_total, gold_logit
 
 
 def loss_sums(
@@ -108,7 +122,7 @@ def loss_sums(
 
 
 class Objective(nn.Module):
-    """The model with its loss, as one module: what DDP wraps, so that every gradient passes under its eyes."""
+    """The model with its loss as one module, which is what gets compiled or sharded."""
 
     def __init__(self, model: Transformer, smoothing: float) -> None:
         super().__init__()

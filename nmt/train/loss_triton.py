@@ -1,4 +1,4 @@
-"""The softmax over the vocabulary as a GPU kernel: logits become their loss and gradient.
+"""The softmax over the vocabulary as a GPU kernel: logits become their losses and gradients.
 
 One program reads a row once, holds it in registers and writes its gradient in its place; a row of
 fp32 or of very many pieces is read twice. Sums are fp32. Rows go through in chunks between plain

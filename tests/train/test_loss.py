@@ -32,7 +32,7 @@ def written_out(
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("chunk", [V, 5 * V, 10**6])
 def test_equals_the_definition(eps: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "CHUNK", chunk)
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
     hidden, weight, labels = inputs()
     ours = loss_sums(hidden, weight, labels, eps)
     grads = torch.autograd.grad(3.0 * ours[0], (hidden, weight))
