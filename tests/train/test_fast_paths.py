@@ -6,7 +6,6 @@ kernels interpreted, in a process of its own since Triton decides that at its im
 """
 
 import importlib.util
-import itertools
 import os
 import subprocess
 import sys
@@ -196,7 +195,7 @@ def whole(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_training_step_equals_the_paper_written_out(config: ModelConfig, seed: int) -> None:
     model, pairs = make(config, seed), draw(seed, n=7 + seed % 2)
     plain, roomy, objective = batch_of(pairs), batch_of(pairs, 512), Objective(model, EPS)
@@ -246,13 +245,11 @@ def check_compiled(is_whole: bool) -> None:
 
 
 def check_one_compilation(compiled: CompiledObjective) -> None:
-    """Numbers of sentences and lengths of many kinds, more than the eight after which Dynamo gives up."""
+    """Batches of other numbers and lengths of sentences need no second compilation: every shape is constant."""
     rng = np.random.default_rng(0)
-    for n, longest_src, longest_tgt in itertools.product((1, 2, 3), (3, 9, 20), (18,)):
-        pairs = [
-            (rng.integers(4, V, longest_src).tolist(), rng.integers(4, V, longest_tgt).tolist())
-        ] * n
-        compiled(batch_of(pairs, 64))
+    for n, longest in ((1, 3), (3, 20)):
+        src, tgt = rng.integers(4, V, longest).tolist(), rng.integers(4, V, 18).tolist()
+        compiled(batch_of([(src, tgt)] * n, 64))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 

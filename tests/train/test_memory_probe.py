@@ -1,6 +1,7 @@
 """The size of a micro-batch: an equal share for each rank, halved until it fits, and kept by a run that goes on."""
 
 import gc
+import json
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +12,23 @@ import numpy as np
 import pytest
 import torch
 
+from nmt.commands.train import main
 from nmt.config import RunConfig, TrainingConfig, format_config, load_config
 from nmt.corpus.prepare import prepare
+from nmt.data.batch import Batch
+from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train import memory_probe
-from nmt.train.memory_probe import choose_micro_tokens, fits, resolve_micro_tokens, useful_share
+from nmt.train.memory_probe import (
+    choose_micro_tokens,
+    fits,
+    resolve_micro_tokens,
+    try_worst,
+    useful_share,
+)
+from nmt.train.parallel import Replica
+from nmt.train.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PAPER = RunConfig()
@@ -196,3 +208,48 @@ def test_another_error_is_not_taken_for_want_of_memory(
     monkeypatch.setattr(memory_probe, "try_worst", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         fits(prepared, 300, World(0, 1, CPU))
+
+
+def test_trying_the_worst_first_changes_nothing(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU tries the longest sentences and then the most before its first update; here a CPU does."""
+    tried: list[tuple[int, int]] = []
+    validate, run = Trainer.validate, Replica.run
+
+    def note(replica: Replica, batch: Batch, *rest: Any) -> torch.Tensor:
+        tried.append((batch.src.longest, batch.src.n_sentences))
+        return run(replica, batch, *rest)
+
+    def try_first(trainer: Trainer) -> None:
+        if not trainer.state.step:
+            before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+            with monkeypatch.context() as context:
+                context.setattr(Replica, "run", note)
+                try_worst(trainer.replica, trainer.store, trainer.micro_tokens, trainer.world)
+            for name, p in trainer.model.named_parameters():
+                assert p.grad is None and torch.equal(p, before[name])
+        validate(trainer)
+
+    steps = "training.steps=3"
+    assert main(["--config", str(toy), steps, f"out={tmp_path}/plain"]) == 0
+    monkeypatch.setattr(Trainer, "validate", try_first)
+    assert main(["--config", str(toy), steps]) == 0
+    file = "checkpoints/step-0000003/model.safetensors"
+    assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
+    longest = open_store(tmp_path / "store", "train").src.lengths.max()
+    assert tried[0][0] == longest and tried[-1][0] < longest
+    assert tried[-1][1] > tried[0][1]
+
+
+def test_an_out_of_memory_error_names_the_setting_to_lower(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Replica, "run", full)
+    assert main(["--config", str(toy)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "training.micro_tokens 90" in error and "training.micro_tokens=45" in error
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
