@@ -153,8 +153,8 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints
-    from nmt.evaluate import results
     from nmt.evaluate.card import write_average_card
+    from nmt.evaluate.results import find_run, read_results
     from nmt.system.progress import say
 
     paths = [Path(path) for path in args.paths]
@@ -179,8 +179,8 @@ def work(args: argparse.Namespace) -> int:
     names = average_checkpoints(paths, out, weights, args.force)
     scores = []
     try:
-        if home := results.run_of(out):
-            scores = results.read(home)
+        if home := find_run(out):
+            scores = read_results(home)
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
     write_average_card(out, scores)

@@ -37,10 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="checkpoint folders, averages or run folders; and settings of decoding or languages, or "
         "device=cpu",
     )
-    parser.add_argument(
+    systems = parser.add_mutually_exclusive_group()
+    systems.add_argument(
         "--hypotheses", metavar="FILE", help="score these translations, one a line, of any system"
     )
-    parser.add_argument(
+    systems.add_argument(
         "--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file"
     )
     parser.add_argument(
@@ -49,11 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--verdict", action="store_true", help="was the paper's result reproduced by this run?"
     )
-    parser.add_argument(
+    references = parser.add_mutually_exclusive_group()
+    references.add_argument(
         "--test-set", metavar="NAME", help="such as newstest2014 or any name that sacreBLEU knows"
     )
+    references.add_argument("--ref", metavar="FILE", help="the reference translation")
     parser.add_argument("--src", metavar="FILE", help="source text, one sentence per line")
-    parser.add_argument("--ref", metavar="FILE", help="its reference translation")
     parser.add_argument(
         "--force", action="store_true", help="score also what looks tokenised, escaped or like BPE"
     )
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="CHECKPOINT",
-        help="translate together with this one, of the same vocabulary; may be given several times",
+        help="translate together with this one, which has the same vocabulary; may be given several times",
     )
     parser.add_argument(
         "--engine",
@@ -74,37 +76,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
+    # A folder whose name has a "=" is a checkpoint all the same.
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
     args.checkpoints = [word for word in args.words if word not in args.overrides]
-    if complaint := misuse(args):
-        parser.error(complaint)
-    return guarded(lambda: work(args), "nmt-eval")
+    misuse = find_misuse(args)
+    if misuse:
+        parser.error(misuse)
+    return guarded(lambda: evaluate(args), "nmt-eval")
 
 
-def misuse(args: argparse.Namespace) -> str:
-    """What is wrong with a combination of arguments, if anything is."""
-    n, is_file = len(args.checkpoints), args.hypotheses is not None
-    if (n > 0) + is_file + (args.compare is not None) != 1:
+def find_misuse(args: argparse.Namespace) -> str | None:
+    """Return what is wrong with a combination of arguments, as far as argparse cannot say it."""
+    n_checkpoints = len(args.checkpoints)
+    is_file = args.hypotheses is not None
+    is_pair = args.compare is not None
+    has_src, has_ref = args.src is not None, args.ref is not None
+    if not (n_checkpoints or is_file or is_pair) or (n_checkpoints and (is_file or is_pair)):
         return "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B"
     if args.test_set == "":
         return "--test-set is empty; give a NAME"
-    if args.ref is not None and args.test_set:
-        return "give --test-set NAME or --ref FILE, not both"
-    if is_file and args.ref is None and not args.test_set:
+    if is_file and not has_ref and not args.test_set:
         return "--hypotheses needs --ref FILE or --test-set NAME"
-    if (args.src is not None and args.ref is None) or (
-        n and args.ref is not None and args.src is None
-    ):
+    if (has_src and not has_ref) or (n_checkpoints and has_ref and not has_src):
         return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
-    if n != 1 and (args.ensemble or args.engine != "nmt" or args.output or args.verdict):
+    if n_checkpoints != 1 and (
+        args.ensemble or args.engine != "nmt" or args.output or args.verdict
+    ):
         return "--ensemble, --engine, --output and --verdict go with one CHECKPOINT"
     if args.engine != "nmt" and (args.ensemble or args.verdict):
         return f"--engine {args.engine} has neither --ensemble nor --verdict; leave one of them out"
-    return "--ladder goes with one system" if args.ladder and (n > 1 or args.compare) else ""
+    if args.ladder and (n_checkpoints > 1 or is_pair):
+        return "--ladder goes with one system"
+    return None
 
 
-def check_outputs(args: argparse.Namespace) -> None:
-    """Said before the work, not after it: what cannot be read or written, and what must not be written over."""
+def check_files(args: argparse.Namespace) -> None:
+    """Refuse before the work, not after it, what cannot be read or written and what must not be overwritten."""
     from pathlib import Path
 
     from nmt.system.errors import UserError
@@ -113,61 +120,72 @@ def check_outputs(args: argparse.Namespace) -> None:
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: no such file of translations")
-    taken = [
-        os.path.realpath(name)
-        for name in (args.src, args.ref, args.hypotheses, *(args.compare or ()))
-        if name
-    ]
+    inputs = [args.src, args.ref, args.hypotheses, *(args.compare or ())]
+    taken = {os.path.realpath(name) for name in inputs if name}
     for file in (args.output, args.json):
         if file is None:
             continue
-        check_writable(Path(file))
-        folder = Path(file).resolve().parent
+        path = Path(file)
+        check_writable(path)
         if os.path.realpath(file) in taken:
             raise UserError(f"{file}: is read and written at once; choose another file")
-        is_run = RunFolder(folder).checkpoints.exists() and Path(file).name in RUN_FILES
-        if is_run or (folder / MANIFEST_FILE).exists():
+        taken.add(os.path.realpath(file))
+        folder = path.resolve().parent
+        is_of_run = RunFolder(folder).checkpoints.exists() and path.name in RUN_FILES
+        is_sealed = (folder / MANIFEST_FILE).exists()
+        if is_of_run or is_sealed:
             raise UserError(
                 f"{file}: belongs to a run, a checkpoint or a store; choose another file"
             )
-        taken.append(os.path.realpath(file))
 
 
-def work(args: argparse.Namespace) -> int:
+def evaluate(args: argparse.Namespace) -> int:
     go_offline(args)
 
     from pathlib import Path
 
     from nmt.system.runtime import tune_process
 
-    tune_process()  # before torch comes in
+    tune_process()  # before torch is imported
 
-    from nmt.evaluate.evaluation import Question, compared, record, scored, spread_of
-    from nmt.evaluate.systems import Wanted
+    from nmt.evaluate.evaluation import (
+        Request,
+        evaluate_difference,
+        evaluate_spread,
+        evaluate_system,
+        record_scores,
+    )
+    from nmt.evaluate.systems import TestSetChoice
     from nmt.export.engine import open_ctranslate2
     from nmt.system.files import write_json, write_text
     from nmt.translate.translator import open_translator
 
-    check_outputs(args)
-    question = Question(
-        Wanted(args.test_set, args.src, args.ref),
+    check_files(args)
+    request = Request(
+        TestSetChoice(args.test_set, args.src, args.ref),
         tuple(args.overrides),
         args.force,
         open_ctranslate2 if args.engine == "ctranslate2" else open_translator,
     )
     if args.compare:
-        answer = compared(question, args.compare)
+        evaluation = evaluate_difference(request, args.compare)
     elif len(args.checkpoints) > 1:
-        answer = spread_of(question, args.checkpoints)
+        evaluation = evaluate_spread(request, args.checkpoints)
     else:
-        names = (*(args.checkpoints or [args.hypotheses]), *args.ensemble)
-        answer = scored(question, names, args.hypotheses is not None, args.ladder, args.verdict)
-    print(answer.told, flush=True)
+        evaluation = evaluate_system(
+            request,
+            [*(args.checkpoints or [args.hypotheses]), *args.ensemble],
+            is_text=args.hypotheses is not None,
+            with_all_metrics=args.ladder,
+            with_verdict=args.verdict,
+        )
+    print(evaluation.report, flush=True)
     if args.output:
-        write_text(Path(args.output), "".join(text + "\n" for text in answer.systems[0].texts))
+        lines = [text + "\n" for text in evaluation.systems[0].texts]
+        write_text(Path(args.output), "".join(lines))
     if args.json:
-        write_json(Path(args.json), answer.figures)
-    record(answer)
+        write_json(Path(args.json), evaluation.figures)
+    record_scores(evaluation)
     return 0
 
 

@@ -15,7 +15,7 @@ from nmt.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import RunConfig, load_config
 from nmt.corpus.reader import describe_corpus
 from nmt.data.vocab import Vocab
-from nmt.evaluate.results import Result, run_of
+from nmt.evaluate.results import Result, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError
@@ -98,7 +98,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     }
     if any(result.scores for result in own_results):
         scores = _format_scores(own_results)
-    elif run_of(folder) is not None:
+    elif find_run(folder) is not None:
         scores = "None was computed for these weights yet; `nmt-eval` adds what it finds."
     else:
         scores = (

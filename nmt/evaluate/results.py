@@ -1,8 +1,8 @@
-"""RUN/results.json: what was scored, when, and by which digests; the memory that numbers in a paper or a card are from.
+"""RUN/results.json: what was scored, when, and by which digests, so that any number in a paper or a card can be traced.
 
-A record names weights, vocabulary, test set and hypotheses by sha256 and the search by all its settings, so that it can
-be told years later what a number is of. The file is replaced as a whole, under a lock: two evaluations at a time lose
-nothing. Scoring the very same thing again replaces its record, except for scores that were not asked for again.
+A result names weights, vocabulary, test set and hypotheses by sha256, and the search by all its settings. The file is
+replaced as a whole, under a lock, so that two evaluations at a time lose nothing. Scoring the very same thing again
+replaces its result, except for scores that were not asked for again.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Setting = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
-class TestSet:
+class ScoredTestSet:
     name: str
     lines: int
     src_sha256: str
@@ -40,7 +40,7 @@ class Result:
     averaged: list[str]
     weights_sha256: str
     vocab_sha256: str
-    test_set: TestSet
+    test_set: ScoredTestSet
     pair: str  # en-de: a test set may be read in either direction
     hypotheses_sha256: str
     decoding: dict[str, Setting]  # all settings, resolved
@@ -51,7 +51,7 @@ class Result:
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What was scored; the same twice is one record."""
+        """What was scored; there is one result for each subject."""
         return (
             self.weights_sha256,
             self.vocab_sha256,
@@ -62,84 +62,83 @@ class Result:
         )
 
     def with_scores_of(self, older: "Result") -> "Result":
-        """With those of the very same text that were counted in ways in which it was not counted again."""
+        """Add the scores of the very same text that were not counted again."""
         if older.hypotheses_sha256 != self.hypotheses_sha256:
             return self
         ours = {score.signature for score in self.scores}
-        return replace(
-            self,
-            scores=[
-                *self.scores,
-                *(score for score in older.scores if score.signature not in ours),
-            ],
-        )
+        kept = [score for score in older.scores if score.signature not in ours]
+        return replace(self, scores=[*self.scores, *kept])
 
 
-def add(run: Path, record: Result) -> None:
-    """Write the record into the file of `run`, in place of one of the same subject."""
-    _from_json(_to_json(record), f"{run / RESULTS_FILE}: the new record")  # or it could not be read
-    with _held(run):
-        records = []
-        for known in read(run):
-            if known.subject == record.subject:
-                record = record.with_scores_of(known)
+def add_result(run: Path, result: Result) -> None:
+    """Write the result into the file of `run`, in place of one of the same subject."""
+    # Refuse now what could not be read later.
+    _from_json(_to_json(result), f"{run / RESULTS_FILE}: the new record")
+    with _hold_file(run):
+        others = []
+        for known in read_results(run):
+            if known.subject == result.subject:
+                result = result.with_scores_of(known)
             else:
-                records.append(known)
-        write_json(run / RESULTS_FILE, [_to_json(known) for known in (*records, record)])
+                others.append(known)
+        write_json(run / RESULTS_FILE, [_to_json(each) for each in (*others, result)])
 
 
-def read(run: Path) -> list[Result]:
-    """The records of `run`, oldest first; none if nothing was scored yet."""
+def read_results(run: Path) -> list[Result]:
+    """Return the results of `run`, oldest first; none if nothing was scored yet."""
     path = run / RESULTS_FILE
     if not os.path.lexists(path):
         return []
-    read_file_size(path)  # a pipe would never end
-    found = read_json(path)
-    if not isinstance(found, list):
-        raise UserError(f"{path}: is no list of records; damaged, move it away")
-    return [_from_json(entry, f"{path}: record {n}") for n, entry in enumerate(found, 1)]
+    read_file_size(path)  # refuses a pipe, which would never end
+    entries = read_json(path)
+    if not isinstance(entries, list):
+        raise UserError(f"{path}: is not a list of records; damaged, move it away")
+    return [_from_json(entry, f"{path}: record {n}") for n, entry in enumerate(entries, 1)]
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint or an average lies in, or that it is; None for a folder that stands alone."""
+def find_run(checkpoint: Path) -> Path | None:
+    """Return the run folder that a checkpoint or an average is in, or that it is; None if it is in none."""
     place = checkpoint.resolve()
-    for folder in (
-        place,
-        place.parent,
-        *([place.parent.parent] if place.parent.name == "checkpoints" else []),
-    ):
-        if RunFolder(folder).checkpoints.is_dir() and RunFolder(folder).config.is_file():
+    candidates = [place, place.parent]
+    if place.parent.name == "checkpoints":
+        candidates.append(place.parent.parent)
+    for folder in candidates:
+        run = RunFolder(folder)
+        if run.checkpoints.is_dir() and run.config.is_file():
             return folder
     return None
 
 
 @contextlib.contextmanager
-def _held(run: Path) -> Iterator[None]:
-    """Alone with the file; training, which holds the run folder itself, is not in the way."""
-    until = clock() + PATIENCE_S
+def _hold_file(run: Path) -> Iterator[None]:
+    """Be alone with the file. Training locks the run folder itself, so it is not in the way."""
+    deadline = clock() + PATIENCE_S
     with contextlib.ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(lock(run / RESULTS_FILE, "nmt-eval", ".results.lock"))
                 break
             except UserError:
-                if clock() > until:
+                if clock() > deadline:
                     raise
                 time.sleep(0.05)
         yield
 
 
-def _to_json(record: Result) -> dict[str, Any]:
-    """In the file the interval of a score is two keys beside its value; both are null where there is none."""
-    plain = asdict(record)
+# In the file, `low` and `high` are keys of the score, and null where it has no interval.
+
+
+def _to_json(result: Result) -> dict[str, Any]:
+    plain = asdict(result)
     for score in plain["scores"]:
         score |= score.pop("interval") or {"low": None, "high": None}
     return plain
 
 
 def _from_json(entry: Any, place: str) -> Result:
+    """Read one result; anything but what this version writes is refused."""
     if isinstance(entry, dict) and isinstance(entry.get("scores"), list):
-        entry = entry | {"scores": [_with_interval(score) for score in entry["scores"]]}
+        entry = entry | {"scores": [_nest_interval(score) for score in entry["scores"]]}
     reader = RecordReader(
         lambda key: f"{place}: {key}" if key else place,
         needs_all_keys=True,
@@ -148,9 +147,10 @@ def _from_json(entry: Any, place: str) -> Result:
     return reader.read(Result, entry)
 
 
-def _with_interval(score: Any) -> Any:
+def _nest_interval(score: Any) -> Any:
     if not isinstance(score, dict) or not score.keys() >= {"low", "high"}:
-        return score  # to be refused like any other damage
-    others = {key: value for key, value in score.items() if key not in ("low", "high")}
-    bounds = {"low": score["low"], "high": score["high"]}
-    return others | {"interval": None if bounds == {"low": None, "high": None} else bounds}
+        return score  # the reader refuses it and names the key
+    interval = {"low": score["low"], "high": score["high"]}
+    has_interval = interval != {"low": None, "high": None}
+    others = {key: value for key, value in score.items() if key not in interval}
+    return others | {"interval": interval if has_interval else None}

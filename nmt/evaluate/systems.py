@@ -1,7 +1,7 @@
 """A system that is to be scored: its translations of one test set, made here or read from a file.
 
-Whatever is scored comes through `examine`, which refuses text whose score would be wrong for certain and tells what is
-odd. Nothing here knows a metric.
+Every system passes `check_texts` before it is scored: it refuses text whose score would be wrong for certain and warns
+of what is odd. Nothing here knows a metric.
 """
 
 from dataclasses import dataclass, replace
@@ -18,14 +18,14 @@ from nmt.translate.translator import OURS, LoadedModel
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The test set that the user asks for; nothing of it: that of the config."""
+class TestSetChoice:
+    """The test set that the user asked for; if nothing is given, the one that the config names."""
 
     name: str | None = None
     src: str | None = None
     ref: str | None = None
 
-    def opened(self, config: RunConfig) -> TestSet:
+    def open(self, config: RunConfig) -> TestSet:
         data = config.data
         if self.ref is not None and self.src is None:
             return open_reference(Path(self.ref), data)
@@ -38,13 +38,11 @@ class Wanted:
             )
         return open_test_set(corpus, data)
 
-    def names(self, test: TestSet) -> tuple[str, str]:
-        """What messages call source and reference."""
-        return (
-            (self.src or "", self.ref)
-            if self.ref
-            else (f"{test.name}, source", f"{test.name}, reference")
-        )
+    def name_sides(self, test: TestSet) -> tuple[str, str]:
+        """Return what messages call the source and the reference."""
+        if self.ref:
+            return self.src or "", self.ref
+        return f"{test.name}, source", f"{test.name}, reference"
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ class System:
     name: str
     config: RunConfig
     test: TestSet
-    texts: list[str]
+    texts: list[str]  # one translation for each line of the test set
     seconds: float = 0.0
-    engine: LoadedModel | None = None  # None: the translations were read
+    model: LoadedModel | None = None  # None if the translations were read
 
     @property
     def pair(self) -> str:
@@ -62,40 +60,44 @@ class System:
 
     @property
     def label(self) -> str:
-        """Its name, with the engine where that is not ours."""
-        engine = self.engine.translator.engine if self.engine else OURS
+        """Its name, with the engine unless that is ours."""
+        engine = self.model.translator.engine if self.model else OURS
         return self.name if engine == OURS else f"{self.name} with {engine}"
 
 
-def translated(engine: LoadedModel, wanted: Wanted) -> System:
-    test = wanted.opened(engine.config)
+def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
+    test = choice.open(model.config)
     if not test.src:
         raise UserError(
-            f"{engine.paths[0]}: has nothing to translate; give --src FILE beside --ref FILE"
+            f"{model.paths[0]}: has nothing to translate; give --src FILE beside --ref FILE"
         )
-    progress, began = Progress("translating", len(test.src), "sentences"), clock()
-    texts = [found.text for found in engine.translator.translate(test.src, progress)]
+    began = clock()
+    progress = Progress("translating", len(test.src), "sentences")
+    texts = [translation.text for translation in model.translator.translate(test.src, progress)]
     progress.close()
-    return System(" + ".join(engine.paths), engine.config, test, texts, clock() - began, engine)
+    return System(" + ".join(model.paths), model.config, test, texts, clock() - began, model)
 
 
-def read(path: str, wanted: Wanted, config: RunConfig) -> System:
-    """A file of translations, one a line."""
-    return System(path, config, wanted.opened(config), list(read_lines(TextFile(Path(path)))))
+def read_translations(path: str, choice: TestSetChoice, config: RunConfig) -> System:
+    """Read a file of translations, one a line."""
+    return System(path, config, choice.open(config), list(read_lines(TextFile(Path(path)))))
 
 
-def examine(system: System, wanted: Wanted, is_forced: bool) -> None:
-    """Refuse what cannot be scored rightly, unless the user insists, and tell what is odd."""
+def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
+    """Refuse what cannot be scored correctly, unless the user insists, and warn of what is odd."""
     test, data = system.test, system.config.data
-    source, reference = wanted.names(test)
+    source, reference = choice.name_sides(test)
     if test.warning:
         say(f"warning: {test.warning}")
-    for problem in find_problems(
+    problems = find_problems(
         Text(system.name, system.texts, data.tgt),
         Text(reference, test.ref, data.tgt),
         Text(source, test.src, data.src) if test.src else None,
         name_sizes(),
-    ):
-        if problem.is_fatal and not (is_forced and len(system.texts) == len(test.ref)):
+    )
+    # Whoever insists can have a wrong number, but lists of unequal length have none at all.
+    is_tolerant = is_forced and len(system.texts) == len(test.ref)
+    for problem in problems:
+        if problem.is_fatal and not is_tolerant:
             raise UserError(problem.message)
         say(f"warning: {problem.message}")

@@ -1,8 +1,8 @@
-"""Whether a run reproduces the paper: the figure on the same metric, the steps of the recipe left out, and a verdict.
+"""Whether a run reproduces the paper: its score on the paper's metric, the steps of the recipe left out, a verdict.
 
 `not comparable`: another language pair, test set or training text, or more than one system; or the paper's figure was
-reached, but by another recipe. `not reproduced`: the figure lies above the whole 95 % interval. `reproduced`: every
-step was applied, and the figure lies within the interval or below it.
+reached, but by another recipe. `not reproduced`: the figure is above the whole 95 % interval. `reproduced`: every step
+was applied, and the figure is within the interval or below it.
 """
 
 from collections.abc import Iterator
@@ -17,39 +17,37 @@ from nmt.paper import SILENT, Conformance, conformance
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 
-MINUTES = (
-    9.0,
-    20.0,
-)  # what passes for ten: a checkpoint that a validation wrote starts the clock anew and is left out
-ELSEWHERE = ("data.src", "data.tgt", "data.train")  # what makes it another task
+Outcome = Literal["reproduced", "not reproduced", "not comparable"]
+# What passes for ten minutes: a checkpoint that a validation wrote starts the clock anew and is left out.
+MIN_MINUTES, MAX_MINUTES = 9.0, 20.0
+TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
 
 
 @dataclass(frozen=True)
 class Verdict:
-    outcome: Literal["reproduced", "not reproduced", "not comparable"]
-    because: tuple[str, ...]  # why not comparable
+    outcome: Outcome
+    because: tuple[str, ...]  # why it is not comparable
     missing: tuple[str, ...]  # steps of the recipe that were not applied
     score: Score  # on the metric of Table 2
     paper: Conformance
 
-    def told(self) -> str:
-        score, bounds = self.score, self.score.interval
-        between = (
-            f"95 % of resampled test sets: {bounds.low:.2f} to {bounds.high:.2f}" if bounds else ""
-        )
-        return "\n".join(
-            [
-                f"verdict: {self.outcome}"
-                + (f" because {'; '.join(self.because)}" if self.because else ""),
-                f"  this system  {score.value:6.2f}  {between}",
-                f"  the paper    {self.paper.bleu:6.2f}  Table 2, {self.paper.model}, {self.paper.pair}",
-                f"  counted as   {score.signature}",
-                f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
-                *(f"    - {step}" for step in self.missing),
-            ]
-        )
+    def format_report(self) -> str:
+        reasons = f" because {'; '.join(self.because)}" if self.because else ""
+        interval = self.score.interval
+        between = ""
+        if interval is not None:
+            between = f"95 % of resampled test sets: {interval.low:.2f} to {interval.high:.2f}"
+        lines = [
+            f"verdict: {self.outcome}{reasons}",
+            f"  this system  {self.score.value:6.2f}  {between}",
+            f"  the paper    {self.paper.bleu:6.2f}  Table 2, {self.paper.model}, {self.paper.pair}",
+            f"  counted as   {self.score.signature}",
+            f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
+        ]
+        lines += [f"    - {step}" for step in self.missing]
+        return "\n".join(lines)
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "outcome": self.outcome,
             "because": self.because,
@@ -64,35 +62,37 @@ class Verdict:
 
 
 def judge(score: Score, system: System) -> Verdict:
-    """`score` is on the metric of Table 2, with its interval."""
-    if system.engine is None or not system.engine.checkpoints or score.interval is None:
+    """Compare a score with the paper's; it must be on the metric of Table 2 and have an interval."""
+    if system.model is None or not system.model.checkpoints or score.interval is None:
         raise UserError(
-            f"{system.name}: a verdict needs a checkpoint, for it judges the training too"
+            f"{system.name}: a verdict needs a checkpoint, because it judges the training too"
         )
-    checkpoint, *others = system.engine.checkpoints
-    # How it was trained stands in the checkpoint; of what the command line changed, only the search took effect.
+    checkpoint, *others = system.model.checkpoints
+    # The checkpoint knows how it was trained; of what the command line changed, only the search took effect.
     paper = conformance(replace(checkpoint.config, decoding=system.config.decoding))
-    because, missing = (
-        tuple(_reasons(paper, checkpoint, system, len(others))),
-        tuple(_left_out(paper, checkpoint)),
-    )
+    because = tuple(_find_obstacles(paper, checkpoint, system, len(others)))
+    missing = tuple(_find_missing_steps(paper, checkpoint))
     is_reached = score.interval.high >= paper.bleu
-    if not because and is_reached and missing:
+    if is_reached and missing and not because:
         because = (
             f"the paper's figure was reached by another recipe: {len(missing)} of its steps were not applied",
         )
-    outcome: Literal["reproduced", "not reproduced", "not comparable"] = (
-        "not comparable" if because else "reproduced" if is_reached else "not reproduced"
-    )
+    outcome: Outcome
+    if because:
+        outcome = "not comparable"
+    elif is_reached:
+        outcome = "reproduced"
+    else:
+        outcome = "not reproduced"
     return Verdict(outcome, because, missing, score, paper)
 
 
-def _reasons(
+def _find_obstacles(
     paper: Conformance, checkpoint: Checkpoint, system: System, n_others: int
 ) -> Iterator[str]:
-    """Why the figure cannot be held against the paper's at all."""
+    """Why the score cannot be compared with the paper's at all."""
     for row in paper.deviations:
-        if row.key in ELSEWHERE:
+        if row.key in TASK_KEYS:
             yield f"{row.name}: {row.ours}, in the paper {row.paper}"
     data = checkpoint.config.data
     if system.pair != f"{data.src}-{data.tgt}":
@@ -105,22 +105,23 @@ def _reasons(
         yield f"{1 + n_others} systems translated together, in the paper one"
 
 
-def _left_out(paper: Conformance, checkpoint: Checkpoint) -> Iterator[str]:
-    """What would have to be done otherwise."""
+def _find_missing_steps(paper: Conformance, checkpoint: Checkpoint) -> Iterator[str]:
+    """What would have to be done differently."""
     for row in paper.deviations:
-        if row.key != "data.test":  # what was really scored counts
-            yield f"{row.name}: {row.ours}, " + (
-                f"in the paper {row.paper}"
-                if row.paper != SILENT
-                else f"in the released code {row.released}"
-            )
+        if row.key == "data.test":  # the test set that was really scored counts
+            continue
+        if row.paper != SILENT:
+            yield f"{row.name}: {row.ours}, in the paper {row.paper}"
+        else:
+            yield f"{row.name}: {row.ours}, in the released code {row.released}"
     steps = checkpoint.config.training.steps
     if checkpoint.step < steps:
         yield f"the end of training: {checkpoint.step:,} of {steps:,} updates"
-    yield from _averaging(checkpoint.origin, paper.n_averaged)
+    yield from _check_averaging(checkpoint.origin, paper.n_averaged)
 
 
-def _averaging(origin: Origin, n: int) -> Iterator[str]:
+def _check_averaging(origin: Origin, n: int) -> Iterator[str]:
+    """Section 6.1: the mean of the last n checkpoints, written every ten minutes."""
     if isinstance(origin, TrainState):
         yield f"averaging: none, in the paper the mean of the last {n}"
     elif len(origin.checkpoints) != n:
@@ -131,9 +132,10 @@ def _averaging(origin: Origin, n: int) -> Iterator[str]:
     elif origin.elapsed_s is None:
         yield "averaging: the times of its checkpoints are not recorded; average again with nmt-average"
     else:
-        gaps = [(after - before) / 60 for before, after in pairwise(sorted(origin.elapsed_s))]
-        if min(gaps) < MINUTES[0] or max(gaps) > MINUTES[1]:
+        times = sorted(origin.elapsed_s)
+        gaps = [(after - before) / 60 for before, after in pairwise(times)]
+        if min(gaps) < MIN_MINUTES or max(gaps) > MAX_MINUTES:
             yield (
-                f"averaging: its checkpoints lie {min(gaps):.1f} to {max(gaps):.1f} minutes apart, in the paper 10; "
-                f"try --last {n} --every 10"
+                f"averaging: its checkpoints are {min(gaps):.1f} to {max(gaps):.1f} minutes apart, "
+                f"in the paper 10; try --last {n} --every 10"
             )

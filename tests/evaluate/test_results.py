@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nmt.evaluate import results
-from nmt.evaluate.results import Result, add, read, run_of
+from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
 from nmt.score.score import Interval, Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock
@@ -24,7 +24,7 @@ RESULT = Result(
     ["step-0000090", "step-0000100"],
     "a" * 64,
     "b" * 64,
-    results.TestSet("newstest2014", 3003, "c" * 64, "d" * 64),
+    ScoredTestSet("newstest2014", 3003, "c" * 64, "d" * 64),
     "en-de",
     "e" * 64,
     {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False},
@@ -39,11 +39,11 @@ RESULT = Result(
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
-    assert read(tmp_path) == []
+    assert read_results(tmp_path) == []
     other = replace(RESULT, decoding=RESULT.decoding | {"beam": 1}, seconds=3.0)
-    add(tmp_path, RESULT)
-    add(tmp_path, other)
-    assert read(tmp_path) == [RESULT, other]
+    add_result(tmp_path, RESULT)
+    add_result(tmp_path, other)
+    assert read_results(tmp_path) == [RESULT, other]
     assert {path.name for path in tmp_path.iterdir()} == {RESULTS_FILE}
 
 
@@ -69,10 +69,10 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_path: Path) -> None:
-    add(tmp_path, RESULT)
+    add_result(tmp_path, RESULT)
     again = replace(RESULT, **change)
-    add(tmp_path, again)
-    assert read(tmp_path) == [RESULT, again][-n:]
+    add_result(tmp_path, again)
+    assert read_results(tmp_path) == [RESULT, again][-n:]
 
 
 def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
     ]
     again = [Score("BLEU", 27.3, "tok:13a", Interval(26.9, 27.7)), Score("chrF2", 55.0, "chrf")]
     for engine in ("other", "nmt"):
-        add(tmp_path, replace(RESULT, engine=engine, scores=rungs))
-    add(tmp_path, replace(RESULT, when="later", scores=again))
-    assert [(record.when, record.engine, record.scores) for record in read(tmp_path)] == [
+        add_result(tmp_path, replace(RESULT, engine=engine, scores=rungs))
+    add_result(tmp_path, replace(RESULT, when="later", scores=again))
+    assert [(record.when, record.engine, record.scores) for record in read_results(tmp_path)] == [
         (RESULT.when, "other", rungs),
         ("later", "nmt", [*again, *rungs[1:]]),
     ]
-    add(tmp_path, replace(RESULT, hypotheses_sha256="0" * 64, scores=again))
-    assert read(tmp_path)[-1].scores == again  # of other text they would be wrong
+    add_result(tmp_path, replace(RESULT, hypotheses_sha256="0" * 64, scores=again))
+    assert read_results(tmp_path)[-1].scores == again  # of other text they would be wrong
 
 
 ADDING = """
@@ -99,9 +99,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from test_results import RESULT, add
+from test_results import RESULT, add_result
 for n in range(8):
-    add(Path(sys.argv[1]), replace(RESULT, engine=f"{sys.argv[2]} {n}"))
+    add_result(Path(sys.argv[1]), replace(RESULT, engine=f"{sys.argv[2]} {n}"))
 """
 
 
@@ -115,7 +115,7 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
             for n in range(3)
         ]
         assert [process.wait(100) for process in processes] == [0, 0, 0]
-    assert sorted(record.engine for record in read(tmp_path)) == [
+    assert sorted(record.engine for record in read_results(tmp_path)) == [
         f"{n} {i}" for n in range(3) for i in range(8)
     ]
 
@@ -126,7 +126,7 @@ def test_one_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         lock(tmp_path / RESULTS_FILE, "nmt-eval", ".results.lock"),
         pytest.raises(UserError, match="in use by nmt-eval"),
     ):
-        add(tmp_path, RESULT)
+        add_result(tmp_path, RESULT)
 
 
 def changed(**change: Any) -> bytes:
@@ -136,7 +136,7 @@ def changed(**change: Any) -> bytes:
 
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "cut off": (changed()[:-9], "not JSON"),
-    "a mapping": (b"{}", "no list"),
+    "a mapping": (b"{}", "not a list"),
     "numbers": (b"[1]", "record 1"),
     "nested": (b"[" * 100_000, "not JSON"),
     "a key too many": (changed(note="x"), "record 2: note: unknown key"),
@@ -160,7 +160,7 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
 def test_damage_is_told_in_one_line_and_kept(case: str, tmp_path: Path) -> None:
     data, told = DAMAGE[case]
     (tmp_path / RESULTS_FILE).write_bytes(data)
-    for attempt in (lambda: read(tmp_path), lambda: add(tmp_path, RESULT)):
+    for attempt in (lambda: read_results(tmp_path), lambda: add_result(tmp_path, RESULT)):
         with pytest.raises(UserError) as caught:
             attempt()
         assert told in str(caught.value) and str(tmp_path / RESULTS_FILE) in str(caught.value)
@@ -180,7 +180,7 @@ def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
         path.symlink_to("elsewhere")
         if kind == "link":
             (tmp_path / "elsewhere").write_text("[]")
-    for attempt in (lambda: read(tmp_path), lambda: add(tmp_path, RESULT)):
+    for attempt in (lambda: read_results(tmp_path), lambda: add_result(tmp_path, RESULT)):
         with pytest.raises(UserError, match="results.json: is not a plain file"):
             attempt()
     assert os.path.lexists(path) and not path.is_file() or kind == "link"
@@ -193,13 +193,13 @@ def test_a_place_that_takes_no_file_is_the_callers_to_tell(fault: str, tmp_path:
     else:
         (tmp_path / ".results.lock").mkdir()
     with pytest.raises(OSError):
-        add(tmp_path, RESULT)
+        add_result(tmp_path, RESULT)
     assert not (tmp_path / RESULTS_FILE).exists()
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seconds: nan is not a finite number"):
-        add(tmp_path, replace(RESULT, seconds=float("nan")))
+        add_result(tmp_path, replace(RESULT, seconds=float("nan")))
     assert not (tmp_path / RESULTS_FILE).exists()
 
 
@@ -218,13 +218,13 @@ def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run / "checkpoints" / "best",
         tmp_path / "linked",
     ):
-        assert run_of(inside) == run
+        assert find_run(inside) == run
     monkeypatch.chdir(run)
-    assert run_of(Path("average")) == run and run_of(Path(".")) == run
+    assert find_run(Path("average")) == run and find_run(Path(".")) == run
     for outside in (
         tmp_path / "alone",
         tmp_path,
         tmp_path / "nowhere",
         run / "checkpoints" / "step-0000010" / "x",
     ):
-        assert run_of(outside) is None
+        assert find_run(outside) is None

@@ -65,7 +65,7 @@ def judged(
     engine = LoadedModel(
         cast(TextToText, None), config, ["average"], (checkpoint,) * (1 + n_others)
     )
-    return judge(of, System("average", override_config(config, overrides), test, [], engine=engine))
+    return judge(of, System("average", override_config(config, overrides), test, [], model=engine))
 
 
 def with_settings(*settings: str) -> RunConfig:
@@ -143,7 +143,7 @@ def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Sco
         and len(found.because) == 1
         and found.because[0].startswith(reason)
     )
-    assert found.told().startswith(f"verdict: not comparable because {reason}")
+    assert found.format_report().startswith(f"verdict: not comparable because {reason}")
 
 
 def test_all_reasons_are_told() -> None:
@@ -192,15 +192,15 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too near": (
         {"made": average(gaps=(10, 8.9, 10, 10))},
-        "averaging: its checkpoints lie 8.9 to 10.0 minutes apart",
+        "averaging: its checkpoints are 8.9 to 10.0 minutes apart",
     ),
     "too far": (
         {"made": average(gaps=(10, 10, 10, 20.1))},
-        "averaging: its checkpoints lie 10.0 to 20.1 minutes apart",
+        "averaging: its checkpoints are 10.0 to 20.1 minutes apart",
     ),
     "all too near": (
         {"made": average(gaps=(1, 2, 1, 1))},
-        "averaging: its checkpoints lie 1.0 to 2.0 minutes apart, in the paper 10; try --last 5 --every",
+        "averaging: its checkpoints are 1.0 to 2.0 minutes apart, in the paper 10; try --last 5 --every",
     ),
     "fewer updates": (
         {"config": with_settings("training.steps=50000")},
@@ -243,7 +243,10 @@ def test_each_step_left_out_is_named(case: str) -> None:
     assert found.outcome == "not comparable" and found.because == (
         "the paper's figure was reached by another recipe: 1 of its steps were not applied",
     )
-    assert f"    - {step}" in found.told() and "were not applied: 1\n" in found.told()
+    assert (
+        f"    - {step}" in found.format_report()
+        and "were not applied: 1\n" in found.format_report()
+    )
     low = judged(MISSED, **settings)  # that it failed is true of any recipe
     assert (low.outcome, low.because, low.missing) == ("not reproduced", (), found.missing)
 
@@ -290,7 +293,7 @@ def test_several_steps_in_their_order() -> None:
 
 
 def test_what_is_printed() -> None:
-    assert judged().told().splitlines() == [
+    assert judged().format_report().splitlines() == [
         "verdict: reproduced",
         "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90",
         "  the paper     27.30  Table 2, base, en-de",
@@ -300,7 +303,7 @@ def test_what_is_printed() -> None:
 
 
 def test_figures_are_json() -> None:
-    found = json.loads(json.dumps(judged(MISSED, made=average(4)).figures()))
+    found = json.loads(json.dumps(judged(MISSED, made=average(4)).to_json()))
     assert found == {
         "outcome": "not reproduced",
         "because": [],
@@ -319,6 +322,6 @@ def test_without_training_there_is_no_verdict() -> None:
         System("out.txt", BASE, FULL, []),
         LoadedModel(cast(TextToText, None), BASE, ["export"]),
     )
-    for system in (texts, replace(texts, engine=export)):
+    for system in (texts, replace(texts, model=export)):
         with pytest.raises(UserError, match=r"^out\.txt: a verdict needs a checkpoint"):
             judge(REACHED, system)
