@@ -1,12 +1,13 @@
 """The paper as data: each hyper-parameter and rule beside tensor2tensor's released code and a config's own value.
 
 Independent reproductions land from 16 to 29 BLEU with "the same" settings, so what differs is written out and counted.
-A config is measured against base or big, whichever is nearer, on the pair that its languages name (else En-De). One
-cause is one deviation. Settings that only concern the machine have no row; tests/test_paper.py lists them, and holds
-every other setting to a row. The released column was read in tensor2tensor's last state (bafdc1b6, April 2023).
+A config is compared with base or big, whichever is nearer, on the pair that its languages name (else En-De). One cause
+is one deviation. Settings that only concern the machine have no row; tests/test_paper.py lists them, and checks that
+every other setting has one. The released code is tensor2tensor in its last state (bafdc1b6, April 2023).
 """
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -15,15 +16,15 @@ from nmt.config import CleanConfig, CorpusConfig, DataConfig, RunConfig
 from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, KnownSet
 
 Model = Literal["base", "big"]
-Setting = tuple[str, object, object]  # key, the paper's value, the config's
-BLEU = {
+# Table 2
+PAPER_BLEU = {
     ("base", "en-de"): 27.3,
     ("base", "en-fr"): 38.1,
     ("big", "en-de"): 28.4,
     ("big", "en-fr"): 41.8,
-}  # Table 2
-PAIRS = {"en-de": "En-De", "en-fr": "En-Fr"}
-CORPORA = {
+}
+PAPER_PAIRS = {"en-de": "En-De", "en-fr": "En-Fr"}
+PAPER_CORPORA = {
     "en-de": ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en"),
     "en-fr": (
         "europarl-v7.fr-en",
@@ -34,16 +35,27 @@ CORPORA = {
     ),
 }
 WHOLE_LINES = 1_000  # pieces; the longest line of newstest2013 has 715 bytes
-SILENT = "not told"  # what the paper leaves open is measured against the released code or its usual reading
-WIDTHS = (25, 33, 37, 36)  # of the table's columns
+# What the paper leaves open is compared with the released code or its usual reading.
+NOT_STATED = "not stated"
+COLUMN_WIDTHS = (25, 33, 37, 36)
 
 
 @dataclass(frozen=True)
-class Row:
+class Setting:
+    """A key of the config, with the paper's value and the config's own."""
+
+    key: str
+    paper: object
+    ours: object
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the table. It has the key of its setting, of several settings the first that deviates; None for a rule
+    that no setting can change."""
+
     name: str
-    key: (
-        str | None
-    )  # of a setting; of several, the first that deviates; None for a rule without one
+    key: str | None
     paper: str
     released: str
     ours: str
@@ -53,418 +65,477 @@ class Row:
 
 @dataclass(frozen=True)
 class Conformance:
+    """A config beside one of the paper's models."""
+
     model: Model
     pair: str
     bleu: float
     n_averaged: int
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
     @property
-    def deviations(self) -> list[Row]:
+    def deviations(self) -> list[PaperRow]:
         return [row for row in self.rows if row.deviates]
 
 
-def conformance(config: RunConfig) -> Conformance:
+def check_conformance(config: RunConfig) -> Conformance:
+    """The config beside base or big, whichever has fewer deviations."""
     pair = "en-fr" if (config.data.src, config.data.tgt) == ("en", "fr") else "en-de"
-    return min(
-        (against(config, "base", pair), against(config, "big", pair)),
-        key=lambda c: len(c.deviations),
-    )
+    base = compare_with(config, "base", pair)
+    big = compare_with(config, "big", pair)
+    return big if len(big.deviations) < len(base.deviations) else base
 
 
-def against(config: RunConfig, model: Model, pair: str) -> Conformance:
-    n_averaged = 5 if model == "base" else 20
+def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
+    n_averaged = 5 if model == "base" else 20  # section 6.1
     rows = (
-        *data_rows(config, pair),
-        *model_rows(config, model, pair),
-        *training_rows(config, model, pair, n_averaged),
-        *search_rows(config, pair),
+        *list_corpus_rows(config.data, pair),
+        *list_vocab_rows(config, pair),
+        *list_model_rows(config, model, pair),
+        *list_optimizer_rows(config),
+        *list_training_rows(config, model, pair, n_averaged),
+        *list_search_rows(config, pair),
     )
-    return Conformance(model, pair, BLEU[model, pair], n_averaged, rows)
+    return Conformance(model, pair, PAPER_BLEU[model, pair], n_averaged, rows)
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------
 
 
-def row(
-    name: str,
-    settings: list[Setting],
-    released: str,
-    paper: str = "",
-    ours: str = "",
-    why: str = "",
-) -> Row:
-    """Of settings that all must be the paper's; texts are of the first one's values where none are given."""
-    differing = [key for key, theirs, mine in settings if theirs != mine]
-    key, theirs, mine = settings[0]
-    return Row(
+def compare(
+    name: str, *settings: Setting, released: str, paper: str = "", ours: str = "", why: str = ""
+) -> PaperRow:
+    """A row of one or more settings, which all must have the paper's value. Where `paper` or `ours` is not given, it
+    is the value of the first setting."""
+    deviating = [setting.key for setting in settings if setting.paper != setting.ours]
+    first = settings[0]
+    return PaperRow(
         name,
-        differing[0] if differing else key,
-        paper or shown(theirs),
+        deviating[0] if deviating else first.key,
+        paper or format_value(first.paper),
         released,
-        ours or shown(mine),
-        bool(differing),
+        ours or format_value(first.ours),
+        bool(deviating),
         why,
     )
 
 
-def rule(name: str, paper: str, released: str, ours: str = "", why: str = "") -> Row:
-    """What no setting can change; tests hold the code to it."""
-    return Row(name, None, paper, released, ours or paper, False, why)
+def state_rule(name: str, paper: str, released: str, ours: str = "", why: str = "") -> PaperRow:
+    """A row of a rule that no setting can change; tests check that the code follows it."""
+    return PaperRow(name, None, paper, released, ours or paper, False, why)
 
 
-def shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
+def format_value(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.10g}".replace("e-0", "e-")
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def data_rows(config: RunConfig, pair: str) -> list[Row]:
-    data, vocab, hub = config.data, config.vocab, "de-en" if pair == "en-de" else "fr-en"
+def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
     is_german = pair == "en-de"
     src, tgt = pair.split("-")
+    hub = "de-en" if is_german else "fr-en"
+    # Each setting of the cleaning is compared with what the paper's preset resolves to.
     preset = "paper-ende" if is_german else "paper-enfr"
-    cut = asdict(CleanConfig(**CleanConfig.PRESETS[preset]))
-    cleaning: list[Setting] = [
-        (f"data.clean.{name}", cut[name], mine)
-        for name, mine in asdict(data.clean).items()
+    paper_cleaning = asdict(CleanConfig(**CleanConfig.PRESETS[preset]))
+    our_cleaning = asdict(data.clean)
+    cleaning = [
+        Setting(f"data.clean.{name}", value, our_cleaning[name])
+        for name, value in paper_cleaning.items()
         if name != "preset"
     ]
-    unclean = ", ".join(
-        f"{key.rpartition('.')[2]} {shown(mine)}"
-        for key, theirs, mine in cleaning
-        if theirs != mine
-    )
-    size = 37_000 if is_german else 32_000
-    pieces = ["BPE"] + [f"{vocab.character_coverage:.6g} of characters"] * (
-        vocab.character_coverage != 1
-    )
-    pieces += ["bytes for the rest"] * vocab.byte_fallback
+    other_rules = [
+        f"{setting.key.removeprefix('data.clean.')} {format_value(setting.ours)}"
+        for setting in cleaning
+        if setting.paper != setting.ours
+    ]
     return [
-        row(
+        compare(
             "languages",
-            [("data.src", src, data.src), ("data.tgt", tgt, data.tgt)],
-            pair,
-            pair,
-            f"{data.src}-{data.tgt}",
+            Setting("data.src", src, data.src),
+            Setting("data.tgt", tgt, data.tgt),
+            paper=pair,
+            released=pair,
+            ours=f"{data.src}-{data.tgt}",
         ),
-        train_row(data, pair, hub),
-        row(
+        compare_training_corpora(data, pair, hub),
+        compare(
             "cleaning",
-            cleaning,
-            "up to 256 pieces",
-            SILENT if is_german else "36M pairs; rule not told",
-            unclean or preset,
+            *cleaning,
+            paper=NOT_STATED if is_german else "36M pairs; rule not stated",
+            released="up to 256 pieces",
+            ours=", ".join(other_rules) or preset,
         ),
-        set_row(
+        compare_test_set(
             "dev set",
             "data.valid",
             data.valid,
             data,
             PAPER_DEV_SET,
             hub,
-            PAPER_DEV_SET.name,
+            released=PAPER_DEV_SET.name,
         ),
-        set_row(
+        compare_test_set(
             "test set",
             "data.test",
             data.test,
             data,
             PAPER_TEST_SET,
             hub,
-            f"none; its script: {PAPER_DEV_SET.name}",
-        ),
-        row(
-            "vocabulary",
-            [
-                ("vocab.size", size, size if vocab.model else vocab.size),
-                ("vocab.model", None, vocab.model),
-            ],
-            "about 32,768",
-            "about 37,000" if is_german else "32,000",
-            f"that of {vocab.model}" if vocab.model else shown(vocab.size),
-            "size and origin of a given model are not known here" * (vocab.model is not None),
-        ),
-        rule("vocabulary shared", "by both languages", "by both languages"),
-        row(
-            "pieces",
-            [
-                ("vocab.character_coverage", 1.0, vocab.character_coverage),
-                ("vocab.byte_fallback", False, vocab.byte_fallback),
-            ],
-            "own sub-words, with escapes",
-            "BPE" if is_german else "word pieces",
-            ", ".join(pieces),
-            ""
-            if is_german
-            else "merges are learned by BPE's rule here, also where the paper has word pieces, which no setting can change",
-        ),
-        Row(
-            "vocabulary learned from",
-            "vocab.sample_sentences",
-            SILENT,
-            "1 MB of each file",
-            f"up to {shown(vocab.sample_sentences)} lines",
-            False,
-        ),
-        row(
-            "BPE-dropout",
-            [("vocab.bpe_dropout", 0.0, vocab.bpe_dropout)],
-            "none",
-            "none",
-            shown(vocab.bpe_dropout or None),
+            released=f"none; its script: {PAPER_DEV_SET.name}",
         ),
     ]
 
 
-def model_rows(config: RunConfig, model: Model, pair: str) -> list[Row]:
-    ours, is_big = config.model, model == "big"
-    is_wide = is_big and pair == "en-fr"  # what the released transformer_big_enfr is
+def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
+    vocab = config.vocab
+    is_german = pair == "en-de"
+    size = 37_000 if is_german else 32_000
+    is_given = vocab.model is not None
+    pieces = ["BPE"]
+    if vocab.character_coverage != 1:
+        pieces.append(f"{vocab.character_coverage:.6g} of characters")
+    if vocab.byte_fallback:
+        pieces.append("bytes for the rest")
+    word_pieces = "the paper has word pieces for En-Fr; here BPE learns the merges by its own rule, which no setting can change"
+    return [
+        compare(
+            "vocabulary",
+            Setting("vocab.size", size, size if is_given else vocab.size),
+            Setting("vocab.model", None, vocab.model),
+            paper="about 37,000" if is_german else "32,000",
+            released="about 32,768",
+            ours=f"that of {vocab.model}" if is_given else format_value(vocab.size),
+            why="the size and origin of a given model are not known here" if is_given else "",
+        ),
+        state_rule("vocabulary shared", paper="by both languages", released="by both languages"),
+        compare(
+            "pieces",
+            Setting("vocab.character_coverage", 1.0, vocab.character_coverage),
+            Setting("vocab.byte_fallback", False, vocab.byte_fallback),
+            paper="BPE" if is_german else "word pieces",
+            released="own sub-words, with escapes",
+            ours=", ".join(pieces),
+            why="" if is_german else word_pieces,
+        ),
+        # Shown but never counted: the paper says nothing, and no sample is the right one.
+        PaperRow(
+            "vocabulary learned from",
+            "vocab.sample_sentences",
+            NOT_STATED,
+            "1 MB of each file",
+            f"up to {format_value(vocab.sample_sentences)} lines",
+            False,
+        ),
+        compare(
+            "BPE-dropout",
+            Setting("vocab.bpe_dropout", 0.0, vocab.bpe_dropout),
+            paper="none",
+            released="none",
+            ours=format_value(vocab.bpe_dropout or None),
+        ),
+    ]
+
+
+def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow]:
+    ours = config.model
+    is_big = model == "big"
+    is_big_french = is_big and pair == "en-fr"  # tensor2tensor's transformer_big_enfr
     d_model, d_ff, n_heads = (1024, 4096, 16) if is_big else (512, 2048, 8)
-    dropout = 0.3 if is_big and not is_wide else 0.1
+    dropout = 0.3 if is_big and not is_big_french else 0.1
     norms = {"post": "LayerNorm(x + Sublayer(x))", "pre": "x + Sublayer(LayerNorm(x))"}
     matrices = {True: "one matrix", False: "three matrices"}
     return [
-        row("layers N", [("model.n_layers", 6, ours.n_layers)], "6"),
-        row("d_model", [("model.d_model", d_model, ours.d_model)], shown(d_model)),
-        row("d_ff", [("model.d_ff", d_ff, ours.d_ff)], "8,192" if is_wide else shown(d_ff)),
-        row("heads h", [("model.n_heads", n_heads, ours.n_heads)], shown(n_heads)),
-        head_row("d_k", ours.key_size, ours.d_model / ours.n_heads),
-        head_row("d_v", ours.value_size, ours.d_model / ours.n_heads),
-        row(
+        compare("layers N", Setting("model.n_layers", 6, ours.n_layers), released="6"),
+        compare(
+            "d_model",
+            Setting("model.d_model", d_model, ours.d_model),
+            released=format_value(d_model),
+        ),
+        compare(
+            "d_ff",
+            Setting("model.d_ff", d_ff, ours.d_ff),
+            released="8,192" if is_big_french else format_value(d_ff),
+        ),
+        compare(
+            "heads h",
+            Setting("model.n_heads", n_heads, ours.n_heads),
+            released=format_value(n_heads),
+        ),
+        compare_head_size("d_k", ours.key_size, ours.d_model / ours.n_heads),
+        compare_head_size("d_v", ours.value_size, ours.d_model / ours.n_heads),
+        compare(
             "norm position",
-            [("model.norm", "post", ours.norm)],
-            norms["pre"],
-            norms["post"],
-            norms[ours.norm],
+            Setting("model.norm", "post", ours.norm),
+            paper=norms["post"],
+            released=norms["pre"],
+            ours=norms[ours.norm],
         ),
-        row(
-            "positions",
-            [("model.positions", "sinusoidal", ours.positions)],
-            "sin | cos, rates 10000^(-i/(d/2-1))",
-            "sin, cos by turns, 10000^(-2i/d)",
-            "sin | cos, rates 10000^(-2i/d)"
-            if ours.positions == "sinusoidal"
-            else f"a learned table of {shown(ours.max_positions)}",
-            ""
-            if ours.positions != "sinusoidal"
-            else "sin and cos in halves, not by turns, are the same but for the order of the columns",
-        ),
-        row("attention window", [("model.window", None, ours.window)], "none"),
-        row(
+        _compare_positions(config),
+        compare("attention window", Setting("model.window", None, ours.window), released="none"),
+        compare(
             "embeddings and projection",
-            [("model.tied", True, ours.tied)],
-            matrices[not is_wide],
-            matrices[True],
-            matrices[ours.tied],
+            Setting("model.tied", True, ours.tied),
+            paper=matrices[True],
+            released=matrices[not is_big_french],
+            ours=matrices[ours.tied],
         ),
-        rule("embeddings multiplied by", "sqrt(d_model)", "sqrt(d_model)"),
-        rule("added to the source", "positions", "positions, id of the target language"),
-        rule("biases in attention", "none", "none"),
-        rule("feed-forward", "ReLU, with biases", "ReLU, with biases"),
-        row("dropout of sub-layers", [("model.dropout", dropout, ours.dropout)], shown(dropout)),
-        rule("dropout in attention", "none", "0.1"),
-        rule("dropout after ReLU", "none", "0.1"),
+        state_rule("embeddings multiplied by", paper="sqrt(d_model)", released="sqrt(d_model)"),
+        state_rule(
+            "added to the source",
+            paper="positions",
+            released="positions, id of the target language",
+        ),
+        state_rule("biases in attention", paper="none", released="none"),
+        state_rule("feed-forward", paper="ReLU, with biases", released="ReLU, with biases"),
+        compare(
+            "dropout of sub-layers",
+            Setting("model.dropout", dropout, ours.dropout),
+            released=format_value(dropout),
+        ),
+        state_rule("dropout in attention", paper="none", released="0.1"),
+        state_rule("dropout after ReLU", paper="none", released="0.1"),
     ]
 
 
-def training_rows(config: RunConfig, model: Model, pair: str, n_averaged: int) -> list[Row]:
-    ours, adam, is_big = config.training, config.optimizer, model == "big"
-    every = [f"{shown(ours.checkpoint_minutes)} minutes"] * (ours.checkpoint_minutes is not None)
-    every += [f"{shown(ours.checkpoint_every)} updates"] * (ours.checkpoint_every is not None)
-    tokens = f"{'2,048' if is_big and pair == 'en-de' else '4,096'} a GPU of 8, padding too"
-    kept = min(ours.keep_checkpoints, n_averaged)  # more do no harm
+def _compare_positions(config: RunConfig) -> PaperRow:
+    ours = config.model
+    is_paper = ours.positions == "sinusoidal"
+    table = f"a learned table of {format_value(ours.max_positions)}"
+    halves = "sin and cos in halves instead of by turns are the same up to the order of columns"
+    return compare(
+        "positions",
+        Setting("model.positions", "sinusoidal", ours.positions),
+        paper="sin, cos by turns, 10000^(-2i/d)",
+        released="sin | cos, rates 10000^(-i/(d/2-1))",
+        ours="sin | cos, rates 10000^(-2i/d)" if is_paper else table,
+        why=halves if is_paper else "",
+    )
+
+
+def compare_head_size(name: Literal["d_k", "d_v"], ours: int, quotient: float) -> PaperRow:
+    """Where it is d_model / h it follows from those two, which have rows of their own."""
+    follows = ours == quotient
+    return compare(
+        name,
+        Setting(f"model.{name}", 64, 64 if follows else ours),
+        paper="64, d_model / h",
+        released="64, d_model / h",
+        ours=f"{format_value(ours)}, d_model / h" if follows else format_value(ours),
+    )
+
+
+def list_optimizer_rows(config: RunConfig) -> list[PaperRow]:
+    adam = config.optimizer
     return [
-        rule("optimizer", "Adam", "LazyAdam", "Adam"),
-        row("beta1", [("optimizer.beta1", 0.9, adam.beta1)], "0.9"),
-        row("beta2", [("optimizer.beta2", 0.98, adam.beta2)], "0.997"),
-        row("epsilon", [("optimizer.eps", 1e-9, adam.eps)], "1e-9"),
-        rule("learning rate", "min(n^-0.5, n w^-1.5) d^-0.5", "the same"),
-        row("learning rate times", [("optimizer.scale", 1.0, adam.scale)], "2"),
-        row("warm-up steps w", [("optimizer.warmup_steps", 4000, adam.warmup_steps)], "8,000"),
-        rule("gradient clipping", "none", "none"),
-        rule("weight decay", "none", "none"),
-        row("label smoothing", [("training.label_smoothing", 0.1, ours.label_smoothing)], "0.1"),
-        rule(
-            "label smoothing rule",
-            SILENT,
-            "1-eps; eps/(V-1) to each other",
-            "1-eps; eps/(V-1) to each other",
+        state_rule("optimizer", paper="Adam", released="LazyAdam"),
+        compare("beta1", Setting("optimizer.beta1", 0.9, adam.beta1), released="0.9"),
+        compare("beta2", Setting("optimizer.beta2", 0.98, adam.beta2), released="0.997"),
+        compare("epsilon", Setting("optimizer.eps", 1e-9, adam.eps), released="1e-9"),
+        state_rule("learning rate", paper="min(n^-0.5, n w^-1.5) d^-0.5", released="the same"),
+        compare("learning rate times", Setting("optimizer.scale", 1.0, adam.scale), released="2"),
+        compare(
+            "warm-up steps w",
+            Setting("optimizer.warmup_steps", 4000, adam.warmup_steps),
+            released="8,000",
         ),
-        row(
+        state_rule("gradient clipping", paper="none", released="none"),
+        state_rule("weight decay", paper="none", released="none"),
+    ]
+
+
+def list_training_rows(
+    config: RunConfig, model: Model, pair: str, n_averaged: int
+) -> list[PaperRow]:
+    ours = config.training
+    is_big = model == "big"
+    tokens_a_gpu = "2,048" if is_big and pair == "en-de" else "4,096"
+    released_tokens = f"{tokens_a_gpu} a GPU of 8, padding too"
+    intervals = []
+    if ours.checkpoint_minutes is not None:
+        intervals.append(f"{format_value(ours.checkpoint_minutes)} minutes")
+    if ours.checkpoint_every is not None:
+        intervals.append(f"{format_value(ours.checkpoint_every)} updates")
+    smoothing = "1-eps; eps/(V-1) to each other"
+    return [
+        compare(
+            "label smoothing",
+            Setting("training.label_smoothing", 0.1, ours.label_smoothing),
+            released="0.1",
+        ),
+        state_rule("label smoothing rule", paper=NOT_STATED, released=smoothing, ours=smoothing),
+        compare(
             "source tokens per update",
-            [("training.src_tokens", 25_000, ours.src_tokens)],
-            tokens,
-            "about 25,000",
+            Setting("training.src_tokens", 25_000, ours.src_tokens),
+            paper="about 25,000",
+            released=released_tokens,
         ),
-        row(
+        compare(
             "target tokens per update",
-            [("training.tgt_tokens", 25_000, ours.tgt_tokens)],
-            tokens,
-            "about 25,000",
+            Setting("training.tgt_tokens", 25_000, ours.tgt_tokens),
+            paper="about 25,000",
+            released=released_tokens,
         ),
-        row(
+        compare(
             "updates",
-            [("training.steps", 300_000 if is_big else 100_000, ours.steps)],
-            "250,000; its README: 300,000",
+            Setting("training.steps", 300_000 if is_big else 100_000, ours.steps),
+            released="250,000; its README: 300,000",
         ),
-        row(
+        compare(
             "checkpoint every",
-            [
-                ("training.checkpoint_minutes", 10.0, ours.checkpoint_minutes),
-                ("training.checkpoint_every", None, ours.checkpoint_every),
-            ],
-            "1,000 updates",
-            "10 minutes",
-            " and ".join(every) or "at the end",
+            Setting("training.checkpoint_minutes", 10.0, ours.checkpoint_minutes),
+            Setting("training.checkpoint_every", None, ours.checkpoint_every),
+            paper="10 minutes",
+            released="1,000 updates",
+            ours=" and ".join(intervals) or "at the end",
         ),
-        row(
+        compare(
             "checkpoints kept",
-            [("training.keep_checkpoints", n_averaged, kept)],
-            "20",
-            f"the last {n_averaged}",
-            shown(ours.keep_checkpoints),
+            # Keeping more than are averaged does no harm.
+            Setting(
+                "training.keep_checkpoints", n_averaged, min(ours.keep_checkpoints, n_averaged)
+            ),
+            paper=f"the last {n_averaged}",
+            released="20",
+            ours=format_value(ours.keep_checkpoints),
         ),
-        rule(
+        state_rule(
             "averaged",
-            f"the last {n_averaged}",
-            "on request; its script: 8",
-            f"nmt-average --last {n_averaged} --every 10",
+            paper=f"the last {n_averaged}",
+            released="on request; its script: 8",
+            ours=f"nmt-average --last {n_averaged} --every 10",
         ),
     ]
 
 
-def search_rows(config: RunConfig, pair: str) -> list[Row]:
+def list_search_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     ours = config.decoding
+    is_german = pair == "en-de"
     formulas = {"gnmt": "((5+|Y|)/6)^alpha", "length": "|Y|^alpha", "none": "none"}
-    ends = {
+    finishing_rules = {
         "any": "any of the best 2 * beam",
         "top": "those among the best beam",
         "shrink": "those among the best, beam narrows",
     }
-    stops = {
+    stopping_rules = {
         "exact": "when none can still win",
-        "full": "when so many as the beam have ended",
+        "full": "when as many as the beam have ended",
         "likely": "when the best living is no better",
         "never": "at the length limit",
     }
-    is_german = pair == "en-de"
-    score = (
-        "tokenised, compounds split, cased" if is_german else "tokenised, cased"
-    )  # a rung of the ladder
+    ratio = "" if ours.max_ratio == 1 else f"{format_value(ours.max_ratio)} * "
+    score = "tokenised, compounds split, cased" if is_german else "tokenised, cased"
     return [
-        row(
+        compare(
             "search",
-            [("decoding.sample", False, ours.sample)],
-            "beam search",
-            "beam search",
-            "sampling" if ours.sample else "beam search",
+            Setting("decoding.sample", False, ours.sample),
+            paper="beam search",
+            released="beam search",
+            ours="sampling" if ours.sample else "beam search",
         ),
-        row("beam", [("decoding.beam", 4, ours.beam)], "4"),
-        row(
+        compare("beam", Setting("decoding.beam", 4, ours.beam), released="4"),
+        compare(
             "length penalty",
-            [("decoding.penalty", "gnmt", ours.penalty)],
-            formulas["gnmt"],
-            formulas["gnmt"],
-            formulas[ours.penalty],
+            Setting("decoding.penalty", "gnmt", ours.penalty),
+            paper=formulas["gnmt"],
+            released=formulas["gnmt"],
+            ours=formulas[ours.penalty],
         ),
-        row("length penalty alpha", [("decoding.length_penalty", 0.6, ours.length_penalty)], "0.6"),
-        row(
+        compare(
+            "length penalty alpha",
+            Setting("decoding.length_penalty", 0.6, ours.length_penalty),
+            released="0.6",
+        ),
+        compare(
             "longest output",
-            [
-                ("decoding.max_ratio", 1.0, ours.max_ratio),
-                ("decoding.max_extra", 50, ours.max_extra),
-            ],
-            "input + 100",
-            "input + 50",
-            f"{'' if ours.max_ratio == 1 else shown(ours.max_ratio) + ' * '}input + {shown(ours.max_extra)}",
+            Setting("decoding.max_ratio", 1.0, ours.max_ratio),
+            Setting("decoding.max_extra", 50, ours.max_extra),
+            paper="input + 50",
+            released="input + 100",
+            ours=f"{ratio}input + {format_value(ours.max_extra)}",
         ),
-        row("shortest output", [("decoding.min_length", 0, ours.min_length)], "0", SILENT),
-        row(
+        compare(
+            "shortest output",
+            Setting("decoding.min_length", 0, ours.min_length),
+            paper=NOT_STATED,
+            released="0",
+        ),
+        compare(
             "ended hypotheses count",
-            [("decoding.finishing", "any", ours.finishing)],
-            ends["any"],
-            SILENT,
-            ends[ours.finishing],
+            Setting("decoding.finishing", "any", ours.finishing),
+            paper=NOT_STATED,
+            released=finishing_rules["any"],
+            ours=finishing_rules[ours.finishing],
         ),
-        row(
+        compare(
             "early termination",
-            [("decoding.stopping", "exact", ours.stopping)],
-            stops["exact"],
-            "when possible",
-            stops[ours.stopping],
+            Setting("decoding.stopping", "exact", ours.stopping),
+            paper="when possible",
+            released=stopping_rules["exact"],
+            ours=stopping_rules[ours.stopping],
         ),
-        row(
+        compare(
             "longest input",
-            [("decoding.max_source", WHOLE_LINES, min(ours.max_source, WHOLE_LINES))],
-            "any",
-            SILENT,
-            f"{shown(ours.max_source)} pieces",
+            Setting("decoding.max_source", WHOLE_LINES, min(ours.max_source, WHOLE_LINES)),
+            paper=NOT_STATED,
+            released="any",
+            ours=f"{format_value(ours.max_source)} pieces",
         ),
-        rule(
+        state_rule(
             "score",
-            score,
-            score if is_german else "tokenised as by mteval-v14",
-            why="of Moses tokens, to be compared with the paper's figure and never with sacreBLEU's; nmt-eval "
-            "--ladder has both",
+            paper=score,
+            released=score if is_german else "tokenised as by mteval-v14",
+            why="computed on Moses tokens; comparable with the paper's figure and never with sacreBLEU's; "
+            "nmt-eval --ladder has both",
         ),
     ]
 
 
-def head_row(name: Literal["d_k", "d_v"], mine: int, quotient: float) -> Row:
-    """Where it is d_model / h, another value comes of those, which have rows of their own."""
-    follows = mine == quotient
-    return row(
-        name,
-        [(f"model.{name}", 64, 64 if follows else mine)],
-        "64, d_model / h",
-        "64, d_model / h",
-        f"{shown(mine)}, d_model / h" if follows else shown(mine),
-    )
+# ---- corpora, recognised by their names -----------------------------------------------------------------------------
 
 
-# ---- corpora, known by their names ----------------------------------------------------------------------------------
-
-
-def train_row(data: DataConfig, pair: str, hub: str) -> Row:
-    names, wanted, whole = (
-        [known_as(corpus, data) for corpus in data.train],
-        CORPORA[pair],
-        f"wmt14 {hub} train",
-    )
-    is_wmt14 = sorted(names) in ([whole], sorted(wanted))
-    missing = [
-        name
-        for name in wanted
-        if name not in (*names, *[name for name in wanted if whole in names])
-    ]
-    foreign = [name for name in names if name not in (*wanted, whole)]
-    why = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(foreign)}"] * bool(
-        foreign
-    )
-    texts = {
-        "en-de": ("WMT14, 4.5M pairs", "WMT14's, but News Commentary v13"),
-        "en-fr": ("WMT14, 36M pairs", "WMT14's"),
-    }[pair]
-    ours = (
-        f"WMT14, {'from the hub' if names == [whole] else f'{len(names)} corpora'}"
-        if is_wmt14
-        else ", ".join(names)
-    )
-    return Row(
+def compare_training_corpora(data: DataConfig, pair: str, hub: str) -> PaperRow:
+    names = [name_corpus(corpus, data) for corpus in data.train]
+    wanted = PAPER_CORPORA[pair]
+    whole = f"wmt14 {hub} train"  # all of them at once, from the hub
+    is_paper = sorted(names) in ([whole], sorted(wanted))
+    if not is_paper:
+        ours = ", ".join(names) or "none"
+    elif names == [whole]:
+        ours = "WMT14, from the hub"
+    else:
+        ours = f"WMT14, {len(names)} corpora"
+    is_german = pair == "en-de"
+    return PaperRow(
         "training corpora",
         "data.train",
-        texts[0],
-        texts[1],
-        ours or "none",
-        not is_wmt14,
-        "" if is_wmt14 or len(foreign) == len(names) else "; ".join(why) or "not each of them once",
+        "WMT14, 4.5M pairs" if is_german else "WMT14, 36M pairs",
+        "WMT14's, but News Commentary v13" if is_german else "WMT14's",
+        ours,
+        not is_paper,
+        "" if is_paper else _explain_corpora(names, wanted, whole),
     )
 
 
-def set_row(
+def _explain_corpora(names: Sequence[str], wanted: Sequence[str], whole: str) -> str:
+    """What is missing and what should not be there; nothing where no corpus is the paper's."""
+    foreign = [name for name in names if name not in (*wanted, whole)]
+    if len(foreign) == len(names):
+        return ""
+    missing = [name for name in wanted if name not in names and whole not in names]
+    why = []
+    if missing:
+        why.append(f"without {', '.join(missing)}")
+    if foreign:
+        why.append(f"with {', '.join(foreign)}")
+    return "; ".join(why) or "not each of them once"
+
+
+def compare_test_set(
     name: str,
     key: str,
     corpus: CorpusConfig | None,
@@ -472,111 +543,116 @@ def set_row(
     paper: KnownSet,
     hub: str,
     released: str,
-) -> Row:
-    """`hub`: how the dataset of WMT14 calls this pair of languages."""
-    mine = known_as(corpus, data) if corpus else "none"
-    why = ""
+) -> PaperRow:
+    """`hub` is what the WMT14 dataset calls this pair of languages."""
+    ours = name_corpus(corpus, data) if corpus else "none"
     wanted = paper.name
+    why = ""
     if paper.subset is not None:
         wanted = f"{paper.name} in full"
-        if mine == f"sacrebleu {paper.subset.sacrebleu}":
+        if ours == f"sacrebleu {paper.subset.sacrebleu}":
             why = "the set as filtered for WMT14's own evaluation"
             if paper.find_subset(data.src, data.tgt):
                 why += f", {len(paper.subset_lines()):,} lines of {paper.lines:,}"
             why += f"; the paper's is {paper.sacrebleu}"
-        elif mine == paper.name:
-            why = f"files, known by their names alone: {wanted} has {paper.lines:,} lines"
-    is_other = mine not in paper.list_names(hub)
-    return Row(name, key, wanted, released, mine, is_other, why)
+        elif ours == paper.name:
+            why = f"files, recognised by their names alone: {wanted} has {paper.lines:,} lines"
+    is_other = ours not in paper.list_names(hub)
+    return PaperRow(name, key, wanted, released, ours, is_other, why)
 
 
-def known_as(corpus: CorpusConfig, data: DataConfig) -> str:
+def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
     """`wmt14 de-en train` of the hub, `europarl-v7.de-en` of europarl-v7.de-en.{en,de}, packed or in an archive, or
-    `sacrebleu wmt14/full`; repeated, followed by how often."""
+    `sacrebleu wmt14/full`; if it is repeated, with the number of times."""
     if corpus.dataset:
         hub = "wmt14" if corpus.dataset == "wmt/wmt14" else corpus.dataset
         name = " ".join(part for part in (hub, corpus.subset, corpus.split or "train") if part)
     elif corpus.src and corpus.tgt:
-        files = [PurePosixPath(path).name for path in (corpus.src, corpus.tgt)]
-        for ending in (".gz", ".xz", ".zst"):
-            files = [file.removesuffix(ending) for file in files]
-        stems = {
-            file.removesuffix(f".{language}")
-            for file, language in zip(files, (data.src, data.tgt), strict=True)
-        }
-        name = stems.pop() if len(stems) == 1 else " + ".join(files)
+        src, tgt = _strip_packing(corpus.src), _strip_packing(corpus.tgt)
+        stem = src.removesuffix(f".{data.src}")
+        is_one = stem == tgt.removesuffix(f".{data.tgt}")
+        name = stem if is_one else f"{src} + {tgt}"
     elif corpus.sacrebleu:
         name = f"sacrebleu {corpus.sacrebleu}"
+    elif corpus.demo:
+        name = f"the demo's {corpus.demo}"
     else:
-        name = f"the demo's {corpus.demo}" if corpus.demo else PurePosixPath(corpus.file or "").name
+        name = PurePosixPath(corpus.file or "").name
     return f"{name} x {corpus.repeat}" if corpus.repeat != 1 else name
 
 
-# ---- the report -----------------------------------------------------------------------------------------------------
+def _strip_packing(path: str) -> str:
+    """The file's name without its folder and without .gz, .xz or .zst."""
+    name = PurePosixPath(path).name
+    for ending in (".gz", ".xz", ".zst"):
+        name = name.removesuffix(ending)
+    return name
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
 
 
 def explain(config: RunConfig) -> str:
-    """The table, what deviates, and notes."""
-    found = conformance(config)
-    released = (
-        "transformer_base"
-        if found.model == "base"
-        else "transformer_big"
-        if found.pair == "en-de"
-        else "transformer_big_enfr"
-    )
-    lines = [
-        line(
-            "",
-            "",
-            f"the paper's {found.model}, {PAIRS[found.pair]}",
-            f"tensor2tensor's {released}",
-            f"this config, {config.name}",
-        )
-    ]
-    for entry in found.rows:
-        if entry.name in ("layers N", "optimizer", "search"):
+    """The table, the deviations, and notes: what nmt-train --explain prints."""
+    found = check_conformance(config)
+    model_and_pair = f"{found.model}, {PAPER_PAIRS[found.pair]}"
+    released = {
+        ("base", "en-de"): "transformer_base",
+        ("base", "en-fr"): "transformer_base",
+        ("big", "en-de"): "transformer_big",
+        ("big", "en-fr"): "transformer_big_enfr",
+    }[found.model, found.pair]
+    # the table
+    head = ("", f"the paper's {model_and_pair}", f"tensor2tensor's {released}")
+    lines = [_format_line("", *head, f"this config, {config.name}")]
+    for row in found.rows:
+        if row.name in ("layers N", "optimizer", "search"):
             lines.append("")
-        lines.append(
-            line("*" if entry.deviates else "", entry.name, entry.paper, entry.released, entry.ours)
-        )
+        mark = "*" if row.deviates else ""
+        lines.append(_format_line(mark, row.name, row.paper, row.released, row.ours))
+    # deviations
     n = len(found.deviations)
-    lines += [
-        "",
-        f"{n} deviation{'s' * (n != 1)} from the paper's {found.model} model, {PAIRS[found.pair]}",
-    ]
-    for entry in found.deviations:
-        theirs = (
-            f"the released code: {entry.released}"
-            if entry.paper == SILENT
-            else f"the paper: {entry.paper}"
-        )
-        lines += wrapped(
-            f"* {entry.key}: {entry.ours}; {theirs}" + f" ({entry.why})" * bool(entry.why)
-        )
+    deviations = "1 deviation" if n == 1 else f"{n} deviations"
+    pair = PAPER_PAIRS[found.pair]
+    lines += ["", f"{deviations} from the paper's {found.model} model, {pair}"]
+    for row in found.deviations:
+        lines += _wrap(_describe_deviation(row))
+    # notes
     lines.append("")
-    for note in notes(config, found):
-        lines += wrapped(f"- {note}")
+    for note in _list_notes(config, found):
+        lines += _wrap(f"- {note}")
     return "\n".join(lines) + "\n"
 
 
-def notes(config: RunConfig, found: Conformance) -> list[str]:
+def _describe_deviation(row: PaperRow) -> str:
+    if row.paper == NOT_STATED:
+        theirs = f"the released code: {row.released}"
+    else:
+        theirs = f"the paper: {row.paper}"
+    why = f" ({row.why})" if row.why else ""
+    return f"* {row.key}: {row.ours}; {theirs}{why}"
+
+
+def _list_notes(config: RunConfig, found: Conformance) -> list[str]:
     place = "Table 2; 41.0 in the text of section 6.1" if found.bleu == 41.8 else "Table 2"
-    return [f"{row.name}: {row.why}." for row in found.rows if row.why and not row.deviates] + [
+    notes = [f"{row.name}: {row.why}." for row in found.rows if row.why and not row.deviates]
+    return [
+        *notes,
         f"The paper's figure is {found.bleu} BLEU ({place}).",
-        "Corpora are known by their names; what was read stands in the ledger of the store.",
-        f"What only concerns the machine is not counted: precision is {config.training.precision} in training and "
-        f"{config.decoding.precision} in search, where the paper's P100s and the released code computed in fp32.",
+        "Corpora are recognised by their names; the ledger of the store records what was read.",
+        "What only concerns the machine is not counted: precision is "
+        f"{config.training.precision} in training and {config.decoding.precision} in search, "
+        "where the paper's P100s and the released code computed in fp32.",
     ]
 
 
-def line(mark: str, *cells: str) -> str:
-    columns = [
-        f"{cell if len(cell) <= width else cell[: width - 4] + ' ...':{width}}"
-        for cell, width in zip(cells, WIDTHS, strict=True)
-    ]
+def _format_line(mark: str, *cells: str) -> str:
+    columns = []
+    for cell, width in zip(cells, COLUMN_WIDTHS, strict=True):
+        shortened = cell if len(cell) <= width else f"{cell[: width - 4]} ..."
+        columns.append(f"{shortened:{width}}")
     return f"{mark:2}{'  '.join(columns)}".rstrip()
 
 
-def wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, 138, subsequent_indent="  ")

@@ -31,7 +31,7 @@ from nmt.config import (
 )
 from nmt.model.dropout import Dropout
 from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transformer, sinusoids
-from nmt.paper import BLEU, Row, conformance, explain
+from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain
 from nmt.train.loss import loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
 from nmt.translate.beams import penalty
@@ -84,7 +84,7 @@ WITHOUT_ROW = {
 }
 
 
-def keys_of(rows: list[Row]) -> list[str | None]:
+def keys_of(rows: list[PaperRow]) -> list[str | None]:
     return [row.key for row in rows]
 
 
@@ -104,7 +104,7 @@ def test_the_papers_configs_do_not_deviate(
     name: str, model: str, pair: str, bleu: float, n_averaged: int
 ) -> None:
     config = load_config(f"{name}.yaml")
-    found = conformance(config)
+    found = check_conformance(config)
     assert found.deviations == []
     assert (found.model, found.pair, found.bleu, found.n_averaged) == (
         model,
@@ -140,7 +140,7 @@ SMALL = [
     ("name", "more"), [("demo", []), ("multi30k", ["model.dropout", "optimizer.scale"])]
 )
 def test_the_small_configs_deviate_in_what_they_are_small_in(name: str, more: list[str]) -> None:
-    found = conformance(load_config(f"{name}.yaml"))
+    found = check_conformance(load_config(f"{name}.yaml"))
     assert (found.model, found.pair) == ("base", "en-de")
     assert set(keys_of(found.deviations)) == {*SMALL, *more}
     assert len(found.deviations) == len(SMALL) + len(more)
@@ -150,10 +150,10 @@ def test_the_small_configs_deviate_in_what_they_are_small_in(name: str, more: li
 def test_wmts_own_archives_are_the_papers_corpora(block: int, parent: str, tmp_path: Path) -> None:
     file = tmp_path / "archives.yaml"
     file.write_text(CONFIGS_OF_DOCS[block])
-    assert conformance(load_config(str(file))).deviations == []
+    assert check_conformance(load_config(str(file))).deviations == []
     corpora = load_config(str(file)).data.train
     fewer = dataclasses.replace(load_config(str(file)).data, train=corpora[1:])
-    (row,) = conformance(dataclasses.replace(load_config(str(file)), data=fewer)).deviations
+    (row,) = check_conformance(dataclasses.replace(load_config(str(file)), data=fewer)).deviations
     assert row.key == "data.train" and row.why.startswith("without europarl-v7.")
 
 
@@ -210,23 +210,23 @@ FLIPS = [
 
 @pytest.mark.parametrize(("name", "flip", "row"), FLIPS)
 def test_a_flipped_setting_is_one_deviation(name: str, flip: str, row: str) -> None:
-    found = conformance(load_config(f"{name}.yaml", [flip]))
+    found = check_conformance(load_config(f"{name}.yaml", [flip]))
     key = flip.partition("=")[0]
     assert [(entry.name, entry.key) for entry in found.deviations] == [(row, key)]
     assert found.model == name.partition("-")[0]
 
 
 def test_what_follows_from_others_does_not_deviate_beside_them() -> None:
-    found = conformance(load_config("base.yaml", ["model.n_heads=4"]))
+    found = check_conformance(load_config("base.yaml", ["model.n_heads=4"]))
     d_k = next(row for row in found.rows if row.name == "d_k")
     assert d_k.ours == "128, d_model / h" and keys_of(found.deviations) == ["model.n_heads"]
     for spelled_out in ("model.d_k=128", "model.d_k=64"):  # as it follows, and as in the paper
-        both = conformance(load_config("base.yaml", ["model.n_heads=4", spelled_out]))
+        both = check_conformance(load_config("base.yaml", ["model.n_heads=4", spelled_out]))
         assert keys_of(both.deviations) == ["model.n_heads"]
 
 
 def test_a_preset_is_what_it_sets() -> None:
-    found = conformance(load_config("base.yaml", ["decoding.preset=fairseq"]))
+    found = check_conformance(load_config("base.yaml", ["decoding.preset=fairseq"]))
     assert keys_of(found.deviations) == [
         f"decoding.{key}"
         for key in (
@@ -244,10 +244,10 @@ def test_a_preset_is_what_it_sets() -> None:
 def test_the_nearer_model_is_the_measure_and_base_in_a_tie() -> None:
     size = ["model.d_model=1024", "model.d_ff=4096"]
     assert (
-        conformance(load_config("base.yaml", size)).model == "base"
+        check_conformance(load_config("base.yaml", size)).model == "base"
     )  # h, dropout and updates are base's still
-    assert conformance(load_config("big.yaml", ["training.steps=100000"])).model == "big"
-    tie = conformance(
+    assert check_conformance(load_config("big.yaml", ["training.steps=100000"])).model == "big"
+    tie = check_conformance(
         load_config(
             "big.yaml",
             [
@@ -267,9 +267,9 @@ def test_the_nearer_model_is_the_measure_and_base_in_a_tie() -> None:
 
 def test_other_languages_are_measured_against_en_de() -> None:
     for flip, key in (("data.tgt=cs", "data.tgt"), ("data.src=nl", "data.src")):
-        found = conformance(load_config("base.yaml", [flip]))
+        found = check_conformance(load_config("base.yaml", [flip]))
         assert (found.pair, keys_of(found.deviations)) == ("en-de", [key])
-    assert conformance(load_config("base.yaml", ["data.tgt=fr"])).pair == "en-fr"
+    assert check_conformance(load_config("base.yaml", ["data.tgt=fr"])).pair == "en-fr"
 
 
 # ---- corpora ------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_other_languages_are_measured_against_en_de() -> None:
     ],
 )
 def test_corpora_are_known_by_their_names(flip: str, is_known: bool, why: str) -> None:
-    found = conformance(load_config("base.yaml", [flip]))
+    found = check_conformance(load_config("base.yaml", [flip]))
     key = flip.partition("=")[0]
     assert keys_of(found.deviations) == ([] if is_known else [key])
     assert why in next(row for row in found.rows if row.key == key).why
@@ -386,14 +386,15 @@ def test_the_settings_without_a_row_are_settings_and_have_none() -> None:
     assert WITHOUT_ROW.keys() <= SETTINGS.keys()
     for key in WITHOUT_ROW:
         for other in others(*SETTINGS[key]):
-            assert conformance(with_value(BASE, key, other)).deviations == [], (key, other)
+            assert check_conformance(with_value(BASE, key, other)).deviations == [], (key, other)
 
 
 @pytest.mark.parametrize("key", [key for key in SETTINGS if key not in WITHOUT_ROW])
 def test_no_setting_is_missed(key: str) -> None:
     """If this fails for a new setting: give it a row in nmt/paper.py, or a reason in WITHOUT_ROW."""
     changes = [
-        conformance(with_value(BASE, key, other)).deviations for other in others(*SETTINGS[key])
+        check_conformance(with_value(BASE, key, other)).deviations
+        for other in others(*SETTINGS[key])
     ]
     assert [key] in [keys_of(rows) for rows in changes], (
         f"{key} may change and no row of its own shows it"
@@ -402,7 +403,7 @@ def test_no_setting_is_missed(key: str) -> None:
 
 def test_every_key_of_a_row_is_a_setting() -> None:
     for name in ("base", "big-enfr"):
-        rows = conformance(load_config(f"{name}.yaml")).rows
+        rows = check_conformance(load_config(f"{name}.yaml")).rows
         assert {row.key for row in rows if row.key} <= SETTINGS.keys()
         assert len({row.name for row in rows}) == len(rows)
 
@@ -436,7 +437,9 @@ def test_columns_stay_aligned_and_narrow(overrides: list[str]) -> None:
     config = load_config("base.yaml", overrides)
     head, *lines = explain(config).splitlines()
     starts = [head.index(word) for word in ("the paper's", "tensor2tensor's", "this config")]
-    for row, line in zip(conformance(config).rows, (line for line in lines if line), strict=False):
+    for row, line in zip(
+        check_conformance(config).rows, (line for line in lines if line), strict=False
+    ):
         assert line[2:].startswith(row.name)
         assert [line[start - 1] == " " and line[start] != " " for start in starts] == [True] * 3
     assert max(map(len, (head, *lines))) <= 140
@@ -482,7 +485,7 @@ def test_the_document_shows_what_the_command_prints() -> None:
 
 
 def test_the_figures_are_those_of_table_2() -> None:
-    assert BLEU == {
+    assert PAPER_BLEU == {
         ("base", "en-de"): 27.3,
         ("base", "en-fr"): 38.1,
         ("big", "en-de"): 28.4,
@@ -577,4 +580,4 @@ def test_defaults_are_the_papers_but_for_the_data() -> None:
             train=BASE.data.train, valid=BASE.data.valid, test=BASE.data.test, clean=BASE.data.clean
         ),
     )
-    assert conformance(config).deviations == []
+    assert check_conformance(config).deviations == []

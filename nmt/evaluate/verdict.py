@@ -13,7 +13,7 @@ from typing import Any, Literal
 from nmt.checkpoint import Checkpoint, Origin, TrainState
 from nmt.evaluate.systems import System
 from nmt.known_test_sets import PAPER_TEST_SET
-from nmt.paper import SILENT, Conformance, conformance
+from nmt.paper import NOT_STATED, Conformance, check_conformance
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 
@@ -69,7 +69,7 @@ def judge(score: Score, system: System) -> Verdict:
         )
     checkpoint, *others = system.model.checkpoints
     # The checkpoint knows how it was trained; of what the command line changed, only the search took effect.
-    paper = conformance(replace(checkpoint.config, decoding=system.config.decoding))
+    paper = check_conformance(replace(checkpoint.config, decoding=system.config.decoding))
     because = tuple(_find_obstacles(paper, checkpoint, system, len(others)))
     missing = tuple(_find_missing_steps(paper, checkpoint))
     is_reached = score.interval.high >= paper.bleu
@@ -110,7 +110,7 @@ def _find_missing_steps(paper: Conformance, checkpoint: Checkpoint) -> Iterator[
     for row in paper.deviations:
         if row.key == "data.test":  # the test set that was really scored counts
             continue
-        if row.paper != SILENT:
+        if row.paper != NOT_STATED:
             yield f"{row.name}: {row.ours}, in the paper {row.paper}"
         else:
             yield f"{row.name}: {row.ours}, in the released code {row.released}"
