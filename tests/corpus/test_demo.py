@@ -20,18 +20,18 @@ from nmt.corpus.demo import (
     PLURAL,
     SPLITS,
     VERBS,
+    Cells,
     Predicate,
-    Row,
-    clause,
+    build_clause,
     conjugate,
     decline,
+    draw_measure,
+    draw_sentence,
     generate_pairs,
-    measured,
-    patterned,
 )
 
 ROOT = Path(__file__).parents[2]
-NOTHING: Row = ("", "")
+NOTHING: Cells = ("", "")
 
 # Gender of every noun, singular / plural; and the dative plural where it differs from the plural.
 NOUNS = {
@@ -217,7 +217,9 @@ def test_the_text_is_clean() -> None:
 
 def test_an_english_sentence_has_one_translation() -> None:
     rng, known = Random(3), dict[str, str]()
-    for english, german in (make(rng) for make in (patterned, measured) for _ in range(6000)):
+    for english, german in (
+        make(rng) for make in (draw_sentence, draw_measure) for _ in range(6000)
+    ):
         assert known.setdefault(english, german) == german
 
 
@@ -428,8 +430,8 @@ def test_noun_phrases(
     assert phrase.en == english and ", ".join(phrase.de) == german
 
 
-def do(verb: str, *objects: tuple[NP, int], rest: Row = NOTHING) -> Predicate:
-    return verb, objects, rest
+def do(verb: str, *objects: tuple[NP, int], rest: Cells = NOTHING) -> Predicate:
+    return Predicate(verb, objects, rest)
 
 
 MAN, WOMEN = (
@@ -573,12 +575,12 @@ def test_clauses(
     first: str,
     last: str,
 ) -> None:
-    made = clause(subject, tense, what, modifier)
+    made = build_clause(subject, tense, what, modifier)
     assert (made.en, made.second, made.first, made.last) == (english, second, first, last)
 
 
 def test_a_time_stands_behind_the_verb_and_before_the_object() -> None:
-    made = clause(MAN, "past", do("buy", (BOOK, ACC)), "", ("yesterday", "gestern"))
+    made = build_clause(MAN, "past", do("buy", (BOOK, ACC)), "", ("yesterday", "gestern"))
     assert (made.en, made.second) == (
         "the old man bought the book yesterday",
         "der alte Mann kaufte gestern das Buch",
