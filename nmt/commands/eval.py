@@ -156,7 +156,7 @@ def evaluate(args: argparse.Namespace) -> int:
         record_scores,
     )
     from nmt.evaluate.systems import TestSetChoice
-    from nmt.export.engine import open_ctranslate2
+    from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.system.files import write_json, write_text
     from nmt.translate.translator import open_translator
 

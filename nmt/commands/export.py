@@ -11,11 +11,11 @@ EXAMPLES = """\
   nmt-export runs/base/average --to huggingface -o exports/base-hf
   nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
 
-Both sides translate the lines and judge what ours said. In float32 each piece's log-probability must agree to 1e-4 and
+Both libraries translate the lines and score what ours translated. In float32 each piece's log-probability must agree to 1e-4 and
 99.9% of the lines be the same; with fewer bits the mean difference is bounded. Else nothing is written, exit code 1.
 ctranslate2 and transformers come with pip install 'nmt[export]'."""
 
-FORMATS = ("ctranslate2", "huggingface", "safetensors")
+FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors")
 MOST_LINES = 1000
 
 
@@ -26,13 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder"
     )
-    parser.add_argument("--to", required=True, choices=FORMATS, help="the format")
+    parser.add_argument("--to", required=True, choices=FORMAT_NAMES, help="the format")
     parser.add_argument(
         "-o",
         "--output",
         required=True,
         metavar="DIR",
         help="where to; an earlier export is replaced",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace DIR even if something else is in it"
     )
     parser.add_argument(
         "--quantization",
@@ -59,13 +62,13 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import decode_stream
-    from nmt.export.export import export, made_lines
+    from nmt.export.export import export, make_lines
     from nmt.system.errors import UserError
     from nmt.system.files import make_folder
     from nmt.system.progress import say
 
     checkpoint, out = open_checkpoint(Path(args.checkpoint)), Path(args.output)
-    lines = made_lines(checkpoint.vocab)
+    lines = make_lines(checkpoint.vocab)
     if args.check_lines is not None:
         try:
             with open(args.check_lines, "rb") as file:
@@ -75,7 +78,7 @@ def work(args: argparse.Namespace) -> int:
                 f"--check-lines {args.check_lines}: cannot be read ({error.strerror})"
             ) from None
     make_folder(out.resolve().parent)
-    agreement = export(checkpoint, args.to, out, args.quantization, lines)
+    agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
     say(f"{out}: {args.to}, {args.quantization}; {agreement}")
     return 0
 

@@ -187,7 +187,7 @@ def work(args: argparse.Namespace) -> int:
 
     tune_process()  # before torch comes in
 
-    from nmt.export.engine import open_ctranslate2
+    from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.system.errors import UserError
     from nmt.system.progress import Progress, say
     from nmt.translate.formats import Layout

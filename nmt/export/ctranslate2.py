@@ -6,25 +6,32 @@ outputs as the beam is wide, and bounds an output by a number for all sentences:
 """
 
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nmt.config import DecodingConfig, RunConfig
+from nmt.config import DecodingConfig, RunConfig, load_config, parse_device
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
+from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
-    position_table,
-    projections,
+    list_projections,
+    make_position_table,
 )
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
+from nmt.system.device import choose_device
 from nmt.system.errors import UserError
-from nmt.system.run_folder import VOCAB_FILE
+from nmt.system.files import read_json, verify
+from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, VOCAB_FILE
+from nmt.system.strict_yaml import parse_yaml
+from nmt.translate.batching import SearchedBatch, split_by_budget
 from nmt.translate.beams import Hypothesis, penalty
+from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
 CTRANSLATE2_USAGE = """\
     import ctranslate2, sentencepiece
@@ -46,7 +53,7 @@ def explain_ctranslate2(config: RunConfig) -> str:
     return usage + explain_length_penalty(config)
 
 
-def library() -> Any:
+def import_ctranslate2() -> Any:
     try:
         import ctranslate2
     except ImportError:
@@ -55,51 +62,65 @@ def library() -> Any:
     return ctranslate2
 
 
-def write(
+def write_ctranslate2(
     folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
 ) -> None:
     """Fill `folder` with what CTranslate2 loads, and the BPE model."""
     check_expressible(config.model)
-    spec = library().specs.TransformerSpec.from_config(
-        (config.model.n_layers,) * 2, config.model.n_heads, pre_norm=config.model.norm == "pre"
+    specs = import_ctranslate2().specs
+    n_layers = (config.model.n_layers, config.model.n_layers)
+    spec = specs.TransformerSpec.from_config(
+        n_layers, config.model.n_heads, pre_norm=config.model.norm == "pre"
     )
+    _set_weights(spec, model, config)
+
+    # vocabulary
+    pieces = vocab.pieces(range(vocab.size))
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.bos_token = pieces[BOS]
+    spec.config.eos_token = pieces[EOS]
+    spec.config.unk_token = pieces[UNK]
+    spec.config.decoder_start_token = pieces[BOS]
+    spec.config.add_source_eos = True
+
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
+
+
+def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     encoder, decoder = spec.encoder, spec.decoder
+
+    # embeddings, positions, projection
     encoder.embeddings[0].weight = _array(model.src_embedding.weight)
     decoder.embeddings.weight = _array(model.tgt_embedding.weight)
     decoder.projection.weight = _array(model.projection.weight)
-    encoder.position_encodings.encodings = _array(
-        position_table(model.src_positions, config.decoding)
-    )
-    decoder.position_encodings.encodings = _array(
-        position_table(model.tgt_positions, config.decoding)
-    )
+    src_table = make_position_table(model.src_positions, config.decoding)
+    tgt_table = make_position_table(model.tgt_positions, config.decoding)
+    encoder.position_encodings.encodings = _array(src_table)
+    decoder.position_encodings.encodings = _array(tgt_table)
     if config.model.norm == "pre":
         _set_norm(encoder.layer_norm, model.encoder_norm)
         _set_norm(decoder.layer_norm, model.decoder_norm)
+
+    # what all layers have
     layers: list[EncoderLayer | DecoderLayer] = [*model.encoder, *model.decoder]
     for place, layer in zip((*encoder.layer, *decoder.layer), layers, strict=True):
-        *qkv, output = projections(layer.attention, config.model)
+        *qkv, output = list_projections(layer.attention, config.model)
         _set_products(place.self_attention.linear[0], qkv)
         _set_products(place.self_attention.linear[1], [output])
         _set_norm(place.self_attention.layer_norm, layer.attention_residual.norm)
         _set_feed_forward(place.ffn, layer.feed_forward)
         _set_norm(place.ffn.layer_norm, layer.feed_forward_residual.norm)
+
+    # attention to the source
     for place, block in zip(decoder.layer, model.decoder, strict=True):
-        q, *kv, output = projections(block.memory_attention, config.model)
+        q, *kv, output = list_projections(block.memory_attention, config.model)
         for linear, products in zip(place.attention.linear, ([q], kv, [output]), strict=True):
             _set_products(linear, products)
         _set_norm(place.attention.layer_norm, block.memory_residual.norm)
-    pieces = vocab.pieces(range(vocab.size))
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (
-        pieces[i] for i in (BOS, EOS, UNK)
-    )
-    spec.config.decoder_start_token, spec.config.add_source_eos = pieces[BOS], True
-    spec.validate()
-    spec.optimize(quantization=quantization)
-    spec.save(str(folder))
-    (folder / VOCAB_FILE).write_bytes(vocab.model)
 
 
 def _array(tensor: Tensor) -> Any:
@@ -120,15 +141,15 @@ def _set_feed_forward(place: Any, layer: FeedForward) -> None:
         linear.weight, linear.bias = _array(ours.weight), _array(ours.bias)
 
 
-class CTranslate2:
-    """The engine with the model of a folder; `translator` is CTranslate2's own, for what is not here."""
+class CTranslate2Engine:
+    """CTranslate2 with the model of a folder; `translator` is its own, for what is not here."""
 
     def __init__(self, folder: Path, n_threads: int = 0, device: str = "cpu") -> None:
-        """`n_threads` for one batch, 0 lets CTranslate2 choose; it may change how many torch uses in this process.
-        Weights are computed with as they are stored, where the processor can."""
+        """`n_threads` are for one batch, and 0 lets CTranslate2 choose; it may change how many torch uses in this
+        process. Weights are computed with as they are stored, where the processor can."""
         try:
             self.vocab = Vocab.load(folder / VOCAB_FILE)
-            self.translator = library().Translator(
+            self.translator = import_ctranslate2().Translator(
                 str(folder), device=device, intra_threads=n_threads
             )
         except (RuntimeError, ValueError) as error:
@@ -137,26 +158,26 @@ class CTranslate2:
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        return [found[0] for found in self._found(src, beam, alpha, limit, 1)]
+        return [hypotheses[0] for hypotheses in self._search(src, beam, alpha, limit, 1)]
 
     def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
-        """As near to our search as CTranslate2 comes: it finishes as many outputs as the beam is wide, and of those the
-        best by the penalty of `config` is taken. The longest sentence sets the limit for all."""
+        """Search as nearly as CTranslate2 can as ours does: it finishes as many outputs as the beam is wide, and the
+        best of those by the penalty of `config` is taken. The longest sentence sets the limit for all."""
         limit = max(map(len, src), default=0) + config.max_extra
-        scored = [
-            [
-                Hypothesis(one.ids, one.score / float(penalty(len(one.ids) + 1, config)))
-                for one in found
-            ]
-            for found in self._found(src, config.beam, 0.0, limit, config.beam)
-        ]
-        return [max(found, key=lambda one: one.score) for found in scored]
+        best = []
+        for hypotheses in self._search(src, config.beam, 0.0, limit, config.beam):
+            scored = []
+            for one in hypotheses:
+                divisor = float(penalty(len(one.ids) + 1, config))
+                scored.append(Hypothesis(one.ids, one.score / divisor))
+            best.append(max(scored, key=lambda one: one.score))
+        return best
 
-    def _found(
+    def _search(
         self, src: Ids, beam: int, alpha: float, limit: int, n_best: int
     ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
-            self._named(src),
+            self._to_pieces(src),
             beam_size=beam,
             num_hypotheses=n_best,
             length_penalty=alpha,
@@ -178,13 +199,74 @@ class CTranslate2:
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         results = self.translator.score_batch(
-            self._named(src),
-            self._named(tgt),
+            self._to_pieces(src),
+            self._to_pieces(tgt),
             max_input_length=0,
             max_batch_size=4096,
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
 
-    def _named(self, sentences: Ids) -> list[list[str]]:
+    def _to_pieces(self, sentences: Ids) -> list[list[str]]:
         return [[self._pieces[i] for i in ids] for ids in sentences]
+
+
+class CTranslate2Translator(TextToText):
+    """Text to text by CTranslate2. Its search has other rules (`docs/exports.md`), so that its output is labelled with
+    the engine, its version and the type of its weights; what it cannot do is refused."""
+
+    def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
+        super().__init__(exported.vocab, config.decoding, config.model)
+        self.exported, self.quantization = exported, quantization
+        self.version: str = import_ctranslate2().__version__
+        self.engine = f"ctranslate2 {self.version}, {quantization}"
+
+    def search_batches(
+        self, sources: Sentences, prefixes: Sentences | None, n_best: int
+    ) -> Iterator[SearchedBatch]:
+        if n_best > 1 or prefixes is not None or self.config.sample:
+            raise UserError("--engine ctranslate2 does not support --n-best, --sample or --prefix")
+        for batch in split_by_budget(sources, self.config):
+            found = self.exported.translate([sources[i] for i in batch], self.config)
+            yield batch, [[one] for one in found]
+
+
+def load_ctranslate2(
+    folder: Path, n_threads: int = 0, device: str = "cpu"
+) -> tuple[CTranslate2Engine, str]:
+    """Load an export after verifying it; also return the quantization that its output is to be labelled with."""
+    verify(folder, (EXPORT_FILE, VOCAB_FILE))
+    record = read_json(folder / EXPORT_FILE)
+    if record.get("format") != "ctranslate2":
+        raise UserError(
+            f"{folder}: is an export to {record.get('format')}; make one with nmt-export --to ctranslate2"
+        )
+    return CTranslate2Engine(folder, n_threads, device), record["quantization"]
+
+
+def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
+    """Load the one export in `paths`, on the device that the overrides ask for."""
+    (path,) = paths
+    folder = Path(path)
+    device = choose_device(parse_device(overrides))
+    exported, quantization = load_ctranslate2(folder, torch.get_num_threads(), device.type)
+    place = folder / CONFIG_FILE
+    if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
+        raise UserError(
+            f"{place}: extends: the config of an export stands by itself; use another copy"
+        )
+    config = load_config(str(place), overrides)
+    return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])
+
+
+def _load_to_compare(folder: Path, config: RunConfig) -> CTranslate2Engine:
+    return CTranslate2Engine(folder, torch.get_num_threads())
+
+
+CTRANSLATE2 = Format(
+    "ctranslate2",
+    (*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
+    write_ctranslate2,
+    _load_to_compare,
+    explain_ctranslate2,
+)

@@ -6,7 +6,7 @@ they would compute sinusoids themselves. The tokenizer is Marian's, around the s
 Only safetensors are written and read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from nmt.config import RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
-from nmt.export.parity import Ids
+from nmt.export.format import FLOATS, Format
+from nmt.export.parity import BATCH_SENTENCES, Ids
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
-    position_table,
-    projections,
+    list_projections,
+    make_position_table,
 )
 from nmt.model.transformer import (
     DecoderLayer,
@@ -30,11 +31,10 @@ from nmt.model.transformer import (
     SelfAttention,
     Transformer,
 )
-from nmt.system.errors import UserError
+from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_json
 from nmt.translate.beams import Hypothesis
 
-BATCH = 32
 HUGGINGFACE_USAGE = """\
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # 5 or newer
 
@@ -58,7 +58,7 @@ def explain_huggingface(config: RunConfig) -> str:
     return usage
 
 
-def library() -> Any:
+def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
@@ -68,15 +68,19 @@ def library() -> Any:
     return transformers
 
 
-def write(
+def write_huggingface(
     folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
 ) -> None:
     """Fill `folder` with what `from_pretrained` loads: model, tokenizer and settings of generation."""
     check_expressible(config.model)
-    transformers, shape, pieces = library(), config.model, vocab.pieces(range(vocab.size))
+    transformers, shape, pieces = (
+        import_transformers(),
+        config.model,
+        vocab.pieces(range(vocab.size)),
+    )
     tensors = {
         name: tensor.to(getattr(torch, quantization)).contiguous()
-        for name, tensor in _named(model, config)
+        for name, tensor in _rename_tensors(model, config)
     }
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
     settings = dict(
@@ -111,7 +115,7 @@ def write(
     described.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     decoding = config.decoding
-    _rules(
+    _make_generation_config(
         decoding.beam,
         0.0 if decoding.penalty == "none" else decoding.length_penalty,
         max_length=n_positions,
@@ -136,11 +140,11 @@ def write(
     )
 
 
-def _rules(
+def _make_generation_config(
     beam: int, alpha: float, max_length: int | None = None, max_new_tokens: int | None = None
 ) -> Any:
     """How they are to decode so that it is what ours does, as far as it can be."""
-    return library().GenerationConfig(
+    return import_transformers().GenerationConfig(
         num_beams=beam,
         do_sample=False,
         length_penalty=alpha,
@@ -155,7 +159,7 @@ def _rules(
     )
 
 
-def _named(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
+def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
     """Each tensor by the name that it has there; what they tie is there once."""
     shape = config.model
     if (
@@ -169,50 +173,50 @@ def _named(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]
     yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
     yield (
         "model.encoder.embed_positions.weight",
-        position_table(model.src_positions, config.decoding),
+        make_position_table(model.src_positions, config.decoding),
     )
     yield (
         "model.decoder.embed_positions.weight",
-        position_table(model.tgt_positions, config.decoding).clone(),
+        make_position_table(model.tgt_positions, config.decoding).clone(),
     )
     if shape.norm == "pre":
-        yield from _parts("model.encoder.layer_norm", model.encoder_norm)
-        yield from _parts("model.decoder.layer_norm", model.decoder_norm)
+        yield from _parameters("model.encoder.layer_norm", model.encoder_norm)
+        yield from _parameters("model.decoder.layer_norm", model.decoder_norm)
 
     def attention(name: str, ours: SelfAttention | MemoryAttention) -> Iterator[tuple[str, Tensor]]:
         for part, product in zip(
-            ("q_proj", "k_proj", "v_proj", "out_proj"), projections(ours, shape), strict=True
+            ("q_proj", "k_proj", "v_proj", "out_proj"), list_projections(ours, shape), strict=True
         ):
             yield f"{name}.{part}.weight", product
             yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
 
     def layer(name: str, ours: EncoderLayer | DecoderLayer) -> Iterator[tuple[str, Tensor]]:
         yield from attention(f"{name}.self_attn", ours.attention)
-        yield from _parts(f"{name}.self_attn_layer_norm", ours.attention_residual.norm)
-        yield from _parts(f"{name}.fc1", ours.feed_forward.inner)
-        yield from _parts(f"{name}.fc2", ours.feed_forward.outer)
-        yield from _parts(f"{name}.final_layer_norm", ours.feed_forward_residual.norm)
+        yield from _parameters(f"{name}.self_attn_layer_norm", ours.attention_residual.norm)
+        yield from _parameters(f"{name}.fc1", ours.feed_forward.inner)
+        yield from _parameters(f"{name}.fc2", ours.feed_forward.outer)
+        yield from _parameters(f"{name}.final_layer_norm", ours.feed_forward_residual.norm)
 
     for i, encoder in enumerate(model.encoder):
         yield from layer(f"model.encoder.layers.{i}", encoder)
     for i, decoder in enumerate(model.decoder):
         yield from layer(f"model.decoder.layers.{i}", decoder)
         yield from attention(f"model.decoder.layers.{i}.encoder_attn", decoder.memory_attention)
-        yield from _parts(
+        yield from _parameters(
             f"model.decoder.layers.{i}.encoder_attn_layer_norm", decoder.memory_residual.norm
         )
 
 
-def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _parameters(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for part, value in module.named_parameters():
         yield f"{name}.{part}", value.detach()
 
 
-class HuggingFace:
+class HuggingFaceEngine:
     """transformers with the model and the tokenizer of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        transformers = library()
+        transformers = import_transformers()
         self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
             str(folder),
             use_safetensors=True,
@@ -228,14 +232,14 @@ class HuggingFace:
     @torch.inference_mode()
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         found: list[Hypothesis] = []
-        for i in range(0, len(src), BATCH):
-            ids, mask = _padded([[*line, EOS] for line in src[i : i + BATCH]])
+        for i in range(0, len(src), BATCH_SENTENCES):
+            ids, mask = _pad([[*line, EOS] for line in src[i : i + BATCH_SENTENCES]])
             made = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 return_dict_in_generate=True,
                 output_scores=True,
-                generation_config=_rules(beam, alpha, max_new_tokens=limit),
+                generation_config=_make_generation_config(beam, alpha, max_new_tokens=limit),
             )
             outputs = [
                 row[: row.index(EOS)] if EOS in row else row
@@ -246,7 +250,7 @@ class HuggingFace:
                 if beam > 1
                 else [  # greedily they report none
                     sum(each) / len(each) ** alpha
-                    for each in self.score(src[i : i + BATCH], outputs)
+                    for each in self.score(src[i : i + BATCH_SENTENCES], outputs)
                 ]
             )
             found += map(Hypothesis, outputs, scores)
@@ -255,11 +259,11 @@ class HuggingFace:
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         scores = []
-        for i in range(0, len(src), BATCH):
-            targets = tgt[i : i + BATCH]
-            ids, mask = _padded([[*line, EOS] for line in src[i : i + BATCH]])
-            given, _ = _padded([[BOS, *line] for line in targets])
-            wanted, _ = _padded([[*line, EOS] for line in targets])
+        for i in range(0, len(src), BATCH_SENTENCES):
+            targets = tgt[i : i + BATCH_SENTENCES]
+            ids, mask = _pad([[*line, EOS] for line in src[i : i + BATCH_SENTENCES]])
+            given, _ = _pad([[BOS, *line] for line in targets])
+            wanted, _ = _pad([[*line, EOS] for line in targets])
             logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=given).logits
             each = logits.log_softmax(2).gather(2, wanted[:, :, None]).squeeze(2)
             scores += [
@@ -268,9 +272,31 @@ class HuggingFace:
         return scores
 
 
-def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+def _pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """The ids and where there are any, each (S, L)."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
     return ids, (torch.arange(longest) < lengths[:, None]).long()
+
+
+def check_tokenizer(tokenizer: Any, vocab: Vocab, lines: Sequence[str]) -> None:
+    """Compare text to ids and back with ours, except that `skip_special_tokens` drops unknown pieces."""
+    for line, ours in zip(lines, vocab.encode(lines), strict=True):
+        theirs = tokenizer(line)["input_ids"][:-1]
+        known = [i for i in ours if i != UNK]
+        text = tokenizer.decode(known, skip_special_tokens=True)
+        if theirs != ours or text != vocab.decode([known])[0].strip():
+            raise Failure(
+                f"the exported tokenizer disagrees on {line!r}: {theirs} instead of {ours}; "
+                "nothing was written"
+            )
+
+
+def _load_to_compare(folder: Path, config: RunConfig) -> HuggingFaceEngine:
+    return HuggingFaceEngine(folder)
+
+
+HUGGING_FACE = Format(
+    "transformers", FLOATS, write_huggingface, _load_to_compare, explain_huggingface
+)

@@ -1,8 +1,8 @@
-"""Whether an exported model still says the same: both sides translate, and both judge what ours said.
+"""Whether an exported model agrees with its checkpoint: both translate, and both score what ours translated.
 
-A `Side` is an engine with a model in it. Greedy outputs are compared piece by piece; then each side gives the
-log-probability of each piece of our outputs, eos included, and the differences count. In fp32 the sides differ by
-rounding alone; of fewer bits the average difference is bounded, and text may differ. Every bound stands here.
+An `Engine` is a library with a model in it. Greedy outputs are compared piece by piece. Then each engine gives the
+log-probability of each piece of our outputs, eos included, and the differences count. In fp32 the engines differ by
+rounding alone; with fewer bits the mean difference is bounded, and text may differ. Every bound is in this file.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,23 @@ from nmt.translate.search import search
 
 Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 
-LARGEST = 1e-4  # float32: of one piece's log-probability
-DIFFERING = (
-    1e-3  # float32: share of lines whose greedy output may differ, for two pieces can be as likely
-)
-MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1}  # fewer bits: of the mean difference
-BATCH = 32
+MAX_DIFFERENCE = 1e-4  # float32: of one piece's log-probability
+# float32: the share of lines whose greedy output may differ, because two pieces can be equally likely.
+MAX_DIFFERING_SHARE = 1e-3
+MAX_MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1}  # fewer bits: the mean difference
+BATCH_SENTENCES = 32
 
 
-class Side(Protocol):
+class Engine(Protocol):
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        """The best output of each sentence, by log-probability / |Y|^alpha, of at most `limit` pieces."""
+        """Return the best output of each sentence, by log-probability / |Y|^alpha, of at most `limit` pieces."""
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
-        """The log-probability of each piece of `tgt`, and of its eos."""
+        """Return the log-probability of each piece of `tgt`, and of its eos."""
 
 
-class Ours:
-    """The engine of this project as a `Side`."""
+class OwnEngine:
+    """This project's model and search."""
 
     def __init__(self, model: Transformer, stopping: Literal["exact", "full"] = "exact") -> None:
         self.model, self.stopping = model.eval(), stopping
@@ -52,28 +51,29 @@ class Ours:
             finishing="top",
             stopping=self.stopping,
         )
-        return [
-            best
-            for batch in _batches(src)
-            for best, *_ in search(self.model, pack([[*ids, EOS] for ids in batch]), config)
-        ]
+        found = []
+        for batch in split_batches(src):
+            hypotheses = search(self.model, pack([[*ids, EOS] for ids in batch]), config)
+            found += [best for best, *_ in hypotheses]
+        return found
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         scores = []
-        for sources, targets in zip(_batches(src), _batches(tgt), strict=True):
-            given = pack([[BOS, *ids] for ids in targets])
-            logits = self.model.projection(
-                self.model(pack([[*ids, EOS] for ids in sources]), given)
-            )
-            wanted = torch.tensor([piece for ids in targets for piece in (*ids, EOS)])
-            each = logits.log_softmax(1).gather(1, wanted[:, None]).squeeze(1)
-            scores += [part.tolist() for part in each.split([len(ids) + 1 for ids in targets])]
+        for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
+            inputs = pack([[BOS, *ids] for ids in targets])
+            states = self.model(pack([[*ids, EOS] for ids in sources]), inputs)
+            log_probs = self.model.projection(states).log_softmax(1)  # (T, V)
+            expected = torch.tensor([piece for ids in targets for piece in (*ids, EOS)])
+            chosen = log_probs.gather(1, expected[:, None]).squeeze(1)  # (T,)
+            lengths = [len(ids) + 1 for ids in targets]
+            scores += [part.tolist() for part in chosen.split(lengths)]
         return scores
 
 
-def _batches(sentences: Ids) -> list[Ids]:
-    return [sentences[i : i + BATCH] for i in range(0, len(sentences), BATCH)]
+def split_batches(sentences: Ids) -> list[Ids]:
+    starts = range(0, len(sentences), BATCH_SENTENCES)
+    return [sentences[i : i + BATCH_SENTENCES] for i in starts]
 
 
 @dataclass(frozen=True)
@@ -92,30 +92,32 @@ class Agreement:
         )
 
     def is_within(self, quantization: str) -> bool:
-        """Anything that is no number is not."""
+        """Whether the bounds hold. NaN counts as disagreement: no comparison with it is true."""
         if quantization == "float32":
-            return self.largest <= LARGEST and self.differing <= DIFFERING * self.lines
-        return self.mean <= MEAN[quantization.partition("_")[0]]
+            is_close = self.largest <= MAX_DIFFERENCE
+            return is_close and self.differing <= MAX_DIFFERING_SHARE * self.lines
+        return self.mean <= _mean_bound(quantization)
 
 
-def bound(quantization: str) -> str:
+def describe_bound(quantization: str) -> str:
     if quantization == "float32":
-        return f"{1 - DIFFERING:.1%} of the lines and {LARGEST:.0e}"
-    return f"{MEAN[quantization.partition('_')[0]]} on average"
+        return f"{1 - MAX_DIFFERING_SHARE:.1%} of the lines and {MAX_DIFFERENCE:.0e}"
+    return f"{_mean_bound(quantization)} on average"
 
 
-def compare(ours: Side, theirs: Side, src: Ids, limit: int) -> Agreement:
-    found, other = (side.search(src, 1, 0.0, limit) for side in (ours, theirs))
-    outputs = [one.ids for one in found]
-    differing = sum(ids != one.ids for ids, one in zip(outputs, other, strict=True))
-    differences = torch.tensor(
-        [
-            abs(a - b)
-            for mine, their in zip(
-                ours.score(src, outputs), theirs.score(src, outputs), strict=True
-            )
-            for a, b in zip(mine, their, strict=True)
-        ],
-        dtype=torch.float64,
-    )
-    return Agreement(len(src), differing, float(differences.max()), float(differences.mean()))
+def _mean_bound(quantization: str) -> float:
+    return MAX_MEAN[quantization.partition("_")[0]]  # int8_float16 is judged as int8
+
+
+def compare_engines(ours: Engine, theirs: Engine, src: Ids, limit: int) -> Agreement:
+    """Translate `src` with both, greedily, and let both score what ours translated."""
+    outputs = [found.ids for found in ours.search(src, 1, 0.0, limit)]
+    other_outputs = [found.ids for found in theirs.search(src, 1, 0.0, limit)]
+    differing = sum(a != b for a, b in zip(outputs, other_outputs, strict=True))
+    differences = []
+    for our_scores, their_scores in zip(
+        ours.score(src, outputs), theirs.score(src, outputs), strict=True
+    ):
+        differences += [abs(a - b) for a, b in zip(our_scores, their_scores, strict=True)]
+    values = torch.tensor(differences, dtype=torch.float64)  # its max is NaN where one is
+    return Agreement(len(src), differing, float(values.max()), float(values.mean()))

@@ -37,22 +37,24 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-def projections(attention: SelfAttention | MemoryAttention, config: ModelConfig) -> list[Tensor]:
-    """What makes queries, keys, values and output, each (d_model, d_model)."""
+def list_projections(
+    attention: SelfAttention | MemoryAttention, config: ModelConfig
+) -> list[Tensor]:
+    """Return the matrices of queries, keys, values and output, each (d_model, d_model)."""
     parts = [attention.qkv] if isinstance(attention, SelfAttention) else [attention.q, attention.kv]
     size = config.d_model // config.n_heads
     q, k, v = torch.cat([part.weight.detach() for part in parts]).split(attention.sizes)
-    output = _widened(attention.output.weight.detach().T, config.n_heads, size).T.contiguous()
+    output = _widen_heads(attention.output.weight.detach().T, config.n_heads, size).T.contiguous()
     return [
         *(
-            _widened(part, config.n_heads, size)
+            _widen_heads(part, config.n_heads, size)
             for part in (q * math.sqrt(size / config.key_size), k, v)
         ),
         output,
     ]
 
 
-def _widened(x: Tensor, n_heads: int, size: int) -> Tensor:
+def _widen_heads(x: Tensor, n_heads: int, size: int) -> Tensor:
     """(H * D, d_model) -> (H * size, d_model), zeros beneath each head's rows."""
     heads = x.unflatten(0, (n_heads, -1))
     room = heads.new_zeros(n_heads, size, *x.shape[1:])
@@ -60,8 +62,8 @@ def _widened(x: Tensor, n_heads: int, size: int) -> Tensor:
     return room.flatten(0, 1)
 
 
-def position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
-    """What is added to the pieces' embeddings: a learned table, or sinusoids as far as decoding can go."""
+def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
+    """Return what is added to the embeddings: a learned table, or sinusoids as far as decoding can go."""
     if positions.is_learned:
         return positions.table.detach()
     return sinusoids(

@@ -77,9 +77,9 @@ def prepare(
         engine, kind = system.split()
         (folder / kind).mkdir(exist_ok=True)
         if engine == "ctranslate2":
-            ctranslate2.write(folder / kind, model, vocab, config, kind)
+            ctranslate2.write_ctranslate2(folder / kind, model, vocab, config, kind)
         elif engine == "huggingface":
-            huggingface.write(folder / kind, model, vocab, config, kind)
+            huggingface.write_huggingface(folder / kind, model, vocab, config, kind)
 
 
 class Ours:
@@ -169,9 +169,9 @@ def invariance(folder: Path, n_lines: int) -> None:
 
 class CTranslate2:
     def __init__(self, folder: Path, kind: str, threads: int) -> None:
-        from nmt.export.ctranslate2 import CTranslate2
+        from nmt.export.ctranslate2 import CTranslate2Engine
 
-        self.engine = CTranslate2(folder / kind, threads)
+        self.engine = CTranslate2Engine(folder / kind, threads)
         self.pieces = self.engine.vocab.pieces(range(self.engine.vocab.size))
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[Any]]:

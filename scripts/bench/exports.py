@@ -19,7 +19,7 @@ import torch
 
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.export import ctranslate2, huggingface
-from nmt.export.parity import Ours, Side, compare
+from nmt.export.parity import Engine, OwnEngine, compare_engines
 from nmt.score.score import score_bleu
 from nmt.system.progress import clock
 from nmt.translate.beams import Hypothesis
@@ -31,20 +31,20 @@ KINDS = ("ctranslate2:float32", "huggingface:float32", "ctranslate2:int8")
 
 def exported(
     folder: Path, to: str, quantization: str, translator: Translator, checkpoint: Checkpoint
-) -> Side:
+) -> Engine:
     room = ctranslate2 if to == "ctranslate2" else huggingface
     room.write(folder, translator.model, translator.vocab, checkpoint.config, quantization)
     return (
-        ctranslate2.CTranslate2(folder, 1)
+        ctranslate2.CTranslate2Engine(folder, 1)
         if to == "ctranslate2"
-        else huggingface.HuggingFace(folder)
+        else huggingface.HuggingFaceEngine(folder)
     )
 
 
 def differences(
     mine: list[Hypothesis],
     other: list[Hypothesis],
-    ours: Ours,
+    ours: OwnEngine,
     src: list[list[int]],
     alpha: float,
     limit: int,
@@ -91,18 +91,18 @@ def main() -> None:
             for language in (data.src, data.tgt)
         )
         translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
-        ids, ours = translator.vocab.encode(src), Ours(translator.model)
+        ids, ours = translator.vocab.encode(src), OwnEngine(translator.model)
         for to, quantization in (kind.split(":") for kind in args.kinds):
             found = {
-                name: Ours(ours.model, "full" if to == "ctranslate2" and alpha else "exact").search(
-                    ids, beam, alpha, args.limit
-                )
+                name: OwnEngine(
+                    ours.model, "full" if to == "ctranslate2" and alpha else "exact"
+                ).search(ids, beam, alpha, args.limit)
                 for name, (beam, alpha) in SETTINGS.items()
             }
             with tempfile.TemporaryDirectory() as folder:
                 theirs = exported(Path(folder), to, quantization, translator, checkpoint)
                 began = clock()
-                agreement = compare(ours, theirs, ids, args.limit)
+                agreement = compare_engines(ours, theirs, ids, args.limit)
                 row = {
                     "run": str(path),
                     "to": to,

@@ -1,0 +1,23 @@
+"""What an export format is: one row for each in export.py, one file for each beside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.config import RunConfig
+from nmt.data.vocab import Vocab
+from nmt.export.parity import Engine
+from nmt.model.transformer import Transformer
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written for another library, and loaded again to be compared."""
+
+    library: str  # what loads it, by its name on the hub
+    quantizations: Sequence[str]
+    write: Callable[[Path, Transformer, Vocab, RunConfig, str], None]  # fills the folder
+    load: Callable[[Path, RunConfig], Engine]
+    explain: Callable[[RunConfig], str]  # how to use the export, for its card

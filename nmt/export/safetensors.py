@@ -1,0 +1,55 @@
+"""A model as plain safetensors: each weight once, by its name here, with the config and the BPE model's digest."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from nmt.config import RunConfig, format_config
+from nmt.data.vocab import Vocab
+from nmt.export.format import FLOATS, Format
+from nmt.export.parity import OwnEngine
+from nmt.model.transformer import Transformer
+from nmt.system.run_folder import MODEL_FILE, VOCAB_FILE
+
+SAFETENSORS_USAGE = """\
+    from safetensors import safe_open
+
+    with safe_open("model.safetensors", "pt") as file:
+        config = file.metadata()["config"]          # YAML, as in config.yaml
+        weights = {name: file.get_tensor(name) for name in file.keys()}
+"""
+
+
+def write_safetensors(
+    folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
+) -> None:
+    """Fill `folder` with the weights and the BPE model."""
+    dtype = getattr(torch, quantization)
+    weights = {name: p.detach().to(dtype) for name, p in model.named_parameters()}
+    metadata = {
+        "format": "pt",
+        "config": format_config(config),
+        "vocab_sha256": vocab.digest,
+    }
+    save_file(weights, folder / MODEL_FILE, metadata=metadata)
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
+
+
+@torch.no_grad()
+def load_safetensors(folder: Path, config: RunConfig) -> OwnEngine:
+    """Load the weights into a model of our own."""
+    model = Transformer(config.model, Vocab.load(folder / VOCAB_FILE).size)
+    weights = load_file(folder / MODEL_FILE)
+    for name, p in model.named_parameters():
+        p.copy_(weights[name])
+    return OwnEngine(model)
+
+
+def explain_safetensors(config: RunConfig) -> str:
+    return SAFETENSORS_USAGE
+
+
+SAFETENSORS = Format(
+    "safetensors", FLOATS, write_safetensors, load_safetensors, explain_safetensors
+)
