@@ -8,15 +8,15 @@ import signal
 import time
 from multiprocessing import parent_process
 
-from nmt.data.epoch_stores import Draw, Row, StoredPairs, draw_block
+from nmt.data.epoch_stores import Draw, StoredPairs, TokenRow, draw_block
 
 
-def slow(draw: Draw, pairs: StoredPairs) -> list[Row]:
+def slow(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     time.sleep(0.15)
     return draw_block(draw, pairs)
 
 
-def die(draw: Draw, pairs: StoredPairs) -> list[Row]:
+def die(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     if parent_process() is not None:
         os.kill(os.getpid(), signal.SIGKILL)
     return slow(draw, pairs)

@@ -89,12 +89,13 @@ def work(args: argparse.Namespace) -> int:
     with join_world(config.device) as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
         if is_rehearsal:
-            from nmt.profile.profile import plan, profile
+            from nmt.profile.estimate import estimate_run
+            from nmt.profile.profile import profile_training
 
             if args.profile:
-                profile(config, world, trace=args.trace and Path(args.trace))
+                profile_training(config, world, trace=args.trace and Path(args.trace))
             else:
-                plan(config, world, price=args.price)
+                estimate_run(config, world, price=args.price)
             return 0
         from nmt.train.trainer import train
 

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
-class lazy_property(Generic[T]):
+class lazy_property(Generic[Value]):
     """Like functools.cached_property, without the lock of Python 3.11, which torch.compile cannot trace."""
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
+    def __init__(self, make: Callable[[Any], Value]) -> None:
         self.make = make
         self.name = make.__name__
 
-    def __get__(self, owner: Any, _: type) -> T:
+    def __get__(self, owner: Any, _: type) -> Value:
         # The instance's own attribute shadows this descriptor from the next look-up on.
         value = owner.__dict__[self.name] = self.make(owner)
         return value

@@ -15,7 +15,6 @@ import sentencepiece
 
 from nmt.data.vocab import SPACE
 
-Array = np.ndarray
 NO_RANK = 2**16 - 1  # the rank of a merge that does not exist or is left out
 EMPTY = 2**32 - 1  # the key of a slot that holds no pair
 KNUTH = np.uint32(2_654_435_769)  # multiplicative hashing
@@ -71,10 +70,10 @@ class MergeTable:
                 slot = (slot + 1) % 2**bits
             self.keys[slot], self.ranks[slot] = key, rank
 
-    def _hash(self, keys: Array) -> Array:
+    def _hash(self, keys: np.ndarray) -> np.ndarray:
         return (keys * KNUTH) >> self.shift
 
-    def find_ranks(self, left: Array, right: Array) -> Array:
+    def find_ranks(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """The rank of the merge of each pair of pieces, or NO_RANK."""
         keys = (left * np.uint32(self.size) + right).ravel()
         slots = self._hash(keys)
@@ -91,8 +90,12 @@ class MergeTable:
 
 
 def segment(
-    merges: MergeTable, ids: Array, counts: Array, rate: float, random: np.random.Generator
-) -> tuple[Array, Array]:
+    merges: MergeTable,
+    ids: np.ndarray,
+    counts: np.ndarray,
+    rate: float,
+    random: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw the pieces of sentences anew: all pieces end to end (uint16), and how many each sentence has.
 
     `ids` are the pieces of the sentences end to end, `counts` how many each has.
@@ -117,13 +120,17 @@ def segment(
 class _Words:
     """Words that all have n symbols: their numbers (words,), and their symbols (n, words)."""
 
-    numbers: Array
-    symbols: Array
+    numbers: np.ndarray
+    symbols: np.ndarray
 
 
 def _merge_words(
-    merges: MergeTable, letters: Array, words: Array, rate: float, random: np.random.Generator
-) -> tuple[Array, Array]:
+    merges: MergeTable,
+    letters: np.ndarray,
+    words: np.ndarray,
+    rate: float,
+    random: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
     """The pieces of all words, each of which begins at `words` among the letters, and how many each has."""
     lengths = np.diff(words, append=len(letters))
     by_length = np.argsort(lengths, kind="stable")
@@ -164,7 +171,7 @@ def _take_step(
     return _Words(numbers, symbols), finished
 
 
-def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[Array, Array]:
+def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[np.ndarray, np.ndarray]:
     counts = np.zeros(n_words, np.int64)
     for words in finished:
         counts[words.numbers] = len(words.symbols)
@@ -176,7 +183,7 @@ def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[Array, Array]
     return pieces, counts
 
 
-def gather_runs(values: Array, starts: Array, lengths: Array) -> Array:
+def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The runs of `values` that begin at `starts`, end to end."""
     ends = np.cumsum(lengths)
     n = ends[-1] if len(ends) else 0

@@ -28,10 +28,10 @@ from nmt.system.pool import map_in_order
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
 
-BLOCK = 8_192  # pairs drawn from one seed: another size draws other segmentations
+PAIRS_PER_BLOCK = 8_192  # pairs drawn from one seed: another size draws other segmentations
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 POLL_S = 0.2
-Row = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
+TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
@@ -53,11 +53,11 @@ class StoredPairs:
     """Consecutive pairs as the store holds them."""
 
     first: int
-    src: Row
-    tgt: Row
+    src: TokenRow
+    tgt: TokenRow
 
 
-def draw_block(draw: Draw, pairs: StoredPairs) -> list[Row]:
+def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given all that it reads."""
     if parent_process() is not None:
         os.setpriority(os.PRIO_PROCESS, 0, 19)  # training goes first
@@ -74,7 +74,7 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[Row]:
 
 def _restore_long(
     ids: np.ndarray, counts: np.ndarray, drawn: np.ndarray, drawn_counts: np.ndarray, limit: int
-) -> Row:
+) -> TokenRow:
     """What was drawn, but the stored pieces of each sentence that would have more than `limit`."""
     is_long = drawn_counts > limit
     stored_starts = np.cumsum(counts) - counts
@@ -84,7 +84,7 @@ def _restore_long(
     return gather_runs(np.concatenate((ids, drawn)), starts, kept_counts), kept_counts
 
 
-def _read_rows(side: Side, first: int, end: int) -> Row:
+def _read_rows(side: Side, first: int, end: int) -> TokenRow:
     offsets = np.asarray(side.offsets[first : end + 1])
     return np.asarray(side.ids[offsets[0] : offsets[-1]]), np.diff(offsets)
 
@@ -199,8 +199,8 @@ class EpochStores:
 
     def _blocks(self) -> Iterator[StoredPairs]:
         n = len(self._stored)
-        for first in range(0, n, BLOCK):
-            end = min(first + BLOCK, n)
+        for first in range(0, n, PAIRS_PER_BLOCK):
+            end = min(first + PAIRS_PER_BLOCK, n)
             src = _read_rows(self._stored.src, first, end)
             yield StoredPairs(first, src, _read_rows(self._stored.tgt, first, end))
 

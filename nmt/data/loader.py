@@ -20,7 +20,7 @@ from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
 
-AHEAD = 2  # updates that are ready before they are asked for
+UPDATES_AHEAD = 2  # updates that are ready before they are asked for
 Stores = Callable[[int], TokenStore]  # epoch -> what it trains on
 
 
@@ -148,7 +148,7 @@ class Loader:
         world: World,
         shape: BatchShape | None = None,
     ) -> None:
-        self._ready: queue.Queue[Update | BaseException] = queue.Queue(AHEAD)
+        self._ready: queue.Queue[Update | BaseException] = queue.Queue(UPDATES_AHEAD)
         self._closed = threading.Event()
         source = _make_updates(stores, config, micro_tokens, seed, cursor, world, shape)
         self._thread = threading.Thread(target=self._fill, args=(source,), daemon=True)

@@ -32,9 +32,7 @@ class Cursor:
 # ---- an epoch into updates ---------------------------------------------------------------------------------------
 
 
-def split_by_budget(
-    src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int
-) -> Array:
+def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:
     """Boundaries of consecutive runs of pairs within both budgets; a pair beyond a budget is a run of its own."""
     bounds = [0]
     # A span has more pairs than a run can hold, because each pair has at least its sentence mark.
@@ -239,7 +237,7 @@ def plan_epoch(
     order = np.arange(len(src_lengths), dtype=np.uint32)
     random.shuffle(order)
     src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
-    bounds = split_by_budget(
+    bounds = split_pairs(
         src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens
     )
     if shape is not None:

@@ -1,128 +1,89 @@
-"""Which part of an update an operation belongs to, read from what torch's profiler saw.
+"""Which part of an update an operation or a kernel belongs to, by the names in torch's profile.
 
-On CPU hooks put a range around the forward pass of each module that is a part, and a backward operation belongs to the
-part of the forward operation that has its sequence number. What belongs to none, such as sums of gradients, is `other`.
-On a GPU a whole micro-batch is one launch without modules: there each kernel belongs to a part by its name.
+On a GPU a kernel's name is all there is, because a whole micro-batch is one launch. On CPU an operation also has the
+names of the operations that it ran within, so that a product within the loss counts as loss. What matches no name, such
+as residual sums and sums of gradients, is `other`.
 """
 
-import contextlib
-from collections.abc import Iterator
-
-from torch import nn
 from torch.autograd import DeviceType
-from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 
-from nmt.model.transformer import FeedForward, MemoryAttention, SelfAttention, Transformer
-from nmt.train.loss import Objective
-
 UPDATE = "update"  # the range of a whole one
-PARTS = (
-    "attention",
-    "feed-forward",
-    "embedding, norm, dropout",
-    "softmax and loss",
-    "optimizer",
-    "data waited",
-    "other",
-)
-ATTENTION, FEED_FORWARD, REST, LOSS, OPTIMIZER, WAITED, OTHER = PARTS
-PRODUCTS, IDLE = "matrix products", "GPU without work"
-KERNELS = (  # what the name of a GPU kernel contains, and the part it belongs to; the first match counts
+BACKWARD = "autograd::engine::evaluate_function"  # how torch's ranges of the backward pass begin
+
+ATTENTION = "attention"
+LOSS = "softmax and loss"
+OPTIMIZER = "optimizer"
+OTHER = "other"
+PRODUCTS = "matrix products"
+REST = "embedding, norm, dropout"
+SUM = "sum over ranks"
+
+# What a lower-case name contains, and the part it belongs to. The first match counts: a kernel of torch.compile also
+# names what it was fused with.
+NAME_PATTERNS = (
     ("triton_", REST),
+    ("optimizer.", OPTIMIZER),
+    ("adam", OPTIMIZER),
+    ("multi_tensor_apply", OPTIMIZER),
+    ("nccl", SUM),
+    ("gloo", SUM),
+    ("loss", LOSS),
     ("attention", ATTENTION),
     ("flash", ATTENTION),
     ("fmha", ATTENTION),
-    ("loss_rows", LOSS),
-    ("nccl", "sum over ranks"),
-    ("adam", OPTIMIZER),
-    ("multi_tensor_apply", OPTIMIZER),
+    ("dropout", REST),
+    ("layer_norm", REST),
+    ("layernorm", REST),
+    ("embedding", REST),
     ("gemm", PRODUCTS),
     ("nvjet", PRODUCTS),
     ("cutlass", PRODUCTS),
     ("xmma", PRODUCTS),
     ("cublas", PRODUCTS),
     ("splitk", PRODUCTS),
+    ("aten::linear", PRODUCTS),
+    ("aten::addmm", PRODUCTS),
+    ("aten::mm", PRODUCTS),
 )
-OWNERS: dict[type[nn.Module], str] = {  # what a module does outside the modules within it
-    SelfAttention: ATTENTION,
-    MemoryAttention: ATTENTION,
-    FeedForward: FEED_FORWARD,
-    Transformer: REST,
-    Objective: LOSS,
-}
-BACKWARD, OF_OPTIMIZER = (
-    "autograd::engine::evaluate_function",
-    "Optimizer.",
-)  # how torch's own ranges begin
 
 
-@contextlib.contextmanager
-def told_apart(objective: nn.Module) -> Iterator[None]:
-    """While this holds, each module's forward pass stands in the profile under the name of its part."""
-    entered: list[record_function] = []
-
-    def enter(module: nn.Module, _: object) -> None:
-        entered.append(record_function(OWNERS[type(module)]).__enter__())
-
-    def leave(*_: object) -> None:
-        entered.pop().__exit__(None, None, None)
-
-    owners = [module for module in objective.modules() if type(module) in OWNERS]
-    hooks = [module.register_forward_pre_hook(enter) for module in owners]
-    hooks += [module.register_forward_hook(leave) for module in owners]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def seconds_of_kernels(events: list[FunctionEvent]) -> dict[str, float]:
-    """Seconds of each part by the kernels that ran on the GPU, also those of a CUDA graph."""
-    sums: dict[str, float] = {}
-    for event in events:
-        if event.device_type != DeviceType.CUDA or event.is_user_annotation or event.name == UPDATE:
-            continue  # ranges span the kernels within them
-        part = part_of_kernel(event.name)
-        sums[part] = sums.get(part, 0.0) + event.time_range.elapsed_us() / 1e6
-    return sums
-
-
-def part_of_kernel(name: str) -> str:
-    """The part that a GPU kernel belongs to."""
-    for pattern, part in KERNELS:
+def find_part(name: str) -> str:
+    for pattern, part in NAME_PATTERNS:
         if pattern in name.lower():
             return part
     return OTHER
 
 
-def seconds_of_parts(events: list[FunctionEvent]) -> dict[str, float]:
-    """Seconds of each part by the operations' own time on CPU."""
-    owners = [_owner(event) for event in events]
-    forward = {
-        event.sequence_nr: owner
-        for event, owner in zip(events, owners, strict=True)  # later ones prevail:
-        if event.sequence_nr >= 0 and owner in PARTS
-    }  # the operation that made the node comes last
-    sums = dict.fromkeys(PARTS, 0.0)
-    for event, owner in zip(events, owners, strict=True):
-        if owner is not None:
-            part = owner if isinstance(owner, str) else forward.get(owner, OTHER)
-            sums[part] += event.self_cpu_time_total / 1e6
+def sum_kernels(events: list[FunctionEvent]) -> dict[str, float]:
+    """Seconds of each part by the kernels that ran on the GPU, including those of a CUDA graph."""
+    sums: dict[str, float] = {}
+    for event in events:
+        is_range = (
+            event.is_user_annotation or event.name == UPDATE
+        )  # it spans the kernels within it
+        if event.device_type == DeviceType.CUDA and not is_range:
+            part = find_part(event.name)
+            sums[part] = sums.get(part, 0.0) + event.time_range.elapsed_us() / 1e6
     return sums
 
 
-def _owner(event: FunctionEvent | None) -> str | int | None:
-    """The part within which an operation ran, or for one of a backward pass its sequence number."""
+def sum_operations(events: list[FunctionEvent]) -> dict[str, float]:
+    """Seconds of each part by the operations' own time on CPU."""
+    sums: dict[str, float] = {}
+    for event in events:
+        names = _names_around(event)
+        is_backward = any(name.startswith(BACKWARD) for name in names)
+        if is_backward or UPDATE in names:  # and not of another thread
+            part = find_part(" ".join(names))
+            sums[part] = sums.get(part, 0.0) + event.self_cpu_time_total / 1e6
+    return sums
+
+
+def _names_around(event: FunctionEvent | None) -> list[str]:
+    """The name of an operation, and of those that it ran within."""
+    names = []
     while event is not None:
-        if event.name in PARTS:
-            return event.name
-        if event.name.startswith(BACKWARD):
-            return event.sequence_nr
-        if event.name.startswith(OF_OPTIMIZER):
-            return OPTIMIZER
-        if event.name == UPDATE:
-            return OTHER
+        names.append(event.name)
         event = event.cpu_parent
-    return None
+    return names

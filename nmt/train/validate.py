@@ -14,7 +14,7 @@ import torch
 
 from nmt.config import RunConfig
 from nmt.data.loader import make_batch
-from nmt.data.plan import split_by_budget
+from nmt.data.plan import split_pairs
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocab
 from nmt.score.score import Score, score_bleu
@@ -70,7 +70,7 @@ def dev_nll(
     """Mean NLL per target piece; the ranks share the work. None if a stop cut it short."""
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
-    bounds = split_by_budget(
+    bounds = split_pairs(
         store.src.lengths[order], store.tgt.lengths[order], micro_tokens, micro_tokens
     )
     nll_sum = torch.zeros((), dtype=torch.float64, device=world.device)

@@ -30,7 +30,7 @@ from nmt.model.attention_choice import cache_file, chosen, measure
 from nmt.model.attention_varlen import supports_varlen
 from nmt.model.cpu_linear import packed
 from nmt.model.transformer import Transformer
-from nmt.profile.cost import Ticks, ceiling, flop_per_token, forget_peak
+from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.progress import clock, say
 from nmt.system.ranks import World
 from nmt.train.loss import Objective
@@ -166,10 +166,10 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
     recipe = make_recipe(bench, size)
     store = make_store(recipe.n_pairs, recipe.n_vocab, recipe.longest)
     if bench.is_cuda:
-        forget_peak(world.device)
+        reset_peak_memory(world.device)
     trial = prepare_trial(recipe, store, path, world)
     config, replica = trial.config, trial.replica
-    ticks = Ticks(world.device)
+    ticks = DeviceTimer(world.device)
     sent, n_src, n_tgt, n_micros = [], [], [], 0
     with Loader(
         lambda _: store,
@@ -202,9 +202,9 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
 
     # operations against the products of this GPU
     means = [float(side.lengths.mean()) for side in (store.src, store.tgt)]
-    flop = flop_per_token(config.model, recipe.n_vocab, means[0], means[1])
+    flop = count_flop(config.model, recipe.n_vocab, means[0], means[1])
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
-    most = ceiling(config.model, trial.micro_tokens, dtype, world.device)
+    most = measure_ceiling(config.model, trial.micro_tokens, dtype, world.device)
     rates, shares = [], []
     for src, tgt, took in zip(n_src, n_tgt, seconds, strict=True):
         rates.append(tgt / took)
@@ -420,7 +420,7 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
     )
     decode(ready, sources[:100], config, bench)  # warms up
     if bench.is_cuda:
-        forget_peak(bench.device)
+        reset_peak_memory(bench.device)
     began = clock()
     found = decode(ready, sources, config, bench)
     seconds = clock() - began

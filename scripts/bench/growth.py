@@ -37,7 +37,7 @@ from nmt.data.loader import MicroBatch, Update, make_batch
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, TokenStore
 from nmt.model.transformer import Transformer
-from nmt.profile.cost import Ticks, flop_per_token, peak_memory
+from nmt.profile.cost import DeviceTimer, count_flop, read_peak_memory
 from nmt.system.files import make_folder
 from nmt.system.progress import track
 from nmt.system.ranks import World, join_world
@@ -138,7 +138,7 @@ def measure(
     ):
         for case, times in zip(cases, seconds, strict=True):
             run = RunConfig(model=case.model, training=training)
-            update, ticks = made_update(case, world), Ticks(world.device)
+            update, ticks = made_update(case, world), DeviceTimer(world.device)
             ticks.mark()
             run_update(*trained[case.model, case.n_vocab], update, step, run, world)
             ticks.mark()
@@ -148,7 +148,7 @@ def measure(
         seen = float(
             (lengths**2).sum() / lengths.sum()
         )  # the length of the sentence around a token, in the mean
-        flop = flop_per_token(config, n_vocab, seen, seen)
+        flop = count_flop(config, n_vocab, seen, seen)
         rows.append(
             Row(value, times, float(lengths.sum() / statistics.median(times)), flop.src + flop.tgt)
         )
@@ -232,7 +232,7 @@ def main(args: argparse.Namespace) -> int:
         if args.memory in SOFTMAXES:
             case = Case(args.tokens, model, n_vocab, drawn_lengths(args.tokens))
             measure([case], training, 1, world, 0, args.memory)
-            print(peak_memory(world.device))
+            print(read_peak_memory(world.device))
             return 0
         device = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
         n_threads = torch.get_num_threads()

@@ -17,7 +17,7 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_config
-from nmt.profile.profile import profile
+from nmt.profile.profile import profile_training
 
 
 @pytest.fixture
@@ -308,8 +308,10 @@ def test_a_rehearsal_leaves_no_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.05)
-    monkeypatch.setattr("nmt.profile.profile.PLANNED_S", 0.2)
-    monkeypatch.setattr("nmt.profile.profile.profile", partial(profile, seconds=0.2))
+    monkeypatch.setattr("nmt.profile.estimate.TIMED_S", 0.2)
+    monkeypatch.setattr(
+        "nmt.profile.profile.profile_training", partial(profile_training, seconds=0.2)
+    )
     assert nmt_train(["--config", str(toy), flag, "training.micro_tokens=auto"]) == 0
     assert "tokens" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} - {"corpus", "toy.yaml"} == {"store"}

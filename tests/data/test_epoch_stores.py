@@ -19,7 +19,7 @@ from conftest import sentences
 
 from nmt.config import TrainingConfig
 from nmt.data import epoch_stores
-from nmt.data.epoch_stores import Draw, EpochStores, Row, StoredPairs, draw_block
+from nmt.data.epoch_stores import Draw, EpochStores, StoredPairs, TokenRow, draw_block
 from nmt.data.loader import Loader, Update
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, SideWriter, open_store
@@ -82,7 +82,7 @@ def store(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_stores, "BLOCK", 300)
+    monkeypatch.setattr(epoch_stores, "PAIRS_PER_BLOCK", 300)
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_a_killed_worker_is_reported(store: Path, monkeypatch: pytest.MonkeyPatc
 def test_an_error_in_the_background_is_raised_when_that_epoch_is_asked_for(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stumble(draw: Draw, pairs: StoredPairs) -> list[Row]:
+    def stumble(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
         if draw.epoch == 1:
             raise UserError("stumbled")
         return draw_block(draw, pairs)
@@ -340,7 +340,7 @@ import sys
 from pathlib import Path
 from block_faults import slow
 from nmt.data import epoch_stores
-epoch_stores.BLOCK, epoch_stores.draw_block = 10, slow
+epoch_stores.PAIRS_PER_BLOCK, epoch_stores.draw_block = 10, slow
 if __name__ == "__main__":
     epoch_stores.EpochStores(Path(sys.argv[1]), 0.1, 1, None, 2)(0)
 """

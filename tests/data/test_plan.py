@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
-from nmt.data.plan import plan_epoch, split_by_budget
+from nmt.data.plan import plan_epoch, split_pairs
 
 LENGTHS = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300))
@@ -206,4 +206,4 @@ def test_small_types_hold_what_they_must() -> None:
     ],
 )
 def test_split_by_budget(src: list[int], tgt: list[int], expected: list[int]) -> None:
-    assert split_by_budget(np.array(src), np.array(tgt), 6, 6).tolist() == expected
+    assert split_pairs(np.array(src), np.array(tgt), 6, 6).tolist() == expected

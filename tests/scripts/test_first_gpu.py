@@ -440,7 +440,7 @@ def test_training_that_fails_is_named(bench: Bench, monkeypatch: Patch) -> None:
 @pytest.fixture
 def quick(monkeypatch: Patch) -> None:
     monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.0)
-    monkeypatch.setattr(gpu_speed, "ceiling", lambda *given: 1e12)
+    monkeypatch.setattr(gpu_speed, "measure_ceiling", lambda *given: 1e12)
 
 
 def test_a_loss_that_is_nan_makes_a_speed_worthless(

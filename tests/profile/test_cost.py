@@ -1,0 +1,101 @@
+"""Costs against counts made otherwise: by hand, by torch's counter, pair by pair."""
+
+import time
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nmt.config import ModelConfig
+from nmt.data.batch import pack
+from nmt.model.transformer import Transformer
+from nmt.profile import cost
+from nmt.profile.cost import (
+    CHECKPOINT_BYTES,
+    TRAINING_BYTES,
+    DeviceTimer,
+    count_flop,
+    count_parameters,
+    measure_ceiling,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "model, src, tgt",
+    [  # worked out by hand from section 3, with 37,000 pieces
+        (ModelConfig(), 133.2e6, 247.4e6),
+        (ModelConfig(d_model=1024, d_ff=4096, n_heads=16), 530.6e6, 759.1e6),
+    ],
+)
+def test_operations_of_the_papers_models(model: ModelConfig, src: float, tgt: float) -> None:
+    flop = count_flop(model, 37_000, 30, 30)
+    assert flop.src == pytest.approx(src, rel=5e-4) and flop.tgt == pytest.approx(tgt, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(d_model=128, d_ff=256, n_heads=4, n_layers=2),
+        ModelConfig(d_model=128, d_ff=512, n_heads=2, n_layers=3, d_k=32, d_v=96, norm="pre"),
+        ModelConfig(d_model=64, d_ff=256, n_heads=4, n_layers=1, tied=False, dropout=0.0),
+    ],
+)
+def test_operations_are_those_that_torch_counts(model: ModelConfig) -> None:
+    transformer = Transformer(model, 500)
+    src, tgt = pack([[5] * 32] * 10), pack([[6] * 16] * 10)  # lengths that no grid pads
+    with FlopCounterMode(display=False) as counter:
+        (transformer(src, tgt) @ transformer.projection.weight.T).sum().backward()
+    flop = count_flop(model, 500, 32, 16)
+    assert flop.src * 320 + flop.tgt * 160 == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+@pytest.mark.parametrize("window", [None, 4, 100])
+def test_operations_of_attention_follow_the_pieces_seen(window: int | None) -> None:
+    model = ModelConfig(d_model=64, n_heads=4, n_layers=3, d_k=8, d_v=24, window=window)
+    n, reach = 80, window or 80
+    near = [(q, k) for q in range(n) for k in range(n) if abs(q - k) <= reach]
+    behind = [(q, k) for q, k in near if k <= q]
+    per_pair = 6 * 3 * 4 * (8 + 24)
+    empty, full = count_flop(model, 100, 0, 0), count_flop(model, 100, n, n)
+    assert (full.src - empty.src) * n == pytest.approx(per_pair * len(near), rel=0.04)
+    assert (full.tgt - empty.tgt) * n == pytest.approx(per_pair * (len(behind) + n * n), rel=0.04)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_bytes_are_those_of_the_tensors(is_tied: bool) -> None:
+    model = Transformer(ModelConfig(d_model=16, d_ff=32, n_heads=2, n_layers=1, tied=is_tied), 50)
+    adam = torch.optim.Adam(model.parameters())
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    adam.step()
+    weights = sum(weight.numel() * 4 for weight in model.parameters())
+    moments = 0
+    for state in adam.state.values():
+        moments += sum(4 * moment.numel() for name, moment in state.items() if name != "step")
+    n = count_parameters(model)
+    assert CHECKPOINT_BYTES * n == weights + moments
+    assert TRAINING_BYTES * n == 2 * weights + moments
+
+
+def test_the_ceiling_is_a_speed_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "MEASURED_S", 0.1)
+    model = ModelConfig(d_model=256, d_ff=512, n_heads=4)
+    a, b = torch.randn(1000, 256), torch.randn(256, 512)
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        a @ b
+        took.append(time.perf_counter() - began)
+    reached = measure_ceiling(model, 1000, torch.float32, CPU)
+    assert 0.1 < reached / (2 * 1000 * 256 * 512 / min(took)) < 10
+
+
+def test_a_timer_measures_from_mark_to_mark() -> None:
+    timer = DeviceTimer(CPU)
+    for pause in (0.02, 0.05, 0.0):
+        timer.mark()
+        time.sleep(pause)
+    first, second = timer.seconds()
+    assert first >= 0.02 and second >= 0.05

@@ -1,0 +1,81 @@
+"""The estimate of a toy run adds up, leaves nothing, and explains what does not fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from prepared_toy import prepare_toy
+
+from nmt.config import RunConfig
+from nmt.data.store import open_store
+from nmt.profile import dry_run, estimate
+from nmt.profile.dry_run import DryRun
+from nmt.profile.estimate import estimate_run
+from nmt.system.errors import UserError
+from nmt.system.ranks import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return prepare_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def config(prepared: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.setattr(estimate, "TIMED_S", 0.1)
+    return prepared
+
+
+def test_it_adds_up_and_leaves_nothing(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(Path(config.data.root).rglob("*"))
+    config = replace(config, training=replace(config.training, steps=5000))
+    result = estimate_run(config, ALONE, price=4.5)
+    assert set(Path(config.data.root).rglob("*")) == before
+    assert result.cost == pytest.approx(4.5 * result.hours) and result.hours > 0
+    assert f"{4.5 * result.hours:,.2f} at 4.50" in capsys.readouterr().out
+    assert result.validations == 50 and result.validations_h > 0
+    assert result.updates_h == pytest.approx(5000 * result.update_s / 3600)
+    store = open_store(Path(config.data.store), "train")
+    assert 200 * 5000 < result.tgt_tokens <= 300 * 5000
+    assert result.epochs == pytest.approx(result.tgt_tokens / store.tgt.n_tokens)
+    assert len(result.peaks) == 3 and min(result.peaks) > 0
+    assert replace(result, price=None).cost is None
+    assert "price" not in replace(result, price=None).table()
+
+
+@pytest.mark.parametrize(
+    "error, is_memory",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("shapes differ"), False),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            True,
+        ),
+    ],
+)
+def test_a_micro_batch_that_does_not_fit(
+    error: Exception, is_memory: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(dry_run, "run_update", fail)
+    with pytest.raises(UserError if is_memory else RuntimeError) as raised:
+        estimate_run(config, ALONE)
+    assert ("training.micro_tokens=75" in str(raised.value)) == is_memory
+
+
+def test_without_a_dev_set_validation_takes_no_time(config: RunConfig) -> None:
+    made = DryRun(config, 150, ALONE)
+    assert made.dev_seconds() > 0 and made.model.training
+    made.config = replace(config, data=replace(config.data, valid=None))
+    assert made.dev_seconds() == 0.0
