@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from nmt.system.errors import UserError
 from nmt.system.records import RecordReader, Rule, default
-from nmt.system.strict_yaml import Source, format_yaml, parse_yaml
+from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
 MAX_CONFIG_BYTES = 1 << 20
 CORPUS_FILES = {"src", "tgt"}
@@ -415,7 +415,7 @@ def find_config(name: str, beside: Path | None = None) -> Path:
     )
 
 
-def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Source:
+def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     """The values of a file laid over those of the file that it extends; `seen` led here."""
     if path.resolve() in seen:
         circle = " -> ".join(p.name for p in (*seen, path))
@@ -427,7 +427,7 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Source:
     if not isinstance(parent, str) or not parent.isprintable():
         raise UserError(f"{source.places['extends']}: extends: {parent!r} is not a file name")
     base = _read_file(find_config(parent, beside=path.parent), (*seen, path.resolve()))
-    return Source(_merge(base.values, source.values), base.places | source.places)
+    return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
 
 def _read_text(path: Path) -> str:
@@ -472,7 +472,7 @@ def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return not (is_one_file and "src" in old)
 
 
-def _override(source: Source, text: str) -> Source:
+def _override(source: YamlTree, text: str) -> YamlTree:
     """`source` with one `section.key=value` laid over it."""
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
@@ -488,7 +488,7 @@ def _override(source: Source, text: str) -> Source:
         tree = {part: tree}
     inner_keys = [inner.removeprefix("value") for inner in parsed.places if inner]
     places = {key + inner: "command line" for inner in inner_keys}
-    return Source(_merge(source.values, tree), source.places | places)
+    return YamlTree(_merge(source.values, tree), source.places | places)
 
 
 # ---- values -> dataclasses --------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """`config` with overrides applied: what nmt-eval does to the config of a checkpoint."""
-    return _build_config(Source(to_plain_values(config)), overrides)
+    return _build_config(YamlTree(to_plain_values(config)), overrides)
 
 
 def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
@@ -510,7 +510,7 @@ def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
     return override_config(RunConfig(), asked).device
 
 
-def _build_config(source: Source, overrides: Sequence[str]) -> RunConfig:
+def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
@@ -519,7 +519,7 @@ def _build_config(source: Source, overrides: Sequence[str]) -> RunConfig:
     return RecordReader(source.name_place).read(RunConfig, values)
 
 
-def _drop_retired_keys(values: dict[str, Any], source: Source) -> None:
+def _drop_retired_keys(values: dict[str, Any], source: YamlTree) -> None:
     for key, kept in RETIRED.items():
         section_key, _, name = key.rpartition(".")
         section = _find_section(values, section_key)

@@ -41,7 +41,7 @@ COLUMN_WIDTHS = (25, 33, 37, 36)
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComparedSetting:
     """A key of the config, with the paper's value and the config's own."""
 
     key: str
@@ -103,7 +103,12 @@ def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
 
 
 def compare(
-    name: str, *settings: Setting, released: str, paper: str = "", ours: str = "", why: str = ""
+    name: str,
+    *settings: ComparedSetting,
+    released: str,
+    paper: str = "",
+    ours: str = "",
+    why: str = "",
 ) -> PaperRow:
     """A row of one or more settings, which all must have the paper's value. Where `paper` or `ours` is not given, it
     is the value of the first setting."""
@@ -144,7 +149,7 @@ def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
     paper_cleaning = asdict(CleanConfig(**CleanConfig.PRESETS[preset]))
     our_cleaning = asdict(data.clean)
     cleaning = [
-        Setting(f"data.clean.{name}", value, our_cleaning[name])
+        ComparedSetting(f"data.clean.{name}", value, our_cleaning[name])
         for name, value in paper_cleaning.items()
         if name != "preset"
     ]
@@ -156,8 +161,8 @@ def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
     return [
         compare(
             "languages",
-            Setting("data.src", src, data.src),
-            Setting("data.tgt", tgt, data.tgt),
+            ComparedSetting("data.src", src, data.src),
+            ComparedSetting("data.tgt", tgt, data.tgt),
             paper=pair,
             released=pair,
             ours=f"{data.src}-{data.tgt}",
@@ -205,8 +210,8 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     return [
         compare(
             "vocabulary",
-            Setting("vocab.size", size, size if is_given else vocab.size),
-            Setting("vocab.model", None, vocab.model),
+            ComparedSetting("vocab.size", size, size if is_given else vocab.size),
+            ComparedSetting("vocab.model", None, vocab.model),
             paper="about 37,000" if is_german else "32,000",
             released="about 32,768",
             ours=f"that of {vocab.model}" if is_given else format_value(vocab.size),
@@ -215,8 +220,8 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
         state_rule("vocabulary shared", paper="by both languages", released="by both languages"),
         compare(
             "pieces",
-            Setting("vocab.character_coverage", 1.0, vocab.character_coverage),
-            Setting("vocab.byte_fallback", False, vocab.byte_fallback),
+            ComparedSetting("vocab.character_coverage", 1.0, vocab.character_coverage),
+            ComparedSetting("vocab.byte_fallback", False, vocab.byte_fallback),
             paper="BPE" if is_german else "word pieces",
             released="own sub-words, with escapes",
             ours=", ".join(pieces),
@@ -233,7 +238,7 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
         ),
         compare(
             "BPE-dropout",
-            Setting("vocab.bpe_dropout", 0.0, vocab.bpe_dropout),
+            ComparedSetting("vocab.bpe_dropout", 0.0, vocab.bpe_dropout),
             paper="none",
             released="none",
             ours=format_value(vocab.bpe_dropout or None),
@@ -250,36 +255,38 @@ def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow
     norms = {"post": "LayerNorm(x + Sublayer(x))", "pre": "x + Sublayer(LayerNorm(x))"}
     matrices = {True: "one matrix", False: "three matrices"}
     return [
-        compare("layers N", Setting("model.n_layers", 6, ours.n_layers), released="6"),
+        compare("layers N", ComparedSetting("model.n_layers", 6, ours.n_layers), released="6"),
         compare(
             "d_model",
-            Setting("model.d_model", d_model, ours.d_model),
+            ComparedSetting("model.d_model", d_model, ours.d_model),
             released=format_value(d_model),
         ),
         compare(
             "d_ff",
-            Setting("model.d_ff", d_ff, ours.d_ff),
+            ComparedSetting("model.d_ff", d_ff, ours.d_ff),
             released="8,192" if is_big_french else format_value(d_ff),
         ),
         compare(
             "heads h",
-            Setting("model.n_heads", n_heads, ours.n_heads),
+            ComparedSetting("model.n_heads", n_heads, ours.n_heads),
             released=format_value(n_heads),
         ),
         compare_head_size("d_k", ours.key_size, ours.d_model / ours.n_heads),
         compare_head_size("d_v", ours.value_size, ours.d_model / ours.n_heads),
         compare(
             "norm position",
-            Setting("model.norm", "post", ours.norm),
+            ComparedSetting("model.norm", "post", ours.norm),
             paper=norms["post"],
             released=norms["pre"],
             ours=norms[ours.norm],
         ),
         _compare_positions(config),
-        compare("attention window", Setting("model.window", None, ours.window), released="none"),
+        compare(
+            "attention window", ComparedSetting("model.window", None, ours.window), released="none"
+        ),
         compare(
             "embeddings and projection",
-            Setting("model.tied", True, ours.tied),
+            ComparedSetting("model.tied", True, ours.tied),
             paper=matrices[True],
             released=matrices[not is_big_french],
             ours=matrices[ours.tied],
@@ -294,7 +301,7 @@ def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow
         state_rule("feed-forward", paper="ReLU, with biases", released="ReLU, with biases"),
         compare(
             "dropout of sub-layers",
-            Setting("model.dropout", dropout, ours.dropout),
+            ComparedSetting("model.dropout", dropout, ours.dropout),
             released=format_value(dropout),
         ),
         state_rule("dropout in attention", paper="none", released="0.1"),
@@ -309,7 +316,7 @@ def _compare_positions(config: RunConfig) -> PaperRow:
     halves = "sin and cos in halves instead of by turns are the same up to the order of columns"
     return compare(
         "positions",
-        Setting("model.positions", "sinusoidal", ours.positions),
+        ComparedSetting("model.positions", "sinusoidal", ours.positions),
         paper="sin, cos by turns, 10000^(-2i/d)",
         released="sin | cos, rates 10000^(-i/(d/2-1))",
         ours="sin | cos, rates 10000^(-2i/d)" if is_paper else table,
@@ -322,7 +329,7 @@ def compare_head_size(name: Literal["d_k", "d_v"], ours: int, quotient: float) -
     follows = ours == quotient
     return compare(
         name,
-        Setting(f"model.{name}", 64, 64 if follows else ours),
+        ComparedSetting(f"model.{name}", 64, 64 if follows else ours),
         paper="64, d_model / h",
         released="64, d_model / h",
         ours=f"{format_value(ours)}, d_model / h" if follows else format_value(ours),
@@ -333,14 +340,16 @@ def list_optimizer_rows(config: RunConfig) -> list[PaperRow]:
     adam = config.optimizer
     return [
         state_rule("optimizer", paper="Adam", released="LazyAdam"),
-        compare("beta1", Setting("optimizer.beta1", 0.9, adam.beta1), released="0.9"),
-        compare("beta2", Setting("optimizer.beta2", 0.98, adam.beta2), released="0.997"),
-        compare("epsilon", Setting("optimizer.eps", 1e-9, adam.eps), released="1e-9"),
+        compare("beta1", ComparedSetting("optimizer.beta1", 0.9, adam.beta1), released="0.9"),
+        compare("beta2", ComparedSetting("optimizer.beta2", 0.98, adam.beta2), released="0.997"),
+        compare("epsilon", ComparedSetting("optimizer.eps", 1e-9, adam.eps), released="1e-9"),
         state_rule("learning rate", paper="min(n^-0.5, n w^-1.5) d^-0.5", released="the same"),
-        compare("learning rate times", Setting("optimizer.scale", 1.0, adam.scale), released="2"),
+        compare(
+            "learning rate times", ComparedSetting("optimizer.scale", 1.0, adam.scale), released="2"
+        ),
         compare(
             "warm-up steps w",
-            Setting("optimizer.warmup_steps", 4000, adam.warmup_steps),
+            ComparedSetting("optimizer.warmup_steps", 4000, adam.warmup_steps),
             released="8,000",
         ),
         state_rule("gradient clipping", paper="none", released="none"),
@@ -364,31 +373,31 @@ def list_training_rows(
     return [
         compare(
             "label smoothing",
-            Setting("training.label_smoothing", 0.1, ours.label_smoothing),
+            ComparedSetting("training.label_smoothing", 0.1, ours.label_smoothing),
             released="0.1",
         ),
         state_rule("label smoothing rule", paper=NOT_STATED, released=smoothing, ours=smoothing),
         compare(
             "source tokens per update",
-            Setting("training.src_tokens", 25_000, ours.src_tokens),
+            ComparedSetting("training.src_tokens", 25_000, ours.src_tokens),
             paper="about 25,000",
             released=released_tokens,
         ),
         compare(
             "target tokens per update",
-            Setting("training.tgt_tokens", 25_000, ours.tgt_tokens),
+            ComparedSetting("training.tgt_tokens", 25_000, ours.tgt_tokens),
             paper="about 25,000",
             released=released_tokens,
         ),
         compare(
             "updates",
-            Setting("training.steps", 300_000 if is_big else 100_000, ours.steps),
+            ComparedSetting("training.steps", 300_000 if is_big else 100_000, ours.steps),
             released="250,000; its README: 300,000",
         ),
         compare(
             "checkpoint every",
-            Setting("training.checkpoint_minutes", 10.0, ours.checkpoint_minutes),
-            Setting("training.checkpoint_every", None, ours.checkpoint_every),
+            ComparedSetting("training.checkpoint_minutes", 10.0, ours.checkpoint_minutes),
+            ComparedSetting("training.checkpoint_every", None, ours.checkpoint_every),
             paper="10 minutes",
             released="1,000 updates",
             ours=" and ".join(intervals) or "at the end",
@@ -396,7 +405,7 @@ def list_training_rows(
         compare(
             "checkpoints kept",
             # Keeping more than are averaged does no harm.
-            Setting(
+            ComparedSetting(
                 "training.keep_checkpoints", n_averaged, min(ours.keep_checkpoints, n_averaged)
             ),
             paper=f"the last {n_averaged}",
@@ -432,55 +441,55 @@ def list_search_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     return [
         compare(
             "search",
-            Setting("decoding.sample", False, ours.sample),
+            ComparedSetting("decoding.sample", False, ours.sample),
             paper="beam search",
             released="beam search",
             ours="sampling" if ours.sample else "beam search",
         ),
-        compare("beam", Setting("decoding.beam", 4, ours.beam), released="4"),
+        compare("beam", ComparedSetting("decoding.beam", 4, ours.beam), released="4"),
         compare(
             "length penalty",
-            Setting("decoding.penalty", "gnmt", ours.penalty),
+            ComparedSetting("decoding.penalty", "gnmt", ours.penalty),
             paper=formulas["gnmt"],
             released=formulas["gnmt"],
             ours=formulas[ours.penalty],
         ),
         compare(
             "length penalty alpha",
-            Setting("decoding.length_penalty", 0.6, ours.length_penalty),
+            ComparedSetting("decoding.length_penalty", 0.6, ours.length_penalty),
             released="0.6",
         ),
         compare(
             "longest output",
-            Setting("decoding.max_ratio", 1.0, ours.max_ratio),
-            Setting("decoding.max_extra", 50, ours.max_extra),
+            ComparedSetting("decoding.max_ratio", 1.0, ours.max_ratio),
+            ComparedSetting("decoding.max_extra", 50, ours.max_extra),
             paper="input + 50",
             released="input + 100",
             ours=f"{ratio}input + {format_value(ours.max_extra)}",
         ),
         compare(
             "shortest output",
-            Setting("decoding.min_length", 0, ours.min_length),
+            ComparedSetting("decoding.min_length", 0, ours.min_length),
             paper=NOT_STATED,
             released="0",
         ),
         compare(
             "ended hypotheses count",
-            Setting("decoding.finishing", "any", ours.finishing),
+            ComparedSetting("decoding.finishing", "any", ours.finishing),
             paper=NOT_STATED,
             released=finishing_rules["any"],
             ours=finishing_rules[ours.finishing],
         ),
         compare(
             "early termination",
-            Setting("decoding.stopping", "exact", ours.stopping),
+            ComparedSetting("decoding.stopping", "exact", ours.stopping),
             paper="when possible",
             released=stopping_rules["exact"],
             ours=stopping_rules[ours.stopping],
         ),
         compare(
             "longest input",
-            Setting("decoding.max_source", WHOLE_LINES, min(ours.max_source, WHOLE_LINES)),
+            ComparedSetting("decoding.max_source", WHOLE_LINES, min(ours.max_source, WHOLE_LINES)),
             paper=NOT_STATED,
             released="any",
             ours=f"{format_value(ours.max_source)} pieces",

@@ -111,7 +111,7 @@ def style_faults(name: str, tree: ast.Module) -> Iterator[str]:
             yield fault(node, "global; pass the value on")
         if isinstance(node, ast.arguments) and node.kwarg:
             yield fault(node.kwarg, f"**{node.kwarg.arg}; name the parameters")
-        if name != "config.py" and isinstance(node, ast.Call) and is_lookup_in_config(node):
+        if isinstance(node, ast.Call) and is_lookup_in_config(node):
             yield fault(
                 node, f"{ast.unparse(node)}; write the attribute out, so that a typo is an error"
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until `holds()`, and fail if that takes too long."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -13,6 +14,7 @@ def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for, a zombie, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

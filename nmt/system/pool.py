@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from nmt.system.errors import UserError
 from nmt.system.progress import clock
 
-Task = TypeVar("Task")
+Given = TypeVar("Given")
 Returned = TypeVar("Returned")
 WAITING_TASKS = 2  # beyond those that are worked on, so that no process waits for its next task
 QUICK_S = 0.1
@@ -32,21 +32,21 @@ KILLED = (
 
 
 def map_in_order(
-    work: Callable[[Task], Returned], tasks: Iterable[Task], workers: int
+    work: Callable[[Given], Returned], tasks: Iterable[Given], workers: int
 ) -> Iterator[Returned]:
     """`map(work, tasks)` on several processes. `work` is a function of a module, or a partial of one."""
     return map_with_workers(partial(_return_it, work), tasks, workers)
 
 
-def _return_it(work: Callable[[Task], Returned]) -> Callable[[Task], Returned]:
+def _return_it(work: Callable[[Given], Returned]) -> Callable[[Given], Returned]:
     return work
 
 
 def map_with_workers(
-    make_worker: Callable[[], Callable[[Task], Returned]],
-    tasks: Iterable[Task],
+    make_worker: Callable[[], Callable[[Given], Returned]],
+    tasks: Iterable[Given],
     workers: int,
-    worker: Callable[[Task], Returned] | None = None,
+    worker: Callable[[Given], Returned] | None = None,
 ) -> Iterator[Returned]:
     """`map_in_order` for work that has something to load first: each process makes its worker once.
 
@@ -78,14 +78,16 @@ def map_with_workers(
 _worker: list[Callable[[Any], Any]] = []  # in a process of a pool: the one that it made
 
 
-def _work_in_process(make_worker: Callable[[], Callable[[Task], Returned]], task: Task) -> Returned:
+def _work_in_process(
+    make_worker: Callable[[], Callable[[Given], Returned]], task: Given
+) -> Returned:
     if not _worker:
         _worker.append(make_worker())
     returned: Returned = _worker[0](task)
     return returned
 
 
-def run_in_process(work: Callable[[Task], Returned], task: Task) -> Returned:
+def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
     """`work(task)` in a process of its own, so that its memory is freed with it."""
     with _start_processes(1) as pool:
         return pool.submit(work, task).result()

@@ -15,7 +15,7 @@ from nmt.system.errors import UserError
 
 
 @dataclass(frozen=True)
-class Source:
+class YamlTree:
     """A plain tree of values and, for error messages, where each dotted key was written."""
 
     values: dict[str, Any]
@@ -67,7 +67,7 @@ for _kind, _pattern, _first in _WORDS:
         )
 
 
-def parse_yaml(text: str, name: str) -> Source:
+def parse_yaml(text: str, name: str) -> YamlTree:
     """The plain values in `text`, which error messages call `name`."""
     places: dict[str, str] = {}
     try:
@@ -86,7 +86,7 @@ def parse_yaml(text: str, name: str) -> Source:
         raise UserError(
             f"{name}: a config is a mapping of sections, this is {type(values).__name__}"
         )
-    return Source(values, places)
+    return YamlTree(values, places)
 
 
 def _read_node(node: yaml.Node, key: str, places: dict[str, str]) -> Any:

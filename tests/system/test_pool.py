@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import is_alive, until
 
 from nmt.system.errors import UserError
 from nmt.system.pool import WAITING_TASKS, map_in_order, map_with_workers, run_in_process
@@ -95,7 +96,7 @@ def test_a_killed_worker_is_a_message() -> None:
 
 PARENT = """
 import sys
-sys.path[:0] = [{folder!r}, {root!r}]
+sys.path[:0] = [{folder!r}, {tests!r}, {root!r}]
 import nmt.system.pool
 from test_pool import square_late
 nmt.system.pool.QUICK_S = -1.0
@@ -106,7 +107,9 @@ for n, pid in nmt.system.pool.map_in_order(square_late, iter(int, 1), 2):
 
 def test_no_worker_outlives_a_killed_caller() -> None:
     folder = Path(__file__).parent
-    program = PARENT.format(folder=str(folder), root=str(folder.parents[1]))
+    program = PARENT.format(
+        folder=str(folder), tests=str(folder.parent), root=str(folder.parents[1])
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as caller:
@@ -114,10 +117,7 @@ def test_no_worker_outlives_a_killed_caller() -> None:
         pids = {int(caller.stdout.readline()) for _ in range(9)} - {caller.pid}
         caller.kill()
     assert pids
-    deadline = time.monotonic() + 20
-    while alive := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still there: {alive}"
-        time.sleep(0.05)
+    until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
@@ -144,10 +144,3 @@ def leave(*_: object) -> None:
 
 def sleep_long(n: int) -> None:
     time.sleep(60 if multiprocessing.parent_process() else 0)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
