@@ -24,7 +24,7 @@ EXAMPLES = """\
 docs/evaluation.md explains the ladder. Scores of a run are kept in its results.json."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def make_eval_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-eval",
         "Translate a test set with a checkpoint and score it, or score a file.",
@@ -75,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
     )
     add_offline(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_eval_parser()
     args = parser.parse_intermixed_args(argv)
     # A folder whose name has a "=" is a checkpoint all the same.
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
@@ -149,7 +154,7 @@ def evaluate(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.evaluate.evaluation import (
-        Request,
+        EvaluationRequest,
         evaluate_difference,
         evaluate_spread,
         evaluate_system,
@@ -161,7 +166,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from nmt.translate.translator import open_translator
 
     check_files(args)
-    request = Request(
+    request = EvaluationRequest(
         TestSetChoice(args.test_set, args.src, args.ref),
         tuple(args.overrides),
         args.force,

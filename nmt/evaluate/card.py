@@ -96,21 +96,12 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         "sha256 of the weights": f"`{weights}`",
         "sha256 of the BPE model": f"`{vocab}`",
     }
-    if any(result.scores for result in own_results):
-        scores = _format_scores(own_results)
-    elif find_run(folder) is not None:
-        scores = "None was computed for these weights yet; `nmt-eval` adds what it finds."
-    else:
-        scores = (
-            "None was computed for these weights yet; what `nmt-eval` finds is kept, and added here, "
-            "only while this folder lies in a run folder."
-        )
     card = _render_card(
         config,
         library="nmt",
         introduction="A Transformer of *Attention Is All You Need*, trained with nmt.",
         facts=facts,
-        scores=scores,
+        scores=_describe_scores(own_results, is_in_run=find_run(folder) is not None),
         usage=AVERAGE_USAGE.format(src=config.data.src, tgt=config.data.tgt),
         results=own_results,
     )
@@ -285,7 +276,18 @@ def _describe_checkpoints(average: Average) -> str:
     return "; ".join(parts)
 
 
-def _format_scores(results: Sequence[Result]) -> str:
+def _describe_scores(results: Sequence[Result], is_in_run: bool) -> str:
+    if any(result.scores for result in results):
+        return _format_score_table(results)
+    if is_in_run:
+        return "None was computed for these weights yet; `nmt-eval` adds what it finds."
+    return (
+        "None was computed for these weights yet; what `nmt-eval` finds is kept, and added here, "
+        "only while this folder is in a run folder."
+    )
+
+
+def _format_score_table(results: Sequence[Result]) -> str:
     rows = [("test set", "score", "95% interval", "signature", "search")]
     for result in results:
         test_set = f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines"

@@ -24,7 +24,14 @@ from nmt.evaluate.systems import (
     translate_test_set,
 )
 from nmt.evaluate.verdict import judge
-from nmt.score.metrics import CHRF2, HEADLINE, Metric, find_paper_metric, list_metrics, measure
+from nmt.score.metrics import (
+    CHRF2,
+    HEADLINE,
+    Metric,
+    compute_score,
+    find_paper_metric,
+    list_metrics,
+)
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
 from nmt.system.errors import UserError
@@ -38,7 +45,7 @@ OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationRequest:
     test_set: TestSetChoice
     overrides: tuple[str, ...]
     is_forced: bool = False  # score even what looks wrong
@@ -58,7 +65,7 @@ class Evaluation:
 
 
 def evaluate_system(
-    request: Request,
+    request: EvaluationRequest,
     names: Sequence[str],
     *,
     is_text: bool = False,
@@ -99,7 +106,7 @@ def evaluate_system(
     return Evaluation("\n".join(report), figures, [system], [scores])
 
 
-def evaluate_difference(request: Request, names: Sequence[str]) -> Evaluation:
+def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Test whether the difference between two systems is more than chance."""
     seed = read_seed()  # a wrong one is refused before anything is translated
     a, b = systems = make_systems_of_one_test(request, names)
@@ -118,7 +125,7 @@ def evaluate_difference(request: Request, names: Sequence[str]) -> Evaluation:
     return Evaluation("\n".join(report), figures, systems, [[score] for score in scores])
 
 
-def evaluate_spread(request: Request, names: Sequence[str]) -> Evaluation:
+def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Estimate what runs of one recipe with different seeds reach."""
     systems = make_systems_of_one_test(request, names)
     weights = {system.model.checkpoints[0].sha256[MODEL_FILE] for system in systems if system.model}
@@ -140,7 +147,7 @@ def evaluate_spread(request: Request, names: Sequence[str]) -> Evaluation:
 # ---- translate and check --------------------------------------------------------------------------------------------
 
 
-def make_system(request: Request, names: Sequence[str], is_text: bool) -> System:
+def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool) -> System:
     """Translate the test set with a checkpoint or an ensemble, or read its translations, and check them."""
     if not is_text:
         _check_is_folder(names[0])
@@ -170,7 +177,7 @@ def _check_is_folder(name: str) -> None:
         )
 
 
-def make_systems_of_one_test(request: Request, names: Sequence[str]) -> list[System]:
+def make_systems_of_one_test(request: EvaluationRequest, names: Sequence[str]) -> list[System]:
     systems = [make_system(request, [name], is_text=Path(name).is_file()) for name in names]
     first = systems[0]
     for other in systems[1:]:
@@ -195,7 +202,7 @@ def score_system(
         references = [references[i] for i in lines]
         name = f"{name}-filtered"
     return [
-        measure(metric, texts, references, name, system.pair, N_BOOTSTRAP)
+        compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP)
         for metric in track(metrics, "scoring", "metrics")
     ]
 

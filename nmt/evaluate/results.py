@@ -21,7 +21,7 @@ from nmt.system.records import RecordReader
 from nmt.system.run_folder import RESULTS_FILE, RunFolder
 
 PATIENCE_S = 20.0  # another writer is done in milliseconds
-Setting = str | int | float | bool | None
+DecodingSetting = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Result:
     test_set: ScoredTestSet
     pair: str  # en-de: a test set may be read in either direction
     hypotheses_sha256: str
-    decoding: dict[str, Setting]  # all settings, resolved
+    decoding: dict[str, DecodingSetting]  # all settings, resolved
     engine: str
     scores: list[Score]
     versions: dict[str, str]  # of nmt, torch, sacrebleu, python

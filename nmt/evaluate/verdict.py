@@ -17,7 +17,7 @@ from nmt.paper import NOT_STATED, Conformance, check_conformance
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 
-Outcome = Literal["reproduced", "not reproduced", "not comparable"]
+Conclusion = Literal["reproduced", "not reproduced", "not comparable"]
 # What passes for ten minutes: a checkpoint that a validation wrote starts the clock anew and is left out.
 MIN_MINUTES, MAX_MINUTES = 9.0, 20.0
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
@@ -25,7 +25,7 @@ TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it anot
 
 @dataclass(frozen=True)
 class Verdict:
-    outcome: Outcome
+    outcome: Conclusion
     because: tuple[str, ...]  # why it is not comparable
     missing: tuple[str, ...]  # steps of the recipe that were not applied
     score: Score  # on the metric of Table 2
@@ -77,7 +77,7 @@ def judge(score: Score, system: System) -> Verdict:
         because = (
             f"the paper's figure was reached by another recipe: {len(missing)} of its steps were not applied",
         )
-    outcome: Outcome
+    outcome: Conclusion
     if because:
         outcome = "not comparable"
     elif is_reached:

@@ -101,7 +101,7 @@ def _list_tokenized(language: str) -> list[Metric]:
     return [tokenised, split, split_plain]
 
 
-def measure(
+def compute_score(
     metric: Metric,
     hypotheses: Sequence[str],
     references: Sequence[str],

@@ -26,7 +26,7 @@ PUNCTUATION = str.maketrans(
 )
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # control characters, except white space
 SYMBOL = regex.compile(r"([^\p{Alnum} .'`,\-])")
-DOTS = re.compile(r"\.{2,}")
+DOT_RUNS = re.compile(r"\.{2,}")
 # Groups instead of lookaround, because Perl does not look again at what a match consumed: in a,,5 the second comma
 # stays with the 5.
 COMMAS = [
@@ -35,20 +35,25 @@ COMMAS = [
     (regex.compile(r"(\p{N}),$"), r"\1 ,"),
 ]
 # Where an apostrophe belongs: to the word on its left (l' eau) or on its right (do n't); elsewhere it is a word.
-LEFT = (
+APOSTROPHE_LEFT = (
     (r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"),
     (r"(\P{Alpha})'(\p{Alpha})", r"\1 ' \2"),
     (r"(\p{Alpha})'(\P{Alpha})", r"\1 ' \2"),
     (r"(\p{Alpha})'(\p{Alpha})", r"\1' \2"),
 )
-RIGHT = (
+APOSTROPHE_RIGHT = (
     (r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"),
     (r"([^\p{Alpha}\p{N}])'(\p{Alpha})", r"\1 ' \2"),
     (r"(\p{Alpha})'(\P{Alpha})", r"\1 ' \2"),
     (r"(\p{Alpha})'(\p{Alpha})", r"\1 '\2"),
     (r"(\p{N})'(s)", r"\1 '\2"),
 )
-APOSTROPHES = {"en": RIGHT, "fr": LEFT, "it": LEFT, "ga": LEFT}
+APOSTROPHES = {
+    "en": APOSTROPHE_RIGHT,
+    "fr": APOSTROPHE_LEFT,
+    "it": APOSTROPHE_LEFT,
+    "ga": APOSTROPHE_LEFT,
+}
 LETTER = regex.compile(r"\p{Alpha}")
 ESCAPES = str.maketrans(
     {
@@ -89,7 +94,7 @@ def make_tokenizer(language: str) -> Callable[[str], str]:
             return "" if CONTROL.search(line) else line
         text = SYMBOL.sub(r" \1 ", text)
         # Runs of dots become \0, which CONTROL has left nowhere else, until all other dots are done.
-        text = DOTS.sub(lambda run: " " + "\0" * len(run[0]) + " ", text)
+        text = DOT_RUNS.sub(lambda run: " " + "\0" * len(run[0]) + " ", text)
         for pattern, spaced in COMMAS:
             text = pattern.sub(spaced, text)
         for pattern, spaced in apostrophes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as Counter
     from sacrebleu.significance import Result
 
-SEED = "SACREBLEU_SEED"
+SEED_VARIABLE = "SACREBLEU_SEED"
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Spread:
 
 def read_seed() -> int:
     """Return the seed that the sacrebleu command line would use here."""
-    text = os.environ.get(SEED, "12345")
+    text = os.environ.get(SEED_VARIABLE, "12345")
     if not text.isdecimal() or int(text) == 0:
         raise UserError(
-            f"{SEED} is {text!r}; it must be a whole number above 0, or unset for 12345"
+            f"{SEED_VARIABLE} is {text!r}; it must be a whole number above 0, or unset for 12345"
         )
     return int(text)
 
@@ -143,7 +143,7 @@ def _run_paired_test(
     if n < 1 or seed < 1:
         raise UserError(f"{n} resamples with seed {seed}; both must be 1 or more")
     named = [(str(number), lines) for number, lines in enumerate(systems)]
-    with _set_environment(SEED, str(seed)):
+    with _set_environment(SEED_VARIABLE, str(seed)):
         _, results = PairedTest(named, {"metric": counter}, [references], kind, n)()
     (column,) = set(results) - {"System"}
     return results[column]  # type: ignore[return-value]  # only the column "System" holds names

@@ -12,7 +12,6 @@ from untrained import make_checkpoint, make_vocab
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import open_checkpoint
-from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, format_config, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.card import write_average_card
@@ -171,7 +170,7 @@ def test_without_scores_it_says_so(folder: Path) -> None:
         assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
         assert "None was computed" in card.text and "{" not in card.text
         assert ("`nmt-eval` adds what it finds." in card.text) == is_in_run
-        assert ("only while this folder lies in a run folder" in card.text) != is_in_run
+        assert ("only while this folder is in a run folder" in card.text) != is_in_run
 
 
 def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -204,12 +203,13 @@ def test_one_that_was_edited_is_left_alone(folder: Path) -> None:
     assert "27.30" in card.read_text()
 
 
-def test_other_folders_have_none(folder: Path, tmp_path: Path) -> None:
-    """An export has its own, of its manifest; a checkpoint of training comes and goes."""
-    assert nmt_export([str(folder), "--to", "safetensors", "-o", str(tmp_path / "export")]) == 0
-    before = (tmp_path / "export" / "README.md").read_bytes()
-    write_average_card(tmp_path / "export", [])
-    assert (tmp_path / "export" / "README.md").read_bytes() == before
+def test_other_folders_have_none(tmp_path: Path) -> None:
+    """An export has its own, in its manifest; a checkpoint of training comes and goes."""
+    export = tmp_path / "export"
+    export.mkdir()
+    (export / "README.md").write_text("of nmt-export")
+    write_average_card(export, [])
+    assert (export / "README.md").read_text() == "of nmt-export"
     from test_checkpoint import write
 
     write(tmp_path / "step-0000007")

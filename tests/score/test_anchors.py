@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.score.metrics import CHRF2, EDIT_RATE, HEADLINE, Metric, make_bleu, measure
+from nmt.score.metrics import CHRF2, EDIT_RATE, HEADLINE, Metric, compute_score, make_bleu
 
 WMT17 = os.environ.get("NMT_WMT17", "")
 NEEDS_WMT17 = pytest.mark.skipif(
@@ -19,7 +19,7 @@ NEEDS_WMT17 = pytest.mark.skipif(
 
 
 def value_of(metric: Metric, hypotheses: list[str], references: list[str]) -> float:
-    return measure(metric, hypotheses, references, "anchors", "en-de").value
+    return compute_score(metric, hypotheses, references, "anchors", "en-de").value
 
 
 def wmt17(name: str) -> list[str]:

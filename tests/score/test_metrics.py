@@ -20,9 +20,9 @@ from nmt.score.metrics import (
     EDIT_RATE,
     HEADLINE,
     Metric,
+    compute_score,
     find_paper_metric,
     list_metrics,
-    measure,
 )
 from nmt.score.score import score_bleu
 from nmt.system.errors import UserError
@@ -73,7 +73,7 @@ SPLIT = METRICS["BLEU tokenised, split"]
 
 
 def value_of(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    return measure(metric, hypotheses, references, "demo", "en-de").value
+    return compute_score(metric, hypotheses, references, "demo", "en-de").value
 
 
 @pytest.mark.parametrize(
@@ -208,27 +208,33 @@ def test_signatures_say_how_it_was_counted() -> None:
         "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|",
     }
     for name, middle in expected.items():
-        found = measure(METRICS[name], ["ein Satz"], ["ein Satz"], "demo", "en-de").signature
+        found = compute_score(METRICS[name], ["ein Satz"], ["ein Satz"], "demo", "en-de").signature
         assert re.fullmatch(re.escape(seen + middle) + end, found), found
     assert len(
-        {measure(metric, ["a"], ["a"], "demo", "en-de").signature for metric in METRICS.values()}
+        {
+            compute_score(metric, ["a"], ["a"], "demo", "en-de").signature
+            for metric in METRICS.values()
+        }
     ) == len(METRICS)
 
 
 def test_an_interval_holds_its_score_and_is_there_when_asked_for() -> None:
     hypotheses, references = damaged(HYPOTHESES * 30, 1), REFERENCES * 30
     for metric in METRICS.values():
-        found = measure(metric, hypotheses, references, "demo", "en-de", 100)
+        found = compute_score(metric, hypotheses, references, "demo", "en-de", 100)
         assert found.interval is not None
         assert "|bs:100|seed:12345|" in found.signature
         assert found.interval.low < found.value < found.interval.high
-    assert measure(HEADLINE, HYPOTHESES, REFERENCES, "demo", "en-de").interval is None
+    assert compute_score(HEADLINE, HYPOTHESES, REFERENCES, "demo", "en-de").interval is None
 
 
 @pytest.mark.parametrize("n_hypotheses, n_references", [(2, 3), (3, 2), (0, 1), (1, 0), (0, 0)])
 def test_unequal_and_empty_lists_are_refused(n_hypotheses: int, n_references: int) -> None:
     lists = REFERENCES[:n_hypotheses], REFERENCES[:n_references]
-    for score in (lambda: score_bleu(*lists), lambda: measure(HEADLINE, *lists, "demo", "en-de")):
+    for score in (
+        lambda: score_bleu(*lists),
+        lambda: compute_score(HEADLINE, *lists, "demo", "en-de"),
+    ):
         with pytest.raises(UserError, match=rf"\b{n_hypotheses}\b.*\b{n_references}\b"):
             score()
 

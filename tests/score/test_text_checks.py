@@ -1,7 +1,7 @@
 """What is wrong with text before it is scored: each damage done to good text is named, and good text is let through.
 
 The good text is the demo corpus and lines that look like damage and are none (French spaces, .NET, code, entities that
-stand in the reference too). One damaged line of 3,003 must not refuse; one of two must.
+stand in the reference too). One damaged line of 303 must not refuse; one of two must.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from nmt.corpus.demo import generate_pairs
 from nmt.known_test_sets import name_sizes
 from nmt.score.text_checks import Problem, Text, find_problems
 
-ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 3003), strict=True))
+ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 303), strict=True))
 
 
 def good() -> list[str]:
@@ -90,7 +90,7 @@ def test_a_damaged_side_is_refused_by_name(damage: Callable[[str], str], word: s
 
 
 @pytest.mark.parametrize("damage, word", DAMAGES)
-def test_one_odd_line_refuses_two_lines_but_not_3003(
+def test_one_odd_line_refuses_two_lines_but_not_303(
     damage: Callable[[str], str], word: str
 ) -> None:
     hypotheses = good()
@@ -111,13 +111,13 @@ def test_the_same_damage_on_both_sides(damage: Callable[[str], str], is_fatal: b
 
 def test_where_what_and_how_many_are_told() -> None:
     hypotheses = good()
-    hypotheses[4:1000] = map(bpe, hypotheses[4:1000])
+    hypotheses[4:200] = map(bpe, hypotheses[4:200])
     (fatal,) = (problem for problem in look(hypotheses) if problem.is_fatal)
     n = sum("@@" in line for line in hypotheses)
     first = next(i for i, line in enumerate(hypotheses) if "@@" in line)
     assert (
         f"out.txt:{first + 1}: BPE" in fatal.message
-        and f"{n:,} of 3,003 lines" in fatal.message
+        and f"{n:,} of 303 lines" in fatal.message
         and "@@" in fatal.message
     )
 
@@ -136,7 +136,7 @@ def test_where_what_and_how_many_are_told() -> None:
 def test_unequal_numbers_are_refused_and_known_sizes_named(
     n: int, m: int, words: tuple[str, ...]
 ) -> None:
-    (fatal,) = look(GERMAN[:n], GERMAN[:m])
+    (fatal,) = look(["Ein Hund."] * n, ["Ein Hund."] * m)
     assert fatal.is_fatal and all(word in fatal.message for word in words), fatal
 
 
@@ -174,11 +174,11 @@ def change(line: str, at: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     "hypotheses, words",
     [
-        (change("", 3), ("out.txt:4: empty translations", "in 300 of 3,003")),
+        (change("", 3), ("out.txt:4: empty translations", "in 30 of 303")),
         (change("Ein Hund.\r"), ("carriage return",)),
         (change("Ein H\ufffdnd."), ("U+FFFD",)),
         (["\ufeff" + GERMAN[0], *good()[1:]], ("out.txt:1: a byte order mark",)),
-        (change("Ein \u2047 Hund."), ("unknown pieces (10.0%",)),
+        (change("Ein \u2047 Hund."), ("unknown pieces (10.2%",)),
         (change("Ein <unk> Hund."), ("unknown pieces",)),
         ([line.lower() for line in good()], ("upper-case",)),
     ],
@@ -206,8 +206,8 @@ def test_the_source_as_translation_is_warned_of() -> None:
 
 
 def test_sources_of_another_size_are_warned_of() -> None:
-    (problem,) = look(good(), sources=ENGLISH[:2737])
-    assert not problem.is_fatal and "2,737 source sentences" in problem.message
+    (problem,) = look(good(), sources=ENGLISH[:200])
+    assert not problem.is_fatal and "200 source sentences" in problem.message
 
 
 @pytest.mark.parametrize(
