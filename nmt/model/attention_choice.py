@@ -2,7 +2,7 @@
 
 Two paths compute the same: the kernels of `attention_triton` and torch's kernel behind
 `attention_varlen`. Which is faster depends on the GPU, the releases and the sizes of a head, so
-`measure` times both and writes the answer into the user's cache folder. Without an answer, or with
+`measure_attention` times both and writes the answer into the user's cache folder. Without an answer, or with
 a file that cannot be read or written, the path is "triton"; that is never an error.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Packed, pack
-from nmt.model.attention import TRITON, VARLEN, Field, attend
-from nmt.model.attention_triton import supports, triton
+from nmt.model.attention import TRITON, VARLEN, AttentionMask, attend
+from nmt.model.attention_triton import supports_triton, triton
 from nmt.model.attention_varlen import supports_varlen
 from nmt.system.cuda_graph import capture
 from nmt.system.files import write_json
@@ -36,12 +36,12 @@ def cache_file() -> Path:
     return Path(folder) / "nmt" / "attention.json"
 
 
-def _key(device_name: str, d_k: int, d_v: int) -> str:
+def _choice_key(device_name: str, d_k: int, d_v: int) -> str:
     release = "none" if triton is None else triton.__version__
     return f"{device_name}, torch {torch.__version__}, triton {release}, heads {d_k}/{d_v}"
 
 
-def _remembered() -> dict[str, Any]:
+def _load_choices() -> dict[str, Any]:
     try:
         answers = json.loads(cache_file().read_bytes())
     except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: there is no home
@@ -49,19 +49,19 @@ def _remembered() -> dict[str, Any]:
     return answers if isinstance(answers, dict) else {}
 
 
-def chosen(device_name: str, d_k: int, d_v: int) -> str:
+def choose_attention(device_name: str, d_k: int, d_v: int) -> str:
     """Return the path that was faster on such a GPU, "triton" where nobody has measured."""
-    answer = _remembered().get(_key(device_name, d_k, d_v))
+    answer = _load_choices().get(_choice_key(device_name, d_k, d_v))
     if isinstance(answer, dict) and answer.get("path") == VARLEN:
         return VARLEN
     return TRITON
 
 
-def remember(device_name: str, d_k: int, d_v: int, times: Mapping[str, float]) -> str:
+def save_choice(device_name: str, d_k: int, d_v: int, times: Mapping[str, float]) -> str:
     """Write down the times of the paths in milliseconds, and return the path of the least."""
     path = min(times, key=times.__getitem__, default=TRITON)
-    answers = _remembered()
-    answers[_key(device_name, d_k, d_v)] = {"path": path, "ms": dict(times)}
+    answers = _load_choices()
+    answers[_choice_key(device_name, d_k, d_v)] = {"path": path, "ms": dict(times)}
     try:
         file = cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def remember(device_name: str, d_k: int, d_v: int, times: Mapping[str, float]) -
     return path
 
 
-def take_turns(works: Mapping[str, Callable[[], object]], timer: Timer) -> dict[str, float]:
+def time_in_turns(works: Mapping[str, Callable[[], object]], timer: Timer) -> dict[str, float]:
     """Return the median time of each work; they take turns, because clocks drift."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(ROUNDS):
@@ -80,7 +80,7 @@ def take_turns(works: Mapping[str, Callable[[], object]], timer: Timer) -> dict[
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def measure(
+def measure_attention(
     device: torch.device,
     n_rows: int,
     n_heads: int,
@@ -88,23 +88,26 @@ def measure(
     d_v: int,
     timer: Timer | None = None,
 ) -> str:
-    """Time both paths, remember the faster one, and return it. It waits for the device."""
+    """Time both paths, save_choice the faster one, and return it. It waits for the device."""
     side = _typical_side(n_rows, device)
     wide = torch.zeros(n_rows, n_heads, 2 * d_k + d_v, device=device, dtype=torch.bfloat16)
     heads = [part.requires_grad_() for part in wide.normal_().split((d_k, d_k, d_v), dim=-1)]
     q, _, v = heads
-    is_supported = {TRITON: supports(q, v), VARLEN: supports_varlen(q, v)}
+    is_supported = {TRITON: supports_triton(q, v), VARLEN: supports_varlen(q, v)}
     works = {}
     for path in [TRITON, VARLEN]:
         if not is_supported[path]:
             continue
         # A layer of the encoder and one of the decoder.
-        fields = [Field(side, side, path=path), Field(side, side, causal=True, path=path)]
-        work = _captured(partial(_forward_backward, heads, fields), device)
+        masks = [
+            AttentionMask(side, side, path=path),
+            AttentionMask(side, side, causal=True, path=path),
+        ]
+        work = _capture(partial(_forward_backward, heads, masks), device)
         if work is not None:
             works[path] = work
-    times = take_turns(works, timer or partial(milliseconds, device=device))
-    return remember(_name(device), d_k, d_v, times)
+    times = time_in_turns(works, timer or partial(milliseconds, device=device))
+    return save_choice(_device_name(device), d_k, d_v, times)
 
 
 def _typical_side(n_rows: int, device: torch.device) -> Packed:
@@ -118,13 +121,13 @@ def _typical_side(n_rows: int, device: torch.device) -> Packed:
     return pack(sentences).to(device)
 
 
-def _forward_backward(heads: list[Tensor], fields: list[Field]) -> None:
-    for field in fields:
-        out = attend(heads[0], heads[1], heads[2], field)
+def _forward_backward(heads: list[Tensor], masks: list[AttentionMask]) -> None:
+    for mask in masks:
+        out = attend(heads[0], heads[1], heads[2], mask)
         torch.autograd.grad(out, heads, torch.ones_like(out))
 
 
-def _captured(work: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
+def _capture(work: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
     """The work as one launch, as training runs it; None if this GPU or this torch cannot do it."""
     try:
         return capture(work, device)
@@ -132,7 +135,7 @@ def _captured(work: Callable[[], object], device: torch.device) -> Callable[[], 
         return None
 
 
-def _name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

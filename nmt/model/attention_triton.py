@@ -24,45 +24,45 @@ except ImportError:  # the plain path needs none of it
 
 # Triton itself reads the environment only once.
 IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
-WIDEST = 128  # the accumulators of a wider head do not fit in a program's registers
-NUMBERS_OF_ROWS = ("n_queries", "n_keys")  # Triton would compile anew for a 1 or a multiple of 16
+WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's registers
+ROW_COUNTS = ("n_queries", "n_keys")  # Triton would compile anew for a 1 or a multiple of 16
 
 
-def kernel(function):
+def triton_function(function):
     return function if triton is None else triton.jit(function)
 
 
-def launched(function):
-    return function if triton is None else triton.jit(function, do_not_specialize=NUMBERS_OF_ROWS)
+def triton_kernel(function):
+    return function if triton is None else triton.jit(function, do_not_specialize=ROW_COUNTS)
 
 
-def supports(q: Tensor, v: Tensor) -> bool:
-    """Whether `packed_attention` takes such heads; if not, `attention.attend` computes them."""
+def supports_triton(q: Tensor, v: Tensor) -> bool:
+    """Whether `triton_attention` takes such heads; if not, `attention.attend` computes them."""
     has_device = triton is not None and (q.is_cuda or IS_INTERPRETED)
     has_dtype = q.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
-    return has_device and has_dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST
+    return has_device and has_dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST_HEAD
 
 
-@kernel
-def _load_rows(base, first, row, n_rows, is_read, SIZE: constexpr, ROOM: constexpr):
+@triton_function
+def _load_rows(base, first, row, n_rows, is_read, SIZE: constexpr, PADDED: constexpr):
     """Load rows from `first` on; one that is not to be read is zero."""
-    place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, ROOM)[None, :]
+    place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, PADDED)[None, :]
     mask = is_read[:, None]
-    if ROOM != SIZE:
-        mask = mask & (tl.arange(0, ROOM)[None, :] < SIZE)
-    return tl.load(base + tl.cast(first, tl.int64) * row + place, mask, 0.0)  # (n_rows, ROOM)
+    if PADDED != SIZE:
+        mask = mask & (tl.arange(0, PADDED)[None, :] < SIZE)
+    return tl.load(base + tl.cast(first, tl.int64) * row + place, mask, 0.0)  # (n_rows, PADDED)
 
 
-@kernel
-def _store_rows(base, first, row, n_rows, is_written, rows, SIZE: constexpr, ROOM: constexpr):
-    place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, ROOM)[None, :]
+@triton_function
+def _store_rows(base, first, row, n_rows, is_written, rows, SIZE: constexpr, PADDED: constexpr):
+    place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, PADDED)[None, :]
     mask = is_written[:, None]
-    if ROOM != SIZE:
-        mask = mask & (tl.arange(0, ROOM)[None, :] < SIZE)
+    if PADDED != SIZE:
+        mask = mask & (tl.arange(0, PADDED)[None, :] < SIZE)
     tl.store(base + tl.cast(first, tl.int64) * row + place, rows, mask)
 
 
-@kernel
+@triton_function
 def _load_intervals(intervals, rows, n_rows):
     """For each row, the first row of the other side and one past the last; empty past the end."""
     first = tl.load(intervals + rows, rows < n_rows, 0)
@@ -70,7 +70,7 @@ def _load_intervals(intervals, rows, n_rows):
     return first, last
 
 
-@kernel
+@triton_function
 def _hull(first, last):
     """The least interval that holds those of all rows that see something."""
     begin = tl.min(tl.where(first < last, first, 2147483647), 0)
@@ -78,41 +78,41 @@ def _hull(first, last):
     return begin, end
 
 
-@kernel
+@triton_function
 def _product(a, b, c=None):
     return tl.dot(a, b, c, input_precision="ieee")  # fp32 is the reference, so never TF32
 
 
-@launched
+@triton_kernel
 def attention_forward(
-    q, k, v, seen, seeing, out, lse, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, out, lse, n_queries, n_keys, n_heads,
     q_row, q_head, k_row, k_head, v_row, v_head, scale,
-    K: constexpr, V: constexpr, K_ROOM: constexpr, V_ROOM: constexpr,
+    K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """A tile of queries: the mixed values, and the log2-sum-exp2 of their scores."""
     start, head = tl.program_id(0) * TILE, tl.program_id(1)
     rows = start + tl.arange(0, TILE)
     exists = rows < n_queries
-    first, last = _load_intervals(seen, rows, n_queries)
+    first, last = _load_intervals(key_intervals, rows, n_queries)
     begin, end = _hull(first, last)
-    queries = _load_rows(q + head * q_head, start, q_row, TILE, exists, K, K_ROOM)
+    queries = _load_rows(q + head * q_head, start, q_row, TILE, exists, K, K_PADDED)
     top = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
-    mixed = tl.zeros((TILE, V_ROOM), tl.float32)
+    mixed = tl.zeros((TILE, V_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
         # A key that nobody sees may hold NaN, and 0 * NaN would enter the sum of values.
-        key_first, key_last = _load_intervals(seeing, others, n_keys)
+        key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
         may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
-        keys = _load_rows(k + head * k_head, block, k_row, BLOCK, others < n_keys, K, K_ROOM)
+        keys = _load_rows(k + head * k_head, block, k_row, BLOCK, others < n_keys, K, K_PADDED)
         scores = tl.where(may, _product(queries, tl.trans(keys)) * scale, -1e30)
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.where(may, tl.exp2(scores - new_top[:, None]), 0.0)
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(weights, 1)
-        values = _load_rows(v + head * v_head, block, v_row, BLOCK, is_seen, V, V_ROOM)
+        values = _load_rows(v + head * v_head, block, v_row, BLOCK, is_seen, V, V_PADDED)
         mixed = _product(weights.to(values.dtype), values, mixed * fade[:, None])
         top = new_top
     sees = first < last
@@ -120,69 +120,69 @@ def attention_forward(
     total = tl.where(sees, total, 1.0)  # a query that sees nothing gives zeros
     width = n_heads * V
     mixed = mixed / total[:, None]
-    _store_rows(out + head * V, start, width, TILE, exists, mixed, V, V_ROOM)
+    _store_rows(out + head * V, start, width, TILE, exists, mixed, V, V_PADDED)
     tl.store(lse + rows * n_heads + head, top + tl.log2(total), exists)
 
 
-@kernel
+@triton_function
 def _differentiate_queries(
-    q, k, v, seen, seeing, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
     q_row, k_row, v_row, scale, start, head,
-    K: constexpr, V: constexpr, K_ROOM: constexpr, V_ROOM: constexpr,
+    K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """The gradient of a tile of queries."""
     rows = start + tl.arange(0, TILE)
     exists = rows < n_queries
-    first, last = _load_intervals(seen, rows, n_queries)
+    first, last = _load_intervals(key_intervals, rows, n_queries)
     begin, end = _hull(first, last)
     width = n_heads * V
-    queries = _load_rows(q, start, q_row, TILE, exists, K, K_ROOM)
-    of_out = _load_rows(grad + head * V, start, width, TILE, exists, V, V_ROOM)
-    mixed = _load_rows(out + head * V, start, width, TILE, exists, V, V_ROOM)
+    queries = _load_rows(q, start, q_row, TILE, exists, K, K_PADDED)
+    of_out = _load_rows(grad + head * V, start, width, TILE, exists, V, V_PADDED)
+    mixed = _load_rows(out + head * V, start, width, TILE, exists, V, V_PADDED)
     mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
     log_total = tl.load(lse + rows * n_heads + head, exists, 0.0)
-    of_queries = tl.zeros((TILE, K_ROOM), tl.float32)
+    of_queries = tl.zeros((TILE, K_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
-        key_first, key_last = _load_intervals(seeing, others, n_keys)
+        key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
         may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
-        keys = _load_rows(k, block, k_row, BLOCK, is_seen, K, K_ROOM)
-        values = _load_rows(v, block, v_row, BLOCK, is_seen, V, V_ROOM)
+        keys = _load_rows(k, block, k_row, BLOCK, is_seen, K, K_PADDED)
+        values = _load_rows(v, block, v_row, BLOCK, is_seen, V, V_PADDED)
         weights = tl.exp2(_product(queries, tl.trans(keys)) * scale - log_total[:, None])
         of_weights = _product(of_out, tl.trans(values)) - mean[:, None]
         of_scores = tl.where(may, weights * of_weights, 0.0)
         of_queries = _product(of_scores.to(keys.dtype), keys, of_queries)
     of_queries *= scale * 0.6931471805599453  # `scale` counts in powers of two
-    _store_rows(grad_q + head * K, start, n_heads * K, TILE, exists, of_queries, K, K_ROOM)
+    _store_rows(grad_q + head * K, start, n_heads * K, TILE, exists, of_queries, K, K_PADDED)
 
 
-@kernel
+@triton_function
 def _differentiate_keys(
-    q, k, v, seen, seeing, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
     q_row, k_row, v_row, scale, start, head,
-    K: constexpr, V: constexpr, K_ROOM: constexpr, V_ROOM: constexpr,
+    K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and of their values."""
     rows = start + tl.arange(0, TILE)
     exists = rows < n_keys
-    first, last = _load_intervals(seeing, rows, n_keys)
+    first, last = _load_intervals(query_intervals, rows, n_keys)
     begin, end = _hull(first, last)
     width = n_heads * V
-    keys = _load_rows(k, start, k_row, TILE, exists, K, K_ROOM)
-    values = _load_rows(v, start, v_row, TILE, exists, V, V_ROOM)
-    of_keys = tl.zeros((TILE, K_ROOM), tl.float32)
-    of_values = tl.zeros((TILE, V_ROOM), tl.float32)
+    keys = _load_rows(k, start, k_row, TILE, exists, K, K_PADDED)
+    values = _load_rows(v, start, v_row, TILE, exists, V, V_PADDED)
+    of_keys = tl.zeros((TILE, K_PADDED), tl.float32)
+    of_values = tl.zeros((TILE, V_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
-        query_first, query_last = _load_intervals(seen, others, n_queries)
+        query_first, query_last = _load_intervals(key_intervals, others, n_queries)
         sees = query_first < query_last
         may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
-        queries = _load_rows(q, block, q_row, BLOCK, sees, K, K_ROOM)
-        of_out = _load_rows(grad + head * V, block, width, BLOCK, sees, V, V_ROOM)
-        mixed = _load_rows(out + head * V, block, width, BLOCK, sees, V, V_ROOM)
+        queries = _load_rows(q, block, q_row, BLOCK, sees, K, K_PADDED)
+        of_out = _load_rows(grad + head * V, block, width, BLOCK, sees, V, V_PADDED)
+        mixed = _load_rows(out + head * V, block, width, BLOCK, sees, V, V_PADDED)
         mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
         log_total = tl.load(lse + others * n_heads + head, sees, 0.0)
         # keys down, queries across
@@ -193,15 +193,15 @@ def _differentiate_keys(
         of_scores = tl.where(may, weights * of_weights, 0.0)
         of_keys = _product(of_scores.to(queries.dtype), queries, of_keys)
     of_keys *= scale * 0.6931471805599453
-    _store_rows(grad_k + head * K, start, n_heads * K, TILE, exists, of_keys, K, K_ROOM)
-    _store_rows(grad_v + head * V, start, width, TILE, exists, of_values, V, V_ROOM)
+    _store_rows(grad_k + head * K, start, n_heads * K, TILE, exists, of_keys, K, K_PADDED)
+    _store_rows(grad_v + head * V, start, width, TILE, exists, of_values, V, V_PADDED)
 
 
-@launched
+@triton_kernel
 def attention_backward(
-    q, k, v, seen, seeing, out, lse, grad, grad_q, grad_k, grad_v, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, out, lse, grad, grad_q, grad_k, grad_v, n_queries, n_keys, n_heads,
     q_row, q_head, k_row, k_head, v_row, v_head, scale,
-    K: constexpr, V: constexpr, K_ROOM: constexpr, V_ROOM: constexpr,
+    K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """A tile of queries and its gradient, or a tile of keys and its gradients: keys come first."""
@@ -212,13 +212,13 @@ def attention_backward(
     v += head * v_head
     if tile < key_tiles:
         _differentiate_keys(
-            q, k, v, seen, seeing, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
-            q_row, k_row, v_row, scale, tile * TILE, head, K, V, K_ROOM, V_ROOM,
+            q, k, v, key_intervals, query_intervals, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
+            q_row, k_row, v_row, scale, tile * TILE, head, K, V, K_PADDED, V_PADDED,
             TILE, BLOCK)  # fmt: skip
     else:
         _differentiate_queries(
-            q, k, v, seen, seeing, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
-            q_row, k_row, v_row, scale, (tile - key_tiles) * TILE, head, K, V, K_ROOM, V_ROOM,
+            q, k, v, key_intervals, query_intervals, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
+            q_row, k_row, v_row, scale, (tile - key_tiles) * TILE, head, K, V, K_PADDED, V_PADDED,
             TILE, BLOCK)  # fmt: skip
 
 
@@ -230,12 +230,12 @@ class Shape(NamedTuple):
     warps: int
 
 
-def shape_of(dtype: torch.dtype, room: int, is_backward: bool) -> Shape:
+def shape_of(dtype: torch.dtype, padded_size: int, is_backward: bool) -> Shape:
     """The shape with the most warps at work among those without register spills, compiled ahead of
     time for sm_80 and sm_90 (`make gpu-dry`)."""
     if dtype == torch.float32:
-        return Shape(32, 16, 4 if room <= 64 else 8)
-    return Shape(64, 32, 8 if room > 64 and is_backward else 4)
+        return Shape(32, 16, 4 if padded_size <= 64 else 8)
+    return Shape(64, 32, 8 if padded_size > 64 and is_backward else 4)
 
 
 class Launch(NamedTuple):
@@ -250,23 +250,35 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "a head's numbers must lie side by side"
     sizes = q.shape[2], v.shape[2]
-    rooms = [max(16, triton.next_power_of_2(size)) for size in sizes]
-    shape = shape_of(q.dtype, max(rooms), is_backward)
+    padded_sizes = [max(16, triton.next_power_of_2(size)) for size in sizes]
+    shape = shape_of(q.dtype, max(padded_sizes), is_backward)
     scale = q.shape[2] ** -0.5 * 1.4426950408889634  # exp2 is the instruction that there is
-    numbers = [len(q), len(k), q.shape[1], *strides, scale, *sizes, *rooms, shape.tile, shape.block]
+    numbers = [
+        len(q),
+        len(k),
+        q.shape[1],
+        *strides,
+        scale,
+        *sizes,
+        *padded_sizes,
+        shape.tile,
+        shape.block,
+    ]
     return Launch(numbers, shape.tile, {"num_warps": shape.warps, "num_stages": 2})
 
 
 @torch.library.custom_op("nmt::packed_attention", mutates_args=())
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, seeing: Tensor
+    q: Tensor, k: Tensor, v: Tensor, key_intervals: Tensor, query_intervals: Tensor
 ) -> tuple[Tensor, Tensor]:
     out, lse = _outputs(q, k, v)
     launch = _plan(q, k, v, is_backward=False)
     tiles = triton.cdiv(len(q), launch.tile)
     if tiles:
         grid = tiles, q.shape[1]
-        attention_forward[grid](q, k, v, seen, seeing, out, lse, *launch.numbers, **launch.options)
+        attention_forward[grid](
+            q, k, v, key_intervals, query_intervals, out, lse, *launch.numbers, **launch.options
+        )
     return out, lse
 
 
@@ -278,13 +290,13 @@ def _outputs(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> tuple[Tensor, Tenso
 
 @torch.library.custom_op("nmt::packed_attention_backward", mutates_args=())
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seen: Tensor,
-    seeing: Tensor,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, key_intervals: Tensor,
+    query_intervals: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grads = _empty_gradients(grad, q, k, v)
     launch = _plan(q, k, v, is_backward=True)
     tiles = triton.cdiv(len(q), launch.tile) + triton.cdiv(len(k), launch.tile)
-    known = q, k, v, seen, seeing, out, lse, grad.contiguous()
+    known = q, k, v, key_intervals, query_intervals, out, lse, grad.contiguous()
     if tiles:
         attention_backward[tiles, q.shape[1]](*known, *grads, *launch.numbers, **launch.options)
     return grads
@@ -298,8 +310,8 @@ def _empty_gradients(
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, seen, seeing = inputs
-    ctx.save_for_backward(q, k, v, *output, seen, seeing)
+    q, k, v, key_intervals, query_intervals = inputs
+    ctx.save_for_backward(q, k, v, *output, key_intervals, query_intervals)
     # Else zeros would be made for the log-sum-exp, which nobody differentiates.
     ctx.set_materialize_grads(False)
 
@@ -311,13 +323,15 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
 _attention.register_autograd(_differentiate, setup_context=_remember)
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, seeing: Tensor) -> Tensor:
+def triton_attention(
+    q: Tensor, k: Tensor, v: Tensor, key_intervals: Tensor, query_intervals: Tensor
+) -> Tensor:
     """Compute softmax(q k^T / sqrt(d_k)) v, each query over its interval of keys.
 
     The shapes are (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
-    `seen` (2, Tq) int32 holds for each query the first key row it looks at and one past the last;
-    `seeing` (2, Tk) int32 holds the same relation from the keys' side. Neither end falls from one
+    `key_intervals` (2, Tq) int32 holds for each query the first key row it looks at and one past the last;
+    `query_intervals` (2, Tk) int32 holds the same relation from the keys' side. Neither end falls from one
     row that sees something to the next. A row whose interval is empty gives exact zeros.
     """
-    assert seen.dtype == seeing.dtype == torch.int32, "rows are counted in int32"
-    return _attention(q, k, v, seen, seeing)[0]
+    assert key_intervals.dtype == query_intervals.dtype == torch.int32, "rows are counted in int32"
+    return _attention(q, k, v, key_intervals, query_intervals)[0]

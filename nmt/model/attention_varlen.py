@@ -1,6 +1,6 @@
 """Attention over packed sentences with torch's own kernel, FlashAttention for variable lengths.
 
-It computes what `attention_triton.packed_attention` computes, for heads in bf16 on a GPU.
+It computes what `attention_triton.triton_attention` computes, for heads in bf16 on a GPU.
 FlashAttention reads and writes only rows that lie between offsets: what it returns for the dead
 tail was never written and may be NaN. So rows that attend to nothing, and rows that nobody attends
 to, are masked here, outputs and gradients alike. Offsets that repeat are sentences of length zero.
@@ -19,14 +19,14 @@ except ImportError:  # older releases of torch
 
 # Before torch 2.12 it took `is_causal` instead, and no window.
 HAS_WINDOW = varlen_attn is not None and "window_size" in inspect.signature(varlen_attn).parameters
-WIDEST = 256
+WIDEST_VARLEN_HEAD = 256
 
 
 def supports_varlen(q: Tensor, v: Tensor) -> bool:
     """Whether `varlen_attention` takes such heads."""
     size = q.shape[-1]
     has_dtype = q.dtype == v.dtype == torch.bfloat16
-    has_size = size == v.shape[-1] and size % 8 == 0 and size <= WIDEST
+    has_size = size == v.shape[-1] and size % 8 == 0 and size <= WIDEST_VARLEN_HEAD
     return HAS_WINDOW and q.is_cuda and has_dtype and has_size
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from nmt.config import ModelConfig
-from nmt.model.attention import FAR, WIDTH, Field
+from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
-FEW = (
+SMALL_PRODUCT = (
     1 << 16
 )  # multiplications of an attention so small that threads would wait longer than they work
-FLOAT = 4  # bytes
+FP32_BYTES = 4  # bytes
 
 
 @dataclass
@@ -33,14 +33,14 @@ class Cache:
     n_heads: int
     memory_keys: list[Tensor]  # of each layer (S * H, Ls, K)
     memory_values: list[Tensor]  # (S * H, Ls, V)
-    memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else FAR
+    memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else MASKED_SCORE
     keys: list[
         Tensor
-    ]  # of each layer (S * H, room * B, K): of the first step all hypotheses, of the second ...; zero
+    ]  # of each layer (S * H, capacity * B, K): of the first step all hypotheses, of the second ...; zero
     values: list[
         Tensor
-    ]  # (S * H, room * B, V)      where nothing has been written: products take all of it
-    mask: Tensor  # (S, 1, B, room * B) fp32
+    ]  # (S * H, capacity * B, V)      where nothing has been written: products take all of it
+    mask: Tensor  # (S, 1, B, capacity * B) fp32
     length: int = 0  # steps taken
 
     def advance(self) -> "Step":
@@ -48,7 +48,7 @@ class Cache:
         first = self.length * self.beam
         if first == self.mask.shape[3]:
             unit = self.beam * -(
-                -WIDTH // self.beam
+                -WIDTH_MULTIPLE // self.beam
             )  # whole steps, at least a vector register full
             more = unit * max(1, first // (4 * unit))
             for rows in (self.keys, self.values):
@@ -57,7 +57,7 @@ class Cache:
                 ):  # one after another, so that only one is there twice
                     rows[layer] = torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1)
             self.mask = torch.cat(
-                (self.mask, self.mask.new_full((*self.mask.shape[:3], more), FAR)), 3
+                (self.mask, self.mask.new_full((*self.mask.shape[:3], more), MASKED_SCORE)), 3
             )
         here = slice(first, first + self.beam)
         self.mask[:, 0, :, here].diagonal(dim1=1, dim2=2).zero_()
@@ -69,14 +69,14 @@ class Cache:
         return torch.full_like(tokens, self.length - 1)
 
     def write(self, cells: Tensor, new: Tensor) -> None:
-        """Put a step's keys or values (S, H, B, K) into those of all steps, (S, H, room * B, K)."""
+        """Put a step's keys or values (S, H, B, K) into those of all steps, (S, H, capacity * B, K)."""
         first = (self.length - 1) * self.beam
         cells[:, :, first : first + self.beam].copy_(new)
 
-    def narrowed(self, window: int) -> Tensor:
+    def window_mask(self, window: int) -> Tensor:
         """The mask of a layer that sees only its own step and `window` steps before it."""
         mask = self.mask.clone()
-        mask[:, :, :, : max(0, (self.length - 1 - window) * self.beam)] = FAR
+        mask[:, :, :, : max(0, (self.length - 1 - window) * self.beam)] = MASKED_SCORE
         return mask
 
     def reorder(self, parents: Tensor) -> None:
@@ -142,29 +142,29 @@ class StaticCache:
 
     def __init__(self, beam: int, n_heads: int) -> None:
         self.beam, self.n_heads, self.buffers = beam, n_heads, Buffers()
-        self.n = self.room = self.most_room = self.n_source = self.n_positions = 0
+        self.n = self.capacity = self.max_capacity = self.n_source = self.n_positions = 0
         self.table: Tensor | None = None
         self.tensors: dict[str, Tensor] = {}  # by name and, of keys and values, layer
         self.memory_keys: list[Tensor] = []  # of each layer (n, H, Ls, K)
         self.memory_values: list[Tensor] = []  # (n, H, Ls, V)
-        self.keys: list[Tensor] = []  # of each layer (n, H, room * B, K)
-        self.values: list[Tensor] = []  # (n, H, room * B, V)
+        self.keys: list[Tensor] = []  # of each layer (n, H, capacity * B, K)
+        self.values: list[Tensor] = []  # (n, H, capacity * B, V)
 
     @property
     def n_moves(self) -> int:
         """How often all that was recorded became invalid."""
         return self.buffers.n_moves
 
-    def load(self, fresh: Cache, n: int, room: int, most_room: int, table: Tensor) -> None:
+    def load(self, fresh: Cache, n: int, capacity: int, max_capacity: int, table: Tensor) -> None:
         """Take over the sentences of a cache that has not made a step yet.
 
-        There is room for some steps, later for up to `most_room`. A recorded step reads the decoder's positions in
+        There is room for some steps, later for up to `max_capacity`. A recorded step reads the decoder's positions in
         `table`, where it lies, so the table is kept alive here.
         """
         if self.table is not table:
             self.table, self.n_positions = table, len(table)
             self.buffers.n_moves += 1
-        self.n, self.room, self.most_room = n, room, most_room
+        self.n, self.capacity, self.max_capacity = n, capacity, max_capacity
         self.n_source = source_width(fresh.memory_mask.shape[3])
         self.tensors = {"memory mask": fresh.memory_mask, "mask": fresh.mask}
         for kind, layers in (
@@ -176,22 +176,22 @@ class StaticCache:
             for layer, x in enumerate(layers):
                 self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
         for name, x in self.tensors.items():
-            self.tensors[name] = self._placed(name, x)
+            self.tensors[name] = self._place(name, x)
         no_steps = torch.zeros(1, dtype=torch.int64, device=fresh.mask.device)
         self.length = self.buffers.place("length", no_steps, (1,), 0)  # steps taken
         self._bind(len(fresh.keys))
 
-    def resize(self, rows: Tensor | None, n: int, room: int) -> None:
+    def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         """Make room for more steps, and keep of the sentences only those at `rows`, if it is given."""
-        self.n, self.room = n, room
+        self.n, self.capacity = n, capacity
         for name, x in self.tensors.items():
             if rows is not None:
-                self.tensors[name] = self._placed(name, x.index_select(0, rows))
+                self.tensors[name] = self._place(name, x.index_select(0, rows))
             elif not name.startswith("memory"):
-                self.tensors[name] = self._placed(name, x.clone())
+                self.tensors[name] = self._place(name, x.clone())
         self._bind(len(self.keys))
 
-    def _placed(self, name: str, x: Tensor) -> Tensor:
+    def _place(self, name: str, x: Tensor) -> Tensor:
         """The tensor in its buffer, widened by what means nothing."""
         is_mask = name.endswith("mask")
         axis = 3 if is_mask else 2
@@ -199,8 +199,8 @@ class StaticCache:
         if name.startswith("memory"):
             shape[axis] = largest[axis] = self.n_source
         else:
-            shape[axis], largest[axis] = self.room * self.beam, self.most_room * self.beam
-        return self.buffers.place(name, x, shape, FAR if is_mask else 0.0, largest)
+            shape[axis], largest[axis] = self.capacity * self.beam, self.max_capacity * self.beam
+        return self.buffers.place(name, x, shape, MASKED_SCORE if is_mask else 0.0, largest)
 
     def _bind(self, n_layers: int) -> None:
         """Name the tensors as those of `Cache` are named."""
@@ -218,11 +218,11 @@ class StaticCache:
 
     def advance(self) -> "Step":
         # The place of this step. Warm-ups before a recording may go one step too far; the last place serves them.
-        self.place = self.length.clamp(max=min(self.room, self.n_positions) - 1)  # (1,)
+        self.place = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
         self.here = self.place * self.beam + torch.arange(
             self.beam, device=self.place.device
         )  # (B,)
-        self.columns = torch.arange(self.room * self.beam, device=self.place.device)
+        self.columns = torch.arange(self.capacity * self.beam, device=self.place.device)
         self.mask.masked_fill_(
             self.columns == self.here[:, None], 0.0
         )  # each hypothesis sees itself
@@ -235,21 +235,21 @@ class StaticCache:
     def write(self, cells: Tensor, new: Tensor) -> None:
         cells.index_copy_(2, self.here, new)
 
-    def narrowed(self, window: int) -> Tensor:
-        return self.mask.masked_fill(self.columns < (self.place - window) * self.beam, FAR)
+    def window_mask(self, window: int) -> Tensor:
+        return self.mask.masked_fill(self.columns < (self.place - window) * self.beam, MASKED_SCORE)
 
     def reorder(self, parents: Tensor) -> None:
         index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         self.mask.copy_(self.mask.gather(2, index))
 
 
-def static_bytes(config: ModelConfig, beam: int, longest: int, room: int, size: int) -> int:
+def static_bytes(config: ModelConfig, beam: int, longest: int, capacity: int, size: int) -> int:
     """What one sentence takes in a `StaticCache` whose numbers have `size` bytes."""
-    places = source_width(longest) + room * beam
+    places = source_width(longest) + capacity * beam
     keys_values = (
         config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
     )
-    masks = (source_width(longest) + beam * room * beam) * FLOAT
+    masks = (source_width(longest) + beam * capacity * beam) * FP32_BYTES
     return keys_values + masks
 
 
@@ -261,7 +261,7 @@ def size_class(n: int) -> int:
 
 
 def source_width(longest: int) -> int:
-    return WIDTH * size_class(-(-longest // WIDTH))
+    return WIDTH_MULTIPLE * size_class(-(-longest // WIDTH_MULTIPLE))
 
 
 @dataclass
@@ -279,7 +279,7 @@ class Step:
         for rows, new in ((keys, k), (values, v)):
             cells = rows.view(-1, cache.n_heads, *rows.shape[-2:])
             cache.write(cells, new.view(-1, cache.beam, *new.shape[1:]).transpose(1, 2))
-        mask = cache.mask if window is None else cache.narrowed(window)
+        mask = cache.mask if window is None else cache.window_mask(window)
         return self._attend(q, keys, values, mask)
 
     def attend_memory(self, q: Tensor, layer: int) -> Tensor:
@@ -297,7 +297,9 @@ class Step:
         grid = (
             q.view(-1, beam, heads, size).transpose(1, 2).reshape(-1, beam, size)
         )  # (S * H, B, K)
-        is_small = q.device.type == "cpu" and grid.shape[0] * beam * keys.shape[1] * size <= FEW
+        is_small = (
+            q.device.type == "cpu" and grid.shape[0] * beam * keys.shape[1] * size <= SMALL_PRODUCT
+        )
         if is_small:  # a product that wakes other threads takes longer than two plain passes
             scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
         else:
@@ -316,6 +318,6 @@ class Step:
         return mixed.view(-1, heads, beam, mixed.shape[2]).transpose(1, 2).reshape(len(q), -1)
 
 
-def memory_grid(k: Tensor, v: Tensor, field: Field) -> tuple[Tensor, Tensor]:
+def pad_memory(k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
     """Keys (S * H, Ls, K) and values (S * H, Ls, V) of the memory in the form the cache keeps, from a whole field."""
-    return field.keys.spread(k, 0), field.keys.spread(v, 0)
+    return mask.keys.pad(k, 0), mask.keys.pad(v, 0)

@@ -7,19 +7,19 @@ are done where the product leaves the registers. The result computes what the mo
 import torch
 from torch import Tensor, nn
 
-from nmt.model.transformer import Rectified, Transformer
+from nmt.model.transformer import ReluLinear, Transformer
 
-ROWS = 16  # what the layout is chosen for; it serves any number, but one made for a single row is slow in fp32
+LAYOUT_ROWS = 16  # what the layout is chosen for; it serves any number, but one made for a single row is slow in fp32
 
 
-class Packed(nn.Module):
+class CpuLinear(nn.Module):
     """A linear layer, with the ReLU that follows it if it has one."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), LAYOUT_ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
-        self.after = "relu" if isinstance(linear, Rectified) else "none"
+        self.after = "relu" if isinstance(linear, ReluLinear) else "none"
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -29,7 +29,7 @@ class Packed(nn.Module):
 
 
 @torch.inference_mode()
-def packed(model: Transformer, is_bf16: bool) -> Transformer:
+def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     """The model for decoding, which shares what it can with `model`; that one itself where there is nothing to gain."""
     weight = model.projection.weight
     can_pack = (
@@ -57,5 +57,5 @@ def packed(model: Transformer, is_bf16: bool) -> Transformer:
         for module in list(ready.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(module, name, Packed(child))
+                    setattr(module, name, CpuLinear(child))
     return ready

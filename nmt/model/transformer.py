@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
-from nmt.model.attention import TRITON, Field, attend
-from nmt.model.cache import FLOAT, Cache, StaticCache, Step, memory_grid, source_width, static_bytes
+from nmt.model.attention import TRITON, AttentionMask, attend
+from nmt.model.cache import (
+    FP32_BYTES,
+    Cache,
+    StaticCache,
+    Step,
+    pad_memory,
+    source_width,
+    static_bytes,
+)
 from nmt.model.dropout import Dropout
 from nmt.model.embedding import look_up
 from nmt.system.errors import UserError
@@ -42,7 +50,7 @@ class Positions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.d_model, self.is_learned = config.d_model, config.positions == "learned"
-        self.longer: Tensor | None = None  # of sinusoids, for sentences beyond the table
+        self.longer_table: Tensor | None = None  # of sinusoids, for sentences beyond the table
         if self.is_learned:
             self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         else:
@@ -51,25 +59,25 @@ class Positions(nn.Module):
             )
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
-        table = self.table if longest <= len(self.table) else self.extended(longest)
+        table = self.table if longest <= len(self.table) else self.extend_table(longest)
         return x + look_up(table, positions)
 
-    def extended(self, longest: int) -> Tensor:
+    def extend_table(self, longest: int) -> Tensor:
         """A table for a sentence longer than the model's own, which stays as it is."""
         if self.is_learned:
             raise UserError(
                 f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
                 "split it, or train with more positions"
             )
-        table = self.longer
+        table = self.longer_table
         if table is None or longest > len(table):
-            table = self.longer = sinusoids(2 * longest, self.d_model)
+            table = self.longer_table = sinusoids(2 * longest, self.d_model)
         return table.to(self.table)
 
     def reserve(self, longest: int) -> None:
         """Make the model's own table long enough."""
         if longest > len(self.table):
-            self.table = self.extended(longest)
+            self.table = self.extend_table(longest)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -107,9 +115,9 @@ class SelfAttention(Attention):
     def split(self, x: Tensor) -> list[Tensor]:
         return [self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1)]
 
-    def forward(self, x: Tensor, field: Field, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
         q, k, v = self.split(x)
-        return self.output(attend(q, k, v, field, weights).flatten(1))
+        return self.output(attend(q, k, v, mask, weights).flatten(1))
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         q, k, v = self.split(x)
@@ -128,19 +136,19 @@ class MemoryAttention(Attention):
         k, v = self.kv(memory).split(self.sizes[1:], dim=-1)
         return self.heads(k), self.heads(v)
 
-    def remember(self, memory: Tensor, field: Field) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """The layer's share of a cache."""
-        return memory_grid(*self.keys_values(memory), field)
+        return pad_memory(*self.keys_values(memory), mask)
 
-    def forward(self, x: Tensor, memory: Tensor, field: Field, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
         k, v = self.keys_values(memory)
-        return self.output(attend(self.heads(self.q(x)), k, v, field, weights).flatten(1))
+        return self.output(attend(self.heads(self.q(x)), k, v, mask, weights).flatten(1))
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         return self.output(step.attend_memory(self.heads(self.q(x)), layer))
 
 
-class Biased(nn.Linear):
+class BiasedLinear(nn.Linear):
     """What nn.Linear gives; on CPU torch would spread the bias over the output first, and then read it again."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,7 +156,7 @@ class Biased(nn.Linear):
         return y.add_(self.bias.to(y.dtype))
 
 
-class Rectified(Biased):
+class ReluLinear(BiasedLinear):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu_(super().forward(x))
 
@@ -158,8 +166,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = Rectified(config.d_model, config.d_ff)
-        self.outer = Biased(config.d_ff, config.d_model)
+        self.inner = ReluLinear(config.d_model, config.d_ff)
+        self.outer = BiasedLinear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(self.inner(x))
@@ -188,9 +196,9 @@ class EncoderLayer(nn.Module):
         self.attention, self.attention_residual = SelfAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, field: Field, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), field, weights))
+        x = residual.after(x, self.attention(residual.before(x), mask, weights))
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
@@ -203,13 +211,18 @@ class DecoderLayer(nn.Module):
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
     def forward(
-        self, x: Tensor, memory: Tensor, self_field: Field, memory_field: Field, weights: Weights
+        self,
+        x: Tensor,
+        memory: Tensor,
+        self_mask: AttentionMask,
+        memory_mask: AttentionMask,
+        weights: Weights,
     ) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), self_field, None))
+        x = residual.after(x, self.attention(residual.before(x), self_mask, None))
         residual = self.memory_residual
         x = residual.after(
-            x, self.memory_attention(residual.before(x), memory, memory_field, weights)
+            x, self.memory_attention(residual.before(x), memory, memory_mask, weights)
         )
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
@@ -282,26 +295,28 @@ class Transformer(nn.Module):
     def encode(self, src: Packed, weights: Weights = None) -> Tensor:
         """The memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
-        field = Field(
+        mask = AttentionMask(
             src,
             src,
             window=self.config.window,
-            is_whole=weights is not None,
+            is_single_group=weights is not None,
             path=self.attention_path,
         )
         for layer in self.encoder:
-            x = layer(x, field, weights)
+            x = layer(x, mask, weights)
         return self.encoder_norm(x)
 
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
         """What the projection turns into the logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
-        self_field = Field(
+        self_mask = AttentionMask(
             tgt, tgt, causal=True, window=self.config.window, path=self.attention_path
         )
-        memory_field = Field(tgt, src, is_whole=weights is not None, path=self.attention_path)
+        memory_mask = AttentionMask(
+            tgt, src, is_single_group=weights is not None, path=self.attention_path
+        )
         for layer in self.decoder:
-            x = layer(x, memory, self_field, memory_field, weights)
+            x = layer(x, memory, self_mask, memory_mask, weights)
         return self.decoder_norm(x)
 
     def forward(self, src: Packed, tgt: Packed) -> Tensor:
@@ -309,31 +324,34 @@ class Transformer(nn.Module):
 
     def start(self, src: Packed, beam: int) -> Cache:
         """A cache for `beam` hypotheses of each sentence, before their first step."""
-        memory, field = self.encode(src), Field(src, src, is_whole=True)
-        grids = [layer.memory_attention.remember(memory, field) for layer in self.decoder]
-        n, heads, mask = src.n_sentences, self.config.n_heads, field.masks[0]
+        memory = self.encode(src)  # (Ts, d_model)
+        mask = AttentionMask(src, src, is_single_group=True)
+        grids = [layer.memory_attention.project_memory(memory, mask) for layer in self.decoder]
+        n, heads, memory_mask = src.n_sentences, self.config.n_heads, mask.score_biases[0]
         return Cache(
             beam,
             heads,
             [k for k, _ in grids],
             [v for _, v in grids],
-            mask,
+            memory_mask,
             [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
             [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
-            mask.new_empty(n, 1, beam, 0),
+            memory_mask.new_empty(n, 1, beam, 0),
         )
 
     def static_cache(self, beam: int) -> StaticCache:
         """A cache for recorded steps, still without sentences."""
         return StaticCache(beam, self.config.n_heads)
 
-    def restart(self, cache: StaticCache, src: Packed, n: int, room: int, most_room: int) -> None:
-        """Load other sentences, as the first of `n`, with room for some steps and later for up to `most_room`."""
+    def restart(
+        self, cache: StaticCache, src: Packed, n: int, capacity: int, max_capacity: int
+    ) -> None:
+        """Load other sentences, as the first of `n`, with room for some steps and later for up to `max_capacity`."""
         if not self.tgt_positions.is_learned:  # a learned table bounds the search itself
-            self.tgt_positions.reserve(most_room)
-        cache.load(self.start(src, cache.beam), n, room, most_room, self.tgt_positions.table)
+            self.tgt_positions.reserve(max_capacity)
+        cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
 
-    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+    def sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         """At most so much memory is taken by a sentence of so many pieces in a search by recorded steps."""
         config, size = self.config, self.tgt_embedding.weight.element_size()
         layer = (
@@ -342,13 +360,13 @@ class Transformer(nn.Module):
         loading = (
             config.n_layers * source_width(longest) * layer
         )  # of the memory, before they are in the cache
-        moving = room * beam * layer  # when the room grows or sentences leave
+        moving = capacity * beam * layer  # when the room grows or sentences leave
         activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
         weights = (
-            3 * config.n_heads * beam * max(room * beam, longest) * FLOAT
+            3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
         )  # of attention, in a step
-        logits = beam * self.n_vocab * (2 * FLOAT + size)  # and their logarithms
-        cache = static_bytes(config, beam, longest, room, size)
+        logits = beam * self.n_vocab * (2 * FP32_BYTES + size)  # and their logarithms
+        cache = static_bytes(config, beam, longest, capacity, size)
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
-from nmt.model.attention_choice import chosen
-from nmt.model.attention_triton import WIDEST, triton
+from nmt.model.attention_choice import choose_attention
+from nmt.model.attention_triton import WIDEST_HEAD, triton
 from nmt.model.transformer import Transformer
 from nmt.system.cuda_graph import capture
 from nmt.system.device import is_out_of_memory
@@ -42,13 +42,13 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     if world.is_main:
         reason = "triton is missing"
         if triton is not None:
-            reason = f"no attention kernel takes heads wider than {WIDEST}"
+            reason = f"no attention kernel takes heads wider than {WIDEST_HEAD}"
         say(f"not compiled, which costs speed: {reason}")
     return False
 
 
 def _has_kernels(model: ModelConfig) -> bool:
-    return triton is not None and max(model.key_size, model.value_size) <= WIDEST
+    return triton is not None and max(model.key_size, model.value_size) <= WIDEST_HEAD
 
 
 class CompiledObjective(nn.Module):
@@ -210,7 +210,7 @@ def make_replica(
     """Make the replica of this rank. Make the optimizer afterwards: sharding replaces the parameters."""
     if world.device.type == "cuda":
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
-        objective.model.attention_path = chosen(gpu, config.key_size, config.value_size)
+        objective.model.attention_path = choose_attention(gpu, config.key_size, config.value_size)
     return Replica(objective, world, training.precision == "bf16", shape, training.shard)
 
 

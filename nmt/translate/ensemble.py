@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Packed
-from nmt.model.cache import FLOAT
+from nmt.model.cache import FP32_BYTES
 from nmt.translate.beams import Decodable
 
 
@@ -80,7 +80,9 @@ class Ensemble:
 
     def sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         each = [model.sentence_bytes(beam, longest, capacity) for model in self.models]
-        logits = 2 * len(self.models) * beam * self.n_vocab * FLOAT  # each model's and their stack
+        logits = (
+            2 * len(self.models) * beam * self.n_vocab * FP32_BYTES
+        )  # each model's and their stack
         return logits + sum(each)
 
     def step(self, tokens: Tensor, cache: EnsembleCache | StaticEnsembleCache) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
-from nmt.model.cache import FLOAT, Buffers, size_class, source_width
+from nmt.model.cache import FP32_BYTES, Buffers, size_class, source_width
 from nmt.system.cuda_graph import capture
 from nmt.translate.beams import (
     NEG_INF,
@@ -177,8 +177,8 @@ class GraphSearch:
         growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES
         drawing = 0
         if config.sample:
-            sorting = 9 * FLOAT + ID_BYTES  # of a piece: its probability, sorted, and the sums
-            drawing = beam * (capacity * FLOAT + self.model.n_vocab * sorting)
+            sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
+            drawing = beam * (capacity * FP32_BYTES + self.model.n_vocab * sorting)
         return self.model.sentence_bytes(beam, longest, capacity) + state + growing + drawing
 
     # ---- a step ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, override_config, parse_device
 from nmt.data.vocab import EOS, Vocab
-from nmt.model.cpu_linear import packed
+from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device, is_out_of_memory
 from nmt.system.errors import Failure, UserError
@@ -241,7 +241,8 @@ class Translator(TextToText):
     def speaker(self) -> Decodable:
         """Made at the first search, of the weights of that moment."""
         ready = [
-            packed(model, self.config.precision == "bf16") for model in (self.model, *self.others)
+            prepare_for_decoding(model, self.config.precision == "bf16")
+            for model in (self.model, *self.others)
         ]
         return Ensemble(ready) if self.others else ready[0]
 

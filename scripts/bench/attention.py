@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nmt.data.batch import Packed, pack
 from nmt.model import attention_triton
-from nmt.model.attention import Field
+from nmt.model.attention import AttentionMask
 from nmt.system.progress import clock
 
 HEADS, SIZE = 8, 64
@@ -156,9 +156,9 @@ def laid_out(case: Case, rows: list[tuple[int, list[int]]], core: Attention) -> 
 
 
 def in_triton(case: Case) -> Attention:
-    field = Field(case.queries, case.keys, case.causal)
-    seen, seeing = field.seen, field.seeing
-    return lambda *qkv: attention_triton.packed_attention(*qkv, seen, seeing)  # type: ignore
+    field = AttentionMask(case.queries, case.keys, case.causal)
+    key_intervals, query_intervals = field.key_intervals, field.query_intervals
+    return lambda *qkv: attention_triton.triton_attention(*qkv, key_intervals, query_intervals)  # type: ignore
 
 
 def in_torch(case: Case) -> Attention:

@@ -119,14 +119,14 @@ class _as_on_gpu:
         import nmt.model.embedding
         import nmt.model.transformer
         import nmt.train.loss
-        from nmt.model.attention import Field
+        from nmt.model.attention import AttentionMask
         from nmt.model.dropout import Dropout
         from nmt.model.transformer import LayerNorm
 
-        class FieldOnGpu(Field):
+        class MaskOnGpu(AttentionMask):
             def __init__(self, *args: Any, **named: Any) -> None:
                 super().__init__(*args, **named)
-                self.is_on_cpu, self.is_whole = False, True
+                self.is_on_cpu, self.is_single_group = False, True
 
         def normalize(self: LayerNorm, x: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", enabled=False):
@@ -137,12 +137,12 @@ class _as_on_gpu:
             return F.dropout(x, self.rate, True)
 
         self.patches: list[tuple[Any, str, Any]] = [
-            (nmt.model.transformer, "Field", FieldOnGpu),
+            (nmt.model.transformer, "AttentionMask", MaskOnGpu),
             (LayerNorm, "forward", normalize),
             (Dropout, "forward", drop),
             (nmt.model.transformer, "look_up", nmt.model.embedding._LookUp.apply),
             (nmt.train.loss, "supports_fused_loss", lambda hidden: True),
-            (nmt.model.attention, "supports", lambda q, v: True),
+            (nmt.model.attention, "supports_triton", lambda q, v: True),
         ]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:

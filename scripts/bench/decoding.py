@@ -88,7 +88,7 @@ class Ours:
         from safetensors.torch import load_file
 
         from nmt.config import load_config
-        from nmt.model.cpu_linear import packed
+        from nmt.model.cpu_linear import prepare_for_decoding
         from nmt.model.transformer import Transformer
         from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
         from nmt.system.runtime import choose_matmul_library
@@ -103,7 +103,10 @@ class Ours:
         for name, p in model.named_parameters():
             p.copy_(weights[name])
         self.config = replace(config.decoding, precision=precision)
-        self.model, self.device = packed(model, precision == "bf16"), torch.device("cpu")
+        self.model, self.device = (
+            prepare_for_decoding(model, precision == "bf16"),
+            torch.device("cpu"),
+        )
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
         from nmt.data.vocab import EOS

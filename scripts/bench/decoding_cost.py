@@ -46,14 +46,14 @@ def measure(point: dict[str, int | str]) -> dict[str, float]:
 
     from nmt.config import DecodingConfig, ModelConfig
     from nmt.data.vocab import EOS
-    from nmt.model.cpu_linear import packed
+    from nmt.model.cpu_linear import prepare_for_decoding
     from nmt.model.transformer import Transformer
     from nmt.system.progress import clock
     from nmt.translate.batching import search_batches
 
     torch.manual_seed(1)
     length, batch_tokens = int(point["length"]), int(point["batch_tokens"])
-    model = packed(
+    model = prepare_for_decoding(
         Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False),
         point["precision"] == "bf16",
     )

@@ -32,8 +32,8 @@ from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.loader import Loader, make_batch, make_micro_batches
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
-from nmt.model.attention import TRITON, VARLEN, Field, attend
-from nmt.model.attention_triton import packed_attention, supports, triton
+from nmt.model.attention import TRITON, VARLEN, AttentionMask, attend
+from nmt.model.attention_triton import supports_triton, triton, triton_attention
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.transformer import Transformer
 from nmt.system.ranks import World, join_world
@@ -460,7 +460,7 @@ def check_attention(bench: Bench, sheet: Sheet) -> None:
 def attention_paths(bench: Bench) -> list[str]:
     heads = torch.zeros(1, 1, 64, device=bench.device, dtype=torch.bfloat16)
     paths = []
-    if supports(heads, heads):
+    if supports_triton(heads, heads):
         paths.append(TRITON)
     if supports_varlen(heads, heads):
         paths.append(VARLEN)
@@ -523,9 +523,9 @@ def attend_by(
     path: str, heads: list[Tensor], queries: Packed, keys: Packed, case: AttentionCase
 ) -> Tensor:
     q, k, v = heads
-    truth = Field(queries, keys, case.causal, case.window)
+    truth = AttentionMask(queries, keys, case.causal, case.window)
     if path == TRITON:
-        return packed_attention(q, k, v, truth.seen, truth.seeing)
+        return triton_attention(q, k, v, truth.key_intervals, truth.query_intervals)
     if path == VARLEN:
         return varlen_attention(
             q,

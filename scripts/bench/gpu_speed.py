@@ -26,9 +26,9 @@ from nmt.data.plan import Cursor, equal_share
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.model.attention import TRITON, VARLEN
-from nmt.model.attention_choice import cache_file, chosen, measure
+from nmt.model.attention_choice import cache_file, choose_attention, measure_attention
 from nmt.model.attention_varlen import supports_varlen
-from nmt.model.cpu_linear import packed
+from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.progress import clock, say
@@ -343,11 +343,13 @@ def check_attention_choice(bench: Bench, sheet: Sheet) -> None:
     with own_cache(bench):
         for size, n_heads in (("base", model.n_heads), ("big", 2 * model.n_heads)):
             timer = None if bench.is_cuda else milliseconds_on_cpu
-            path = measure(bench.device, n_rows, n_heads, model.key_size, model.value_size, timer)
+            path = measure_attention(
+                bench.device, n_rows, n_heads, model.key_size, model.value_size, timer
+            )
             name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "cpu"
             sheet.require(
                 f"{size}: the answer is remembered",
-                chosen(name, model.key_size, model.value_size),
+                choose_attention(name, model.key_size, model.value_size),
                 path,
             )
             times = remembered_times(name)
@@ -410,7 +412,7 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
         .eval()
         .requires_grad_(False)
     )
-    ready = packed(model, is_bf16=True)
+    ready = prepare_for_decoding(model, is_bf16=True)
     config = replace(
         recipe.config.decoding,
         max_ratio=0.0,

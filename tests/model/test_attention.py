@@ -13,7 +13,7 @@ from packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import Packed, pack
-from nmt.model.attention import Field, attend
+from nmt.model.attention import AttentionMask, attend
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
 
@@ -29,7 +29,7 @@ def test_equals_torch_for_each_sentence(
     q = torch.randn(queries.n_live, 2, 8, dtype=dtype, requires_grad=True)
     k = torch.randn(keys.n_live, 2, 8, dtype=dtype, requires_grad=True)
     v = torch.randn(keys.n_live, 2, 6, dtype=dtype, requires_grad=True)
-    ours = attend(q, k, v, Field(queries, keys, causal, window))
+    ours = attend(q, k, v, AttentionMask(queries, keys, causal, window))
     theirs = []
     for one_q, one_k, one_v in zip(
         *(
@@ -81,11 +81,11 @@ def test_intervals_are_the_relation(
     keys = side(k_lengths, tails[1], torch.device("cpu"))
     if is_self:
         keys, k_lengths, tails = queries, q_lengths, (tails[0], tails[0])
-    field = Field(queries, keys, causal, window)
+    field = AttentionMask(queries, keys, causal, window)
     may = relation(q_lengths, k_lengths, tails, causal, window)
     for intervals, of_rows, n_live in (
-        (field.seen, may, queries.n_live),
-        (field.seeing, may.T, keys.n_live),
+        (field.key_intervals, may, queries.n_live),
+        (field.query_intervals, may.T, keys.n_live),
     ):
         assert intervals.dtype == torch.int32 and intervals.shape == (2, len(of_rows))
         first, last = intervals
@@ -102,8 +102,8 @@ def test_intervals_compile_as_one_graph() -> None:
         tokens: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None
     ) -> Any:
         queries, keys = Packed(tokens, q_offsets, 9, 20), Packed(tokens, k_offsets, 9, 20)
-        field = Field(queries, queries if causal else keys, causal, window)
-        return field.seen, field.seeing
+        field = AttentionMask(queries, queries if causal else keys, causal, window)
+        return field.key_intervals, field.query_intervals
 
     tokens = torch.zeros(20, dtype=torch.int64)
     for lengths in ([3, 0, 9], [1, 1, 9]):
@@ -113,6 +113,8 @@ def test_intervals_compile_as_one_graph() -> None:
         ]
         for causal, window in ((True, None), (True, 2), (False, 2), (False, None)):
             queries, keys = (Packed(tokens, offsets, 9, 20) for offsets in ends)
-            field = Field(queries, queries if causal else keys, causal, window)
-            seen, seeing = intervals(tokens, *ends, causal, window)
-            assert torch.equal(seen, field.seen) and torch.equal(seeing, field.seeing)
+            field = AttentionMask(queries, queries if causal else keys, causal, window)
+            seen, query_intervals = intervals(tokens, *ends, causal, window)
+            assert torch.equal(seen, field.key_intervals) and torch.equal(
+                query_intervals, field.query_intervals
+            )

@@ -18,8 +18,13 @@ from torch.nn.attention.varlen import varlen_attn
 
 from nmt.data.batch import Packed, pack
 from nmt.model import attention, attention_choice, attention_varlen
-from nmt.model.attention import TRITON, VARLEN, Field, attend
-from nmt.model.attention_choice import chosen, measure, remember, take_turns
+from nmt.model.attention import TRITON, VARLEN, AttentionMask, attend
+from nmt.model.attention_choice import (
+    choose_attention,
+    measure_attention,
+    save_choice,
+    time_in_turns,
+)
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 
 NAN = float("nan")
@@ -151,8 +156,11 @@ def test_masks_keep_what_was_never_written_out(
     torch.compiler.reset()
     queries = side(q_lengths, 4)
     keys = queries if k_lengths is None else side(k_lengths, 3)
-    truth = Field(queries, keys, causal, window)
-    is_live = [truth.seen[0] < truth.seen[1], truth.seeing[0] < truth.seeing[1]]
+    truth = AttentionMask(queries, keys, causal, window)
+    is_live = [
+        truth.key_intervals[0] < truth.key_intervals[1],
+        truth.query_intervals[0] < truth.query_intervals[1],
+    ]
     heads = [
         torch.randn(len(packed.tokens), 3, 2, 8, dtype=torch.float64)[:, n]
         for n, packed in enumerate((queries, keys, keys))
@@ -190,15 +198,15 @@ def test_attend_takes_the_path_it_is_told(varlen: None, monkeypatch: pytest.Monk
         return path
 
     monkeypatch.setattr(attention, "varlen_attention", told(VARLEN))
-    monkeypatch.setattr(attention, "packed_attention", told(TRITON))
-    monkeypatch.setattr(attention, "supports", lambda q, v: True)
+    monkeypatch.setattr(attention, "triton_attention", told(TRITON))
+    monkeypatch.setattr(attention, "supports_triton", lambda q, v: True)
     x, one, other = torch.randn(8, 1, 8), side([3, 1], 4), side([2, 2], 4)
     for field in (
-        Field(one, one),
-        Field(one, one, path=VARLEN),
-        Field(one, one, True, 2, path=VARLEN),
-        Field(one, other, path=VARLEN),
-        Field(one, other, window=2, path=VARLEN),
+        AttentionMask(one, one),
+        AttentionMask(one, one, path=VARLEN),
+        AttentionMask(one, one, True, 2, path=VARLEN),
+        AttentionMask(one, other, path=VARLEN),
+        AttentionMask(one, other, window=2, path=VARLEN),
     ):
         field.is_on_cpu = False
         attend(x, x, x, field)
@@ -222,34 +230,40 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_faster_path_is_remembered(cache: Path) -> None:
-    assert chosen("A100", 64, 64) == TRITON
-    assert remember("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN
-    assert remember("A100", 128, 128, {TRITON: 1.0, VARLEN: 2.0}) == TRITON
-    assert chosen("A100", 64, 64) == VARLEN and chosen("A100", 128, 128) == TRITON
-    assert chosen("H100", 64, 64) == chosen("A100", 64, 32) == TRITON
+    assert choose_attention("A100", 64, 64) == TRITON
+    assert save_choice("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN
+    assert save_choice("A100", 128, 128, {TRITON: 1.0, VARLEN: 2.0}) == TRITON
+    assert (
+        choose_attention("A100", 64, 64) == VARLEN and choose_attention("A100", 128, 128) == TRITON
+    )
+    assert choose_attention("H100", 64, 64) == choose_attention("A100", 64, 32) == TRITON
     (key, answer), _ = json.loads(cache.read_text()).items()
     assert key.startswith(f"A100, torch {torch.__version__}, triton ") and key.endswith("64/64")
     assert answer == {"path": VARLEN, "ms": {TRITON: 2.0, VARLEN: 1.0}}
-    assert remember("A100", 64, 64, {TRITON: 1.0}) == TRITON == chosen("A100", 64, 64)
-    assert remember("A100", 64, 64, {}) == TRITON
+    assert save_choice("A100", 64, 64, {TRITON: 1.0}) == TRITON == choose_attention("A100", 64, 64)
+    assert save_choice("A100", 64, 64, {}) == TRITON
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "3", "\0", '{"A": 3}', "[" * 100_000, "{}"])
 def test_a_damaged_answer_is_no_answer(cache: Path, content: str) -> None:
     cache.parent.mkdir()
     cache.write_text(content)
-    assert chosen("A100", 64, 64) == TRITON
-    assert remember("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN == chosen("A100", 64, 64)
+    assert choose_attention("A100", 64, 64) == TRITON
+    assert (
+        save_choice("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0})
+        == VARLEN
+        == choose_attention("A100", 64, 64)
+    )
     answers = json.loads(cache.read_text())
     answers = dict.fromkeys(answers, 7)
     cache.write_text(json.dumps(answers))
-    assert chosen("A100", 64, 64) == TRITON
+    assert choose_attention("A100", 64, 64) == TRITON
 
 
 def test_without_a_folder_nothing_is_remembered(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "nmt").write_text("a file")
-    assert remember("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN
-    assert chosen("A100", 64, 64) == TRITON
+    assert save_choice("A100", 64, 64, {TRITON: 2.0, VARLEN: 1.0}) == VARLEN
+    assert choose_attention("A100", 64, 64) == TRITON
 
 
 def test_turns_are_taken_and_the_median_counts() -> None:
@@ -260,7 +274,7 @@ def test_turns_are_taken_and_the_median_counts() -> None:
         seen.append(work())
         return next(spans)
 
-    assert take_turns({"a": lambda: 1, "b": lambda: 2}, timer) == {"a": 2.0, "b": 3.0}
+    assert time_in_turns({"a": lambda: 1, "b": lambda: 2}, timer) == {"a": 2.0, "b": 3.0}
     assert seen == [1, 2] * 10
 
 
@@ -277,7 +291,7 @@ def test_measuring_remembers_the_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None: torch's kernel raises, as where it was not built for this GPU."""
-    monkeypatch.setattr(attention_choice, "supports", lambda q, v: True)
+    monkeypatch.setattr(attention_choice, "supports_triton", lambda q, v: True)
     monkeypatch.setattr(attention_choice, "supports_varlen", lambda q, v: True)
     ran = []
 
@@ -295,6 +309,10 @@ def test_measuring_remembers_the_faster(
 
     monkeypatch.setattr(attention_choice, "capture", capture)
     device = torch.device("cpu")
-    assert measure(device, 500, 2, 16, 16, timer) == expected == chosen("cpu", 16, 16)
+    assert (
+        measure_attention(device, 500, 2, 16, 16, timer)
+        == expected
+        == choose_attention("cpu", 16, 16)
+    )
     assert ran.count(TRITON) == attention_choice.ROUNDS
     assert ran.count(VARLEN) == (0 if varlen_ms is None else attention_choice.ROUNDS)

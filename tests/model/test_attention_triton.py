@@ -24,8 +24,8 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.model import attention_triton
-from nmt.model.attention import Field
-from nmt.model.attention_triton import packed_attention, supports
+from nmt.model.attention import AttentionMask
+from nmt.model.attention_triton import supports_triton, triton_attention
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAN = float("nan")
@@ -90,7 +90,7 @@ def check(
     device: torch.device,
     sizes: tuple[int, int, int] = (2, 16, 16),
     tail: int = 5,
-    attention: Callable[..., Tensor] = packed_attention,
+    attention: Callable[..., Tensor] = triton_attention,
 ) -> None:
     """NaN stands in all rows that see nothing or are not seen; None: the keys are the queries."""
     queries = side(q_lengths, tail, device)
@@ -103,13 +103,13 @@ def check(
         window,
     ).to(device)
     is_live = may.any(1), may.any(0), may.any(0)
-    field = Field(queries, keys, causal, window)
+    field = AttentionMask(queries, keys, causal, window)
     heads = packed_heads(queries, keys, dtype, sizes)
     exact = [x.double().nan_to_num().requires_grad_() for x in heads]
     for x, live in zip(heads, is_live, strict=True):
         x[~live] = NAN
     ours = [x.detach().requires_grad_() for x in heads]
-    out = attention(*ours, field.seen, field.seeing)
+    out = attention(*ours, field.key_intervals, field.query_intervals)
     q, k, v = exact
     expected = written_out(q, k, v, may)
     grad = torch.randn_like(out)
@@ -169,14 +169,14 @@ def test_a_batch_without_rows(device: torch.device) -> None:
 def test_repeats_to_the_bit(device: torch.device) -> None:
     torch.manual_seed(2)
     queries, keys = side([40, 1, 0, 70], 3, device), side([3, 33, 2, 70], 3, device)
-    field = Field(queries, keys)
+    field = AttentionMask(queries, keys)
     q, k, v = [
         x.detach().requires_grad_()
         for x in packed_heads(queries, keys, torch.bfloat16, (2, 32, 32))
     ]
     runs = []
     for _ in range(2):
-        out = packed_attention(q, k, v, field.seen, field.seeing)
+        out = triton_attention(q, k, v, field.key_intervals, field.query_intervals)
         runs.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
     for a, b in zip(*runs, strict=True):
         assert torch.equal(a, b) and a.any()
@@ -186,7 +186,7 @@ def test_repeats_to_the_bit(device: torch.device) -> None:
 def test_one_graph_under_the_compiler(device: torch.device) -> None:
     @functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     def attention(*arguments: Any) -> Tensor:
-        return packed_attention(*arguments)
+        return triton_attention(*arguments)
 
     torch.manual_seed(3)
     check([6, 1, 35], None, True, None, torch.float32, device, attention=attention)
@@ -196,8 +196,8 @@ def test_one_graph_under_the_compiler(device: torch.device) -> None:
 def test_the_ops_follow_the_rules_of_torch(device: torch.device) -> None:
     torch.manual_seed(4)
     queries, keys = side([2, 0, 33], 2, device), side([4, 1, 3], 2, device)
-    field = Field(queries, keys)
-    intervals = field.seen, field.seeing
+    field = AttentionMask(queries, keys)
+    intervals = field.key_intervals, field.query_intervals
     heads = [x.detach() for x in packed_heads(queries, keys, torch.float32, (1, 16, 16))]
     leaves = [x.clone().requires_grad_() for x in heads]
     torch.library.opcheck(attention_triton._attention, (*leaves, *intervals))
@@ -222,7 +222,7 @@ def test_what_is_not_supported_is_announced(
     d_k: int, d_v: int, dtype: torch.dtype, is_taken: bool, device: torch.device
 ) -> None:
     q, v = (torch.zeros(3, 1, size, dtype=dtype, device=device) for size in (d_k, d_v))
-    assert supports(q, v) == is_taken and not supports(q, v.half())
+    assert supports_triton(q, v) == is_taken and not supports_triton(q, v.half())
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="no kernel; runs in the other process")
@@ -230,7 +230,7 @@ def test_without_triton_the_modules_load_and_say_so() -> None:
     program = (
         "import sys; sys.modules['triton'] = None\nimport torch\nfrom nmt.model import attention_triton as a\n"
         "from nmt.train import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
-        "assert a.triton is None and not a.supports(x, x) and not b.supports_fused_loss(x)"
+        "assert a.triton is None and not a.supports_triton(x, x) and not b.supports_fused_loss(x)"
     )
     subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=60

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
-from nmt.model.cpu_linear import Packed, packed
+from nmt.model.cpu_linear import CpuLinear, prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.translate.search import search
 
@@ -67,8 +67,8 @@ def state(ours: Transformer) -> dict[str, tuple[Tensor, torch.dtype, bool, int]]
 @torch.inference_mode()
 def test_it_computes_what_the_model_computes(shape: ModelConfig) -> None:
     ours = model(shape).eval()
-    ready = packed(ours, False)
-    assert sum(isinstance(one, Packed) for one in ready.modules()) == 1 + 2 * 4 + 2 * 7
+    ready = prepare_for_decoding(ours, False)
+    assert sum(isinstance(one, CpuLinear) for one in ready.modules()) == 1 + 2 * 4 + 2 * 7
     torch.testing.assert_close(ready.encode(SRC), ours.encode(SRC), atol=FP32, rtol=0)
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
         torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
@@ -81,14 +81,14 @@ def test_it_computes_what_the_model_computes(shape: ModelConfig) -> None:
 def test_a_layer_serves_any_number_of_rows(rows: int, has_bias: bool) -> None:
     torch.manual_seed(rows)
     layer, x = torch.nn.Linear(24, 37, has_bias), torch.randn(rows, 24)
-    torch.testing.assert_close(Packed(layer)(x), layer(x), atol=FP32, rtol=0)
+    torch.testing.assert_close(CpuLinear(layer)(x), layer(x), atol=FP32, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @torch.inference_mode()
 def test_bf16_comes_near(shape: ModelConfig) -> None:
     ours = model(shape).eval()
-    ready = packed(ours, True)
+    ready = prepare_for_decoding(ours, True)
     assert ready.tgt_embedding.weight.dtype == ready.encode(SRC).dtype == torch.bfloat16
     largest = 0.0
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
@@ -105,7 +105,7 @@ def test_the_model_stays_as_it_was_and_trains_on(shape: ModelConfig, is_bf16: bo
     tgt = pack([[2, 5, 6], [2, 7], [2, 8, 9, 10]])
     for _ in range(2):
         before, buffers = state(ours), {name: b.clone() for name, b in ours.named_buffers()}
-        ready = packed(ours, is_bf16)
+        ready = prepare_for_decoding(ours, is_bf16)
         assert not ready.training and ours.training
         search(ready, pack(SENTENCES), DecodingConfig(max_extra=3))
         for name, (value, *facts) in state(ours).items():
@@ -126,5 +126,5 @@ def test_the_model_stays_as_it_was_and_trains_on(shape: ModelConfig, is_bf16: bo
 def test_sinusoids_grow_here_and_there() -> None:
     """A sentence longer than the table: each makes its own larger one."""
     ours = model(replace(SHAPE, max_positions=8)).eval()
-    ready, long = packed(ours, False), pack([[*range(4, 34), 3]])
+    ready, long = prepare_for_decoding(ours, False), pack([[*range(4, 34), 3]])
     torch.testing.assert_close(ready.encode(long), ours.encode(long), atol=FP32, rtol=0)

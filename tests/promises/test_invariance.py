@@ -23,7 +23,7 @@ from nmt.checkpoint import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS
-from nmt.model.cpu_linear import packed
+from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import search_batches, split_by_budget
 from nmt.translate.beams import Hypothesis
@@ -96,7 +96,7 @@ def threads(n: int) -> Iterator[None]:
 def test_a_sentence_is_translated_alike_in_any_company(
     shape: ModelConfig, config: DecodingConfig
 ) -> None:
-    ours, given = packed(model(shape), False), sources(64, 2)
+    ours, given = prepare_for_decoding(model(shape), False), sources(64, 2)
     forced, n_best = prefixes_of(given), 1 if config.beam == 1 and not config.sample else 2
     together = search(ours, pack(given), config, n_best, forced)
     assert len({tuple(some[0].ids) for some in together}) >= 50  # the model does listen
@@ -117,7 +117,7 @@ def test_a_sentence_is_translated_alike_in_any_company(
 @pytest.mark.parametrize("n_threads", [1, 2] if IS_SOAK else [2])
 @pytest.mark.parametrize("config", [WAYS[way] for way in ("greedy", "beam", "sample")])
 def test_batches_of_any_size_and_threads(config: DecodingConfig, n_threads: int) -> None:
-    ours, given = packed(model(SHAPE, seed=2), False), sources(110, 5)
+    ours, given = prepare_for_decoding(model(SHAPE, seed=2), False), sources(110, 5)
     forced, n_best = prefixes_of(given, 1), 1 if config.beam == 1 and not config.sample else 3
     expected = search(ours, pack(given), config, n_best, forced)
     for tokens in (1, 300, 4_096):

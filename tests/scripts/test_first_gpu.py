@@ -263,11 +263,11 @@ def test_wrong_attention_is_named(by: float, bench: Bench, monkeypatch: Patch) -
 
 
 def test_a_causal_mask_that_is_missing_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    field = gpu_checks.Field
+    mask = gpu_checks.AttentionMask
     monkeypatch.setattr(
         gpu_checks,
-        "Field",
-        lambda queries, keys, causal, window: field(queries, keys, False, window),
+        "AttentionMask",
+        lambda queries, keys, causal, window: mask(queries, keys, False, window),
     )
     assert "plain, causal, window 5, heads 2 x 16, fp32: values" in failures(bench, "attention")
 
@@ -524,7 +524,7 @@ def test_a_prediction_stands_beside_the_speed(
 
 
 def test_an_answer_that_is_not_remembered_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(gpu_speed, "chosen", lambda *given: "varlen")
+    monkeypatch.setattr(gpu_speed, "choose_attention", lambda *given: "varlen")
     assert failures(bench, "attention-choice") == [
         "base: the answer is remembered",
         "big: the answer is remembered",

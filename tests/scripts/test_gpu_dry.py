@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nmt.data.batch import pack
 from nmt.model import attention_triton
-from nmt.model.attention import Field
+from nmt.model.attention import AttentionMask
 from nmt.train import loss_triton
 
 pytestmark = pytest.mark.skipif(
@@ -51,7 +51,7 @@ def build(
     types = dict.fromkeys(("lse", "smoothed", "nll"), "*fp32") | dict.fromkeys(
         ("scale", "gold", "others"), "fp32"
     )
-    types |= dict.fromkeys(("seen", "seeing"), "*i32") | {"labels": "*i64"}
+    types |= dict.fromkeys(("key_intervals", "query_intervals"), "*i32") | {"labels": "*i64"}
     tensors = ("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v", "logits")
     types |= dict.fromkeys(tensors, "*" + TYPES[dtype])
     signature, alignments = {}, {}
@@ -132,7 +132,7 @@ def test_attention_stays_in_registers(
 ) -> None:
     q, v = torch.zeros(1, 1, d_k, dtype=dtype), torch.zeros(1, 1, d_v, dtype=dtype)
     launch = attention_triton._plan(q, q, v, is_backward=name == "attention_backward")
-    names = ("K", "V", "K_ROOM", "V_ROOM", "TILE", "BLOCK")
+    names = ("K", "V", "K_PADDED", "V_PADDED", "TILE", "BLOCK")
     constants = dict(zip(names, launch.numbers[-len(names) :], strict=True))
     built = build(
         getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"]
@@ -225,15 +225,15 @@ def test_launches_follow_from_row_counts_alone(
     tile = 64 if dtype == BF16 else 32
     x = torch.zeros(200, 3, 64, dtype=dtype)
     work: Callable[..., Tensor] = partial(
-        attention_triton.packed_attention, x.requires_grad_(), x, x
+        attention_triton.triton_attention, x.requires_grad_(), x, x
     )
     for lengths in ([200], [1] * 200, [3, 0, 5]):
         side = pack([[0] * length for length in lengths])
         side = side.__class__(
             torch.zeros(200, dtype=torch.int64), side.offsets, side.longest, side.n_live
         )
-        field = Field(side, side, causal=True)
-        work(field.seen, field.seeing).sum().backward()
+        field = AttentionMask(side, side, causal=True)
+        work(field.key_intervals, field.query_intervals).sum().backward()
     grids = {name: launches.grids for name, launches in kernels.items() if launches.grids}
     tiles = -(-200 // tile)
     assert grids == {

@@ -24,7 +24,7 @@ from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
 from nmt.model import transformer
-from nmt.model.attention import Field
+from nmt.model.attention import AttentionMask
 from nmt.model.transformer import Transformer, sinusoids
 from nmt.system import runtime as process
 from nmt.train import parallel
@@ -223,9 +223,11 @@ def test_a_batch_in_one_group_gives_the_same(
         seen
     ) == 2 * config.n_layers
     apart = found(Objective(model, EPS), batch)
-    together = partial(Field, is_whole=True)
+    together = partial(AttentionMask, is_single_group=True)
     monkeypatch.setattr(
-        transformer, "Field", lambda *args, is_whole=False, **named: together(*args, **named)
+        transformer,
+        "AttentionMask",
+        lambda *args, is_single_group=False, **named: together(*args, **named),
     )
     assert max(errors(found(Objective(model, EPS), batch), apart).values()) < 1e-12
 
@@ -274,7 +276,7 @@ def test_in_the_interpreter() -> None:
     )
 
 
-class AsOnGpu(Field):
+class AsOnGpu(AttentionMask):
     """Told that its tensors are not on the CPU."""
 
     def __init__(
@@ -283,7 +285,7 @@ class AsOnGpu(Field):
         keys: Packed,
         causal: bool = False,
         window: int | None = None,
-        is_whole: bool = False,
+        is_single_group: bool = False,
         path: str = "triton",
     ) -> None:
         super().__init__(queries, keys, causal, window, True, path)
@@ -293,7 +295,7 @@ class AsOnGpu(Field):
 @pytest.mark.skipif(not IS_INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
-    monkeypatch.setattr(transformer, "Field", AsOnGpu)
+    monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
     monkeypatch.setattr(
         "nmt.train.loss.supports_fused_loss", lambda hidden: True
     )  # asked of an environment that is not traced
@@ -302,8 +304,8 @@ def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
-    monkeypatch.setattr(transformer, "Field", AsOnGpu)
-    monkeypatch.setattr("nmt.model.attention.supports", lambda q, v: False)
+    monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
+    monkeypatch.setattr("nmt.model.attention.supports_triton", lambda q, v: False)
     check_compiled(is_whole=False)
 
 

@@ -10,7 +10,7 @@ from plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
-from nmt.model.cpu_linear import packed
+from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.ensemble import Ensemble
@@ -110,7 +110,7 @@ def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> 
 
 def test_made_ready_for_decoding_they_say_the_same() -> None:
     models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
-    ready = [packed(one, False) for one in models]
+    ready = [prepare_for_decoding(one, False) for one in models]
     ways = [
         search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2)
         for some in (models, ready)
