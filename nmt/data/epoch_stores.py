@@ -182,7 +182,7 @@ class EpochStores:
         progress = Progress(
             f"segment epoch {draw.epoch}", len(self._stored), "pairs", is_shown=is_awaited
         )
-        # With one worker, `ordered` would do everything in this process, which trains.
+        # With one worker, `map_in_order` would do everything in this process, which trains.
         workers = max(2, self.workers)
         with (
             closing(SideWriter(folder, "train", "src")) as src,

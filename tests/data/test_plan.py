@@ -100,7 +100,7 @@ def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch
     assert sorted(np.concatenate(seen)) == list(range(300))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(LENGTHS, st.integers(20, 400))
 def test_updates_do_not_depend_on_the_size_of_micro_batches(
     lengths: np.ndarray, micro_tokens: int

@@ -20,7 +20,8 @@ from nmt.system.ranks import World
 
 UPDATE = 25_000
 CONFIG = TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE)
-RANKS = (1, 2, 3, 4, 8, 16)
+RANKS = (1, 3, 16)
+N_EPOCHS = 8
 CPU = torch.device("cpu")
 
 
@@ -58,11 +59,11 @@ def store_of(name: str, n: int = 2_700) -> TokenStore:
 
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("n_ranks", RANKS)
-def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) -> None:
+def test_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) -> None:
     store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
     shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
     useful = []
-    for epoch in range(50):
+    for epoch in range(N_EPOCHS):
         plan = plan_epoch(
             store.src.lengths, store.tgt.lengths, 1, epoch, CONFIG, micro_tokens, shape
         )
@@ -82,7 +83,7 @@ def test_fifty_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: i
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize("n_ranks", [1, 3, 8])
+@pytest.mark.parametrize("n_ranks", [1, 8])
 def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
     store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
     shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
@@ -104,7 +105,7 @@ def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int
     assert n_blank > 0 or n_ranks == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 9, 60, 400]),
@@ -127,7 +128,7 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
     assert sorted(seen) == list(range(200))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(0, 40))
 def test_swapping_keeps_every_pair_and_only_reports_what_holds(
     seed: int, n: int, spare: int
