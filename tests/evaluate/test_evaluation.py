@@ -86,9 +86,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
         decoding=DecodingConfig(beam=1, max_extra=5),
         training=TrainingConfig(
             steps=60,
-            src_tokens=1200,
-            tgt_tokens=1200,
-            micro_tokens=1200,
+            src_tokens=800,
+            tgt_tokens=800,
+            micro_tokens=800,
             precision="fp32",
             validate_every=1000,
             checkpoint_every=20,
@@ -106,7 +106,7 @@ def run(ground: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def calm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick_and_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few resamples, no network, no cache of sacreBLEU's, no waiting for the disk."""
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", FEW)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -129,14 +129,14 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def asked(tmp_path: Path, *words: str | Path) -> dict[str, Any]:
+def evaluate(tmp_path: Path, *words: str | Path) -> dict[str, Any]:
     """The JSON of an evaluation that must succeed."""
     assert nmt_eval([*map(str, words), "--json", str(tmp_path / "scores.json")]) == 0
     found: dict[str, Any] = json.loads((tmp_path / "scores.json").read_text())
     return found
 
 
-def refused(capsys: Capture, *words: str | Path) -> str:
+def get_refusal(capsys: Capture, *words: str | Path) -> str:
     """The one line of a refusal."""
     capsys.readouterr()
     code = nmt_eval([*map(str, words)])
@@ -150,7 +150,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> float:
     return sacrebleu.corpus_bleu(hypotheses, [references]).score
 
 
-def said(signature: str) -> dict[str, str]:
+def parse_signature(signature: str) -> dict[str, str]:
     pairs = [part.split(":", 1) for part in signature.split("|")]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
@@ -244,7 +244,7 @@ def test_every_rung_is_what_sacrebleu_says(
 ) -> None:
     references = put(tmp_path / "ref.txt", [row[0] for row in rows])
     hypotheses = put(tmp_path / "out.txt", [row[2] for row in rows])
-    found = asked(
+    found = evaluate(
         tmp_path,
         "--hypotheses",
         hypotheses,
@@ -266,7 +266,9 @@ def test_every_rung_is_what_sacrebleu_says(
         found["scores"], expected.values(), strict=True
     ):
         assert score["value"] == metric.corpus_score(texts, [gold]).score, score["name"]
-        assert said(score["signature"]) == said(metric.get_signature().format()) | {
+        assert parse_signature(score["signature"]) == parse_signature(
+            metric.get_signature().format()
+        ) | {
             "test": f"ref.txt#{sha256(Path(references))[:8]}",
             "lang": f"en-{language}",
             "lines": str(len(rows)),
@@ -297,15 +299,15 @@ def test_the_headline_and_its_interval_by_default(
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", N_BOOTSTRAP)
     gold, texts = [row[0] for row in TEXTS], [row[2] for row in TEXTS]
     files = ("--hypotheses", put(tmp_path / "h", texts), "--ref", put(tmp_path / "r", gold))
-    found = asked(tmp_path, *files)["scores"]
+    found = evaluate(tmp_path, *files)["scores"]
     assert [score["name"] for score in found] == ["BLEU", "chrF2"]
     direct: Any = BLEU().corpus_score(texts, [gold], n_bootstrap=1000)
     assert (found[0]["low"], found[0]["high"]) == pytest.approx(
         (direct._mean - direct._ci, direct._mean + direct._ci)
     )
-    with_source = asked(tmp_path, *files, "--src", put(tmp_path / "s", ["a b", "c", "d e f", "g"]))[
-        "scores"
-    ]
+    with_source = evaluate(
+        tmp_path, *files, "--src", put(tmp_path / "s", ["a b", "c", "d e f", "g"])
+    )["scores"]
     assert [score["value"] for score in with_source] == [score["value"] for score in found]
 
 
@@ -367,7 +369,7 @@ def test_what_cannot_be_scored_rightly_is_refused(
     (tmp_path / "old.json").write_text("of yesterday")
     before = {path.name for path in tmp_path.iterdir()}
     for json_file in ("new.json", "old.json"):
-        line = refused(capsys, *files, "--ladder", "--json", tmp_path / json_file)
+        line = get_refusal(capsys, *files, "--ladder", "--json", tmp_path / json_file)
         assert told in line and f"{tmp_path / 'out.txt'}:" in line
     assert {path.name for path in tmp_path.iterdir()} == before
     assert (tmp_path / "old.json").read_text() == "of yesterday"
@@ -387,10 +389,10 @@ def test_force_scores_it_all_the_same_but_for_unequal_lists(
         "--force",
     )
     if len(texts) != n:
-        assert told in refused(capsys, *files, "--json", tmp_path / "scores.json")
+        assert told in get_refusal(capsys, *files, "--json", tmp_path / "scores.json")
         assert not (tmp_path / "scores.json").exists()
         return
-    found = asked(tmp_path, *files)
+    found = evaluate(tmp_path, *files)
     assert found["scores"][0]["value"] == bleu(texts, GERMAN[:n]) > 0
     out, err = capsys.readouterr()
     assert "warning: " in err and told in err and "warning" not in out
@@ -410,7 +412,7 @@ WARNED: dict[str, tuple[Damage, str]] = {
 def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Capture) -> None:
     damage, told = WARNED[case]
     texts = damage(good(60))
-    found = asked(
+    found = evaluate(
         tmp_path,
         "--hypotheses",
         put(tmp_path / "out.txt", texts),
@@ -424,7 +426,7 @@ def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Captu
 
 
 def test_good_text_gives_no_warning(tmp_path: Path, capsys: Capture) -> None:
-    asked(
+    evaluate(
         tmp_path,
         "--hypotheses",
         put(tmp_path / "out.txt", good(60)),
@@ -441,7 +443,7 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
     run: Path, ground: Path, tmp_path: Path
 ) -> None:
     place, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
-    found = asked(tmp_path, run, "--output", output)
+    found = evaluate(tmp_path, run, "--output", output)
     [record] = json.loads((run / "results.json").read_text())
     assert found["scores"][0]["value"] == bleu(lines_of(output), lines_of(ground / "test.de")) > 1
     assert record["scores"] == found["scores"]
@@ -544,7 +546,7 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
         ],
     }
     before = {path for path in tmp_path.rglob("*")}
-    found = asked(tmp_path, *kinds[kind])
+    found = evaluate(tmp_path, *kinds[kind])
     assert {path for path in tmp_path.rglob("*")} - before == {tmp_path / "scores.json"}
     assert found["sentences"] == 30 and found.get("ensemble", []) == [str(steps[0])] * (
         kind == "ensemble"
@@ -561,7 +563,7 @@ def test_a_score_is_told_though_its_record_cannot_be_written(
         results.write_text("{half of")
     else:
         lock.mkdir()
-    found = asked(tmp_path, run)
+    found = evaluate(tmp_path, run)
     out, err = capsys.readouterr()
     assert f"{found['scores'][0]['value']:.2f}" in out
     assert err.startswith("warning: ") and err.count("\n") == 1
@@ -586,7 +588,7 @@ def test_compare_is_sacrebleus_paired_test(
     gold = GERMAN[:24]
     a = [line if i % 3 else " ".join(line.split()[1:]) for i, line in enumerate(gold)]
     b = [line if i % 4 else " ".join(line.split()[:-1]) for i, line in enumerate(gold)]
-    found = asked(
+    found = evaluate(
         tmp_path,
         "--compare",
         put(tmp_path / "a", a),
@@ -632,7 +634,7 @@ def test_a_system_against_itself_and_against_a_damaged_copy(
     assert nmt_eval([str(run), "--output", str(output)]) == 0
     test = ("--src", ground / "test.en", "--ref", ground / "test.de")
     capsys.readouterr()
-    same = asked(tmp_path, "--compare", run, output, *test)["comparison"]
+    same = evaluate(tmp_path, "--compare", run, output, *test)["comparison"]
     assert (same["p_bootstrap"], same["p_randomisation"], same["difference"]) == (1.0, 1.0, 0.0)
     assert "not significant" in capsys.readouterr().out
     gold = lines_of(ground / "test.de")
@@ -641,7 +643,7 @@ def test_a_system_against_itself_and_against_a_damaged_copy(
         (tmp_path / "damaged", ground / "test.de", "the second is better"),
         (ground / "test.de", damaged, "the first is better"),
     ):
-        worse = asked(tmp_path, "--compare", first, second, *test)["comparison"]
+        worse = evaluate(tmp_path, "--compare", first, second, *test)["comparison"]
         assert worse["p_bootstrap"] < 0.01 and worse["p_randomisation"] < 0.01
         out = capsys.readouterr().out
         assert "significant at p < 0.05" in out and "not significant" not in out and better in out
@@ -651,7 +653,7 @@ def test_a_checkpoint_is_compared_on_source_and_reference(
     run: Path, ground: Path, capsys: Capture
 ) -> None:
     test = ground / "test.de"
-    assert "has nothing to translate; give --src FILE" in refused(
+    assert "has nothing to translate; give --src FILE" in get_refusal(
         capsys, "--compare", run, test, "--ref", test
     )
 
@@ -668,7 +670,7 @@ def test_systems_on_different_test_sets_are_not_compared(
     )
     seal(second)
     json_file = tmp_path / "scores.json"
-    line = refused(capsys, "--compare", first, second, "--json", json_file)
+    line = get_refusal(capsys, "--compare", first, second, "--json", json_file)
     assert "test.en + other.de" in line and "test.en + test.de" in line and "--test-set" in line
     assert not json_file.exists() and not (run / "results.json").exists()
 
@@ -678,7 +680,7 @@ T_2 = 4.302653  # Student's t for two degrees of freedom, 95 %, two-sided, as pr
 
 def test_mean_and_spread_of_several(run: Path, tmp_path: Path, capsys: Capture) -> None:
     places = [run / "checkpoints" / f"step-{step:07}" for step in (20, 40, 60)]
-    found = asked(tmp_path, *places)
+    found = evaluate(tmp_path, *places)
     records = json.loads((run / "results.json").read_text())
     assert [record["step"] for record in records] == [20, 40, 60]
     assert [score for record in records for score in record["scores"]] == found["scores"]
@@ -726,7 +728,7 @@ def test_the_full_set_is_followed_by_the_filtered_one(
     assert nmt_eval([str(run), "--output", str(output)]) == 0
     words = ("--hypotheses", output, "--ref", ground / "test.de") if is_file else (run,)
     capsys.readouterr()
-    found, texts = asked(tmp_path, *words, "--ladder"), lines_of(output)
+    found, texts = evaluate(tmp_path, *words, "--ladder"), lines_of(output)
     assert [score["name"] for score in found["filtered"]] == [
         score["name"] for score in found["scores"]
     ]
@@ -735,13 +737,15 @@ def test_the_full_set_is_followed_by_the_filtered_one(
         (found["filtered"], KEPT, "newstest2014-filtered"),
     ):
         assert scores[0]["value"] == bleu([texts[i] for i in numbers], [gold[i] for i in numbers])
-        assert {said(score["signature"])["test"] for score in scores} == {name}
-        assert {said(score["signature"])["lines"] for score in scores} == {str(len(numbers))}
+        assert {parse_signature(score["signature"])["test"] for score in scores} == {name}
+        assert {parse_signature(score["signature"])["lines"] for score in scores} == {
+            str(len(numbers))
+        }
     assert found["scores"][0]["value"] != found["filtered"][0]["value"]
     assert "the 26 of these lines that are in sacreBLEU's wmt14" in capsys.readouterr().out
-    assert "filtered" not in asked(tmp_path, *words)
+    assert "filtered" not in evaluate(tmp_path, *words)
     [record] = json.loads((run / "results.json").read_text())
-    assert {said(score["signature"])["lines"] for score in record["scores"]} == {"30"}
+    assert {parse_signature(score["signature"])["lines"] for score in record["scores"]} == {"30"}
 
 
 @pytest.mark.usefixtures("known")
@@ -749,21 +753,21 @@ def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capt
     root = tmp_path / "sets"
     root.mkdir()
     words = (run, "--test-set", "newstest2014", "--offline", f"data.root={root}")
-    assert "newstest2014.en and newstest2014.de" in refused(capsys, *words)
+    assert "newstest2014.en and newstest2014.de" in get_refusal(capsys, *words)
     for language in ("en", "de"):
         shutil.copy(ground / f"test.{language}", root / f"newstest2014.{language}")
-    found = asked(tmp_path, *words)
+    found = evaluate(tmp_path, *words)
     assert (
         found["test_set"] == "newstest2014"
-        and said(found["scores"][0]["signature"])["test"] == "newstest2014"
+        and parse_signature(found["scores"][0]["signature"])["test"] == "newstest2014"
     )
-    assert found["scores"][0]["value"] == asked(tmp_path, run)["scores"][0]["value"]
+    assert found["scores"][0]["value"] == evaluate(tmp_path, run)["scores"][0]["value"]
     lines = lines_of(ground / "test.de")
     texts = [" ".join(line.split()[1:]) for line in lines]
-    found = asked(tmp_path, "--hypotheses", put(tmp_path / "out.txt", texts), *words[1:])
+    found = evaluate(tmp_path, "--hypotheses", put(tmp_path / "out.txt", texts), *words[1:])
     assert found["scores"][0]["value"] == bleu(texts, lines)
     put(root / "newstest2014.de", [*lines[:-1], f"{lines[-1]} und"])
-    line = refused(capsys, *words)
+    line = get_refusal(capsys, *words)
     assert "newstest2014.de is not the de side of newstest2014" in line
 
 
@@ -838,7 +842,7 @@ def test_a_mistake_is_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"ref": put(tmp_path / "ref.de", GERMAN[:4]), "folder": str(tmp_path)}
-    assert MISTAKEN[words].format(**names) in refused(capsys, *words.format(**names).split())
+    assert MISTAKEN[words].format(**names) in get_refusal(capsys, *words.format(**names).split())
     assert {path.name for path in tmp_path.iterdir()} == {"ref.de"}
 
 
@@ -848,8 +852,10 @@ def test_what_is_read_or_belongs_to_a_run_is_not_written_over(
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     checkpoint = run / "checkpoints" / "step-0000060"
     for file in (run / "config.yaml", run / "metrics.jsonl", checkpoint / "new.json"):
-        assert "belongs to a run, a checkpoint or a store" in refused(capsys, run, "--json", file)
-    assert "read and written at once" in refused(
+        assert "belongs to a run, a checkpoint or a store" in get_refusal(
+            capsys, run, "--json", file
+        )
+    assert "read and written at once" in get_refusal(
         capsys, run, "--output", tmp_path / "x", "--json", tmp_path / "x"
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
@@ -859,14 +865,14 @@ def test_pipes_and_names_with_equals_signs_are_read(
     run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     odd = run.rename(run.with_name("beam=1"))
-    assert asked(tmp_path, odd)["checkpoint"].startswith(str(odd))
+    assert evaluate(tmp_path, odd)["checkpoint"].startswith(str(odd))
     text = ("\n".join(GERMAN[:FEW]) + "\n").encode()
     ends = [os.pipe() for _ in range(2)]
     for _, end in ends:
         os.write(end, text)
         os.close(end)
     names = [f"/dev/fd/{end}" for end, _ in ends]
-    assert asked(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"][0][
+    assert evaluate(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"][0][
         "value"
     ] == pytest.approx(100)
     for end, _ in ends:
@@ -874,14 +880,14 @@ def test_pipes_and_names_with_equals_signs_are_read(
 
 
 def test_one_model_has_no_spread(run: Path, capsys: Capture) -> None:
-    assert "same weights" in refused(capsys, run, run / "checkpoints" / "step-0000060")
+    assert "same weights" in get_refusal(capsys, run, run / "checkpoints" / "step-0000060")
 
 
 def test_nothing_is_translated_for_a_file_that_cannot_be_written(
     run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     for option in ("--output", "--json"):
-        assert "its folder does not exist" in refused(
+        assert "its folder does not exist" in get_refusal(
             capsys, run, option, tmp_path / "nowhere" / "file"
         )
     assert not (run / "results.json").exists()
@@ -893,22 +899,22 @@ def test_a_seed_that_is_none(
 ) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", seed)
     ref = put(tmp_path / "ref.de", GERMAN[:4])
-    assert f"SACREBLEU_SEED is {seed!r}" in refused(capsys, "--compare", ref, ref, "--ref", ref)
+    assert f"SACREBLEU_SEED is {seed!r}" in get_refusal(capsys, "--compare", ref, ref, "--ref", ref)
 
 
 # ---- the verdict, through the command -----------------------------------------------------------------------------
 
 
 def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Capture) -> None:
-    def judged() -> dict[str, Any]:
-        return asked(tmp_path, run, "--verdict")
+    def evaluate_run() -> dict[str, Any]:
+        return evaluate(tmp_path, run, "--verdict")
 
-    found = judged()
+    found = evaluate_run()
     assert found["checkpoint"] == str(run / "checkpoints" / "step-0000060")
     assert any(step.startswith("averaging: none") for step in found["verdict"]["not_applied"])
     assert nmt_average([str(run), "--last", "2"]) == 0
     capsys.readouterr()
-    found = judged()
+    found = evaluate_run()
     out = capsys.readouterr().out
     assert found["checkpoint"] == str(run / "average")
     assert any(
@@ -926,7 +932,7 @@ def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Captu
         "step-0000060",
         "average",
     ]
-    with_ladder = asked(tmp_path, run, "--verdict", "--ladder")
+    with_ladder = evaluate(tmp_path, run, "--verdict", "--ladder")
     assert (
         len(with_ladder["scores"]) == 9
         and with_ladder["verdict"]["score"] == found["verdict"]["score"]

@@ -52,7 +52,7 @@ def score_between(low: float, high: float) -> Score:
 REACHED, MISSED = score_between(26.7, 27.9), score_between(25.1, 26.3)
 
 
-def judged(
+def judge_run(
     of: Score = REACHED,
     config: RunConfig = BASE,
     made: Origin | None = None,
@@ -87,7 +87,7 @@ def with_settings(*settings: str) -> RunConfig:
     ],
 )
 def test_a_perfect_run_is_judged_by_its_interval(low: float, high: float, outcome: str) -> None:
-    found = judged(score_between(low, high))
+    found = judge_run(score_between(low, high))
     assert (found.outcome, found.because, found.missing) == (outcome, (), ())
     assert (found.paper.bleu, found.paper.model, found.paper.pair) == (27.3, "base", "en-de")
 
@@ -103,7 +103,7 @@ def test_each_model_has_its_own_figure(name: str, bleu: float, n: int) -> None:
         (bleu - 0.5, bleu + 0.5, "reproduced"),
         (bleu - 1, bleu - 0.01, "not reproduced"),
     ):
-        found = judged(score_between(low, high), config, made)
+        found = judge_run(score_between(low, high), config, made)
         assert (found.outcome, found.because, found.missing, found.paper.bleu) == (
             outcome,
             (),
@@ -137,7 +137,7 @@ COMPARABLE_TO_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("score", [REACHED, MISSED])
 def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Score) -> None:
     settings, reason = COMPARABLE_TO_NOTHING[case]
-    found = judged(score, **settings)
+    found = judge_run(score, **settings)
     assert (
         found.outcome == "not comparable"
         and len(found.because) == 1
@@ -147,7 +147,7 @@ def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Sco
 
 
 def test_all_reasons_are_told() -> None:
-    found = judged(
+    found = judge_run(
         config=with_settings("data.src=de", "data.tgt=en"),
         test=replace(FULL, known_as=None),
         n_others=1,
@@ -238,7 +238,7 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_each_step_left_out_is_named(case: str) -> None:
     settings, step = LEFT_OUT[case]
-    found = judged(REACHED, **settings)
+    found = judge_run(REACHED, **settings)
     assert len(found.missing) == 1 and found.missing[0].startswith(step)
     assert found.outcome == "not comparable" and found.because == (
         "the paper's figure was reached by another recipe: 1 of its steps were not applied",
@@ -247,17 +247,17 @@ def test_each_step_left_out_is_named(case: str) -> None:
         f"    - {step}" in found.format_report()
         and "were not applied: 1\n" in found.format_report()
     )
-    low = judged(MISSED, **settings)  # that it failed is true of any recipe
+    low = judge_run(MISSED, **settings)  # that it failed is true of any recipe
     assert (low.outcome, low.because, low.missing) == ("not reproduced", (), found.missing)
 
 
 @pytest.mark.parametrize("gaps", [(9, 9, 9, 9), (20, 20, 20, 20), (10.2, 9.1, 19.9, 10)])
 def test_about_ten_minutes_are_ten(gaps: tuple[float, ...]) -> None:
     made = average(gaps=gaps)
-    assert judged(made=made).outcome == "reproduced"
+    assert judge_run(made=made).outcome == "reproduced"
     assert made.elapsed_s is not None
     made.elapsed_s.reverse()  # as they were given to nmt-average
-    assert judged(made=made).outcome == "reproduced"
+    assert judge_run(made=made).outcome == "reproduced"
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,14 @@ def test_about_ten_minutes_are_ten(gaps: tuple[float, ...]) -> None:
 )
 def test_what_is_the_machines_or_was_not_scored_is_no_step(settings: list[str]) -> None:
     """The test set of the config does not matter, but the one that was translated."""
-    for found in (judged(overrides=settings), judged(config=with_settings(*settings))):
+    for found in (judge_run(overrides=settings), judge_run(config=with_settings(*settings))):
         assert (found.outcome, found.missing) == ("reproduced", ())
 
 
 def test_several_steps_in_their_order() -> None:
-    found = judged(config=with_settings("model.dropout=0.2", "decoding.beam=1"), made=average(3, 7))
+    found = judge_run(
+        config=with_settings("model.dropout=0.2", "decoding.beam=1"), made=average(3, 7)
+    )
     assert [step.partition(":")[0] for step in found.missing] == [
         "dropout of sub-layers",
         "beam",
@@ -293,7 +295,7 @@ def test_several_steps_in_their_order() -> None:
 
 
 def test_what_is_printed() -> None:
-    assert judged().format_report().splitlines() == [
+    assert judge_run().format_report().splitlines() == [
         "verdict: reproduced",
         "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90",
         "  the paper     27.30  Table 2, base, en-de",
@@ -303,7 +305,7 @@ def test_what_is_printed() -> None:
 
 
 def test_figures_are_json() -> None:
-    found = json.loads(json.dumps(judged(MISSED, made=average(4)).to_json()))
+    found = json.loads(json.dumps(judge_run(MISSED, made=average(4)).to_json()))
     assert found == {
         "outcome": "not reproduced",
         "because": [],
