@@ -10,7 +10,7 @@ from typing import Never, TypeVar
 
 from tqdm import tqdm
 
-Item = TypeVar("Item")
+Element = TypeVar("Element")
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -90,7 +90,9 @@ class Progress:
             self.bar.close()
 
 
-def track(items: Iterable[Item], what: str, unit: str, total: int | None = None) -> Iterator[Item]:
+def track(
+    items: Iterable[Element], what: str, unit: str, total: int | None = None
+) -> Iterator[Element]:
     """Yield `items`, with progress shown as they are taken."""
     progress = Progress(what, total, unit)
     try:

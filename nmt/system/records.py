@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from nmt.system.errors import UserError
 
 Record = TypeVar("Record")
-Value = TypeVar("Value")
+Default = TypeVar("Default")
 NAMES_OF_KINDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 SHOWN = 99  # characters of a value or a key in a complaint; a stranger's file may hold any number
 
@@ -32,9 +32,9 @@ class Rule:
 COUNT = Rule(lambda n: n >= 0, "not be negative")
 
 
-def default(value: Value, rule: Rule) -> Value:
+def default(value: Default, rule: Rule) -> Default:
     """The default of a dataclass's field, and the rule for its numbers."""
-    field: Value = dataclasses.field(default=value, metadata={"rule": rule})
+    field: Default = dataclasses.field(default=value, metadata={"rule": rule})
     return field
 
 

@@ -29,7 +29,7 @@ from nmt.system.files import (
     write_json,
     write_text,
 )
-from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+from nmt.system.run_folder import MANIFEST_FILE
 
 ROOT = Path(__file__).parents[2]
 
@@ -279,7 +279,7 @@ def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> Non
         verify(path)
 
 
-# ---- lock and layout --------------------------------------------------------------------------------------------
+# ---- locks ------------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Path) -> None:
@@ -312,14 +312,3 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
         )
     with lock(tmp_path, "again"):
         assert (tmp_path / ".lock").read_text().startswith("again on ")
-
-
-def test_layout_of_a_run_folder() -> None:
-    """Other people's scripts rely on these names."""
-    run = RunFolder(Path("runs/base"))
-    assert run.checkpoint(24) == Path("runs/base/checkpoints/step-0000024")
-    assert [run.config, run.metrics, run.average] == [
-        Path("runs/base/config.yaml"),
-        Path("runs/base/metrics.jsonl"),
-        Path("runs/base/average"),
-    ]
