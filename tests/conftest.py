@@ -1,10 +1,12 @@
 """A toy corpus and the settings of a toy run, shared by the tests that go through whole commands."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from small_disk import SmallDisk, mount_small_disk
 
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
@@ -80,3 +82,10 @@ decoding: {{max_extra: 5}}
         encoding="utf-8",
     )
     return path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A file system of 1 MB."""
+    with mount_small_disk(tmp_path / "disk") as disk:
+        yield disk

@@ -11,15 +11,16 @@ EXAMPLES = """\
   nmt-train --config demo.yaml                          the embedded corpus, minutes on two cores
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
-  nmt-train --config base.yaml --print-config           every setting, then leave
-  nmt-train --config base.yaml --explain                each setting and rule beside the paper's, deviations counted
+  nmt-train --config base.yaml --print-config           every setting, then exit
+  nmt-train --config base.yaml --explain                each setting and rule beside the paper's, with deviations counted
   nmt-train --config base.yaml --profile                where the time of an update goes, after half a minute
-  nmt-train --config base.yaml --plan --price 3.50      memory, hours and cost of the recipe, before it is begun
+  nmt-train --config base.yaml --plan --price 3.50      memory, hours and cost of the recipe, before it starts
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
 
-The same command again continues the run where it stood. Results go to the run folder (out=DIR, by default runs/NAME):
-config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, where `last` and `best` name two.
-Ctrl-C, SIGTERM and SIGUSR1 end it after the update at hand, saved (exit codes 130, 75, 75); a second one at once."""
+The same command again continues the run where it stopped. Results go to the run folder (out=DIR, by default runs/NAME):
+config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, with links `last` and `best`.
+Ctrl-C, SIGTERM and SIGUSR1 stop it after the current update, with a checkpoint (exit codes 130, 75, 75); a second
+signal stops it at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,17 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_config_arguments(parser)
     parser.add_argument(
-        "--print-config", action="store_true", help="print the resolved config as YAML and leave"
+        "--print-config", action="store_true", help="print the resolved config as YAML and exit"
     )
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="print each setting and rule beside the paper's and its released code's, and leave",
+        help="print each setting and rule beside the paper's and its released code's, and exit",
     )
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="time updates for 30 s, print speed, memory and the share of each part, and leave",
+        help="time updates for 30 s, print speed, memory and the share of each part, and exit",
     )
     parser.add_argument(
         "--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing"
@@ -46,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="run the worst and some typical updates, print what the whole recipe takes, and leave",
+        help="run the worst and some typical updates, print what the whole recipe will take, and exit",
     )
     parser.add_argument(
-        "--price", type=float, metavar="X", help="with --plan: what an hour of the machine costs"
+        "--price", type=float, metavar="X", help="with --plan: the price of an hour of the machine"
     )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
@@ -73,22 +74,21 @@ def work(args: argparse.Namespace) -> int:
     if args.print_config or args.explain:
         print(format_config(config) if args.print_config else explain(config), end="")
         return 0
-    is_rehearsal = args.profile or args.plan  # which leaves nothing behind
-    if not is_rehearsal:
-        make_folder(
-            config.folder
-        )  # a folder that cannot be written is said now, not after an hour of preparation
+    is_dry_run = args.profile or args.plan  # it leaves nothing behind
+    if not is_dry_run:
+        # A folder that cannot be written is reported now, not after an hour of preparation.
+        make_folder(config.folder)
 
     from nmt.system.runtime import tune_process
 
-    tune_process()  # before torch comes in
+    tune_process()  # before torch is imported
 
     from nmt.corpus.prepare import prepare
     from nmt.system.ranks import join_world
 
     with join_world(config.device) as world:
         world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
-        if is_rehearsal:
+        if is_dry_run:
             from nmt.profile.estimate import estimate_run
             from nmt.profile.profile import profile_training
 

@@ -1,9 +1,9 @@
 """The softmax over the vocabulary as a GPU kernel: logits become their losses and gradients.
 
-One program reads a row once, holds it in registers and writes its gradient in its place; a row of
+One program reads a row once, holds it in registers and writes the gradient in its place; a row of
 fp32 or of very many pieces is read twice. Sums are fp32. Rows go through in chunks between plain
 matrix products, so (T, V) logits never exist. The rule is the authors': 1 - eps on the gold piece,
-eps / (V - 1) on each other; a label below 0 does not count, its losses and gradients are exactly
+eps / (V - 1) on each other. A label below 0 does not count: its losses and gradients are exactly
 zero.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
@@ -11,6 +11,8 @@ zero.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nmt.model.attention_triton import IS_INTERPRETED
 
 try:
     import triton
@@ -20,21 +22,19 @@ except ImportError:  # the plain path needs none of it
     triton = tl = constexpr = None
 
 loss_kernel = triton.jit if triton is not None else lambda function: function
-# Triton itself reads the environment only once.
-IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
 # In a chunk: 300 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
 CHUNK_ROWS = 4096
 
 
 def supports_fused_loss(hidden: Tensor) -> bool:
-    """Whether `fused_loss_forward` takes such rows; if not, the plain loss does."""
+    """Whether `fused_loss_forward` can take such rows; if not, the plain loss does."""
     has_device = triton is not None and (hidden.is_cuda or IS_INTERPRETED)
     return has_device and hidden.dtype in (torch.float32, torch.bfloat16)
 
 
 @loss_kernel
-def _halves(pairs):
+def _unpack_pairs(pairs):
     """The fp32 logits of even and of odd columns from bf16 bits, two in an int32."""
     even = (pairs << 16).to(tl.float32, bitcast=True)
     odd = (pairs & -65536).to(tl.float32, bitcast=True)
@@ -42,7 +42,8 @@ def _halves(pairs):
 
 
 @loss_kernel
-def _paired(even, odd):
+def _pack_pairs(even, odd):
+    """The inverse, rounded to bf16."""
     even = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
     odd = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
     return even | odd
@@ -53,7 +54,7 @@ def loss_rows_once(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     PAIRS: constexpr, PARTS: constexpr, FULL_PARTS: constexpr, NEEDS_GRAD: constexpr,
 ):  # fmt: skip
-    """A row of bf16 logits, read once: its parts stay in registers, two columns in each.
+    """Take a row of bf16 logits, read once: its parts stay in registers, two columns in each.
 
     Only parts from FULL_PARTS on hold padding, so only there columns are compared with the sizes.
     """
@@ -78,7 +79,7 @@ def loss_rows_once(
     tops = tl.full((PAIRS,), -1e30, tl.float32)
     sums = tl.zeros((PAIRS,), tl.float32)
     for n in tl.static_range(PARTS):
-        even, odd = _halves(parts[n])
+        even, odd = _unpack_pairs(parts[n])
         if n >= FULL_PARTS:
             column = 2 * (n * PAIRS + pair)
             sums += tl.where(column < n_vocab, even, 0.0)
@@ -93,7 +94,7 @@ def loss_rows_once(
     # the sum of exponentials, and the losses
     totals = tl.zeros((PAIRS,), tl.float32)
     for n in tl.static_range(PARTS):
-        even, odd = _halves(parts[n])
+        even, odd = _unpack_pairs(parts[n])
         if n >= FULL_PARTS:
             column = 2 * (n * PAIRS + pair)
             even = tl.where(column < n_vocab, even, -float("inf"))
@@ -109,7 +110,7 @@ def loss_rows_once(
     if NEEDS_GRAD:
         share = 1.0 / total
         for n in tl.static_range(PARTS):
-            even, odd = _halves(parts[n])
+            even, odd = _unpack_pairs(parts[n])
             even = tl.where(counts, tl.exp(even - top) * share - others, 0.0)
             odd = tl.where(counts, tl.exp(odd - top) * share - others, 0.0)
             if n >= FULL_PARTS:
@@ -117,10 +118,10 @@ def loss_rows_once(
                 even = tl.where(column < n_vocab, even, 0.0)
                 odd = tl.where(column + 1 < n_vocab, odd, 0.0)
                 is_written = pair < n_pairs - n * PAIRS
-                tl.store(all_pairs + n * PAIRS + pair, _paired(even, odd), is_written)
+                tl.store(all_pairs + n * PAIRS + pair, _pack_pairs(even, odd), is_written)
             else:
-                tl.store(all_pairs + n * PAIRS + pair, _paired(even, odd))
-        # Some thread has written the gold piece's column; this is the last word on it.
+                tl.store(all_pairs + n * PAIRS + pair, _pack_pairs(even, odd))
+        # Some thread has just written the gold piece's column; its gradient is another one.
         tl.debug_barrier()
         tl.store(logits + label, tl.exp(at_label - top) * share - others - gold, counts)
 
@@ -130,7 +131,7 @@ def loss_rows_twice(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     BLOCK: constexpr, NEEDS_GRAD: constexpr,
 ):  # fmt: skip
-    """A row of any precision and length, read for its losses and again for its gradient."""
+    """Take a row of any precision and length: read it for its losses, and again for its gradient."""
     place = tl.program_id(0)
     label = tl.load(labels + place)
     counts = label >= 0
@@ -171,7 +172,8 @@ def reads_once(logits: Tensor) -> bool:
 
 
 def choose_parts(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
-    """Return the pairs in a part of a row, the parts, those without padding, a program's warps."""
+    """How many pairs a part of a row holds, how many parts there are, how many have no padding, and how many warps
+    a program gets."""
     pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
     parts = triton.cdiv(n_columns, 2 * pairs)
     return pairs, parts, n_vocab // (2 * pairs), 16 if pairs == MOST_PAIRS else 4
@@ -219,14 +221,14 @@ def fused_loss_forward(
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the gradients of the smoothed sum by
     `hidden` and by `weight`.
 
-    Rows of `weight` from `n_vocab` on are padding: finite, and without a share in anything.
+    Rows of `weight` from `n_vocab` on are padding: finite, and without influence.
     """
     n_weights, n_vocab = weight.shape[0], n_vocab or weight.shape[0]
     others = smoothing / (n_vocab - 1)
     device = hidden.device.type
     fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     hidden = hidden.to(fast)
-    weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_weights % 64))  # as products like it
+    weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_weights % 64))  # which is faster
     smoothed = hidden.new_zeros((), dtype=torch.float32)
     nll = hidden.new_zeros((), dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_grad else None

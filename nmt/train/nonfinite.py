@@ -18,13 +18,13 @@ from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.parallel import total_norm
-from nmt.train.update import Outcome, PendingOutcome
+from nmt.train.update import PendingOutcome, UpdateOutcome
 
 MAX_SKIPPED = 3  # updates in a row
 
 
 def report_nonfinite(
-    outcome: Outcome,
+    outcome: UpdateOutcome,
     run: RunFolder,
     model: nn.Module,
     store: TokenStore,
@@ -66,7 +66,7 @@ def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:
 
 def _write_file(
     path: Path,
-    outcome: Outcome,
+    outcome: UpdateOutcome,
     losses: list[float],
     weights: list[str],
     store: TokenStore,

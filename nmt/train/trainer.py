@@ -40,7 +40,7 @@ from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica, total_norm, whole_model
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
-from nmt.train.update import Outcome, Outcomes, StopVotes, run_update
+from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import Validation, open_dev, validate
 from nmt.translate.translator import Translator
 
@@ -248,7 +248,7 @@ class Trainer:
         for outcome in self.outcomes.completed(is_all):
             self.apply_outcome(outcome)
 
-    def apply_outcome(self, outcome: Outcome) -> None:
+    def apply_outcome(self, outcome: UpdateOutcome) -> None:
         """Count what an update did, and heed what the ranks voted for."""
         state, update, figures = self.state, outcome.pending.update, outcome.figures
         if outcome.is_applied:
@@ -272,7 +272,7 @@ class Trainer:
         if votes.broken:
             self.world.on_main(lambda: self.writer.finish())  # only the main rank has a writer
 
-    def reject_update(self, outcome: Outcome) -> None:
+    def reject_update(self, outcome: UpdateOutcome) -> None:
         """Report an update that was not applied, and stop if the config says so or too many were skipped."""
         world, figures = self.world, outcome.figures
         summary = report_nonfinite(outcome, self.run, self.model, self.store, self.vocab, world)

@@ -62,7 +62,7 @@ class PendingOutcome:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UpdateOutcome:
     """What came of an update, the same on each rank."""
 
     pending: PendingOutcome
@@ -131,7 +131,7 @@ class Outcomes:
             event.record()
         self.in_flight.append((pending, values, event))
 
-    def completed(self, is_all: bool) -> Iterator[Outcome]:
+    def completed(self, is_all: bool) -> Iterator[UpdateOutcome]:
         """The next outcomes, in order; `is_all` waits for the newest too."""
         n_left = 0 if is_all or self.device.type == "cpu" else 1
         while len(self.in_flight) > n_left:
@@ -140,4 +140,4 @@ class Outcomes:
                 event.synchronize()
             numbers = values.tolist()
             figures = Figures(*numbers[:N_FIGURES])
-            yield Outcome(pending, figures, StopVotes(*numbers[N_FIGURES:]))
+            yield UpdateOutcome(pending, figures, StopVotes(*numbers[N_FIGURES:]))

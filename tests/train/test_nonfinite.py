@@ -1,5 +1,5 @@
-"""Losses, gradients and weights that are no numbers, really injected: no update is applied, all ranks agree, and the
-sentences are named. What must come of a skipped update is known from outside: the weights before it, bit for bit.
+"""NaN and infinite losses, gradients and weights, really injected: no update is applied, all ranks agree, and the
+sentences are named. After a skipped update the weights are those before it, bit for bit.
 """
 
 import json
@@ -85,9 +85,9 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     options = ["--config", str(toy), "training.checkpoint_every=1"]
     inject(poison, at := {7})
     assert main(options) == 1
-    told = capsys.readouterr().err.splitlines()[-1]
+    last = capsys.readouterr().err.splitlines()[-1]
     dump = tmp_path / "run" / "nonfinite-0000007.json"
-    assert "update 7 was not applied" in told and str(dump) in told and "on_nonfinite=skip" in told
+    assert "update 7 was not applied" in last and str(dump) in last and "on_nonfinite=skip" in last
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     found = json.loads(dump.read_text())
     store = open_store(tmp_path / "store", "train")
@@ -102,7 +102,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     assert are_equal(tensors(tmp_path / "run", 20), tensors(tmp_path / "straight", 20))
 
 
-def test_the_text_of_a_poisoned_micro_batch_is_told(
+def test_the_text_of_a_poisoned_micro_batch_is_written(
     toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
 ) -> None:
     inject(poison_loss, {2})
@@ -165,7 +165,7 @@ def test_the_fourth_in_a_row_stops(
     assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_weight_that_is_no_number_never_reaches_a_checkpoint(
+def test_a_nan_weight_never_reaches_a_checkpoint(
     toy: Path,
     tmp_path: Path,
     inject: Callable[[Poison, set[int]], None],
@@ -174,8 +174,8 @@ def test_a_weight_that_is_no_number_never_reaches_a_checkpoint(
     inject(poison_weight, {6})
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"]
     assert main(options) == 1
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert "update 9 was not applied" in told and "src_embedding" in told or "tgt_embedding" in told
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "update 9 was not applied" in last and "src_embedding" in last or "tgt_embedding" in last
     steps = sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert steps[-1] == 5
     assert all(value.isfinite().all() for value in tensors(tmp_path / "run", 5).values())
@@ -205,7 +205,9 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(("where", "rule"), [("loss", "stop"), ("gradient", "skip")])
-def test_what_one_rank_sees_all_heed(where: str, rule: str, toy: Path, tmp_path: Path) -> None:
+def test_all_ranks_reject_what_one_rank_finds(
+    where: str, rule: str, toy: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "poisoned.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [
@@ -218,7 +220,7 @@ def test_what_one_rank_sees_all_heed(where: str, rule: str, toy: Path, tmp_path:
         where,
         "--config",
         str(toy),
-        "training.steps=6",
+        "training.steps=5",
         "training.checkpoint_every=1",
         f"training.on_nonfinite={rule}",
     ]
@@ -242,7 +244,7 @@ def test_what_one_rank_sees_all_heed(where: str, rule: str, toy: Path, tmp_path:
     # had one rank gone on with other weights than the other, the losses would not be those of one process that skips
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     both = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
-    assert sorted(both) == [1, 2, 3, 5, 6]
+    assert sorted(both) == [1, 2, 3, 5]
     with pytest.MonkeyPatch.context() as context:
         sum_gradients, step = Replica.sum_gradients, [0]
 

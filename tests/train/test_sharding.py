@@ -94,11 +94,11 @@ BETWEEN_MICRO_BATCHES = """
     import torch
     from test_fast_paths import POST, batch_of, draw, make
 
-    from nmt.system.ranks import join
+    from nmt.system.ranks import join_world
     from nmt.train.loss import Objective
     from nmt.train.parallel import Replica
 
-    with join("cpu") as world:
+    with join_world("cpu") as world:
         replica = Replica(Objective(make(POST), 0.1), world, False, None, is_sharded=True)
         replica.run(batch_of(draw(world.rank)), 0.01, 0)
         whole = shares = 0
