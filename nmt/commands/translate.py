@@ -191,7 +191,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.system.errors import UserError
     from nmt.system.progress import Progress, say
     from nmt.translate.formats import Layout
-    from nmt.translate.lines import LARGEST, opened_source, size_of_source, with_prefixes
+    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, find_size, open_input
     from nmt.translate.stream import open_output, share_cores, translate_stream
     from nmt.translate.translator import open_translator
 
@@ -219,13 +219,13 @@ def work(args: argparse.Namespace) -> int:
         )
         converse(
             lambda line: layout.lines(
-                1, line, translator.candidates([line], layout.request)[0], translator
+                1, line, translator.find_candidates([line], layout.request)[0], translator
             )
         )
         return 0
     with ExitStack() as stack:
-        source = stack.enter_context(opened_source(args.input))
-        begins = stack.enter_context(opened_source(args.prefix)) if args.prefix else None
+        source = stack.enter_context(open_input(args.input))
+        begins = stack.enter_context(open_input(args.prefix)) if args.prefix else None
         inputs = [lines.handle for lines in (source, begins) if lines is not None]
         out, done = (
             stack.enter_context(open_output(args.output, args.resume, inputs))
@@ -234,14 +234,16 @@ def work(args: argparse.Namespace) -> int:
         )
         if done:
             say(f"{args.output} has {done:,} lines; going on with line {done + 1:,}")
-        chunks = source.chunks(done, max(LARGEST, translator.chunk_lines))  # of many batches
+        chunks = source.read_chunks(
+            done, max(LARGEST_CHUNK, translator.chunk_lines)
+        )  # of many batches
         if begins is not None:
-            chunks = with_prefixes(chunks, begins, done)
+            chunks = add_prefixes(chunks, begins, done)
         is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())
         progress = stack.enter_context(
             closing(Progress("translating", None, "lines", done, is_shown))
         )
-        size = size_of_source(source)
+        size = find_size(source)
         for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
             progress.advance(result.n_lines)
             if size and result.n_source_bytes:

@@ -14,7 +14,7 @@ from nmt.known_test_sets import name_sizes
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
-from nmt.translate.translator import OURS, LoadedModel
+from nmt.translate.translator import OUR_ENGINE, LoadedModel
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class System:
     @property
     def label(self) -> str:
         """Its name, with the engine unless that is ours."""
-        engine = self.model.translator.engine if self.model else OURS
-        return self.name if engine == OURS else f"{self.name} with {engine}"
+        engine = self.model.translator.engine if self.model else OUR_ENGINE
+        return self.name if engine == OUR_ENGINE else f"{self.name} with {engine}"
 
 
 def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:

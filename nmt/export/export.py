@@ -54,7 +54,7 @@ def export(
     src = []
     for n, ids in enumerate(vocab.encode(lines), 1):
         if ids:
-            src.append(translator.shortened(ids, n))
+            src.append(translator.shorten(ids, n))
     if not src:
         raise UserError(
             "there is nothing to compare: all lines are empty; give --check-lines a file with text"

@@ -115,7 +115,7 @@ def validate(
     sources = dev.sources[: config.evaluation.sentences]
     results = [Translation("", 0.0)] * len(sources)
     progress = Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
-    with closing(progress), closing(translator.translating(sources, results)) as batches:
+    with closing(progress), closing(translator.translate_into(results, sources)) as batches:
         mine = batches if world.is_main else ()
         if not stop.go_through(map(progress.advance, mine), world):
             return None

@@ -1,7 +1,7 @@
-"""How a translation is written: its text alone, with figures beside it, the best few, or a JSON object.
+"""How a translation is written: its text alone, with scores and alignments, the n best, or a JSON object.
 
-Whatever the model says, it stays on its line: a line end that it wrote becomes a space, and so does a tab where tabs
-part columns.
+Whatever the model writes stays on its line: a line end in a translation becomes a space, and so does a tab where tabs
+separate columns.
 """
 
 import json
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nmt.translate.translator import OURS, Request, TextToText, Translation
+from nmt.translate.translator import OUR_ENGINE, Request, TextToText, Translation
 
 
 @dataclass(frozen=True)
 class Layout:
-    n_best: int | None = None  # so many lines `number, score, text` for each source
+    n_best: int | None = None  # as many lines `number, score, text` for each source line
     has_scores: bool = False
     has_alignments: bool = False
     is_json: bool = False
@@ -26,39 +26,41 @@ class Layout:
     def lines(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText
     ) -> str:
-        """What is written for line `number`, counted from 1; ends with a line end."""
+        """The output for line `number`, counted from 1; ends with a line end."""
         if self.is_json:
-            return (
-                json.dumps(self._object(number, source, candidates, translator), ensure_ascii=False)
-                + "\n"
-            )
+            fields = self._fields(number, source, candidates, translator)
+            return json.dumps(fields, ensure_ascii=False) + "\n"
         if self.n_best is None:
             return self._row([], candidates[0], self.has_scores)
-        return "".join(
-            self._row([str(number - 1)], one, True) for one in candidates
-        )  # as Marian and fairseq count
+        columns = [str(number - 1)]  # Marian and fairseq count from 0
+        return "".join(self._row(columns, one, True) for one in candidates)
 
-    def _row(self, before: list[str], one: Translation, has_score: bool) -> str:
+    def _row(self, first_columns: list[str], one: Translation, has_score: bool) -> str:
+        columns = [*first_columns]
+        if has_score:
+            columns.append(f"{one.score:.6f}")
         text = one.text.replace("\n", " ")
-        columns = [*before, *([f"{one.score:.6f}"] if has_score else []), text]
+        columns.append(text)
         if self.has_alignments:
-            columns.append(" ".join(f"{s}-{t}" for t, s in enumerate(one.links)))
+            columns.append(" ".join(f"{s}-{t}" for t, s in enumerate(one.alignment)))
         if len(columns) == 1:
-            return text + "\n"
+            return text + "\n"  # with its tabs
         return "\t".join(column.replace("\t", " ") for column in columns) + "\n"
 
-    def _object(
+    def _fields(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText
     ) -> dict[str, Any]:
-        made: dict[str, Any] = {
-            "line": number,
-            "source": source,
-            "candidates": [{"text": one.text, "score": round(one.score, 6)} for one in candidates],
-        }
+        rows: list[dict[str, Any]] = []
+        for one in candidates:
+            row: dict[str, Any] = {"text": one.text, "score": round(one.score, 6)}
+            if self.has_alignments:
+                row["pieces"] = translator.vocab.pieces(one.piece_ids)
+                row["alignment"] = [[s, t] for t, s in enumerate(one.alignment)]
+            rows.append(row)
+        fields: dict[str, Any] = {"line": number, "source": source, "candidates": rows}
         if self.has_alignments:
             vocab = translator.vocab
-            made["source_pieces"] = vocab.pieces(vocab.encode([source])[0])
-            for row, one in zip(made["candidates"], candidates, strict=True):
-                row["pieces"] = vocab.pieces(one.ids)
-                row["alignment"] = [[s, t] for t, s in enumerate(one.links)]
-        return made | {"engine": translator.engine} if translator.engine != OURS else made
+            fields["source_pieces"] = vocab.pieces(vocab.encode([source])[0])
+        if translator.engine != OUR_ENGINE:
+            fields["engine"] = translator.engine
+        return fields

@@ -22,7 +22,7 @@ from nmt.system.errors import Failure, UserError
 from nmt.system.pool import map_with_workers
 from nmt.system.runtime import tune_process
 from nmt.translate.formats import Layout
-from nmt.translate.lines import Chunk, keep_whole_lines
+from nmt.translate.lines import Chunk
 from nmt.translate.translator import LineTooLong, LoadedModel, TextToText
 
 Task = Chunk | str  # a chunk, or the error message of an input that ends with an error
@@ -98,12 +98,12 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> Trans
         return TranslatedChunk(b"", 0, 0, task)
     lines, prefixes, refusal = task.lines, task.prefixes, None
     try:
-        candidates = translator.candidates(lines, layout.request, prefixes, task.first)
+        candidates = translator.find_candidates(lines, layout.request, prefixes, task.first)
     except LineTooLong as error:
         refusal = str(error)
         lines = lines[: error.index]
         prefixes = prefixes and prefixes[: error.index]
-        candidates = translator.candidates(lines, layout.request, prefixes, task.first)
+        candidates = translator.find_candidates(lines, layout.request, prefixes, task.first)
     rows = []
     for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
         rows.append(layout.lines(number, line, of_line, translator))
@@ -186,3 +186,15 @@ def open_output(
         else:
             file.truncate(0)
             yield file, 0
+
+
+def keep_whole_lines(path: str) -> int:
+    """Cut off what follows the last line end of a file; returns how many lines it has."""
+    n_lines = end = 0
+    with open(path, "rb+") as file:
+        while block := file.read(1 << 20):
+            if b"\n" in block:
+                n_lines += block.count(b"\n")
+                end = file.tell() - len(block) + block.rindex(b"\n") + 1
+        file.truncate(end)
+    return n_lines

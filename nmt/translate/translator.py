@@ -1,17 +1,17 @@
-"""Text to text: encode, sort by length, batch, search, decode, back in order.
+"""Text to text: encode, split into batches, search, decode, back in order.
 
 The one path by which this project translates, whether for validation, scoring or a user's file. An empty line stays
-empty. What a sentence becomes does not depend on its neighbours in the batch. A line that is too long is cut, refused,
-or translated in parts, as `decoding.long_lines` says, and never without a word.
+empty. The translation of a sentence does not depend on its neighbours in the batch. A line that is too long is cut,
+refused or translated in parts, as `decoding.long_lines` says, and always with a message.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nlargest
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import torch
@@ -28,41 +28,40 @@ from nmt.translate.alignment import align
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, GpuSearch, SearchedBatch, search_batches
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.lines import split
+from nmt.translate.long_lines import split_pieces
 
-OURS = "nmt"
+OUR_ENGINE = "nmt"
 GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
-Sentences = Sequence[Sequence[int]]  # without marks
+Sentences = Sequence[Sequence[int]]  # pieces without marks
+Candidates = list["Translation"]  # of a line, best first
 
 
 @dataclass(frozen=True)
 class Translation:
     text: str
-    score: float  # penalised log-probability; of a line in parts their sum
-    ids: tuple[int, ...] = ()
-    links: tuple[
-        int, ...
-    ] = ()  # for each of them the source piece that it comes from, where that was asked for
+    score: float  # penalised log-probability; for a line in parts, the sum over its parts
+    piece_ids: tuple[int, ...] = ()
+    alignment: tuple[int, ...] = ()  # for each piece the index of its source piece, if requested
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted of each line."""
+    """What to find for each line."""
 
     n_best: int = 1
     is_aligned: bool = False
 
 
 class LineTooLong(UserError):
-    def __init__(self, index: int, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
         self.index = index  # of the line, among those given
 
 
 class TextToText(ABC):
-    """What is the same whichever engine searches."""
+    """What every engine has in common: lines to pieces, long lines to parts, and back again."""
 
-    engine = OURS  # another's stands with its version wherever a number of it is written
+    engine = OUR_ENGINE  # other engines' scores are labelled with name and version
 
     def __init__(self, vocab: Vocab, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
@@ -71,160 +70,161 @@ class TextToText(ABC):
 
     @property
     def chunk_lines(self) -> int:
-        """Of so many lines at a time several batches can be made."""
+        """How many lines to give at a time, so that they make several batches."""
         return (self.config.batch_tokens or DEFAULT_BATCH_TOKENS) // 4
 
     @abstractmethod
     def search_batches(
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
     ) -> Iterator[SearchedBatch]:
-        """The best few translations of each sentence, best first, some sentences at a time; none is empty."""
+        """Search sentences, of which none is empty, batch by batch: the best hypotheses of each, best first."""
 
-    def aligned(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
+    def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """For each piece of a translation the index of its source piece."""
-        raise UserError("alignments are not to be had from this engine")
+        raise UserError(f"{self.engine} does not support alignments")
 
     def translate(
         self, lines: Sequence[str], progress: Progress | None = None, first: int = 1
-    ) -> list[Translation]:
-        """A translation for each line, in order; `first` is the number of the first line in messages."""
+    ) -> Candidates:
+        """Translate each line, in order; `first` is the number of the first line in messages."""
         results = [Translation("", 0.0)] * len(lines)
-        for n_done in self.translating(lines, results, first):
+        for n_done in self.translate_into(results, lines, first):
             if progress is not None:
                 progress.advance(n_done)
         return results
 
-    def translating(
-        self, lines: Sequence[str], results: list[Translation], first: int = 1
+    def translate_into(
+        self, results: list[Translation], lines: Sequence[str], first: int = 1
     ) -> Generator[int]:
-        """Fill `results` batch by batch; yields how many lines each one completed."""
-        for done in self._completing(lines, Request(), None, first):
-            for line, candidates in done:
+        """Fill `results` batch by batch; yields how many lines each batch completed."""
+        for completed in self._complete_lines(lines, Request(), None, first):
+            for line, candidates in completed:
                 results[line] = candidates[0]
-            yield len(done)
+            yield len(completed)
 
-    def candidates(
+    def find_candidates(
         self,
         lines: Sequence[str],
         request: Request,
         prefixes: Sequence[str] | None = None,
         first: int = 1,
-    ) -> list[list[Translation]]:
-        """For each line its translations, best first; `prefixes` are how they must begin. An empty line has one."""
+    ) -> list[Candidates]:
+        """Find the candidates of each line, which begin with its prefix. An empty line has one."""
         results = [[Translation("", 0.0)]] * len(lines)
-        for done in self._completing(lines, request, prefixes, first):
-            for line, candidates in done:
+        for completed in self._complete_lines(lines, request, prefixes, first):
+            for line, candidates in completed:
                 results[line] = candidates
         return results
 
-    def _completing(
+    def _complete_lines(
         self, lines: Sequence[str], request: Request, prefixes: Sequence[str] | None, first: int
-    ) -> Iterator[list[tuple[int, list[Translation]]]]:
-        """The lines that each batch completes, with their candidates."""
-        begins = None if prefixes is None else self.vocab.encode(prefixes)
-        parts: list[list[range]] = []  # of each line
-        units: list[tuple[int, int]] = []  # line and place in it
-        pieces: list[list[int]] = []  # of each unit
+    ) -> Iterator[list[tuple[int, Candidates]]]:
+        """Translate lines; yields those that each batch completes, with their candidates."""
+        # all parts of all lines; a prefix belongs to the first part of its line
+        line_prefixes = None if prefixes is None else self.vocab.encode(prefixes)
+        parts_of: list[list[range]] = []  # each line
+        places: list[tuple[int, int]] = []  # line and number of each part
+        sources: list[list[int]] = []  # of each part
+        part_prefixes: list[list[int]] = []
         for line, ids in enumerate(self.vocab.encode(lines)):
-            if begins is not None and len(begins[line]) > self.longest:
+            prefix = [] if line_prefixes is None else line_prefixes[line]
+            if len(prefix) > self.longest:
                 raise LineTooLong(
                     line,
-                    f"line {first + line}: its prefix has {len(begins[line]):,} pieces, more than "
+                    f"line {first + line}: its prefix has {len(prefix):,} pieces, more than "
                     f"{self.longest:,}; shorten it, or raise decoding.max_source",
                 )
-            parts.append(self.parts(ids, line, first))
-            units.extend((line, place) for place in range(len(parts[line])))
-            pieces.extend([ids[part.start : part.stop] for part in parts[line]])
-        ready: dict[int, dict[int, list[Translation]]] = {}
-        forced = (
-            None
-            if begins is None
-            else [begins[line] if place == 0 else [] for line, place in units]
-        )
-        for batch, found in self.search_batches(pieces, forced, request.n_best):
-            done = []
-            for i, candidates in zip(
-                batch, self._of_units([pieces[i] for i in batch], found, request), strict=True
-            ):
-                line, place = units[i]
-                of_line = ready.setdefault(line, {})
-                of_line[place] = candidates
-                if len(of_line) == len(parts[line]):
-                    del ready[line]
-                    done.append(
-                        (
-                            line,
-                            self._joined(
-                                [of_line[n] for n in sorted(of_line)], parts[line], request
-                            ),
-                        )
-                    )
-            yield done
+            parts = self.split_line(ids, line, first)
+            parts_of.append(parts)
+            for number, part in enumerate(parts):
+                places.append((line, number))
+                sources.append(ids[part.start : part.stop])
+                part_prefixes.append(prefix if number == 0 else [])
 
-    def _of_units(
-        self, sources: Sentences, found: list[list[Hypothesis]], request: Request
-    ) -> list[list[Translation]]:
-        flat = [(src, one) for src, some in zip(sources, found, strict=True) for one in some]
-        texts = self.vocab.decode([one.ids for _, one in flat])
-        links = (
-            [[]] * len(flat)
-            if not request.is_aligned
-            else self.aligned([src for src, _ in flat], [one.ids for _, one in flat])
-        )
-        made = (
-            Translation(text, one.score, tuple(one.ids), tuple(links_of))
-            for (_, one), text, links_of in zip(flat, texts, links, strict=True)
-        )
-        return [[next(made) for _ in some] for some in found]
+        # batches come in the order of lengths, so the parts of a line come in any order
+        incomplete: dict[int, dict[int, Candidates]] = {}
+        forced = None if prefixes is None else part_prefixes
+        for batch, hypotheses in self.search_batches(sources, forced, request.n_best):
+            translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
+            completed = []
+            for i, candidates in zip(batch, translations, strict=True):
+                line, number = places[i]
+                of_line = incomplete.setdefault(line, {})
+                of_line[number] = candidates
+                if len(of_line) == len(parts_of[line]):
+                    del incomplete[line]
+                    in_order = [of_line[n] for n in sorted(of_line)]
+                    completed.append((line, self._join_parts(in_order, parts_of[line], request)))
+            yield completed
 
-    def _joined(
-        self, candidates: list[list[Translation]], parts: list[range], request: Request
-    ) -> list[Translation]:
-        """The candidates of a line from those of its parts: each with each, best sums first; samples one by one."""
-        whole, *others = candidates
-        for part, other in zip(parts[1:], others, strict=True):
-            moved = [replace(b, links=tuple(part.start + link for link in b.links)) for b in other]
-            pairs = zip(whole, moved, strict=False) if self.config.sample else product(whole, moved)
-            joined = [
-                Translation(
-                    f"{a.text} {b.text}", a.score + b.score, a.ids + b.ids, a.links + b.links
-                )
-                for a, b in pairs
-            ]
-            whole = (
-                joined
-                if self.config.sample
-                else nlargest(request.n_best, joined, key=lambda one: one.score)
-            )
-        return whole
+    def _make_translations(
+        self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request
+    ) -> list[Candidates]:
+        pairs = [(src, one) for src, some in zip(sources, hypotheses, strict=True) for one in some]
+        targets = [one.ids for _, one in pairs]
+        texts = self.vocab.decode(targets)  # all at once, which is faster
+        alignments: list[list[int]] = [[]] * len(pairs)
+        if request.is_aligned:
+            alignments = self.align([src for src, _ in pairs], targets)
+        translations = []
+        for (_, one), text, alignment in zip(pairs, texts, alignments, strict=True):
+            translations.append(Translation(text, one.score, tuple(one.ids), tuple(alignment)))
+        remaining = iter(translations)
+        return [list(islice(remaining, len(some))) for some in hypotheses]
 
-    def parts(self, ids: list[int], index: int, first: int) -> list[range]:
-        """What of a line's pieces is translated, together or in parts. An empty line has none."""
-        n, how = len(ids), self.config.long_lines
+    def _join_parts(
+        self, parts_candidates: list[Candidates], parts: list[range], request: Request
+    ) -> Candidates:
+        """Join the candidates of a line's parts: samples one by one, others in all combinations, best sums first."""
+        joined, *others = parts_candidates
+        for part, candidates in zip(parts[1:], others, strict=True):
+            pairs: Iterable[tuple[Translation, Translation]]
+            if self.config.sample:
+                pairs = zip(joined, candidates, strict=False)
+                joined = [_join(a, b, part.start) for a, b in pairs]
+            else:
+                pairs = product(joined, candidates)
+                combined = [_join(a, b, part.start) for a, b in pairs]
+                joined = nlargest(request.n_best, combined, key=lambda one: one.score)
+        return joined
+
+    def split_line(self, ids: list[int], index: int, first: int) -> list[range]:
+        """The parts of a line that are translated, each a range of its pieces. An empty line has none."""
+        n = len(ids)
         if n <= self.longest:
             return [range(n)] if n else []
         line = f"line {first + index} has {n:,} pieces"
-        if how == "refuse":
+        if self.config.long_lines == "refuse":
             raise LineTooLong(
                 index,
                 f"{line}, more than {self.longest:,}; split it, raise decoding.max_source, or "
                 "take decoding.long_lines=split or cut",
             )
-        if how == "cut":
+        if self.config.long_lines == "cut":
             say(
                 f"warning: {line} and is cut to {self.longest:,}; split it, or raise decoding.max_source"
             )
             return [range(self.longest)]
-        parts = split(self.vocab.pieces(ids), self.longest)
+        parts = split_pieces(self.vocab.pieces(ids), self.longest)
         say(f"{line} and is translated in {len(parts):,} parts")
         return parts
 
-    def shortened(self, ids: list[int], line: int) -> list[int]:
-        return [ids[i] for part in self.parts(ids, 0, line)[:1] for i in part]
+    def shorten(self, ids: list[int], line: int) -> list[int]:
+        """The first part of a line."""
+        parts = self.split_line(ids, 0, line)
+        return ids[: parts[0].stop] if parts else []
+
+
+def _join(a: Translation, b: Translation, start: int) -> Translation:
+    """Two parts as one; the source of the second begins at piece `start` of the line."""
+    moved = tuple(start + source for source in b.alignment)
+    return Translation(
+        f"{a.text} {b.text}", a.score + b.score, a.piece_ids + b.piece_ids, a.alignment + moved
+    )
 
 
 class Translator(TextToText):
-    """With our own search, by one model or by the mean of several."""
+    """Our own search, with one model or the mean of several."""
 
     def __init__(
         self,
@@ -238,18 +238,16 @@ class Translator(TextToText):
         self.model, self.others, self.device = model, others, device
 
     @cached_property
-    def speaker(self) -> Decodable:
-        """Made at the first search, of the weights of that moment."""
-        ready = [
-            prepare_for_decoding(model, self.config.precision == "bf16")
-            for model in (self.model, *self.others)
-        ]
-        return Ensemble(ready) if self.others else ready[0]
+    def decodable(self) -> Decodable:
+        """Made at the first search, from the weights of that moment."""
+        is_bf16 = self.config.precision == "bf16"
+        models = [prepare_for_decoding(model, is_bf16) for model in (self.model, *self.others)]
+        return Ensemble(models) if self.others else models[0]
 
     @cached_property
     def gpu_search(self) -> GpuSearch:
-        """With its recorded steps, which serve all searches to come."""
-        return GpuSearch(self.speaker, self.config, self.device)
+        """Kept, because its recorded steps serve all later searches."""
+        return GpuSearch(self.decodable, self.config, self.device)
 
     @property
     def chunk_lines(self) -> int:
@@ -260,15 +258,15 @@ class Translator(TextToText):
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
     ) -> Iterator[SearchedBatch]:
         marked = [[*ids, EOS] for ids in sources]
-        with _at_rest(self.model):
+        with _suspend_dropout(self.model):
             try:
                 if self.device.type == "cuda":
                     yield from self.gpu_search.search_batches(marked, n_best, prefixes)
                 else:
                     yield from search_batches(
-                        self.speaker, marked, self.config, self.device, n_best, prefixes
+                        self.decodable, marked, self.config, self.device, n_best, prefixes
                     )
-            except (MemoryError, RuntimeError) as error:  # of a host tensor it is a plain one
+            except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
                 if is_out_of_memory(error):
                     raise Failure(
                         "not enough memory for this search; lower decoding.beam (or --n-best of samples) or "
@@ -276,15 +274,15 @@ class Translator(TextToText):
                     ) from None
                 raise
 
-    def aligned(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
-        """As the first model's attention tells."""
-        with _at_rest(self.model):
+    def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
+        """By the attention of the first model."""
+        with _suspend_dropout(self.model):
             return align(self.model, sources, targets)
 
 
 @contextmanager
-def _at_rest(model: Transformer) -> Iterator[None]:
-    """Without dropout for the moment: it may be in training."""
+def _suspend_dropout(model: Transformer) -> Iterator[None]:
+    """Turn dropout off for now: the model may be in training."""
     was_training = model.training
     model.eval()
     try:
@@ -299,7 +297,7 @@ def make_translator(
     config: DecodingConfig,
     others: Sequence[Checkpoint] = (),
 ) -> Translator:
-    """The translator of a loaded checkpoint, or of several with one vocabulary."""
+    """Make the translator of a loaded checkpoint, or of several with one vocabulary."""
     vocab = checkpoint.vocab
     for other in others:
         if other.vocab.digest != vocab.digest:
@@ -308,7 +306,7 @@ def make_translator(
                 f"({other.vocab.digest[:12]}, {vocab.digest[:12]}); "
                 "only models with one vocabulary translate together"
             )
-    models = [_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
+    models = [_load_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
     return Translator(models[0], vocab, config, device, models[1:])
 
 
@@ -332,11 +330,9 @@ def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMod
     return LoadedModel(translator, config, [str(one.path) for one in checkpoints], checkpoints)
 
 
-def _model(checkpoint: Checkpoint, vocab_size: int) -> Transformer:
+def _load_model(checkpoint: Checkpoint, vocab_size: int) -> Transformer:
     shape = checkpoint.config.model
-    if (
-        shape.positions == "sinusoidal"
-    ):  # a table that no file bounds; it grows when a sentence asks for more
+    if shape.positions == "sinusoidal":  # this table is in no file, and grows as needed
         shape = replace(shape, max_positions=min(shape.max_positions, 1024))
     model = Transformer(shape, vocab_size)
     load_weights(checkpoint, model)

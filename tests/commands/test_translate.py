@@ -196,7 +196,7 @@ def test_long_lines_are_cut_or_parted_with_a_word(
     score, text = out.split("\n")[1].split("\t")
     parts = Translator(
         translator.model, translator.vocab, replace(config, long_lines="split"), torch.device("cpu")
-    ).parts(ids, 1, 1)
+    ).split_line(ids, 1, 1)
     found = [
         search(translator.model, pack([[*ids[part.start : part.stop], EOS]]), config)[0][0]
         for part in parts
@@ -256,7 +256,7 @@ def test_scores_and_alignments_stand_around_the_text(
     for line, row in zip(LINES, out, strict=True):
         best = alone(translator, line)[0]
         score, text, pairs = row.split("\t")
-        links = translator.aligned(translator.vocab.encode([line]), [best.ids])[0]
+        links = translator.align(translator.vocab.encode([line]), [best.ids])[0]
         assert text == translator.vocab.decode([best.ids])[0]
         assert float(score) == pytest.approx(best.score, abs=1e-5)
         assert pairs == " ".join(f"{s}-{t}" for t, s in enumerate(links))
@@ -419,7 +419,7 @@ def test_a_device_is_written_to_but_cannot_be_gone_on_with(
         assert nmt_translate(command) == 0
     assert nmt_translate([*command, "--resume"]) == 2
     told = capsys.readouterr().err
-    assert "/dev/null: is no plain file" in told and len(told.splitlines()) == 1
+    assert "/dev/null: is not a regular file" in told and len(told.splitlines()) == 1
 
 
 def test_an_output_with_more_lines_than_the_input_is_of_another(

@@ -174,7 +174,7 @@ def test_a_trained_model_does_so_with_real_lines(
         ours = make_translator(
             checkpoint, torch.device("cpu"), replace(config, batch_tokens=tokens)
         )
-        found = ours.candidates([lines[i] for i in order], Request())
+        found = ours.find_candidates([lines[i] for i in order], Request())
         return [
             some[0] for _, some in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])
         ]

@@ -24,8 +24,10 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.translate.alignment import align
 from nmt.translate.batching import split_by_budget
-from nmt.translate.lines import LARGEST, LINE_BYTES, Lines, keep_whole_lines, split, with_prefixes
+from nmt.translate.lines import LARGEST_CHUNK, MAX_LINE_BYTES, LineReader, add_prefixes
+from nmt.translate.long_lines import split_pieces
 from nmt.translate.search import search
+from nmt.translate.stream import keep_whole_lines
 from nmt.translate.translator import LineTooLong, Request, Translator
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
@@ -60,11 +62,11 @@ def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
 def test_the_best_few_are_those_of_each_sentence_alone(vocab: Vocab) -> None:
     ours = translator(vocab)
     lines = [SOURCES[0], "", *SOURCES[1:], "   "]
-    found = ours.candidates(lines, Request(n_best=2))
+    found = ours.find_candidates(lines, Request(n_best=2))
     for line, candidates in zip(lines, found, strict=True):
         ids = vocab.encode([line])[0]
         if not ids:
-            assert [(one.text, one.score, one.ids) for one in candidates] == [("", 0.0, ())]
+            assert [(one.text, one.score, one.piece_ids) for one in candidates] == [("", 0.0, ())]
             continue
         alone = search(ours.model, pack([[*ids, EOS]]), DECODING, 2)[0]
         assert [one.text for one in candidates] == vocab.decode([one.ids for one in alone])
@@ -87,7 +89,7 @@ def test_a_model_in_training_is_in_training_again_afterwards(vocab: Vocab) -> No
 def test_a_model_that_is_no_number_is_a_failure(vocab: Vocab) -> None:
     ours = translator(vocab)
     ours.model.projection.weight.fill_(float("nan"))
-    with pytest.raises(Failure, match="no numbers"):
+    with pytest.raises(Failure, match="NaN or infinite"):
         ours.translate(SOURCES[:3])
 
 
@@ -115,13 +117,13 @@ def test_lines_part_where_sentences_do_else_clauses_else_words(
 ) -> None:
     row = pieces.replace("_", SPACE).split("|")
     assert [
-        "|".join(row[i] for i in part).replace(SPACE, "_") for part in split(row, longest)
+        "|".join(row[i] for i in part).replace(SPACE, "_") for part in split_pieces(row, longest)
     ] == parts
 
 
 def test_parts_without_any_place_to_part() -> None:
-    assert split(["x"] * 10, 4) == [range(0, 4), range(4, 7), range(7, 10)]
-    assert split(list("今日は。明日も。"), 5) == [range(0, 4), range(4, 8)]
+    assert split_pieces(["x"] * 10, 4) == [range(0, 4), range(4, 7), range(7, 10)]
+    assert split_pieces(list("今日は。明日も。"), 5) == [range(0, 4), range(4, 8)]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -132,7 +134,7 @@ def test_parts_are_short_and_make_up_the_line(seed: int) -> None:
         rng.choice(("", SPACE)) + rng.choice(("x", "yy", ".", ",", "。", '"')) for _ in range(n)
     ]
     longest = rng.randint(1, 50)
-    parts = split(pieces, longest)
+    parts = split_pieces(pieces, longest)
     assert [i for part in parts for i in part] == list(range(len(pieces)))
     assert all(0 < len(part) <= longest for part in parts)
     assert len(parts) <= 4 * -(-len(pieces) // longest)
@@ -141,10 +143,10 @@ def test_parts_are_short_and_make_up_the_line(seed: int) -> None:
 def test_a_long_line_in_parts_is_its_parts(vocab: Vocab) -> None:
     ours = translator(vocab, replace(DECODING, long_lines="split", max_source=12))
     lines = [". ".join(SOURCES[:9]), SOURCES[3], "", ", ".join(SOURCES[9:15])]
-    together = ours.candidates(lines, Request(2, is_aligned=True))
+    together = ours.find_candidates(lines, Request(2, is_aligned=True))
     for line, candidates in zip(lines, together, strict=True):
         ids = vocab.encode([line])[0]
-        parts = ours.parts(ids, 0, 1)
+        parts = ours.split_line(ids, 0, 1)
         assert (len(parts) > 3) is (line in (lines[0], lines[3]))
         alone = [
             search(ours.model, pack([[*ids[part.start : part.stop], EOS]]), DECODING, 2)[0]
@@ -162,7 +164,9 @@ def test_a_long_line_in_parts_is_its_parts(vocab: Vocab) -> None:
             for part, one in zip(parts, best, strict=True)
             for link in align(ours.model, [ids[part.start : part.stop]], [one.ids])[0]
         ]
-        assert candidates[0].links == tuple(links) and len(links) == len(candidates[0].ids)
+        assert candidates[0].alignment == tuple(links) and len(links) == len(
+            candidates[0].piece_ids
+        )
 
 
 def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
@@ -223,7 +227,7 @@ def looked_at(model: Transformer, src: list[int], tgt: list[int]) -> list[list[l
 def test_alignments_are_the_places_looked_at_most(
     n_layers: int, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.translate.alignment.CELLS", 200)  # several groups
+    monkeypatch.setattr("nmt.translate.alignment.MAX_CELLS", 200)  # several groups
     model = make_model(vocab, replace(SHAPE, n_layers=n_layers))
     rng = random.Random(1)
     src, tgt = (
@@ -241,7 +245,7 @@ def test_alignments_are_the_places_looked_at_most(
 # ---- lines of a stream --------------------------------------------------------------------------------------------
 
 
-def piped(data: bytes, sizes: Iterator[int]) -> Lines:
+def piped(data: bytes, sizes: Iterator[int]) -> LineReader:
     """What reads `data` from a pipe, into which it comes in such portions."""
     reader, writer = os.pipe()
 
@@ -252,7 +256,7 @@ def piped(data: bytes, sizes: Iterator[int]) -> Lines:
         os.close(writer)
 
     threading.Thread(target=feed, daemon=True).start()
-    return Lines(reader, "x")
+    return LineReader(reader, "x")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +279,9 @@ def piped(data: bytes, sizes: Iterator[int]) -> Lines:
 def test_lines_end_with_a_line_feed_and_nothing_else(data: bytes, lines: list[str]) -> None:
     for size in (1, 2, 1 << 16):
         assert [
-            line for chunk in piped(data, itertools.repeat(size)).chunks() for line in chunk.lines
+            line
+            for chunk in piped(data, itertools.repeat(size)).read_chunks()
+            for line in chunk.lines
         ] == lines
 
 
@@ -285,23 +291,23 @@ def test_chunks_grow_keep_order_and_end() -> None:
     data = "\n".join(texts).encode()
     sizes = (rng.choice((7, 4_000, 90_000)) for _ in itertools.count())
     for skip in (0, 1, 31, 32, 5_000, 9_000):
-        chunks = list(piped(data, sizes).chunks(skip))
+        chunks = list(piped(data, sizes).read_chunks(skip))
         assert [line for chunk in chunks for line in chunk.lines] == texts[skip:]
         assert [chunk.first for chunk in chunks] == list(
             itertools.accumulate((len(chunk.lines) for chunk in chunks[:-1]), initial=skip + 1)
         )[: len(chunks)]
-        assert all(len(chunk.lines) <= LARGEST for chunk in chunks) and (
+        assert all(len(chunk.lines) <= LARGEST_CHUNK for chunk in chunks) and (
             not chunks or chunks[-1].n_bytes == len(data)
         )
         assert skip or len(chunks[0].lines) <= 32
     with pytest.raises(UserError, match="has 9,000 lines, fewer than the 9,001"):
-        list(piped(data, sizes).chunks(9_001))
+        list(piped(data, sizes).read_chunks(9_001))
 
 
 def test_a_live_source_is_not_waited_for() -> None:
     reader, writer = os.pipe()
     os.write(writer, b"first\nsecond\nthi")
-    chunks = Lines(reader, "x").chunks()
+    chunks = LineReader(reader, "x").read_chunks()
     assert next(chunks).lines == ["first", "second"]
     os.write(writer, b"rd\n")
     assert next(chunks).lines == ["third"]
@@ -310,7 +316,7 @@ def test_a_live_source_is_not_waited_for() -> None:
 
 
 def test_lines_that_are_not_utf8_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    list(piped(b"ok\n" + b"\xff\xff\n" * 50 + b"ok\n", itertools.repeat(99)).chunks())
+    list(piped(b"ok\n" + b"\xff\xff\n" * 50 + b"ok\n", itertools.repeat(99)).read_chunks())
     told = capsys.readouterr().err.splitlines()
     assert (
         len(told) == 4
@@ -320,7 +326,9 @@ def test_lines_that_are_not_utf8_are_named_and_counted(capsys: pytest.CaptureFix
 
 
 def test_what_has_no_line_ends_is_no_text() -> None:
-    chunks = piped(b"one\n" + bytes(LINE_BYTES + 200_000), itertools.repeat(1 << 16)).chunks()
+    chunks = piped(
+        b"one\n" + bytes(MAX_LINE_BYTES + 200_000), itertools.repeat(1 << 16)
+    ).read_chunks()
     assert next(chunks).lines == ["one"]
     with pytest.raises(UserError, match="x:2: .*line end"):
         next(chunks)
@@ -331,12 +339,12 @@ def test_what_has_no_line_ends_is_no_text() -> None:
 )
 @pytest.mark.parametrize("skip", [0, 150])
 def test_prefixes_go_with_their_lines(n: int, told: str | None, skip: int) -> None:
-    lines = piped(b"".join(b"%d\n" % i for i in range(300)), itertools.repeat(50)).chunks(skip)
+    lines = piped(b"".join(b"%d\n" % i for i in range(300)), itertools.repeat(50)).read_chunks(skip)
     others = piped(b"".join(b"p%d\n" % i for i in range(n)), itertools.repeat(33))
     found: list[tuple[str, str]] = []
 
     def go() -> None:
-        for chunk in with_prefixes(lines, others, skip):
+        for chunk in add_prefixes(lines, others, skip):
             assert chunk.prefixes is not None
             found.extend(zip(chunk.lines, chunk.prefixes, strict=True))
 
@@ -363,7 +371,7 @@ def test_parting_takes_time_in_proportion() -> None:
     def seconds(n: int) -> float:
         pieces = (["x"] * 7 + [SPACE + "y"]) * (n // 8)
         began = time.process_time()
-        split(pieces, 1_000)
+        split_pieces(pieces, 1_000)
         return time.process_time() - began
 
     assert min(seconds(80_000) for _ in range(3)) < 16 * min(
@@ -392,10 +400,10 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
     with pytest.raises(
         LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; "
     ) as told:
-        ours.candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], 7)
+        ours.find_candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], 7)
     assert told.value.index == 1
-    found = ours.candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
-    assert found.ids == tuple(ids[:15])  # nothing more has a place
+    found = ours.find_candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
+    assert found.piece_ids == tuple(ids[:15])  # nothing more has a place
 
 
 def test_a_search_that_no_memory_holds_is_a_failure(vocab: Vocab) -> None:

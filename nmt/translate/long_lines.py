@@ -1,0 +1,41 @@
+"""Splits a line that is too long for the model into parts: where a sentence ends, else a clause, else a word.
+
+Parts are of similar size, so that the last is not a fragment without context. Only a part in which there is no better
+place ends within a word.
+"""
+
+import re
+from collections.abc import Sequence
+
+from nmt.data.vocab import SPACE
+
+CLOSING = "\"'”’»)]"  # may follow the mark that ends a sentence or a clause
+SENTENCE_END = re.compile(rf"[.!?…؟۔।][{re.escape(CLOSING)}]*$")
+CLAUSE_END = re.compile(rf"[,;:،؛–—][{re.escape(CLOSING)}]*$")
+CJK_SENTENCE_END, CJK_CLAUSE_END = ("。", "！", "？"), ("，", "、", "；", "：")  # no space follows
+
+
+def split_pieces(pieces: Sequence[str], longest: int) -> list[range]:
+    """Parts of at most `longest` pieces."""
+    parts = []
+    start, n = 0, len(pieces)
+    while n - start > longest:
+        n_parts = -(-(n - start) // longest)  # at least
+        aim = -(-(n - start) // n_parts)  # their size, were they all of one size
+        ends = range(start + max(1, aim // 2), start + longest + 1)
+        end = max(ends, key=lambda end: (_rate_end(pieces, end), -abs(end - start - aim)))
+        parts.append(range(start, end))
+        start = end
+    return [*parts, range(start, n)]
+
+
+def _rate_end(pieces: Sequence[str], end: int) -> int:
+    """How good it is to end a part before piece `end`: 3 after a sentence, 2 a clause, 1 a word, else 0."""
+    before = "".join(pieces[max(0, end - 3) : end])
+    if not pieces[end].startswith(SPACE):
+        if before.endswith(CJK_SENTENCE_END):
+            return 3
+        return 2 if before.endswith(CJK_CLAUSE_END) else 0
+    if SENTENCE_END.search(before):
+        return 3
+    return 2 if CLAUSE_END.search(before) else 1
