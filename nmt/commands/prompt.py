@@ -1,7 +1,7 @@
-"""nmt-translate at a terminal: a line, its translation, the next; with a history where readline is at hand.
+"""nmt-translate at a terminal: a line, its translation, the next; with editing and history where readline is there.
 
-Ctrl-C drops the present line, Ctrl-D ends. Prompts go to standard error unless readline needs them itself, so that
-standard output holds translations alone.
+Ctrl-C drops the present line, Ctrl-D ends. Prompts go to standard error, unless readline needs to write them itself, so
+that standard output holds only translations.
 """
 
 import contextlib
@@ -13,22 +13,18 @@ from pathlib import Path
 
 from nmt.system.errors import UserError
 
-KEPT = 1_000  # lines of history
-ASK = "> "
+HISTORY_LINES = 1_000
+PROMPT = "> "
 
 
-def converse(answer: Callable[[str], str]) -> None:
-    """Print `answer` to each line until there are no more."""
+def answer_lines(answer: Callable[[str], str]) -> None:
+    """Print the answer to each line until there are no more."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
-    with (
-        _history()
-        if sys.stdin.isatty() and sys.stdout.isatty()
-        else contextlib.nullcontext() as is_editable
-    ):
+    with _use_readline() as is_editable:
         while True:
             try:
-                line = input(ASK) if is_editable else _asked()
+                line = input(PROMPT) if is_editable else _ask_plainly()
                 print(answer(line), end="", flush=True)
             except KeyboardInterrupt:
                 print(file=sys.stderr, flush=True)
@@ -40,8 +36,8 @@ def converse(answer: Callable[[str], str]) -> None:
                 return
 
 
-def _asked() -> str:
-    print(ASK, end="", file=sys.stderr, flush=True)
+def _ask_plainly() -> str:
+    print(PROMPT, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:
         raise EOFError
@@ -49,8 +45,11 @@ def _asked() -> str:
 
 
 @contextlib.contextmanager
-def _history() -> Iterator[bool]:
-    """Lines of earlier sessions, kept for this user alone. Says whether lines can be edited."""
+def _use_readline() -> Iterator[bool]:
+    """Whether lines can be edited. The lines of earlier sessions are kept, for this user alone."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield False
+        return
     try:
         import readline
     except ImportError:
@@ -58,14 +57,14 @@ def _history() -> Iterator[bool]:
         return
     folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "nmt"
     file = folder / "translate_history"
-    readline.set_history_length(KEPT)
+    readline.set_history_length(HISTORY_LINES)
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     try:
         yield True
     finally:
-        with contextlib.suppress(OSError):  # without a place to keep it, it is not kept
+        with contextlib.suppress(OSError):  # where it cannot be kept, it is not
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))  # never readable by others
             file.chmod(0o600)
             readline.write_history_file(file)

@@ -1,11 +1,22 @@
-"""nmt-translate: one line in, one line out, from a stream of any length or from a person at a terminal."""
+"""nmt-translate: one line in, one line out, from a stream of any length or from a person at a terminal.
+
+The command parses, opens the model, and gives it the lines of a file, a pipe or a prompt. Whatever can be wrong with the
+options is reported before torch is imported.
+"""
 
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING
 
 from nmt.commands.cli import guarded, make_parser
+
+if TYPE_CHECKING:
+    from nmt.translate.formats import Layout
+    from nmt.translate.translator import LoadedModel, TextToText
 
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
@@ -26,6 +37,16 @@ Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.places if is_setting(word)]
+    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    if complaint := find_misuse(args):
+        parser.error(complaint)
+    return guarded(lambda: run(args), "nmt-translate")
+
+
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES
     )
@@ -55,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="search as that toolkit does; see below",
     )
     search.add_argument(
-        "--beam", type=int, metavar="N", help="hypotheses per sentence; 1 is greedy"
+        "--beam", type=positive, metavar="N", help="hypotheses per sentence; 1 is greedy"
     )
     search.add_argument(
         "--sample",
@@ -63,7 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="draw at random instead of searching; see decoding.temperature, top_k, top_p",
     )
     search.add_argument(
-        "--seed", type=int, metavar="N", help="of what is drawn; the same seed, the same lines"
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of --sample; the same seed draws the same translations",
     )
     search.add_argument(
         "--prefix",
@@ -73,23 +97,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     search.add_argument(
         "--long-lines",
         choices=("cut", "split", "refuse"),
-        help="what becomes of lines of more than decoding.max_source pieces; all say so",
+        help="what to do with a line of more than decoding.max_source pieces, besides reporting it",
     )
-    shown = parser.add_argument_group("what is written")
-    shown.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--n-best",
-        type=int,
+        type=positive,
         metavar="K",
         help="K lines for each: number of the line, counted from 0 "
         "as in Marian and fairseq, TAB score TAB text",
     )
-    shown.add_argument("--scores", action="store_true", help="the score before the text, and a tab")
-    shown.add_argument(
+    output.add_argument(
+        "--scores", action="store_true", help="the score before the text, and a tab"
+    )
+    output.add_argument(
         "--alignments",
         action="store_true",
         help="after a tab, pairs source-target of pieces, counted from 0: 0-0 1-2 ...",
     )
-    shown.add_argument(
+    output.add_argument(
         "--json",
         action="store_true",
         help="an object for each line: line (from 1), source, candidates",
@@ -102,153 +128,168 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--workers",
-        type=int,
+        type=positive,
         default=1,
         metavar="N",
         help="processes, each with a copy of the model and its share of the cores",
     )
     parser.add_argument(
-        "--interactive", action="store_true", help="ask for lines, even where no terminal is seen"
+        "--interactive",
+        action="store_true",
+        help="prompt for lines, even if standard input is not a terminal",
     )
-    args = parser.parse_intermixed_args(argv)
-    complaint = mismatch(args)
-    if complaint is not None:
-        parser.error(complaint)
-    return guarded(lambda: work(args), "nmt-translate")
+    return parser
 
 
-def mismatch(args: argparse.Namespace) -> str | None:
-    """What of the options does not go together."""
-    engine_lacks = {
-        "--n-best": args.n_best,
-        "--alignments": args.alignments,
-        "--sample": args.sample,
-        "--prefix": args.prefix,
-        "several checkpoints": len(places(args)) > 1,
-    }
-    prompt_lacks = {
-        "-i": args.input,
-        "-o": args.output,
-        "--prefix": args.prefix,
-        "--workers": args.workers > 1,
-    }
-    for name, value in (
-        ("--n-best", args.n_best),
-        ("--workers", args.workers),
-        ("--beam", args.beam),
-    ):
-        if value is not None and value < 1:
-            return f"{name} {value}: must be at least 1"
-    if not places(args):
+def positive(text: str) -> int:
+    """The type of an option that counts something."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def find_misuse(args: argparse.Namespace) -> str:
+    """What is wrong with a combination of options, if anything is."""
+    if not args.checkpoints:
         return "a checkpoint is missing; it comes before settings"
     if args.resume and not args.output:
-        return "--resume needs -o FILE, the output to go on with"
+        return "--resume needs -o FILE, the output to continue"
     if args.resume and args.n_best and not args.json:
         return "--resume cannot count --n-best lines; give --json too, one line for each"
     if args.seed is not None and not args.sample:
-        return "--seed is of --sample"
-    if args.engine == "ctranslate2" and (
-        lacking := [name for name, value in engine_lacks.items() if value]
-    ):
-        return f"--engine ctranslate2 has no {' and no '.join(lacking)}; leave one of them out"
-    if args.interactive and (lacking := [name for name, value in prompt_lacks.items() if value]):
-        return f"--interactive does not go with {' and '.join(lacking)}"
-    return None
-
-
-def places(args: argparse.Namespace) -> list[str]:
-    return [text for text in args.places if not is_setting(text)]
+        return "--seed needs --sample"
+    if args.engine == "ctranslate2":
+        unsupported = {
+            "--n-best": args.n_best,
+            "--alignments": args.alignments,
+            "--sample": args.sample,
+            "--prefix": args.prefix,
+            "several checkpoints": len(args.checkpoints) > 1,
+        }
+        if given := [name for name, value in unsupported.items() if value]:
+            return (
+                f"--engine ctranslate2 does not support {' or '.join(given)}; leave one of them out"
+            )
+    if args.interactive:
+        unsupported = {
+            "-i": args.input,
+            "-o": args.output,
+            "--prefix": args.prefix,
+            "--workers": args.workers > 1,
+        }
+        if given := [name for name, value in unsupported.items() if value]:
+            return f"--interactive does not support {' or '.join(given)}; leave one of them out"
+    return ""
 
 
 def is_setting(text: str) -> bool:
     return re.match(r"([a-z_0-9]+(\.[a-z_0-9]+)+|device)=", text) is not None
 
 
-def settings(args: argparse.Namespace) -> list[str]:
-    """The options as overrides; those written out come last and win."""
-    named = {
+def collect_overrides(args: argparse.Namespace) -> list[str]:
+    """The options as settings; settings that are written out come last and win."""
+    options = {
         "preset": args.preset,
         "beam": args.beam,
         "sample": "true" if args.sample else None,
         "seed": args.seed,
         "long_lines": args.long_lines,
     }
-    return [
-        *(f"decoding.{key}={value}" for key, value in named.items() if value is not None),
-        *filter(is_setting, args.places),
-    ]
+    overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
+    return [*overrides, *args.overrides]
 
 
-def work(args: argparse.Namespace) -> int:
-    from contextlib import ExitStack, closing
-    from functools import partial
-
+def run(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
-    tune_process()  # before torch comes in
+    tune_process()  # before torch is imported
 
     from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.system.errors import UserError
-    from nmt.system.progress import Progress, say
+    from nmt.system.progress import say
     from nmt.translate.formats import Layout
-    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, find_size, open_input
-    from nmt.translate.stream import open_output, share_cores, translate_stream
+    from nmt.translate.stream import share_cores
     from nmt.translate.translator import open_translator
 
     if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
         raise UserError("standard input or output is closed; give -i FILE and -o FILE")
+
+    # open the model
     layout = Layout(args.n_best, args.scores, args.alignments, args.json)
     opener = open_ctranslate2 if args.engine == "ctranslate2" else open_translator
-    load_model = partial(opener, places(args), settings(args))
+    load_model = partial(opener, args.checkpoints, collect_overrides(args))
     share_cores(args.workers)
     model = load_model()
-    translator, config = model.translator, model.config
+    decoding = model.config.decoding
     if args.engine == "ctranslate2":
-        say(f"{translator.engine}: with its own search, see docs/decoding.md")
-    if layout.request.n_best > config.decoding.beam and not config.decoding.sample:
+        say(f"{model.translator.engine}: with its own search, see docs/decoding.md")
+    if layout.request.n_best > decoding.beam and not decoding.sample:
         raise UserError(
-            f"--n-best {args.n_best}: decoding.beam is {config.decoding.beam}; give --beam {args.n_best} "
+            f"--n-best {args.n_best}: decoding.beam is {decoding.beam}; give --beam {args.n_best} "
             "or more, or --sample"
         )
+
+    # translate what a person types, or a stream
     is_plain = not (args.input or args.output or args.prefix) and args.workers == 1
     if args.interactive or (is_plain and sys.stdin.isatty()):
-        from nmt.commands.prompt import converse
+        converse(model, layout)
+    else:
+        translate_input(args, model.translator, layout, load_model)
+    return 0
 
-        say(
-            f"{config.data.src} -> {config.data.tgt}; one sentence per line, Ctrl-C drops it, Ctrl-D ends"
-        )
-        converse(
-            lambda line: layout.lines(
-                1, line, translator.find_candidates([line], layout.request)[0], translator
-            )
-        )
-        return 0
+
+def converse(model: "LoadedModel", layout: "Layout") -> None:
+    from nmt.commands.prompt import answer_lines
+    from nmt.system.progress import say
+
+    def answer(line: str) -> str:
+        (candidates,) = model.translator.find_candidates([line], layout.request)
+        return layout.lines(1, line, candidates, model.translator)
+
+    languages = f"{model.config.data.src} -> {model.config.data.tgt}"
+    say(f"{languages}; one sentence per line, Ctrl-C drops it, Ctrl-D ends")
+    answer_lines(answer)
+
+
+def translate_input(
+    args: argparse.Namespace,
+    translator: "TextToText",
+    layout: "Layout",
+    load_model: "Callable[[], LoadedModel]",
+) -> None:
+    """Translate a file or standard input."""
+    from nmt.system.progress import Progress, say
+    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, find_size, open_input
+    from nmt.translate.stream import open_output, translate_stream
+
     with ExitStack() as stack:
+        # input and output
         source = stack.enter_context(open_input(args.input))
-        begins = stack.enter_context(open_input(args.prefix)) if args.prefix else None
-        inputs = [lines.handle for lines in (source, begins) if lines is not None]
-        out, done = (
-            stack.enter_context(open_output(args.output, args.resume, inputs))
-            if args.output
-            else (sys.stdout.buffer, 0)
-        )
-        if done:
-            say(f"{args.output} has {done:,} lines; going on with line {done + 1:,}")
-        chunks = source.read_chunks(
-            done, max(LARGEST_CHUNK, translator.chunk_lines)
-        )  # of many batches
-        if begins is not None:
-            chunks = add_prefixes(chunks, begins, done)
+        handles = [source.handle]
+        if args.prefix:
+            prefixes = stack.enter_context(open_input(args.prefix))
+            handles.append(prefixes.handle)
+        out, n_done = sys.stdout.buffer, 0
+        if args.output:
+            out, n_done = stack.enter_context(open_output(args.output, args.resume, handles))
+        if n_done:
+            say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
+
+        # chunks of many batches
+        chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
+        if args.prefix:
+            chunks = add_prefixes(chunks, prefixes, n_done)
+
+        # translate, and say how far it is: a bar would disturb translations on the same terminal
         is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())
-        progress = stack.enter_context(
-            closing(Progress("translating", None, "lines", done, is_shown))
-        )
+        bar = Progress("translating", None, "lines", n_done, is_shown)
+        progress = stack.enter_context(closing(bar))
         size = find_size(source)
         for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
             progress.advance(result.n_lines)
             if size and result.n_source_bytes:
                 progress.expect(round(progress.done * size / result.n_source_bytes))
-    return 0
 
 
 if __name__ == "__main__":

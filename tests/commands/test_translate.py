@@ -665,7 +665,10 @@ def test_what_the_other_engine_lacks_is_refused(
 ) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_translate([str(exported), "--engine", "ctranslate2", *options])
-    assert left.value.code == 2 and f"ctranslate2 has no {options[0]}" in capsys.readouterr().err
+    assert (
+        left.value.code == 2
+        and f"ctranslate2 does not support {options[0]}" in capsys.readouterr().err
+    )
 
 
 @NEEDS_CT2
@@ -723,8 +726,8 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         (["--resume"], "-o FILE"),
         (["--resume", "-o", "x", "--n-best", "2"], "--json"),
         (["--seed", "3"], "--sample"),
-        (["--n-best", "0"], "--n-best 0"),
-        (["--workers", "0"], "--workers 0"),
+        (["--n-best", "0"], "--n-best: 0"),
+        (["--workers", "0"], "--workers: 0"),
         (["--preset", "moses"], "moses"),
         (["--interactive", "-i", "x"], "-i"),
         (["--interactive", "--workers", "2"], "--workers"),
