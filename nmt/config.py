@@ -382,7 +382,6 @@ FREE_KEYS = (
     "evaluation.sentences",
 )
 
-
 # Keys that are gone. Older runs wrote them down; they are read as long as they say what holds today.
 RETIRED: dict[str, object] = {"model.attention_bias": False}
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}

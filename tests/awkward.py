@@ -1,8 +1,8 @@
 """Lines that are hard to tokenise, and damaged copies of lines: the inputs of the golden files, made instead of stored.
 
-The same on every machine and every Python: nothing is drawn but by `Random.random`, whose sequence Python keeps, and
-no character is so new that the tables of Perl and ours could differ on it. tests/golden holds the digests. The real
-lines beside them lie outside the project and are only read.
+They are the same on every machine and every Python: all draws are `Random.random`, whose sequence Python keeps, and no
+character is so new that the tables of Perl and ours could differ on it. tests/golden has the digests. The real lines
+that are used beside them lie outside the project and are only read.
 """
 
 import random
@@ -261,7 +261,7 @@ def real_lines(data: Path, language: str, n: int) -> list[str]:
 
 
 def awkward_lines(language: str, n: int, seed: int) -> list[str]:
-    """Lines of no meaning, without a line feed: each a few pieces, most of them a trap, some glued together."""
+    """Meaningless lines without line feeds: each is a few pieces, most of them a trap, some glued together."""
     rng = random.Random(seed)
 
     def pick(items: Sequence[str]) -> str:

@@ -484,7 +484,7 @@ def test_differences_names_what_makes_another_run() -> None:
 
 
 def test_free_keys_are_keys() -> None:
-    """A misspelt one would never free anything."""
+    """A misspelt key would never allow a change."""
     for key in FREE_KEYS:
         section: object = RunConfig()
         for part in key.split("."):

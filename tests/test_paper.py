@@ -1,7 +1,7 @@
 """The conformance report: the shipped recipes do not deviate, each flipped setting is found, no setting is missed.
 
-The last keeps the table complete: every setting of `RunConfig` has a row that sees it change, or a reason in
-`WITHOUT_ROW`. Rules that no setting can change are held against the code that they speak of.
+The last one keeps the table complete: every setting of `RunConfig` has a row that sees it change, or a reason in
+`WITHOUT_ROW`. Rules that no setting can change are compared with the code that they describe.
 """
 
 import dataclasses
@@ -65,11 +65,11 @@ WITHOUT_ROW = {
             "evaluation.bleu",
             "evaluation.sentences",
         ),
-        "what is told on the way",
+        "what is reported on the way",
     ),
     **dict.fromkeys(
         ("data.on_bad_line", "training.on_nonfinite"),
-        "of what must not occur; counted where it does",
+        "about what must not occur; counted where it does",
     ),
     **dict.fromkeys(
         ("data.clean.preset", "decoding.preset"),
@@ -573,7 +573,7 @@ def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
 
 
 def test_defaults_are_the_papers_but_for_the_data() -> None:
-    """A config that says nothing of model, training and search follows base."""
+    """A config that says nothing about model, training and search follows base."""
     config = dataclasses.replace(
         RunConfig(),
         data=DataConfig(

@@ -1,6 +1,6 @@
-"""Where commands compute: a GPU that torch cannot use is refused, never passed over, and the CPU can be asked for.
+"""Where commands compute: a GPU that torch cannot use is refused, never ignored, and the user can ask for the CPU.
 
-No GPU is needed: what the kernel would show of one is made up in a folder.
+No GPU is needed: a folder stands in for what the kernel would show of one.
 """
 
 import json
@@ -77,9 +77,9 @@ def test_a_gpu_that_torch_cannot_use_is_refused(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(UserError) as refusal:
         choose_device()
-    told = str(refusal.value)
-    assert "\n" not in told and "device=cpu" in told and "newer driver" in told
-    assert version in told and torch.__version__ in told and build in told
+    message = str(refusal.value)
+    assert "\n" not in message and "device=cpu" in message and "newer driver" in message
+    assert version in message and torch.__version__ in message and build in message
 
 
 @pytest.mark.parametrize("sign", ["devices", "driver"])
@@ -108,7 +108,7 @@ def test_hidden_gpus_are_a_wish_for_the_cpu(
 def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
     machine: Machine, toy: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A checkpoint that was trained with device=cpu does not have the others compute there unasked."""
+    """A checkpoint that was trained with device=cpu does not make the other commands compute there."""
     machine.add_gpu()
     run, translation = tmp_path / "run", tmp_path / "translation"
     training = ["--config", str(toy), "training.steps=4", "training.checkpoint_every=2"]
@@ -121,8 +121,8 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
     ]
     for main, arguments in commands:
         assert main(arguments) == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1 and "550.54.15" in told and "device=cpu" in told
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1 and "550.54.15" in message and "device=cpu" in message
         assert main([*arguments, "device=cpu"]) == 0, capsys.readouterr().err
         capsys.readouterr()
     assert load_config(str(run / "config.yaml")).device == "cpu"

@@ -1,7 +1,7 @@
 """What nmt.system.files promises: a file or folder is complete or absent, damage is seen, a lock dies with its holder.
 
 Failures are injected in the middle of writing, and a process is killed with SIGKILL there, which no `finally` survives;
-what a reader then finds is held against the old content.
+what a reader then finds is compared with the old content.
 """
 
 import os
@@ -43,7 +43,7 @@ def fail(*_: object) -> NoReturn:
 
 
 def start(program: str, *arguments: Path) -> "subprocess.Popen[str]":
-    """Run a program that says a line when it has come as far as the test wants."""
+    """Run a program that prints a line once it is where the test wants it."""
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
         cwd=ROOT,

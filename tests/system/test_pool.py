@@ -83,7 +83,7 @@ def test_a_worker_is_made_once_in_each_process() -> None:
         assert sorted(counts) == list(range(1, len(counts) + 1))
 
 
-def test_a_mistake_in_a_task_is_told_as_one() -> None:
+def test_a_user_error_in_a_task_is_raised_as_one() -> None:
     results = map_in_order(refuse, range(9), 2)
     with pytest.raises(UserError, match="three is too many"):
         list(results)

@@ -1,4 +1,4 @@
-"""What a process asks of the system: an end with its parent, and to be told when the other side of a link is gone."""
+"""What a process asks of the system: to end with its parent, and to learn that the other side of a connection is gone."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def test_connections_end_after_silence_and_other_files_are_left_alone(tmp_path: 
         assert keep[0] + keep[1] * keep[2] == 120  # an idle one
         assert (
             link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
-        )  # one with data on the way
+        )  # one with data in flight
         link.sendall(b"still there")
 
 
