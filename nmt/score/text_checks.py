@@ -191,14 +191,14 @@ def _check_one_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[
         unmatched = sorted(set(marked) - set(mark.find_lines(other)))
         is_everywhere = mark.is_everywhere(text, marked)
         if is_everywhere and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
-            what = f"{mark.what}, which {other.name} has not"
+            what = f"{mark.what}, unlike {other.name}"
             yield _report(text, marked, what, mark.remedy, mark.pattern, is_fatal=True)
         elif is_everywhere and text is hypotheses:
             what = f"{mark.what}, in {other.name} as well"
             remedy = f"{mark.remedy} on both sides, or compare the score with nobody else's"
             yield _report(text, marked, what, remedy, mark.pattern)
         elif len(unmatched) >= MIN_SHARE * len(text.lines):
-            what = f"{mark.what}, which {other.name} has not there"
+            what = f"{mark.what}, unlike the same lines of {other.name}"
             yield _report(text, unmatched, what, mark.remedy, mark.pattern)
 
 

@@ -213,7 +213,7 @@ def tokens_bleu() -> BLEU:
 def truth(
     rows: list[tuple[str, str, str, str]], language: str
 ) -> dict[str, tuple[Metric, list[str], list[str], str]]:
-    """For each rung in order: sacreBLEU's metric, what it is given, and what the signature says of the tokens."""
+    """For each metric in order: sacreBLEU's metric, what it is given, and what the signature says of the tokens."""
     gold, gold_tokens, texts, tokens = (list(column) for column in zip(*rows, strict=True))
     moses = f"moses-2017.{language}"
     plain = {
@@ -239,7 +239,7 @@ def truth(
 
 
 @pytest.mark.parametrize(("language", "rows"), [("de", TEXTS), ("fr", FRENCH)])
-def test_every_rung_is_what_sacrebleu_says(
+def test_every_metric_is_what_sacrebleu_says(
     language: str, rows: list[tuple[str, str, str, str]], tmp_path: Path, capsys: Capture
 ) -> None:
     references = put(tmp_path / "ref.txt", [row[0] for row in rows])
@@ -290,7 +290,7 @@ def test_every_rung_is_what_sacrebleu_says(
             re.MULTILINE,
         ), out
     values = {score["name"]: score["value"] for score in found["scores"]}
-    assert len(set(values.values())) == len(values)  # on this text no two rungs agree
+    assert len(set(values.values())) == len(values)  # on this text no two metrics agree
 
 
 def test_the_headline_and_its_interval_by_default(
@@ -359,7 +359,7 @@ REFUSED: dict[str, tuple[Damage, int, str]] = {
 def test_what_cannot_be_scored_rightly_is_refused(
     case: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    damage, n, told = REFUSED[case]
+    damage, n, message = REFUSED[case]
     files = (
         "--hypotheses",
         put(tmp_path / "out.txt", damage(good(n))),
@@ -370,7 +370,7 @@ def test_what_cannot_be_scored_rightly_is_refused(
     before = {path.name for path in tmp_path.iterdir()}
     for json_file in ("new.json", "old.json"):
         line = get_refusal(capsys, *files, "--ladder", "--json", tmp_path / json_file)
-        assert told in line and f"{tmp_path / 'out.txt'}:" in line
+        assert message in line and f"{tmp_path / 'out.txt'}:" in line
     assert {path.name for path in tmp_path.iterdir()} == before
     assert (tmp_path / "old.json").read_text() == "of yesterday"
 
@@ -379,7 +379,7 @@ def test_what_cannot_be_scored_rightly_is_refused(
 def test_force_scores_it_all_the_same_but_for_unequal_lists(
     case: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    damage, n, told = REFUSED[case]
+    damage, n, message = REFUSED[case]
     texts = damage(good(n))
     files = (
         "--hypotheses",
@@ -389,13 +389,13 @@ def test_force_scores_it_all_the_same_but_for_unequal_lists(
         "--force",
     )
     if len(texts) != n:
-        assert told in get_refusal(capsys, *files, "--json", tmp_path / "scores.json")
+        assert message in get_refusal(capsys, *files, "--json", tmp_path / "scores.json")
         assert not (tmp_path / "scores.json").exists()
         return
     found = evaluate(tmp_path, *files)
     assert found["scores"][0]["value"] == bleu(texts, GERMAN[:n]) > 0
     out, err = capsys.readouterr()
-    assert "warning: " in err and told in err and "warning" not in out
+    assert "warning: " in err and message in err and "warning" not in out
 
 
 WARNED: dict[str, tuple[Damage, str]] = {
@@ -410,7 +410,7 @@ WARNED: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("case", WARNED)
 def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Capture) -> None:
-    damage, told = WARNED[case]
+    damage, message = WARNED[case]
     texts = damage(good(60))
     found = evaluate(
         tmp_path,
@@ -421,8 +421,8 @@ def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Captu
     )
     out, err = capsys.readouterr()
     assert found["scores"][0]["value"] == bleu(texts, GERMAN[:60])
-    warnings = [line for line in err.splitlines() if told in line]
-    assert len(warnings) == 1 and warnings[0].startswith("warning: ") and told not in out
+    warnings = [line for line in err.splitlines() if message in line]
+    assert len(warnings) == 1 and warnings[0].startswith("warning: ") and message not in out
 
 
 def test_good_text_gives_no_warning(tmp_path: Path, capsys: Capture) -> None:

@@ -76,19 +76,19 @@ def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_
 
 
 def test_scores_that_were_not_asked_for_again_stay(tmp_path: Path) -> None:
-    """A whole ladder is not lost to a plain rescoring, as long as the text is the same."""
-    rungs = [
+    """Scores of all metrics are not lost to a plain rescoring, as long as the text is the same."""
+    all_scores = [
         Score("BLEU", 27.3, "tok:13a"),
         Score("BLEU intl", 28.0, "tok:intl", Interval(27.0, 29.0)),
         Score("TER", 50.0, "ter"),
     ]
     again = [Score("BLEU", 27.3, "tok:13a", Interval(26.9, 27.7)), Score("chrF2", 55.0, "chrf")]
     for engine in ("other", "nmt"):
-        add_result(tmp_path, replace(RESULT, engine=engine, scores=rungs))
+        add_result(tmp_path, replace(RESULT, engine=engine, scores=all_scores))
     add_result(tmp_path, replace(RESULT, when="later", scores=again))
     assert [(record.when, record.engine, record.scores) for record in read_results(tmp_path)] == [
-        (RESULT.when, "other", rungs),
-        ("later", "nmt", [*again, *rungs[1:]]),
+        (RESULT.when, "other", all_scores),
+        ("later", "nmt", [*again, *all_scores[1:]]),
     ]
     add_result(tmp_path, replace(RESULT, hypotheses_sha256="0" * 64, scores=again))
     assert read_results(tmp_path)[-1].scores == again  # of other text they would be wrong
@@ -158,12 +158,12 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_told_in_one_line_and_kept(case: str, tmp_path: Path) -> None:
-    data, told = DAMAGE[case]
+    data, message = DAMAGE[case]
     (tmp_path / RESULTS_FILE).write_bytes(data)
     for attempt in (lambda: read_results(tmp_path), lambda: add_result(tmp_path, RESULT)):
         with pytest.raises(UserError) as caught:
             attempt()
-        assert told in str(caught.value) and str(tmp_path / RESULTS_FILE) in str(caught.value)
+        assert message in str(caught.value) and str(tmp_path / RESULTS_FILE) in str(caught.value)
         assert str(caught.value).isprintable()
     assert (tmp_path / RESULTS_FILE).read_bytes() == data
 
