@@ -1,11 +1,11 @@
 """Attention over packed sentences as two GPU kernels: one forward, one backward.
 
-Rows lie end to end, so what a query sees is an interval of key rows, and the queries that see a key
-are an interval of query rows: causal masks, windows and the bounds of sentences are all the same to
-the kernels. A program takes a tile of consecutive rows and one head; the grid follows from the
+Rows lie end to end, so a query attends to an interval of key rows, and the queries that attend to a
+key are an interval of query rows: causal masks, windows and the bounds of sentences are all the same
+to the kernels. A program takes a tile of consecutive rows and one head; the grid follows from the
 number of rows alone, never from lengths. Scores are recomputed backward from the saved log-sum-exp.
 Each element is written by one program without atomics, so results repeat to the bit. A row that
-sees nothing gives zeros, whatever stands in it. The ops are opaque to the compiler, and nothing
+attends to nothing gives zeros, even if it holds NaN. The ops are opaque to the compiler, and nothing
 waits for the device. Section 3.2 of the paper.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
@@ -45,7 +45,7 @@ def supports_triton(q: Tensor, v: Tensor) -> bool:
 
 @triton_function
 def _load_rows(base, first, row, n_rows, is_read, SIZE: constexpr, PADDED: constexpr):
-    """Load rows from `first` on; one that is not to be read is zero."""
+    """Load rows from `first` on, zeros where `is_read` is false."""
     place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, PADDED)[None, :]
     mask = is_read[:, None]
     if PADDED != SIZE:
@@ -64,7 +64,7 @@ def _store_rows(base, first, row, n_rows, is_written, rows, SIZE: constexpr, PAD
 
 @triton_function
 def _load_intervals(intervals, rows, n_rows):
-    """For each row, the first row of the other side and one past the last; empty past the end."""
+    """Load for each row the first row of the other side and one past the last; past the end 0, 0."""
     first = tl.load(intervals + rows, rows < n_rows, 0)
     last = tl.load(intervals + n_rows + rows, rows < n_rows, 0)
     return first, last
@@ -72,7 +72,7 @@ def _load_intervals(intervals, rows, n_rows):
 
 @triton_function
 def _hull(first, last):
-    """The least interval that holds those of all rows that see something."""
+    """Return the least interval that contains every nonempty one."""
     begin = tl.min(tl.where(first < last, first, 2147483647), 0)
     end = tl.max(tl.where(first < last, last, 0), 0)
     return begin, end
@@ -90,7 +90,10 @@ def attention_forward(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """A tile of queries: the mixed values, and the log2-sum-exp2 of their scores."""
+    """Compute for a tile of queries the mixed values and the log2-sum-exp2 of their scores.
+
+    The softmax is online: `top` and `total` follow the blocks, and `fade` rescales what came before.
+    """
     start, head = tl.program_id(0) * TILE, tl.program_id(1)
     rows = start + tl.arange(0, TILE)
     exists = rows < n_queries
@@ -102,7 +105,7 @@ def attention_forward(
     mixed = tl.zeros((TILE, V_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
-        # A key that nobody sees may hold NaN, and 0 * NaN would enter the sum of values.
+        # A key to which no query attends may hold NaN, and 0 * NaN would enter the sum of values.
         key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
         may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
@@ -117,7 +120,7 @@ def attention_forward(
         top = new_top
     sees = first < last
     top = tl.where(sees, top, 0.0)
-    total = tl.where(sees, total, 1.0)  # a query that sees nothing gives zeros
+    total = tl.where(sees, total, 1.0)  # a query without keys gives zeros
     width = n_heads * V
     mixed = mixed / total[:, None]
     _store_rows(out + head * V, start, width, TILE, exists, mixed, V, V_PADDED)
@@ -131,7 +134,7 @@ def _differentiate_queries(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries."""
+    """Compute the gradient of a tile of queries."""
     rows = start + tl.arange(0, TILE)
     exists = rows < n_queries
     first, last = _load_intervals(key_intervals, rows, n_queries)
@@ -165,7 +168,7 @@ def _differentiate_keys(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """The gradients of a tile of keys and of their values."""
+    """Compute the gradients of a tile of keys and of their values."""
     rows = start + tl.arange(0, TILE)
     exists = rows < n_keys
     first, last = _load_intervals(query_intervals, rows, n_keys)
@@ -204,7 +207,7 @@ def attention_backward(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """A tile of queries and its gradient, or a tile of keys and its gradients: keys come first."""
+    """Compute the gradients of one tile of keys or one tile of queries; the first programs take keys."""
     tile, head = tl.program_id(0), tl.program_id(1)
     key_tiles = tl.cdiv(n_keys, TILE)
     q += head * q_head
@@ -223,7 +226,7 @@ def attention_backward(
 
 
 class Shape(NamedTuple):
-    """How a kernel is cut: rows of a program's tile, rows of the other side at a time, warps."""
+    """How a kernel divides its work: rows of a program's tile, rows of the other side at a time, warps."""
 
     tile: int
     block: int
@@ -231,8 +234,10 @@ class Shape(NamedTuple):
 
 
 def shape_of(dtype: torch.dtype, padded_size: int, is_backward: bool) -> Shape:
-    """The shape with the most warps at work among those without register spills, compiled ahead of
-    time for sm_80 and sm_90 (`make gpu-dry`)."""
+    """Return the shape with the most active warps among those without register spills.
+
+    They were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
+    """
     if dtype == torch.float32:
         return Shape(32, 16, 4 if padded_size <= 64 else 8)
     return Shape(64, 32, 8 if padded_size > 64 and is_backward else 4)
@@ -252,7 +257,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
     sizes = q.shape[2], v.shape[2]
     padded_sizes = [max(16, triton.next_power_of_2(size)) for size in sizes]
     shape = shape_of(q.dtype, max(padded_sizes), is_backward)
-    scale = q.shape[2] ** -0.5 * 1.4426950408889634  # exp2 is the instruction that there is
+    scale = q.shape[2] ** -0.5 * 1.4426950408889634  # log2(e): hardware has exp2 only
     numbers = [
         len(q),
         len(k),
@@ -312,7 +317,7 @@ def _empty_gradients(
 def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, key_intervals, query_intervals = inputs
     ctx.save_for_backward(q, k, v, *output, key_intervals, query_intervals)
-    # Else zeros would be made for the log-sum-exp, which nobody differentiates.
+    # Otherwise zeros would be made for the gradient of the log-sum-exp, which nothing uses.
     ctx.set_materialize_grads(False)
 
 
@@ -329,9 +334,9 @@ def triton_attention(
     """Compute softmax(q k^T / sqrt(d_k)) v, each query over its interval of keys.
 
     The shapes are (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
-    `key_intervals` (2, Tq) int32 holds for each query the first key row it looks at and one past the last;
+    `key_intervals` (2, Tq) int32 holds for each query the first key row it attends to and one past the last;
     `query_intervals` (2, Tk) int32 holds the same relation from the keys' side. Neither end falls from one
-    row that sees something to the next. A row whose interval is empty gives exact zeros.
+    row with a nonempty interval to the next. A row whose interval is empty gives exact zeros.
     """
     assert key_intervals.dtype == query_intervals.dtype == torch.int32, "rows are counted in int32"
     return _attention(q, k, v, key_intervals, query_intervals)[0]

@@ -1,9 +1,9 @@
-"""What the decoder remembers between its steps, and attention of one new position over it.
+"""The decoder's keys and values between steps, and attention of one new position over them.
 
-A sentence's hypotheses share one block of keys and values, in which each writes at places of its own and never moves
-what it wrote. A mask says which of all places each hypothesis sees, so only the mask changes when hypotheses change
-places. On the CPU a `Cache` grows with the steps. On a GPU a step is recorded once and replayed (`nmt/system/cuda_graph.py`),
-so a `StaticCache` keeps its addresses and its shapes, and the number of the step is a tensor on the device.
+A sentence's hypotheses share one block of keys and values. Each writes at its own places and never moves what it wrote;
+a mask says which places belong to each hypothesis, so reordering the beam changes only the mask. On the CPU a `Cache`
+grows with the steps. On a GPU a step is recorded once and replayed (`nmt/system/cuda_graph.py`), so a `StaticCache` keeps
+its addresses and shapes, and the number of the step is a tensor on the device.
 """
 
 import math
@@ -16,17 +16,16 @@ from torch import Tensor
 from nmt.config import ModelConfig
 from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
-SMALL_PRODUCT = (
-    1 << 16
-)  # multiplications of an attention so small that threads would wait longer than they work
-FP32_BYTES = 4  # bytes
+SMALL_PRODUCT = 1 << 16  # multiplications; below, waking threads takes longer than the product
+FP32_BYTES = 4
 
 
 @dataclass
 class Cache:
-    """What decoding remembers between steps: keys and values of the memory, and of what each hypothesis has said.
+    """Keys and values of the memory, and of the pieces of each hypothesis, for S sentences of `beam` = B hypotheses.
 
-    There are S sentences with `beam` = B hypotheses each.
+    The places of a layer are ordered by step, then hypothesis. Those not yet written are zero, because products read
+    them all.
     """
 
     beam: int
@@ -34,27 +33,21 @@ class Cache:
     memory_keys: list[Tensor]  # of each layer (S * H, Ls, K)
     memory_values: list[Tensor]  # (S * H, Ls, V)
     memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else MASKED_SCORE
-    keys: list[
-        Tensor
-    ]  # of each layer (S * H, capacity * B, K): of the first step all hypotheses, of the second ...; zero
-    values: list[
-        Tensor
-    ]  # (S * H, capacity * B, V)      where nothing has been written: products take all of it
+    keys: list[Tensor]  # of each layer (S * H, capacity * B, K)
+    values: list[Tensor]  # of each layer (S * H, capacity * B, V)
     mask: Tensor  # (S, 1, B, capacity * B) fp32
     length: int = 0  # steps taken
 
     def advance(self) -> "Step":
-        """Make room for another step, in which each hypothesis sees itself."""
+        """Begin another step, in which each hypothesis attends to itself; grow if necessary."""
         first = self.length * self.beam
         if first == self.mask.shape[3]:
-            unit = self.beam * -(
-                -WIDTH_MULTIPLE // self.beam
-            )  # whole steps, at least a vector register full
+            # whole steps, and at least a vector register of places
+            unit = self.beam * -(-WIDTH_MULTIPLE // self.beam)
             more = unit * max(1, first // (4 * unit))
             for rows in (self.keys, self.values):
-                for layer, x in enumerate(
-                    rows
-                ):  # one after another, so that only one is there twice
+                # layer by layer, so that only one is in memory twice
+                for layer, x in enumerate(rows):
                     rows[layer] = torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1)
             self.mask = torch.cat(
                 (self.mask, self.mask.new_full((*self.mask.shape[:3], more), MASKED_SCORE)), 3
@@ -74,19 +67,19 @@ class Cache:
         cells[:, :, first : first + self.beam].copy_(new)
 
     def window_mask(self, window: int) -> Tensor:
-        """The mask of a layer that sees only its own step and `window` steps before it."""
+        """The mask for a layer that attends to its own step and the `window` steps before it only."""
         mask = self.mask.clone()
         mask[:, :, :, : max(0, (self.length - 1 - window) * self.beam)] = MASKED_SCORE
         return mask
 
     def reorder(self, parents: Tensor) -> None:
-        """Each hypothesis continues the one of its sentence that `parents` (S, B) names."""
+        """Let each hypothesis continue the one of its sentence that `parents` (S, B) names."""
         self.mask = self.mask.gather(
             2, parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         )
 
     def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
-        """Only the first `n` sentences stay, after those at `movers` took the places `holes`."""
+        """Move the sentences at `movers` to the places `holes`, then keep only the first `n`."""
         for rows in (
             *self.memory_keys,
             *self.memory_values,
@@ -105,9 +98,11 @@ class Cache:
 
 
 class Buffers:
-    """Named tensors that keep their addresses while their shapes change: a shape takes the beginning of one flat piece
-    of memory. A recorded step of some shape is therefore good again whenever that shape comes back, also for other
-    sentences, until `n_moves` says that a larger piece of memory had to be taken."""
+    """Named tensors that keep their addresses while their shapes change: each uses the beginning of a flat allocation.
+
+    A step recorded for some shape is therefore valid again whenever that shape comes back, also for other sentences,
+    until `n_moves` grows: then a larger allocation was necessary.
+    """
 
     def __init__(self) -> None:
         self.memory: dict[str, Tensor] = {}
@@ -116,8 +111,10 @@ class Buffers:
     def place(
         self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()
     ) -> Tensor:
-        """Return a tensor of that shape with `x`, which must lie elsewhere, in its first corner and `fill` around it.
-        `largest` is the shape that is to be expected later: memory for it is taken at once."""
+        """Return a tensor of that shape with `x`, which must be elsewhere, in its first corner and `fill` around it.
+
+        Memory is allocated for `largest` at once, the shape that is expected later.
+        """
         size = max(math.prod(shape), math.prod(largest) if largest else 0)
         memory = self.memory.get(name)
         if memory is None or memory.numel() < size or memory.dtype != x.dtype:
@@ -135,9 +132,9 @@ class Buffers:
 
 
 class StaticCache:
-    """A cache for recorded steps: a step changes it in place, and only between steps does it take another shape.
+    """A cache for recorded steps: a step changes it in place, and it changes its shape only between steps.
 
-    Its tensors have their sentences in front: the first of `n` rows are in use, the others are padding.
+    The first dimension of its tensors is the sentence: of `n` rows the first are in use, the others are padding.
     """
 
     def __init__(self, beam: int, n_heads: int) -> None:
@@ -152,11 +149,11 @@ class StaticCache:
 
     @property
     def n_moves(self) -> int:
-        """How often all that was recorded became invalid."""
+        """How often all recorded steps became invalid."""
         return self.buffers.n_moves
 
     def load(self, fresh: Cache, n: int, capacity: int, max_capacity: int, table: Tensor) -> None:
-        """Take over the sentences of a cache that has not made a step yet.
+        """Take over the sentences of a cache that has not taken a step yet.
 
         There is room for some steps, later for up to `max_capacity`. A recorded step reads the decoder's positions in
         `table`, where it lies, so the table is kept alive here.
@@ -192,7 +189,7 @@ class StaticCache:
         self._bind(len(self.keys))
 
     def _place(self, name: str, x: Tensor) -> Tensor:
-        """The tensor in its buffer, widened by what means nothing."""
+        """Copy the tensor into its buffer, padded to the capacity with zeros or hidden places."""
         is_mask = name.endswith("mask")
         axis = 3 if is_mask else 2
         shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
@@ -211,7 +208,7 @@ class StaticCache:
         self.values = [self.tensors[f"values {layer}"] for layer in range(n_layers)]
 
     def state(self) -> list[Tensor]:
-        """What a step changes, but for the keys and values that it writes: the step that counts writes them anew."""
+        """What a step changes, except keys and values: the step that counts writes those again."""
         return [self.mask, self.length]
 
     # ---- within a recorded step ----
@@ -219,13 +216,11 @@ class StaticCache:
     def advance(self) -> "Step":
         # The place of this step. Warm-ups before a recording may go one step too far; the last place serves them.
         self.place = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
-        self.here = self.place * self.beam + torch.arange(
-            self.beam, device=self.place.device
-        )  # (B,)
+        hypotheses = torch.arange(self.beam, device=self.place.device)
+        self.here = self.place * self.beam + hypotheses  # (B,)
         self.columns = torch.arange(self.capacity * self.beam, device=self.place.device)
-        self.mask.masked_fill_(
-            self.columns == self.here[:, None], 0.0
-        )  # each hypothesis sees itself
+        # each hypothesis attends to itself
+        self.mask.masked_fill_(self.columns == self.here[:, None], 0.0)
         self.length.add_(1)
         return Step(self)
 
@@ -244,7 +239,7 @@ class StaticCache:
 
 
 def static_bytes(config: ModelConfig, beam: int, longest: int, capacity: int, size: int) -> int:
-    """What one sentence takes in a `StaticCache` whose numbers have `size` bytes."""
+    """Count the bytes of one sentence in a `StaticCache` whose numbers have `size` bytes."""
     places = source_width(longest) + capacity * beam
     keys_values = (
         config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
@@ -254,8 +249,10 @@ def static_bytes(config: ModelConfig, beam: int, longest: int, capacity: int, si
 
 
 def size_class(n: int) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below n: few shapes, of which few recordings are
-    needed, and at most a third of the rows is padding."""
+    """Round n up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+
+    So there are few shapes to record, and at most a third of the rows is padding.
+    """
     power = 1 << max(n - 1, 0).bit_length()
     return power * 3 // 4 if n <= power * 3 // 4 and power >= 4 else power
 
@@ -266,14 +263,14 @@ def source_width(longest: int) -> int:
 
 @dataclass
 class Step:
-    """One step of decoding, by a cache that has advanced."""
+    """One step of decoding, with a cache that has advanced."""
 
     cache: Cache | StaticCache
 
     def attend_past(
         self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None
     ) -> Tensor:
-        """Self-attention of one new position over itself and the past: (S * B, H, K) -> (S * B, H * V)."""
+        """Attend from one new position to itself and the past: (S * B, H, K) -> (S * B, H * V)."""
         cache = self.cache
         keys, values = cache.keys[layer], cache.values[layer]
         for rows, new in ((keys, k), (values, v)):
@@ -283,7 +280,7 @@ class Step:
         return self._attend(q, keys, values, mask)
 
     def attend_memory(self, q: Tensor, layer: int) -> Tensor:
-        """Attention of one new position over the source: (S * B, H, K) -> (S * B, H * V)."""
+        """Attend from one new position to the source: (S * B, H, K) -> (S * B, H * V)."""
         cache = self.cache
         return self._attend(
             q, cache.memory_keys[layer], cache.memory_values[layer], cache.memory_mask
@@ -291,26 +288,20 @@ class Step:
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         beam, heads, size = self.cache.beam, self.cache.n_heads, q.shape[2]
-        keys, values = (
-            x.view(-1, *x.shape[-2:]) for x in (keys, values)
-        )  # (S * H, L, K), (S * H, L, V)
-        grid = (
-            q.view(-1, beam, heads, size).transpose(1, 2).reshape(-1, beam, size)
-        )  # (S * H, B, K)
+        keys = keys.view(-1, *keys.shape[-2:])  # (S * H, L, K)
+        values = values.view(-1, *values.shape[-2:])  # (S * H, L, V)
+        grid = q.view(-1, beam, heads, size).transpose(1, 2)
+        grid = grid.reshape(-1, beam, size)  # (S * H, B, K)
         is_small = (
             q.device.type == "cpu" and grid.shape[0] * beam * keys.shape[1] * size <= SMALL_PRODUCT
         )
-        if is_small:  # a product that wakes other threads takes longer than two plain passes
+        if is_small:  # a product that wakes other threads takes longer than two passes here
             scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
         else:
             scores = torch.bmm(grid, keys.transpose(1, 2))  # (S * H, B, L)
         scores = scores.view(len(mask), heads, beam, -1)
-        weights = (
-            torch.add(mask, scores, alpha=size**-0.5)
-            .softmax(-1)
-            .to(q.dtype)
-            .view(-1, beam, keys.shape[1])
-        )
+        weights = torch.add(mask, scores, alpha=size**-0.5).softmax(-1)  # fp32, as the mask is
+        weights = weights.to(q.dtype).view(-1, beam, keys.shape[1])  # (S * H, B, L)
         if is_small:
             mixed = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
         else:
@@ -319,5 +310,5 @@ class Step:
 
 
 def pad_memory(k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-    """Keys (S * H, Ls, K) and values (S * H, Ls, V) of the memory in the form the cache keeps, from a whole field."""
+    """Pad keys and values of the memory as a cache keeps them, (S * H, Ls, K) and (S * H, Ls, V); the mask has one group."""
     return mask.keys.pad(k, 0), mask.keys.pad(v, 0)

@@ -1,7 +1,8 @@
-"""A model made ready for decoding: on CPU each matrix laid out once as oneDNN wants it, in bf16 if asked for.
+"""A model prepared for decoding on the CPU: matrices in oneDNN's layout, in bf16 if asked for.
 
-Laid out by torch itself a matrix is read twice in each product, which for a few rows is most of the time. Bias and ReLU
-are done where the product leaves the registers. The result computes what the model computes; it cannot be trained.
+torch would convert the layout in every product, and so read each matrix twice, which for a few rows is most of the time.
+Bias and ReLU are applied before the product leaves the registers. The result computes what the model computes, but it
+cannot be trained.
 """
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 
 from nmt.model.transformer import ReluLinear, Transformer
 
-LAYOUT_ROWS = 16  # what the layout is chosen for; it serves any number, but one made for a single row is slow in fp32
+LAYOUT_ROWS = (
+    16  # the layout is chosen for so many; it serves any number, but one for a single row is slow
+)
 
 
 class CpuLinear(nn.Module):
@@ -30,7 +33,7 @@ class CpuLinear(nn.Module):
 
 @torch.inference_mode()
 def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
-    """The model for decoding, which shares what it can with `model`; that one itself where there is nothing to gain."""
+    """Return a copy for decoding, which shares what it can with `model`, or `model` itself if nothing can be gained."""
     weight = model.projection.weight
     can_pack = (
         weight.device.type == "cpu"
@@ -47,9 +50,8 @@ def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
         (ready.src_positions, model.src_positions),
         (ready.tgt_positions, model.tgt_positions),
     ):
-        if (
-            not mine.is_learned
-        ):  # a learned table came with the weights; the model's own must not become bf16
+        # A learned table came with the weights. Sinusoids are shared, and must not become bf16.
+        if not mine.is_learned:
             mine.table = its.table
     if is_bf16:
         ready.bfloat16()

@@ -1,9 +1,9 @@
-"""Dropout whose masks cost less than the products they follow.
+"""Dropout (section 5.4) whose masks cost less than the products that they follow.
 
-On CPU torch draws a Bernoulli number per element, which takes longer than the matrix product before it. Here one 64-bit
-draw serves four elements: each gets 16 bits, compared with a threshold, and the kept are scaled by the exact share that
-is kept. The bits come from torch's default generator, so `torch.manual_seed` governs them as everywhere. On GPU torch's
-own fused kernel is used.
+On the CPU torch draws a Bernoulli number for each element, which takes longer than the matrix product before it. Here one
+64-bit draw serves four elements: each compares 16 bits with a threshold, and what is kept is scaled by the exact share
+that is kept. The draws are seeded by torch's default generator, so `torch.manual_seed` determines them as everywhere. On
+a GPU torch's own fused kernel is used.
 """
 
 from typing import Any
@@ -20,9 +20,8 @@ class _CheapDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
         n = x.numel()
-        stream = np.random.SFC64(
-            int(torch.randint(2**63 - 1, ()))
-        )  # faster by half than torch's generator
+        # half again as fast as torch's generator
+        stream = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
         bits = torch.from_numpy(stream.random_raw((n + 3) // 4)).view(torch.int16)[:n].view(x.shape)
         keep = torch.empty(x.shape, dtype=x.dtype)
         torch.ge(bits, threshold - 2 ** (BITS - 1), out=keep)

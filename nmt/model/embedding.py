@@ -1,8 +1,8 @@
-"""Rows of a table by number, with a gradient whose bits repeat on a GPU.
+"""Embedding look-up with a gradient whose bits repeat on a GPU.
 
-The compiler would turn the gradient of a look-up into atomic additions, whose order changes from run to run, so that a
-run that is continued would not end in the same bits. torch's own kernel sorts the numbers first and adds in order;
-here it is an operation that the compiler leaves alone. On the CPU torch's look-up is used as it is.
+The compiler would turn the gradient into atomic additions, whose order changes from run to run: a run that is continued
+would not end in the same bits. torch's own kernel sorts the row numbers first and adds in order; here it is wrapped in
+an operation that the compiler leaves alone. On the CPU torch's look-up is used as it is.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ class _LookUp(torch.autograd.Function):
 
 
 def look_up(table: Tensor, numbers: Tensor) -> Tensor:
-    """table[numbers]: (rows, d), (T,) -> (T, d)."""
+    """Return table[numbers]: (rows, d), (T,) -> (T, d)."""
     if table.device.type == "cpu" or not table.requires_grad:
         return F.embedding(numbers, table)
     return _LookUp.apply(table, numbers)

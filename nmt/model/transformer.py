@@ -28,13 +28,12 @@ from nmt.model.dropout import Dropout
 from nmt.model.embedding import look_up
 from nmt.system.errors import UserError
 
-Weights = (
-    list[Tensor] | None
-)  # a list given by the caller collects attention weights; None costs nothing
+# A list given by the caller collects attention weights; None costs nothing.
+Weights = list[Tensor] | None
 
 
 def sinusoids(n: int, d_model: int) -> Tensor:
-    """Section 3.5: sin in the first half of the columns, cos in the second."""  # (n, d_model)
+    """Compute positions by section 3.5, sin in the first half of the columns, cos in the second: (n, d_model)."""
     rates = torch.exp(
         torch.arange(d_model // 2, dtype=torch.float64) * (-math.log(10_000.0) * 2 / d_model)
     )
@@ -43,7 +42,7 @@ def sinusoids(n: int, d_model: int) -> Tensor:
 
 
 class Positions(nn.Module):
-    """Adds what tells one place from another: sinusoids, or a learned table."""
+    """Add positional encodings (section 3.5): sinusoids, or a learned table."""
 
     table: Tensor  # (positions, d_model)
 
@@ -63,7 +62,7 @@ class Positions(nn.Module):
         return x + look_up(table, positions)
 
     def extend_table(self, longest: int) -> Tensor:
-        """A table for a sentence longer than the model's own, which stays as it is."""
+        """Return a table for a sentence too long for the model's own, which stays as it is."""
         if self.is_learned:
             raise UserError(
                 f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
@@ -75,13 +74,13 @@ class Positions(nn.Module):
         return table.to(self.table)
 
     def reserve(self, longest: int) -> None:
-        """Make the model's own table long enough."""
+        """Make the model's own table long enough for such a sentence."""
         if longest > len(self.table):
             self.table = self.extend_table(longest)
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm whose result has the type of its input, with statistics in fp32."""
+    """LayerNorm with statistics in fp32 and a result of the input's type."""
 
     def forward(self, x: Tensor) -> Tensor:
         device = x.device.type
@@ -93,7 +92,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Attention(nn.Module):
-    """Multi-head attention (3.2.2). Queries, keys and values of self-attention come from one product."""
+    """Multi-head attention (section 3.2.2). One product computes queries, keys and values of self-attention."""
 
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
@@ -137,7 +136,7 @@ class MemoryAttention(Attention):
         return self.heads(k), self.heads(v)
 
     def project_memory(self, memory: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-        """The layer's share of a cache."""
+        """Compute this layer's keys and values for a cache."""
         return pad_memory(*self.keys_values(memory), mask)
 
     def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
@@ -149,7 +148,7 @@ class MemoryAttention(Attention):
 
 
 class BiasedLinear(nn.Linear):
-    """What nn.Linear gives; on CPU torch would spread the bias over the output first, and then read it again."""
+    """nn.Linear that adds its bias in place: on the CPU torch would write the bias to the output first and read it again."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight)
@@ -162,7 +161,7 @@ class ReluLinear(BiasedLinear):
 
 
 class FeedForward(nn.Module):
-    """Section 3.3."""
+    """The feed-forward network of section 3.3: max(0, x W1 + b1) W2 + b2."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -174,7 +173,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """What stands around each sub-layer: LayerNorm(x + Dropout(f(x))), or x + Dropout(f(LayerNorm(x)))."""
+    """The connection around a sub-layer f: LayerNorm(x + Dropout(f(x))) as in section 3.1, or x + Dropout(f(LayerNorm(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -259,14 +258,18 @@ class Transformer(nn.Module):
         self.decoder = cast(
             Any, nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers))
         )
-        is_pre = config.norm == "pre"  # whose residual stream still needs a norm at its end
+        # With pre-norm nothing has normalised the residual stream at its end.
+        is_pre = config.norm == "pre"
         self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
         self.decoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
         self.reset()
 
     def reset(self) -> None:
-        """Draw the initial weights, on which the paper is silent. The authors' code draws N(0, 1/d_model) for
-        embeddings and uniformly by fan-in + fan-out for products, the fused ones taken whole."""
+        """Draw the initial weights, which the paper does not specify, as the authors' code does.
+
+        Embeddings come from N(0, 1/d_model), products from a uniform distribution by fan-in + fan-out, fused products
+        counting as one.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.projection:
                 nn.init.xavier_uniform_(module.weight)
@@ -281,7 +284,7 @@ class Transformer(nn.Module):
             nn.init.normal_(weight, std=self.config.d_model**-0.5)
 
     def reserve_positions(self, longest: int) -> None:
-        """Have positions for sentences of so many pieces from the start."""
+        """Make the tables of positions long enough for sentences of `longest` pieces."""
         self.src_positions.reserve(longest)
         self.tgt_positions.reserve(longest)
 
@@ -293,7 +296,7 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def encode(self, src: Packed, weights: Weights = None) -> Tensor:
-        """The memory: (Ts,) pieces -> (Ts, d_model)."""
+        """Compute the memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
         mask = AttentionMask(
             src,
@@ -307,7 +310,7 @@ class Transformer(nn.Module):
         return self.encoder_norm(x)
 
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
-        """What the projection turns into the logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
+        """Compute what the projection turns into logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
         self_mask = AttentionMask(
             tgt, tgt, causal=True, window=self.config.window, path=self.attention_path
@@ -323,7 +326,7 @@ class Transformer(nn.Module):
         return self.decode(tgt, self.encode(src), src)
 
     def start(self, src: Packed, beam: int) -> Cache:
-        """A cache for `beam` hypotheses of each sentence, before their first step."""
+        """Encode the source into a cache for `beam` hypotheses of each sentence, before their first step."""
         memory = self.encode(src)  # (Ts, d_model)
         mask = AttentionMask(src, src, is_single_group=True)
         grids = [layer.memory_attention.project_memory(memory, mask) for layer in self.decoder]
@@ -340,19 +343,19 @@ class Transformer(nn.Module):
         )
 
     def static_cache(self, beam: int) -> StaticCache:
-        """A cache for recorded steps, still without sentences."""
+        """Make a cache for recorded steps, still without sentences."""
         return StaticCache(beam, self.config.n_heads)
 
     def restart(
         self, cache: StaticCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
-        """Load other sentences, as the first of `n`, with room for some steps and later for up to `max_capacity`."""
+        """Load other sentences as the first of `n` rows, with room for `capacity` steps, later for `max_capacity`."""
         if not self.tgt_positions.is_learned:  # a learned table bounds the search itself
             self.tgt_positions.reserve(max_capacity)
         cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
 
     def sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        """At most so much memory is taken by a sentence of so many pieces in a search by recorded steps."""
+        """Bound the memory that a sentence of `longest` pieces takes in a search by recorded steps."""
         config, size = self.config, self.tgt_embedding.weight.element_size()
         layer = (
             config.n_heads * (config.key_size + config.value_size) * size
@@ -370,12 +373,11 @@ class Transformer(nn.Module):
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
-        """What the projection turns into the logits after one more piece: (S * B,) -> (S * B, d_model)."""
+        """Compute what the projection turns into logits after one more piece: (S * B,) -> (S * B, d_model)."""
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
-        n_steps = (
-            cache.length if isinstance(cache, Cache) else 0
-        )  # the table of a static cache is long enough
+        # `restart` made the table long enough for a static cache.
+        n_steps = cache.length if isinstance(cache, Cache) else 0
         x = self.tgt_positions(x, cache.positions(tokens), n_steps)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
