@@ -37,17 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
-    return guarded(lambda: work(args), "nmt-prepare")
+    return guarded(lambda: prepare_store(args), "nmt-prepare")
 
 
-def work(args: argparse.Namespace) -> int:
+def prepare_store(args: argparse.Namespace) -> int:
     go_offline(args)
     if (args.config is None) == (args.inspect is None):
         raise UserError(
             "give either --config FILE, to prepare a store, or --inspect STORE, to look at one"
         )
     if args.inspect is not None:
-        return inspect(args)
+        return print_store(args)
     if args.json:
         raise UserError("--json needs --inspect STORE")
 
@@ -67,7 +67,7 @@ def work(args: argparse.Namespace) -> int:
     return 0
 
 
-def inspect(args: argparse.Namespace) -> int:
+def print_store(args: argparse.Namespace) -> int:
     import json
     import shutil
     from pathlib import Path

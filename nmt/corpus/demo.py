@@ -18,14 +18,14 @@ RANGES = {"test": (0, 500), "valid": (500, 1000), "train": (1000, 21000)}
 SENTENCE_WORDS = range(4, 17)  # in either language
 DRAW_SEED = 170603762  # of arXiv:1706.03762
 
-Item = TypeVar("Item")
+Choice = TypeVar("Choice")
 EnDe = tuple[str, str]  # a sentence in English and in German
 Cells = Sequence[str]  # a row of a table below; mostly English, German
 NOTHING = ("", "")
 NOM, ACC, DAT = range(3)
 
 # Agreement: I; he, she, it; we, they and the polite you, which share a German form.
-FIRST, THIRD, PLURAL = range(3)
+_, THIRD, PLURAL = range(3)
 
 
 # ---- lexicon: no weak nouns (Junge, Student), and no English word with two translations
@@ -145,7 +145,7 @@ WAYS = split_rows(  # with the case of the place; without it a city
 NAMES = "Anna Peter Maria Paul Julia Martin Laura David Emma Karl Eva Robert Nina Clara Simon Ida".split()
 CITIES = "Berlin Hamburg London Paris Madrid Boston Dresden Leipzig Bremen Oslo".split()
 # No name ends in -s, whose German genitive would be Hans'.
-STARTS, MIDDLES, ENDS, TOWN_ENDS = split_rows(
+STARTS, MIDDLES, NAME_ENDS, TOWN_ENDS = split_rows(
     "Ba Bel Da Del Fo Gri Hel Jo Ka Kir Lo Mi Nor Pe Ra Ste Tu Vel Wi, bi da fe lo ma ne ri so ta ti vu wa, "
     "bert dan ko lin mar na nik ro sa ta wen win, burg dorf feld heim stadt berg"
 )
@@ -367,12 +367,12 @@ def build_clause(
 # ---- draws
 
 
-def pick(rng: Random, items: Sequence[Item]) -> Item:
+def pick(rng: Random, items: Sequence[Choice]) -> Choice:
     # rng.choice may change between Python versions; this cannot
     return items[int(rng.random() * len(items))]
 
 
-def draw_name(rng: Random, known: Cells = NAMES, ends: Cells = ENDS) -> str:
+def draw_name(rng: Random, known: Cells = NAMES, ends: Cells = NAME_ENDS) -> str:
     """One in five is made of syllables: more than training can show."""
     if rng.random() < 0.2:
         return pick(rng, STARTS) + pick(rng, MIDDLES) + pick(rng, ends)

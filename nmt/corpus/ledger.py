@@ -198,8 +198,8 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
 
     # the settings
     wanted = list_settings(data, vocab)
-    old = _flatten(ledger.settings)
-    new = _flatten(wanted)
+    old = _flatten_settings(ledger.settings)
+    new = _flatten_settings(wanted)
     differences = [
         f"{key} {old.get(key)} -> {new.get(key)}"
         for key in old | new
@@ -229,17 +229,17 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             raise UserError(f"{path}: not the file that {store} was prepared from; {remedy}")
 
 
-def _flatten(value: Any, key: str = "") -> dict[str, Any]:
+def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     """{"data": {"train": [{"src": "x"}]}} -> {"data.train[0].src": "x"}"""
     if not value or not isinstance(value, dict | list):
         return {key: value}
     flat: dict[str, Any] = {}
     if isinstance(value, dict):
         for name, item in value.items():
-            flat |= _flatten(item, f"{key}.{name}" if key else name)
+            flat |= _flatten_settings(item, f"{key}.{name}" if key else name)
     else:
         for i, item in enumerate(value):
-            flat |= _flatten(item, f"{key}[{i}]")
+            flat |= _flatten_settings(item, f"{key}[{i}]")
     return flat
 
 
@@ -268,7 +268,7 @@ def format_ledger(ledger: Ledger) -> str:
         dropped.append(", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items()) or "-")
     lines = [f"{row}  {rules}" for row, rules in zip(align_columns(rows), dropped, strict=True)]
     for corpus in ledger.corpora:
-        lines += _list_notes(corpus)
+        lines += _describe_overlaps(corpus)
     for file in ledger.files:
         lines.append(f"{file.sha256}  {file.name} ({file.size:,} bytes, {file.lines:,} lines)")
     bpe = ledger.bpe
@@ -280,7 +280,7 @@ def format_ledger(ledger: Ledger) -> str:
     return "\n".join(lines)
 
 
-def _list_notes(corpus: CorpusAccount) -> list[str]:
+def _describe_overlaps(corpus: CorpusAccount) -> list[str]:
     """What a reader should know before training on it."""
     notes = []
     if corpus.duplicates:

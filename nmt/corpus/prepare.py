@@ -190,19 +190,17 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
     if not any(encoded.report.kept for encoded in train_ids):
         raise UserError(NOTHING_LEFT)
 
-    # write the store beside its place
+    # write the store's files
     folder = job.work / "store"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shutil.copyfile(bpe / VOCAB_FILE, folder / VOCAB_FILE)
-    for collected in dev:
-        _write_dev_text(folder, collected)
-    repetitions = [part.corpus.repeat for part in train_parts]
-    _write_ids(folder, "train", train_ids, repetitions)
-    if dev_ids:
+    _write_ids(folder, "train", train_ids, [part.corpus.repeat for part in train_parts])
+    if dev:
         _write_ids(folder, "valid", dev_ids, [1])
+        _write_dev_text(folder, dev[0])
 
-    # account for it, and publish it with one rename
+    # account for every line
     both = zip([*train, *dev], [*train_ids, *dev_ids], strict=True)
     data = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     ledger = Ledger(
@@ -215,15 +213,22 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
         data=data,
         store=store_digest(data),
     )
-    write_json(folder / SOURCES_FILE, stamp_sources(ledger, job.data.root))
-    write_json(folder / LEDGER_FILE, ledger.to_plain())
-    seal(folder, known=data)
-    os.rename(folder, store)
-    sync_to_disk(store.parent)
+
+    # publish it
+    _publish(store, folder, ledger, job.data.root)
     _remove_work(job.work)
     job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
     job.clock.finish("seal")
     say(format_ledger(ledger))
+
+
+def _publish(store: Path, folder: Path, ledger: Ledger, root: str) -> None:
+    """Seal the finished folder and give it its name, with one rename."""
+    write_json(folder / SOURCES_FILE, stamp_sources(ledger, root))
+    write_json(folder / LEDGER_FILE, ledger.to_plain())
+    seal(folder, known=ledger.data)
+    os.rename(folder, store)
+    sync_to_disk(store.parent)
 
 
 def _account_for(

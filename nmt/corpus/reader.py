@@ -29,7 +29,7 @@ from nmt.system.errors import UserError
 if TYPE_CHECKING:
     import numpy
 
-PAIRS_PER_BLOCK = 4096  # that `read_pairs` holds at a time
+PAIRS_AT_ONCE = 4096  # that `read_pairs` holds at a time
 COMPRESSED = (".gz", ".xz", ".zst")
 ARCHIVES = (".tgz", ".txz", ".tar", *(f".tar{suffix}" for suffix in COMPRESSED))
 
@@ -72,7 +72,7 @@ def describe_corpus(corpus: CorpusConfig) -> str:
 
 def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
     """The raw pairs of `corpus` from data.src to data.tgt, in order, once. A bad one stops it."""
-    for block in read_blocks(corpus, replace(data, on_bad_line="stop"), PAIRS_PER_BLOCK):
+    for block in read_blocks(corpus, replace(data, on_bad_line="stop"), PAIRS_AT_ONCE):
         yield from map(Pair, block.src, block.tgt)
 
 
@@ -245,7 +245,7 @@ def _log_lengths(text: TextFile) -> "numpy.ndarray":
     import numpy as np
 
     blocks = []
-    for lines, _ in read_line_blocks(text, PAIRS_PER_BLOCK):
+    for lines, _ in read_line_blocks(text, PAIRS_AT_ONCE):
         lengths = [len(line.decode(errors="replace")) for line in lines]
         blocks.append(np.log1p(lengths).astype(np.float32))
     logs = np.concatenate(blocks)
