@@ -237,7 +237,7 @@ def check_compiled(is_whole: bool) -> None:
     torch._dynamo.utils.counters.clear()
     pairs, objective = (
         [(s[-20:], t[:18]) for s, t in draw(7, n=4)],
-        Objective(make(replace(POST, n_layers=1)), EPS),
+        Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS),
     )
     compiled = CompiledObjective(objective, BatchShape(64, 16, 64), is_whole)
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 64))
