@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Value = TypeVar("Value")
+Computed = TypeVar("Computed")
 
 
-class lazy_property(Generic[Value]):
+class lazy_property(Generic[Computed]):
     """Like functools.cached_property, without the lock of Python 3.11, which torch.compile cannot trace."""
 
-    def __init__(self, make: Callable[[Any], Value]) -> None:
+    def __init__(self, make: Callable[[Any], Computed]) -> None:
         self.make = make
         self.name = make.__name__
 
-    def __get__(self, owner: Any, _: type) -> Value:
+    def __get__(self, owner: Any, _: type) -> Computed:
         # The instance's own attribute shadows this descriptor from the next look-up on.
         value = owner.__dict__[self.name] = self.make(owner)
         return value

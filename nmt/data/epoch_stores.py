@@ -28,7 +28,7 @@ from nmt.system.pool import map_in_order
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
 
-PAIRS_PER_BLOCK = 8_192  # pairs drawn from one seed: another size draws other segmentations
+PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 POLL_S = 0.2
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
@@ -199,8 +199,8 @@ class EpochStores:
 
     def _blocks(self) -> Iterator[StoredPairs]:
         n = len(self._stored)
-        for first in range(0, n, PAIRS_PER_BLOCK):
-            end = min(first + PAIRS_PER_BLOCK, n)
+        for first in range(0, n, PAIRS_PER_DRAW):
+            end = min(first + PAIRS_PER_DRAW, n)
             src = _read_rows(self._stored.src, first, end)
             yield StoredPairs(first, src, _read_rows(self._stored.tgt, first, end))
 

@@ -184,7 +184,7 @@ def _read_frequent_words(path: Path) -> Iterator[bytes]:
             yield word
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_word_lines(path: Path) -> Iterator[str]:
     with open(path, "rb") as file:
         for line in file:
             yield line[:-1].decode()
@@ -200,7 +200,7 @@ def train_bpe(words: Path, config: VocabConfig) -> bytes:
     try:
         sentencepiece.SentencePieceTrainer.train(
             # An iterator, not the file's name, which SentencePiece would write into the model.
-            sentence_iterator=_read_lines(words),
+            sentence_iterator=_read_word_lines(words),
             input_format="tsv",
             model_writer=model,
             model_type="bpe",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.data.bpe_dropout import NO_RANK, MergeTable, segment
-from nmt.data.vocab import UNK
+from nmt.data.vocab import BOS, EOS, PAD, UNK
 
 LINES = [line for pair in sentences(500, 0) for line in pair] + [
     "aaaa aaaaaaa aaa",
@@ -31,10 +31,10 @@ def train_model(has_bytes: bool) -> tuple[MergeTable, sentencepiece.SentencePiec
         vocab_size=400 if has_bytes else 140,
         byte_fallback=has_bytes,
         normalization_rule_name="identity",
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
         num_threads=1,
         minloglevel=2,
     )

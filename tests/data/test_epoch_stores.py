@@ -82,7 +82,7 @@ def store(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_stores, "PAIRS_PER_BLOCK", 300)
+    monkeypatch.setattr(epoch_stores, "PAIRS_PER_DRAW", 300)
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ import sys
 from pathlib import Path
 from block_faults import slow
 from nmt.data import epoch_stores
-epoch_stores.PAIRS_PER_BLOCK, epoch_stores.draw_block = 10, slow
+epoch_stores.PAIRS_PER_DRAW, epoch_stores.draw_block = 10, slow
 if __name__ == "__main__":
     epoch_stores.EpochStores(Path(sys.argv[1]), 0.1, 1, None, 2)(0)
 """

@@ -101,9 +101,9 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
 def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
     store = make_store()
     alone = take(store, 12)
-    dealt = [take(store, 12, rank=rank, size=size) for rank in range(size)]
+    of_ranks = [take(store, 12, rank=rank, size=size) for rank in range(size)]
     for k, update in enumerate(alone):
-        shares = [ranks[k] for ranks in dealt]
+        shares = [ranks[k] for ranks in of_ranks]
         assert (
             len({len(share.micros) for share in shares}) == 1
         )  # all take part in every sum of gradients

@@ -134,6 +134,6 @@ def test_refuses_sides_of_unequal_length(folder: Path, sides: dict[str, Sentence
         open_store(folder, "train")
 
 
-def test_travels(folder: Path, tmp_path: Path) -> None:
+def test_a_copy_is_a_store_too(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "elsewhere")
     assert np.array_equal(open_store(copy, "train").src.ids, open_store(folder, "train").src.ids)

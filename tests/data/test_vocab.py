@@ -37,7 +37,7 @@ BYTES = [line.encode() for line in LINES]
 SIZE = 120
 
 
-def learned(lines: Sequence[str], config: VocabConfig) -> bytes:
+def train_model(lines: Sequence[str], config: VocabConfig) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         write_word_counts(
             Path(folder) / "words.tsv", tally_words([line.encode() for line in lines])
@@ -47,7 +47,7 @@ def learned(lines: Sequence[str], config: VocabConfig) -> bytes:
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    return learned(LINES, VocabConfig(size=SIZE))
+    return train_model(LINES, VocabConfig(size=SIZE))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def vocab(model: bytes) -> Vocab:
     return Vocab(model)
 
 
-def test_is_what_sentencepiece_makes_of_it(vocab: Vocab, model: bytes) -> None:
+def test_ids_and_pieces_are_those_of_sentencepiece(vocab: Vocab, model: bytes) -> None:
     truth = sentencepiece.SentencePieceProcessor(model_proto=model)
     assert vocab.size == truth.get_piece_size() == SIZE
     assert (
@@ -93,7 +93,7 @@ def pieces_of_sentencepiece(
 
 def test_words_and_counts_teach_what_lines_teach() -> None:
     truth = pieces_of_sentencepiece(LINES[:99], SIZE)
-    vocab = Vocab(learned(LINES[:99], VocabConfig(size=SIZE)))
+    vocab = Vocab(train_model(LINES[:99], VocabConfig(size=SIZE)))
     assert vocab.pieces(range(SIZE)) == truth.id_to_piece(list(range(SIZE)))
 
 
@@ -121,7 +121,7 @@ def test_how_many_words_are_known_changes_nothing(
     assert CorpusEncoder(vocab, tmp_path / "words.tsv")(BYTES)[0].tolist() == truth
 
 
-def test_a_model_that_looks_over_spaces_is_asked_line_by_line() -> None:
+def test_a_model_whose_pieces_span_spaces_encodes_whole_lines() -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["ice cream is good", "an ice cream", "cream of ice cream"] * 9),
@@ -146,7 +146,7 @@ def test_a_model_that_looks_over_spaces_is_asked_line_by_line() -> None:
 
 
 def test_with_byte_fallback_nothing_is_unknown() -> None:
-    vocab = Vocab(learned(LINES, VocabConfig(size=400, byte_fallback=True)))
+    vocab = Vocab(train_model(LINES, VocabConfig(size=400, byte_fallback=True)))
     ids = vocab.encode(["the \N{SNOWMAN} 漢字"])
     assert UNK not in ids[0] and vocab.decode(ids) == ["the \N{SNOWMAN} 漢字"]
 
@@ -171,7 +171,7 @@ def test_only_runs_of_spaces_are_lost(vocab: Vocab) -> None:
     assert vocab.decode(vocab.encode(["  the  dog "])) == ["the dog"]
 
 
-def test_special_ids_are_silent_and_the_unknown_is_marked(vocab: Vocab) -> None:
+def test_control_ids_have_no_text_and_the_unknown_is_marked(vocab: Vocab) -> None:
     (ids,) = vocab.encode(["the dog"])
     assert vocab.decode([[BOS, *ids, EOS, PAD, PAD], [], [PAD]]) == ["the dog", "", ""]
     assert vocab.encode(["the \N{SNOWMAN}"])[0][-1] == UNK
@@ -183,7 +183,7 @@ def test_written_tags_are_text_not_special_ids(vocab: Vocab) -> None:
 
 
 def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
-    assert learned(LINES, VocabConfig(size=SIZE)) == model
+    assert train_model(LINES, VocabConfig(size=SIZE)) == model
 
 
 @pytest.mark.parametrize(
@@ -200,18 +200,18 @@ def test_an_impossible_size_names_the_possible(
     size: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        learned(LINES, VocabConfig(size=size))
+        train_model(LINES, VocabConfig(size=size))
     found = re.search(message, str(caught.value))
     assert found
     bound = int(found[1])
-    assert Vocab(learned(LINES, VocabConfig(size=bound))).size == bound
+    assert Vocab(train_model(LINES, VocabConfig(size=bound))).size == bound
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("lines", [[], ["", " "], ["x" * 5000]])
-def test_no_text_is_said_so(lines: list[str]) -> None:
+def test_no_text_is_refused(lines: list[str]) -> None:
     with pytest.raises(UserError, match="no text to learn the BPE from"):
-        learned(lines, VocabConfig(size=100))
+        train_model(lines, VocabConfig(size=100))
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, model: bytes) -> None:
@@ -250,7 +250,7 @@ def test_real_text_survives() -> None:
         name: (DATA / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
         for name in ("valid.en", "valid.de", "test.en", "test.de")
     }
-    vocab = Vocab(learned(lines["valid.en"] + lines["valid.de"], VocabConfig(size=4000)))
+    vocab = Vocab(train_model(lines["valid.en"] + lines["valid.de"], VocabConfig(size=4000)))
     for name in ("valid.en", "valid.de"):
         assert vocab.decode(vocab.encode(lines[name])) == [
             re.sub(" +", " ", line.strip(" ")) for line in lines[name]

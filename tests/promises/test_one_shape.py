@@ -71,10 +71,8 @@ def test_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) ->
             micros = plan.micros(number)
             for pairs in micros:
                 assert len(pairs) <= shape.sentences
-                assert (
-                    max(plan.src_lengths[pairs].sum(), plan.tgt_lengths[pairs].sum())
-                    <= shape.tokens
-                )
+                n_src, n_tgt = plan.src_lengths[pairs].sum(), plan.tgt_lengths[pairs].sum()
+                assert max(n_src, n_tgt) <= shape.tokens
             n_rounds = -(-len(micros) // n_ranks)
             if number + 1 < len(plan):  # the last one of an epoch is what is left over
                 useful.append(max(plan.n_tokens(number)) / (n_rounds * n_ranks * shape.tokens))
@@ -94,13 +92,9 @@ def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int
         for rank in range(n_ranks):
             for micro in make_micro_batches(store, micros, World(rank, n_ranks, CPU), shape):
                 assert micro.batch.has_shape(shape)
-                assert [tensor.shape for tensor in micro.batch.tensors] == [
-                    (shape.tokens,),
-                    (shape.sentences + 1,),
-                    (shape.tokens,),
-                    (shape.sentences + 1,),
-                    (shape.tokens,),
-                ]
+                sizes = [tensor.shape for tensor in micro.batch.tensors]
+                tokens, offsets = (shape.tokens,), (shape.sentences + 1,)
+                assert sizes == [tokens, offsets, tokens, offsets, tokens]
                 n_blank += micro.batch.n_tokens == 0
     assert n_blank > 0 or n_ranks == 1
 
