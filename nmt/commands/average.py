@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import guarded, make_parser
+from nmt.commands.cli import make_parser, run_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.paths = [word for word in args.paths if word not in args.settings]
     if not args.paths:
         parser.error("give a run folder, or checkpoint folders")
-    return guarded(lambda: work(args), "nmt-average")
+    return run_command(lambda: work(args), "nmt-average")
 
 
 def _parse_number(text: str) -> float:

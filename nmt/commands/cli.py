@@ -17,10 +17,17 @@ from typing import NoReturn
 
 from nmt.system.errors import Failure, UserError
 
-FORESEEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.ENAMETOOLONG)
+FORESEEN_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EFBIG,
+    errno.ENAMETOOLONG,
+)
 
 
-def guarded(work: Callable[[], int], program: str) -> int:
+def run_command(work: Callable[[], int], program: str) -> int:
     """Run `work` and turn what goes wrong into an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(
@@ -32,15 +39,15 @@ def guarded(work: Callable[[], int], program: str) -> int:
             sys.stdout.flush()
         return code
     except BaseException as error:
-        told = tell(error, program)
+        exit_code = report_error(error, program)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            leave_ranks(error, told)
-        if told is None:
+            leave_ranks(error, exit_code)
+        if exit_code is None:
             raise
-        return told
+        return exit_code
 
 
-def tell(error: BaseException, program: str) -> int | None:
+def report_error(error: BaseException, program: str) -> int | None:
     """Say in one line what went wrong; returns the exit code, or None for what nobody foresaw."""
     if isinstance(error, UserError):
         print(f"{program}: error: {error}", file=sys.stderr)
@@ -54,22 +61,22 @@ def tell(error: BaseException, program: str) -> int | None:
     if isinstance(error, BrokenPipeError):  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if isinstance(error, OSError) and error.errno in FORESEEN:
+    if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
         print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
         return 1
     return None
 
 
-def leave_ranks(error: BaseException, told: int | None) -> NoReturn:
+def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
     """End this process, one rank of many, at once.
 
     An ordinary end takes down the process group, and NCCL then waits for collectives that this rank left: torchrun
     would see no exit, and the other ranks would hold their GPUs until a timeout.
     """
-    code = 1 if told is None else told
+    code = 1 if reported is None else reported
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
-    elif told is None:
+    elif reported is None:
         traceback.print_exception(error)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(

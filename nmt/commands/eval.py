@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import add_offline, go_offline, guarded, make_parser
+from nmt.commands.cli import add_offline, go_offline, make_parser, run_command
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     misuse = find_misuse(args)
     if misuse:
         parser.error(misuse)
-    return guarded(lambda: evaluate(args), "nmt-eval")
+    return run_command(lambda: evaluate(args), "nmt-eval")
 
 
 def find_misuse(args: argparse.Namespace) -> str | None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import guarded, make_parser
+from nmt.commands.cli import make_parser, run_command
 
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"source text to compare with, its first {MOST_LINES:,} lines; default: random pieces",
     )
     args = parser.parse_args(argv)
-    return guarded(lambda: work(args), "nmt-export")
+    return run_command(lambda: work(args), "nmt-export")
 
 
 def work(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import add_config_arguments, add_offline, go_offline, guarded, make_parser
+from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
 from nmt.system.errors import UserError
 
 DESCRIPTION = """\
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
-    return guarded(lambda: prepare_store(args), "nmt-prepare")
+    return run_command(lambda: prepare_store(args), "nmt-prepare")
 
 
 def prepare_store(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import add_config_arguments, add_offline, go_offline, guarded, make_parser
+from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          the embedded corpus, minutes on two cores
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--trace goes with --profile, --price with --plan")
     if args.price is not None and not 0 <= args.price < 1e9:
         parser.error(f"--price {args.price}: give a price of at least 0")
-    return guarded(lambda: work(args), "nmt-train")
+    return run_command(lambda: work(args), "nmt-train")
 
 
 def work(args: argparse.Namespace) -> int:

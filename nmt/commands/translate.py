@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import guarded, make_parser
+from nmt.commands.cli import make_parser, run_command
 
 if TYPE_CHECKING:
     from nmt.translate.formats import Layout
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.checkpoints = [word for word in args.places if not is_setting(word)]
     if complaint := find_misuse(args):
         parser.error(complaint)
-    return guarded(lambda: run(args), "nmt-translate")
+    return run_command(lambda: run(args), "nmt-translate")
 
 
 def build_parser() -> argparse.ArgumentParser:

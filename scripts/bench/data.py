@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt.commands.cli import guarded
+from nmt.commands.cli import run_command
 from nmt.corpus.ledger import store_digest
 from nmt.data.vocab import CorpusEncoder, Vocab
 from nmt.system.errors import UserError
@@ -590,4 +590,4 @@ if __name__ == "__main__":
         help="the Python that has subword-nmt and tokenizers",
     )
     arguments = parser.parse_args()
-    sys.exit(guarded(lambda: work(arguments), "bench_data"))
+    sys.exit(run_command(lambda: work(arguments), "bench_data"))

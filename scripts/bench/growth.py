@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nmt.commands.cli import guarded
+from nmt.commands.cli import run_command
 from nmt.system.errors import UserError
 from nmt.system.runtime import tune_process
 
@@ -285,4 +285,4 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: main(parsed()), "bench_growth"))
+    sys.exit(run_command(lambda: main(parsed()), "bench_growth"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from nmt.commands.cli import guarded
+from nmt.commands.cli import run_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,4 +183,4 @@ if __name__ == "__main__":
         "--seconds", type=float, default=10.0, metavar="S", help="how long to load (10)"
     )
     arguments = parser.parse_args()
-    sys.exit(guarded(lambda: work(arguments), "bench_loader"))
+    sys.exit(run_command(lambda: work(arguments), "bench_loader"))

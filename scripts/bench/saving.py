@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nmt.commands.cli import guarded
+from nmt.commands.cli import run_command
 
 
 def demo_seconds(folder: Path, updates: int, every: int | None) -> float:
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", help="where to write some gigabytes (default: the system's temporary folder)"
     )
-    return guarded(lambda: work(parser.parse_args()), "bench_saving")
+    return run_command(lambda: work(parser.parse_args()), "bench_saving")
 
 
 if __name__ == "__main__":

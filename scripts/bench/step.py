@@ -13,7 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from nmt.commands.cli import add_config_arguments, guarded
+from nmt.commands.cli import add_config_arguments, run_command
 
 WARM_UP = 7  # updates that still ask the system for memory
 
@@ -98,4 +98,4 @@ if __name__ == "__main__":
         "--json", action="store_true", help="each update's tokens and seconds, as JSON"
     )
     arguments = parser.parse_intermixed_args()
-    sys.exit(guarded(lambda: work(arguments), "bench_step"))
+    sys.exit(run_command(lambda: work(arguments), "bench_step"))

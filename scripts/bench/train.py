@@ -24,7 +24,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from nmt.commands.cli import add_overrides, guarded
+from nmt.commands.cli import add_overrides, run_command
 from nmt.config import load_config
 from nmt.corpus.prepare import prepare
 from nmt.data.store import TokenStore, open_store
@@ -469,7 +469,7 @@ def main(line: list[str]) -> int:
         line=f"scripts/bench/train.py {' '.join(line)}", **(QUICK if "--quick" in line else {})
     )
     args = parser.parse_intermixed_args(line)
-    return guarded(lambda: work(args), "bench_train")
+    return run_command(lambda: work(args), "bench_train")
 
 
 if __name__ == "__main__":

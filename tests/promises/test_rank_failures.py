@@ -19,7 +19,7 @@ import pytest
 from soaking import RANK, SEPARATE, counted
 from waiting import is_alive, until
 
-from nmt.commands.cli import guarded
+from nmt.commands.cli import run_command
 from nmt.system.errors import Failure, UserError
 
 EXIT_S = 5.0
@@ -138,15 +138,17 @@ def test_one_process_alone_returns_and_one_of_many_leaves(
         raise InterruptedError  # as if nothing came after it
 
     monkeypatch.setattr("os._exit", leave)
-    assert (guarded(refuse, "nmt"), guarded(stumble, "nmt")) == (2, 1)
+    assert (run_command(refuse, "nmt"), run_command(stumble, "nmt")) == (2, 1)
     for work, kind in ((crash, ValueError), (follow_main, SystemExit)):
         with pytest.raises(kind):
-            guarded(work, "nmt")
+            run_command(work, "nmt")
     assert left == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     for work in (refuse, stumble, crash, follow_main):
         with pytest.raises(InterruptedError):
-            guarded(work, "nmt")
+            run_command(work, "nmt")
     assert left == [2, 1, 1, 2]
-    assert guarded(lambda: 75, "nmt") == 75  # all ranks agreed on this end: it is an ordinary one
+    assert (
+        run_command(lambda: 75, "nmt") == 75
+    )  # all ranks agreed on this end: it is an ordinary one
     assert capsys.readouterr().err.count("ValueError: a bug") == 1
