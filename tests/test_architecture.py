@@ -36,6 +36,7 @@ LEVELS = {
     "evaluate": 9,
     "export": 10,
     "report": 10,
+    "api": 11,
     "commands": 12,
 }
 BANNED_NAME = re.compile(
@@ -162,7 +163,7 @@ def test_names_and_style(name: str) -> None:
 @pytest.mark.xfail(reason="the names are next", strict=False)
 def test_public_names_are_defined_once() -> None:
     places = defaultdict(list)
-    for name in FILES:
+    for name in set(FILES) - {"api.py"}:  # which gives its functions the names of the commands
         for public in set(public_names(TREES[name])) - IN_EVERY_COMMAND:
             places[public].append(name)
     assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -147,12 +147,14 @@ def check_files(args: argparse.Namespace) -> None:
 def evaluate(args: argparse.Namespace) -> int:
     go_offline(args)
 
+    from functools import partial
     from pathlib import Path
 
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
 
+    from nmt.api import open_model
     from nmt.evaluate.evaluation import (
         EvaluationRequest,
         evaluate_difference,
@@ -161,16 +163,14 @@ def evaluate(args: argparse.Namespace) -> int:
         record_scores,
     )
     from nmt.evaluate.systems import TestSetChoice
-    from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.system.files import write_json, write_text
-    from nmt.translate.translator import open_translator
 
     check_files(args)
     request = EvaluationRequest(
         TestSetChoice(args.test_set, args.src, args.ref),
         tuple(args.overrides),
         args.force,
-        open_ctranslate2 if args.engine == "ctranslate2" else open_translator,
+        partial(open_model, engine=args.engine),
     )
     if args.compare:
         evaluation = evaluate_difference(request, args.compare)

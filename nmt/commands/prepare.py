@@ -51,15 +51,14 @@ def prepare_store(args: argparse.Namespace) -> int:
     if args.json:
         raise UserError("--json needs --inspect STORE")
 
-    from nmt.config import load_config
-    from nmt.corpus.prepare import prepare
+    from nmt import api
     from nmt.system.progress import say
 
-    config = load_config(args.config, args.overrides)
+    config = api.load_config(args.config, args.overrides)
     # A batch system sends SIGTERM: it ends the work as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
-        is_new = prepare(config.data, config.vocab, config.seed)
+        is_new = api.prepare(config)
     except KeyboardInterrupt:
         say("stopped; what is finished is kept, and the same command continues with it")
         raise

@@ -4,8 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
+
+if TYPE_CHECKING:
+    from nmt.config import RunConfig
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          the embedded corpus, minutes on two cores
@@ -66,55 +70,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> int:
     go_offline(args)
 
-    from nmt.config import format_config, load_config
+    from nmt import api
+    from nmt.config import format_config
     from nmt.paper import explain
-    from nmt.system.files import make_folder
 
-    config = load_config(args.config, args.overrides)
+    config = api.load_config(args.config, args.overrides)
     if args.print_config or args.explain:
         print(format_config(config) if args.print_config else explain(config), end="")
         return 0
-    is_dry_run = args.profile or args.plan  # it leaves nothing behind
-    if not is_dry_run:
-        # A folder that cannot be written is reported now, not after an hour of preparation.
-        make_folder(config.folder)
+    if args.profile or args.plan:
+        try_training(config, args)
+        return 0
+    return api.train(config)
 
+
+def try_training(config: "RunConfig", args: argparse.Namespace) -> None:
+    """Run some updates to profile or to plan the run; they leave nothing but the prepared store."""
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
 
-    from nmt.corpus.prepare import prepare
+    from nmt import api
+    from nmt.profile.estimate import estimate_run
+    from nmt.profile.profile import profile_training
     from nmt.system.ranks import join_world
 
     with join_world(config.device) as world:
-        world.on_main(lambda: prepare(config.data, config.vocab, config.seed))
-        if is_dry_run:
-            from nmt.profile.estimate import estimate_run
-            from nmt.profile.profile import profile_training
-
-            if args.profile:
-                profile_training(config, world, trace=args.trace and Path(args.trace))
-            else:
-                estimate_run(config, world, price=args.price)
-            return 0
-        from nmt.train.trainer import train
-
-        code = train(config, world)
-        # All ranks wait: torchrun ends the others as soon as one has left with an exit code.
-        world.on_main(lambda: write_page(config.folder))
-        return code
-
-
-def write_page(folder: Path) -> None:
-    """Write the page of the run, also of one that was stopped; training is not lost where that fails."""
-    from nmt.report.page import write_report
-    from nmt.system.errors import UserError
-    from nmt.system.progress import say
-
-    try:
-        write_report(folder)
-    except (OSError, UserError) as error:
-        say(f"warning: no report: {error}")
+        world.on_main(lambda: api.prepare(config))
+        if args.profile:
+            profile_training(config, world, trace=args.trace and Path(args.trace))
+        else:
+            estimate_run(config, world, price=args.price)
 
 
 if __name__ == "__main__":

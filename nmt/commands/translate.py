@@ -205,20 +205,18 @@ def run(args: argparse.Namespace) -> int:
 
     tune_process()  # before torch is imported
 
-    from nmt.export.ctranslate2 import open_ctranslate2
+    from nmt.api import open_model
     from nmt.system.errors import UserError
     from nmt.system.progress import say
     from nmt.translate.formats import Layout
     from nmt.translate.stream import share_cores
-    from nmt.translate.translator import open_translator
 
     if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
         raise UserError("standard input or output is closed; give -i FILE and -o FILE")
 
     # open the model
     layout = Layout(args.n_best, args.scores, args.alignments, args.json)
-    opener = open_ctranslate2 if args.engine == "ctranslate2" else open_translator
-    load_model = partial(opener, args.checkpoints, collect_overrides(args))
+    load_model = partial(open_model, args.checkpoints, collect_overrides(args), args.engine)
     share_cores(args.workers)
     model = load_model()
     decoding = model.config.decoding

@@ -1,0 +1,157 @@
+"""nmt from Python: what the commands do, as functions.
+
+    import nmt.api
+
+    translator = nmt.api.load("runs/base/average")
+    for translation in translator.translate(["A sentence.", "Another one."]):
+        print(translation.text, translation.score)
+
+    config = nmt.api.load_config("demo.yaml", ["training.steps=200", "out=runs/short"])
+    nmt.api.train(config)
+    print(nmt.api.evaluate("runs/short").report)
+
+The commands call these functions too. Settings are written as on the command line, such as "decoding.beam=1". What the
+user got wrong raises `nmt.system.errors.UserError`, with the message that the command would print. Importing this file
+is quick: torch is imported by the first function that needs it.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from nmt.config import RunConfig, load_config
+
+if TYPE_CHECKING:
+    from nmt.evaluate.evaluation import Evaluation
+    from nmt.score.score import Score
+    from nmt.translate.translator import LoadedModel, TextToText
+
+__all__ = ["evaluate", "load", "load_config", "open_model", "prepare", "score", "train"]
+
+Engine = Literal["nmt", "ctranslate2"]
+
+
+def load(*paths: str | Path, settings: Sequence[str] = (), engine: Engine = "nmt") -> "TextToText":
+    """Load what translates: a run, an average or a checkpoint; several with one vocabulary are an ensemble.
+
+    With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's `translate(lines)` returns a
+    translation with `text` and `score` for each line, `find_candidates(lines, request)` the best few of each.
+    """
+    return open_model([str(path) for path in paths], settings, engine).translator
+
+
+def open_model(
+    paths: Sequence[str], settings: Sequence[str] = (), engine: Engine = "nmt"
+) -> "LoadedModel":
+    """Load a translator with its config and the checkpoints that it came from."""
+    from nmt.system.runtime import tune_process
+
+    tune_process()  # before torch is imported
+
+    from nmt.export.ctranslate2 import open_ctranslate2
+    from nmt.translate.translator import open_translator
+
+    open_engine = open_ctranslate2 if engine == "ctranslate2" else open_translator
+    return open_engine(paths, settings)
+
+
+def prepare(config: RunConfig) -> bool:
+    """Prepare the token store of a config, if it does not exist yet; returns whether it is new."""
+    from nmt.corpus import prepare as preparation
+
+    return preparation.prepare(config.data, config.vocab, config.seed)
+
+
+def train(config: RunConfig) -> int:
+    """Prepare what is missing, then train or continue the run in `config.folder`.
+
+    Returns the exit code of nmt-train: 0 when training is complete, 75 or 130 when a signal stopped it; the run is
+    saved then. Under torchrun every rank calls this.
+    """
+    from nmt.system.files import make_folder
+    from nmt.system.runtime import tune_process
+
+    # A folder that cannot be written is refused now, not after an hour of preparation.
+    make_folder(config.folder)
+    tune_process()  # before torch is imported
+
+    from nmt.system.ranks import join_world
+    from nmt.train import trainer
+
+    with join_world(config.device) as world:
+        world.on_main(lambda: prepare(config))
+        exit_code = trainer.train(config, world)
+        # All ranks wait: torchrun ends the others as soon as one has left with an exit code.
+        world.on_main(lambda: _write_page(config.folder))
+        return exit_code
+
+
+def _write_page(folder: Path) -> None:
+    """Write the page of the run, also of one that was stopped; training is not lost if that fails."""
+    from nmt.report.page import write_report
+    from nmt.system.errors import UserError
+    from nmt.system.progress import say
+
+    try:
+        write_report(folder)
+    except (OSError, UserError) as error:
+        say(f"warning: no report: {error}")
+
+
+def evaluate(
+    *paths: str | Path,
+    test_set: str | None = None,
+    src: str | None = None,
+    ref: str | None = None,
+    settings: Sequence[str] = (),
+    engine: Engine = "nmt",
+    all_metrics: bool = False,
+    verdict: bool = False,
+) -> "Evaluation":
+    """Translate a test set and score it: by default the one of the config, else `test_set` or the files `src`, `ref`.
+
+    Several paths are an ensemble. The result has a `report` for people, `figures` for JSON, and the scores with their
+    intervals and signatures. Nothing is recorded in the run's folder; nmt-eval does that.
+    """
+    from functools import partial
+
+    from nmt.evaluate.evaluation import EvaluationRequest, evaluate_system
+    from nmt.evaluate.systems import TestSetChoice
+
+    request = EvaluationRequest(
+        TestSetChoice(test_set, src, ref),
+        tuple(settings),
+        open_translator=partial(open_model, engine=engine),
+    )
+    names = [str(path) for path in paths]
+    return evaluate_system(request, names, with_all_metrics=all_metrics, with_verdict=verdict)
+
+
+def score(
+    pairs: Iterable[tuple[str, str]], src: str = "en", tgt: str = "de", all_metrics: bool = False
+) -> "list[Score]":
+    """Score pairs of a translation and its reference: BLEU and chrF, or every metric of the ladder.
+
+    Text whose score would be wrong, such as BPE pieces or tokenised text on one side, is refused.
+    """
+    from nmt.evaluate.evaluation import N_BOOTSTRAP
+    from nmt.score.metrics import CHRF2, HEADLINE, compute_score, list_metrics
+    from nmt.score.text_checks import Text, find_problems
+    from nmt.system.errors import UserError
+
+    texts, references = [], []
+    for text, reference in pairs:
+        texts.append(text)
+        references.append(reference)
+
+    translated = Text("translations", texts, tgt)
+    expected = Text("references", references, tgt)
+    for problem in find_problems(translated, expected):
+        if problem.is_fatal:
+            raise UserError(problem.message)
+
+    metrics = list_metrics(tgt) if all_metrics else [HEADLINE, CHRF2]
+    return [
+        compute_score(metric, texts, references, "pairs", f"{src}-{tgt}", N_BOOTSTRAP)
+        for metric in metrics
+    ]

@@ -1,0 +1,65 @@
+"""The Python door: a run from config to score without a command, equal to what the commands give."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nmt.api
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.translate import main as nmt_translate
+from nmt.system.errors import UserError
+
+
+@pytest.fixture
+def run(toy: Path) -> Path:
+    config = nmt.api.load_config(
+        str(toy), ["training.steps=4", "training.checkpoint_every=4", "evaluation.bleu=false"]
+    )
+    assert nmt.api.prepare(config)  # it is new
+    assert not nmt.api.prepare(config)  # and is not made again
+    assert nmt.api.train(config) == 0
+    assert (config.folder / "report.html").exists()
+    return config.folder
+
+
+def test_a_run_from_python_gives_what_the_commands_give(
+    run: Path, corpus: Path, tmp_path: Path
+) -> None:
+    source = corpus / "test.en"
+    lines = source.read_text().splitlines()
+
+    translations = nmt.api.load(run, settings=["decoding.beam=2"]).translate(lines)
+
+    out = tmp_path / "out"
+    assert nmt_translate([str(run), "-i", str(source), "-o", str(out), "decoding.beam=2"]) == 0
+    assert [translation.text for translation in translations] == out.read_text().splitlines()
+
+    evaluation = nmt.api.evaluate(run, settings=["decoding.beam=2"])
+    assert evaluation.systems[0].texts == [translation.text for translation in translations]
+    assert not (run / "results.json").exists()  # only the command records
+    assert nmt_eval([str(run), "decoding.beam=2"]) == 0
+    assert (run / "results.json").exists()
+
+
+def test_pairs_are_scored_with_signature_and_interval() -> None:
+    reference = "Das ist ein kleines Haus mit einem roten Dach."
+    bleu, chrf = nmt.api.score([(reference, reference)] * 3)
+    assert bleu.value == pytest.approx(100.0) and chrf.value == pytest.approx(100.0)
+    assert "tok:13a" in bleu.signature and bleu.interval is not None
+
+
+def test_what_cannot_be_scored_is_refused_like_on_the_command_line() -> None:
+    with pytest.raises(UserError, match="BPE"):
+        nmt.api.score([("Das ist ein klei@@ nes Haus .", "Das ist ein kleines Haus.")] * 40)
+
+
+def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such checkpoint folder"):
+        nmt.api.load(tmp_path / "nowhere")
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    program = "import sys, nmt.api; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
