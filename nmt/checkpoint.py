@@ -2,7 +2,7 @@
 
 `model.safetensors` holds each weight once, tied ones too; `optimizer.safetensors` holds Adam's moments by the name of
 their weight; `state.json` holds the few integers that training continues from. `config.yaml` and `vocab.model` make the
-folder translate anywhere. `manifest.json` has the sha256 of each file. An average (nmt/average/mean.py) is the same
+folder usable on any machine. `manifest.json` has the sha256 of each file. An average (nmt/average/mean.py) is the same
 without the optimizer, and its `state.json` says what it is the mean of.
 """
 
@@ -55,7 +55,7 @@ from nmt.system.run_folder import (
 )
 from nmt.system.strict_yaml import parse_yaml
 
-# Of every checkpoint; training adds the optimizer.
+# The files of every checkpoint; training adds the optimizer.
 PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 # Small files are read whole, so a damaged or hostile one must not be able to fill the memory.
@@ -65,43 +65,31 @@ MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that training continues from, beside weights and moments."""
+    """What training continues from, apart from weights and moments. Its fields are the keys of state.json."""
 
     step: int = default(0, COUNT)  # updates done
     cursor: Cursor = Cursor()
     tokens_seen: int = default(0, COUNT)  # target tokens
     best: float | None = None  # the dev score of the best checkpoint, higher is better
     best_step: int = default(0, COUNT)
-    elapsed_s: float = 0.0  # of training, validation and saving, over all sittings
-    metrics_bytes: int = default(0, COUNT)  # how much of metrics.jsonl belongs to it
+    elapsed_s: float = 0.0  # training, validation and saving, over all sittings
+    metrics_bytes: int = default(0, COUNT)  # the length of metrics.jsonl at this update
     validated: int = default(0, COUNT)  # the last update after which the dev set was scored
-    skipped: int = default(0, COUNT)  # updates up to this one that were not applied, in a row
-    window_loss: float = 0.0  # sums since the last log line
+    skipped: int = default(0, COUNT)  # the latest updates in a row that were not applied
+    # sums since the last log line
+    window_loss: float = 0.0
     window_nll: float = 0.0
     window_tokens: int = default(0, COUNT)
 
 
 @dataclass(frozen=True)
 class Average:
-    """What the mean of several checkpoints was made of, oldest first."""
+    """What the mean of several checkpoints was made of, oldest first. Its fields are the keys of state.json."""
 
-    checkpoints: list[str]  # names of their folders
+    averaged: list[str]  # the names of the checkpoints' folders
     step: int  # of the newest
     elapsed_s: list[float] | None = None  # of training, at each; None in the mean of averages
     weights: list[float] | None = None  # the share of each; None if all are equal
-
-
-Origin = TrainState | Average
-
-
-@dataclass(frozen=True)
-class AverageRecord:
-    """The keys of an average's state.json."""
-
-    averaged: list[str]
-    step: int
-    elapsed_s: list[float] | None = None
-    weights: list[float] | None = None
 
     def check(self) -> str | None:
         for key, values in (("elapsed_s", self.elapsed_s), ("weights", self.weights)):
@@ -110,15 +98,18 @@ class AverageRecord:
         return None
 
 
+Origin = TrainState | Average
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified folder."""
+    """A checkpoint folder that has been verified."""
 
     path: Path
     config: RunConfig
     vocab: Vocab
     origin: Origin  # where its weights come from
-    sha256: dict[str, str]  # of its files, as its manifest had them when it was opened
+    sha256: dict[str, str]  # of each file, from the manifest at the time of opening
 
     @property
     def step(self) -> int:
@@ -126,13 +117,13 @@ class Checkpoint:
 
     @property
     def averaged(self) -> list[str]:
-        """The names of the checkpoints that it is the mean of; empty for one of training."""
-        return self.origin.checkpoints if isinstance(self.origin, Average) else []
+        """The names of the checkpoints that an average is the mean of; empty for a checkpoint of training."""
+        return self.origin.averaged if isinstance(self.origin, Average) else []
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The tensors of a checkpoint by name, each whole."""
+    """The tensors of a checkpoint by name, none of them sharded."""
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]  # of Adam, by the weight's name
@@ -147,8 +138,11 @@ class Snapshot:
 
 
 def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
-    """Collect the tensors without copying them, except those of which each rank holds only a part: all ranks take
-    part, and one tensor after the other is made whole and goes to the host of the main rank."""
+    """Collect weights and moments; all ranks must call this together.
+
+    A tensor that this rank holds in full is not copied. A sharded one is gathered, and the main rank keeps it on the
+    host; one after the other, so that the GPU never holds more than one of them in full.
+    """
 
     def collect(tensor: Tensor) -> Tensor:
         part = tensor.detach()
@@ -167,38 +161,30 @@ def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool =
 
 
 def save_checkpoint(
-    path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab_model: bytes
+    path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab: Vocab
 ) -> None:
-    """Write the folder `path`: complete or absent."""
+    """Write the folder `path`; after a crash it is complete or absent."""
 
     def fill(folder: Path) -> None:
         save_file(_to_host(snapshot.moments), folder / OPTIMIZER_FILE)
         save_file(_to_host(snapshot.weights), folder / MODEL_FILE, metadata={"format": "pt"})
-        write_small_files(folder, state, config, vocab_model)
+        write_small_files(folder, state, config, vocab)
 
     write_folder(path, fill)
 
 
-def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab_model: bytes) -> None:
-    """Write what a checkpoint has beside its tensors."""
-    write_json(folder / STATE_FILE, _plain(origin))
+def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vocab) -> None:
+    """Write every file of a checkpoint that holds no tensors."""
+    values = asdict(origin)
+    if isinstance(origin, Average):  # what does not apply to it is left out
+        values = {key: value for key, value in values.items() if value is not None}
+    write_json(folder / STATE_FILE, values)
     write_text(folder / CONFIG_FILE, format_config(config))
-    (folder / VOCAB_FILE).write_bytes(vocab_model)
-
-
-def _plain(origin: Origin) -> dict[str, Any]:
-    """What state.json holds."""
-    if isinstance(origin, TrainState):
-        return asdict(origin)
-    values: dict[str, Any] = {"averaged": origin.checkpoints, "step": origin.step}
-    if origin.elapsed_s is not None:
-        values["elapsed_s"] = origin.elapsed_s
-    if origin.weights is not None:
-        values["weights"] = origin.weights
-    return values
+    (folder / VOCAB_FILE).write_bytes(vocab.model)
 
 
 def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    # safetensors refuses tensors that are not contiguous
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
@@ -206,7 +192,7 @@ def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, or the newest one of a run folder, after verifying all of it."""
+    """Open a checkpoint folder, or the newest checkpoint of a run folder, after verifying all its files."""
     if (path / "checkpoints").is_dir():
         try:
             found = find_newest(RunFolder(path))
@@ -223,18 +209,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_for_average(path: Path) -> Checkpoint:
-    """Do the same, but leave the optimizer's content unread: it is twice as large as the weights."""
+    """Open a checkpoint as `open_checkpoint` does, but leave the optimizer's moments unread: they are twice as large
+    as the weights, and an average does not need them."""
     if not path.is_dir() or (path / "checkpoints").is_dir():
         path = open_checkpoint(path).path
     if path.is_symlink():
-        path = path.resolve()  # best and last may move before the weights are read
+        path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = _open_unverified(path)
     verify(path, only=PARTS)
     return checkpoint
 
 
 def open_after_main(run: RunFolder, step: int) -> Checkpoint:
-    """Open a checkpoint that the main rank has just verified: other ranks need not read it all again."""
+    """Open a checkpoint that the main rank has just verified, so that other ranks do not read all of it again."""
     return _open_unverified(run.checkpoint(step))
 
 
@@ -245,13 +232,13 @@ def _open_verified(path: Path) -> Checkpoint:
 
 
 def _open_unverified(path: Path) -> Checkpoint:
-    """Check all that can be checked without reading a tensor: sizes, small files, and that names, shapes and types of
-    the tensors are those that the config asks for."""
+    """Check everything that can be checked without reading a tensor: the small files, and that the tensors have the
+    names, shapes and types that the config asks for."""
     entries = read_manifest(path)
     for name, entry in entries.items():
         if name not in (*PARTS, OPTIMIZER_FILE):
             raise UserError(
-                f"{path / MANIFEST_FILE}: names {name}, which is no part of a checkpoint; "
+                f"{path / MANIFEST_FILE}: names {name}, which is not a file of a checkpoint; "
                 "use another copy"
             )
         if name in MAX_BYTES and entry["size"] > MAX_BYTES[name]:
@@ -270,22 +257,22 @@ def _open_unverified(path: Path) -> Checkpoint:
 
 
 def _read_config(path: Path) -> RunConfig:
-    """Read the config, which must not extend another file: that could be anything on this machine."""
+    """Read the config, which must not extend another file: that could name any file of this machine."""
     try:
         source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
         if "extends" in source.values:
             raise UserError(
-                f"{source.places['extends']}: extends: the config of a checkpoint stands by itself; "
+                f"{source.places['extends']}: extends: the config of a checkpoint must be complete; "
                 "use another copy"
             )
         return load_config(str(path))
     except UserError as error:
-        # A stranger's values may be long.
+        # A value in a damaged or hostile file may be very long.
         raise UserError(str(error)[: len(str(path)) + 300]) from None
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read state.json, in which no key may be missing, unknown or of the wrong type."""
+    """Read state.json; refuse a key that is missing, unknown or of the wrong type."""
     path = folder / STATE_FILE
     values = read_json(path)
     is_average = isinstance(values, dict) and "averaged" in values
@@ -294,14 +281,12 @@ def read_origin(folder: Path) -> Origin:
         needs_all_keys=not is_average,
         remedy="damaged, or of another version of nmt",
     )
-    origin: Origin
-    if is_average:
-        record = reader.read(AverageRecord, values)
-        origin = Average(record.averaged, record.step, record.elapsed_s, record.weights)
-    else:
-        origin = reader.read(TrainState, values)
-    for place in {folder.name, folder.resolve().name}:
-        match = re.fullmatch(r"step-([0-9]{7,})", place)
+    kind: type[Origin] = Average if is_average else TrainState
+    origin: Origin = reader.read(kind, values)
+
+    # `best` and `last` are links, so the folder's own name counts too
+    for name in {folder.name, folder.resolve().name}:
+        match = re.fullmatch(r"step-([0-9]{7,})", name)
         if match and int(match[1]) != origin.step:
             raise UserError(
                 f"{path}: is of step {origin.step}; files or folders were exchanged, use another copy"
@@ -315,7 +300,10 @@ def read_origin(folder: Path) -> Origin:
 def _weight_shapes(
     config: ModelConfig, vocab_size: int, path: Path
 ) -> Iterator[tuple[str, list[int]]]:
-    """Name and shape of each weight that the config in `path` asks for, one by one: they may be absurdly many."""
+    """Yield the name and shape of each weight that the config in `path` asks for.
+
+    A hostile config may ask for millions of layers, so only one layer is built and nothing is collected in a list.
+    """
     try:
         with torch.device("meta"):  # takes no memory
             model = Transformer(replace(config, n_layers=1), vocab_size)
@@ -323,7 +311,7 @@ def _weight_shapes(
         raise UserError(f"{path}: model: no tensor can be that large; use another copy") from None
     for name, p in model.named_parameters():
         side, _, rest = name.partition(".0.")
-        if not rest:  # not of a layer
+        if not rest:  # it belongs to no layer
             yield name, list(p.shape)
             continue
         for layer in range(config.n_layers):
@@ -341,13 +329,13 @@ def _moment_shapes(
 
 @contextlib.contextmanager
 def open_tensors(path: Path, framework: str) -> Iterator[Any]:
-    """Open a safetensors file: its header is read, its tensors are not."""
+    """Open a safetensors file; reads its header, but none of its tensors."""
     try:
         with open(path, "rb") as file:
             n_bytes = int.from_bytes(file.read(8), "little")
         if n_bytes > MAX_HEADER_BYTES:
             raise UserError(
-                f"{path}: no safetensors file, or its header is damaged ({n_bytes} bytes long); "
+                f"{path}: not a safetensors file, or its header is damaged ({n_bytes} bytes long); "
                 "use another copy"
             )
         with safe_open(path, framework) as file:
@@ -360,29 +348,29 @@ def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> Non
     """Compare names, shapes and types in a file's header with those `expected`, all of them fp32."""
     # With torch as the framework the kernel would have to promise memory for the whole file.
     with open_tensors(path, "numpy") as file:
-        strays = set(file.keys())
+        remaining = set(file.keys())
         for name, shape in expected:
-            if name not in strays:
+            if name not in remaining:
                 raise UserError(f"{path}: lacks tensor {name}; damaged, or not of this config")
-            strays.remove(name)
-            found = file.get_slice(name)
-            if found.get_shape() != shape:
+            remaining.remove(name)
+            tensor = file.get_slice(name)
+            found_shape, dtype = tensor.get_shape(), tensor.get_dtype()
+            if found_shape != shape:
                 raise UserError(
-                    f"{path}: tensor {name} has shape {str(found.get_shape())[:99]}, "
+                    f"{path}: tensor {name} has shape {str(found_shape)[:99]}, "
                     f"the config and the vocabulary ask for {shape}"
                 )
-            if found.get_dtype() != "F32":
+            if dtype != "F32":
                 raise UserError(
-                    f"{path}: tensor {name} is of type {found.get_dtype()}, not F32; "
-                    "use another copy"
+                    f"{path}: tensor {name} is of type {dtype}, not F32; use another copy"
                 )
-        if strays:
-            stray = ascii(min(strays)[:99])[1:-1]
+        if remaining:
+            stray = ascii(min(remaining)[:99])[1:-1]
             raise UserError(f"{path}: has a stray tensor {stray}; damaged, or not of this config")
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Copy the weights into `model`; names and shapes must be those of the config."""
+    """Copy the weights into `model`, whose names and shapes must be those of the checkpoint."""
     _copy_tensors(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
 
 
@@ -407,7 +395,8 @@ def load_optimizer(
 
 @torch.no_grad()
 def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
-    _check_tensors(path, ((name, list(target.shape)) for name, target in targets.items()))
+    shapes = [(name, list(target.shape)) for name, target in targets.items()]
+    _check_tensors(path, shapes)
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
             copy_into_shards(target, file.get_tensor(name))
@@ -417,7 +406,7 @@ def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
 
 
 def list_steps(run: RunFolder) -> list[int]:
-    """The updates of which there are checkpoints, ascending."""
+    """List the updates at which the run has a checkpoint, ascending."""
     if not run.checkpoints.is_dir():
         return []
     steps = []
@@ -428,8 +417,10 @@ def list_steps(run: RunFolder) -> list[int]:
 
 
 def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
-    """Open the newest checkpoint of training that is whole and, where `config` is given, belongs to it. None if the
-    run has no checkpoint at all; a failure if all are damaged."""
+    """Open the newest undamaged checkpoint; given a `config`, the newest that was trained with it.
+
+    Returns None if the run has no checkpoint at all, and fails if all are damaged.
+    """
     steps = list_steps(run)
     for step in reversed(steps):
         path = run.checkpoint(step)
@@ -437,7 +428,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
             checkpoint = _open_verified(path)
             if isinstance(checkpoint.origin, Average):
                 raise UserError(
-                    f"{path / STATE_FILE}: of an average, from which training cannot continue"
+                    f"{path / STATE_FILE}: of an average; training cannot continue from it"
                 )
             if config and (changes := list_differences(config, checkpoint.config)):
                 raise UserError(f"{path / CONFIG_FILE}: of another run ({'; '.join(changes)})")
@@ -453,8 +444,11 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
 
 
 def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
-    """Remove all but the newest `keep` and the best. Any after `last_step` are damaged: they do not count, and
-    training will replace them."""
+    """Remove all checkpoints but the newest `keep` and the best.
+
+    Any after `last_step` are damaged, or training would have continued from them: they do not count here, and
+    training will replace them.
+    """
     steps = [step for step in list_steps(run) if step <= last_step]
     for step in steps[:-keep]:
         if step != best_step:
@@ -462,5 +456,5 @@ def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int)
 
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:
-    """Let `checkpoints/NAME` (last, best) lead to that step's folder."""
+    """Let the link `checkpoints/NAME` (last, best) point to the folder of that step."""
     point_link(run.checkpoints / name, run.checkpoint(step).name)

@@ -26,6 +26,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
+from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import seal
@@ -45,8 +46,8 @@ STATE = TrainState(
 V = 11
 
 
-def pieces(letters: str) -> bytes:
-    """A BPE model of V pieces: four marks, the space and six letters."""
+def make_letters(letters: str) -> Vocab:
+    """Make a vocabulary of V pieces: four marks, the space and six letters."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([" ".join(letters)]),
@@ -59,13 +60,13 @@ def pieces(letters: str) -> bytes:
         eos_id=3,
         minloglevel=2,
     )
-    return model.getvalue()
+    return Vocab(model.getvalue())
 
 
-VOCAB_MODEL = pieces("abcdef")
+VOCAB = make_letters("abcdef")
 
 
-def trained(seed: int) -> tuple[Transformer, torch.optim.Adam]:
+def make_trained(seed: int) -> tuple[Transformer, torch.optim.Adam]:
     torch.manual_seed(seed)
     model = Transformer(CONFIG.model, V)
     optimizer = make_optimizer(model, CONFIG.optimizer)
@@ -76,19 +77,19 @@ def trained(seed: int) -> tuple[Transformer, torch.optim.Adam]:
 
 
 def write(
-    path: Path, seed: int = 1, state: TrainState = STATE, vocab: bytes = VOCAB_MODEL
+    path: Path, seed: int = 1, state: TrainState = STATE, vocab: Vocab = VOCAB
 ) -> Transformer:
-    model, optimizer = trained(seed)
+    model, optimizer = make_trained(seed)
     save_checkpoint(path, take_snapshot(model, optimizer), state, CONFIG, vocab)
     return model
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    model, optimizer = trained(1)
-    save_checkpoint(tmp_path / "c", take_snapshot(model, optimizer), STATE, CONFIG, VOCAB_MODEL)
+    model, optimizer = make_trained(1)
+    save_checkpoint(tmp_path / "c", take_snapshot(model, optimizer), STATE, CONFIG, VOCAB)
     checkpoint = open_checkpoint(tmp_path / "c")
-    assert (checkpoint.config, checkpoint.vocab.model) == (CONFIG, VOCAB_MODEL)
-    other, other_optimizer = trained(2)
+    assert (checkpoint.config, checkpoint.vocab.model) == (CONFIG, VOCAB.model)
+    other, other_optimizer = make_trained(2)
     load_weights(checkpoint, other)
     assert load_optimizer(checkpoint, other, other_optimizer) == STATE
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
@@ -140,7 +141,7 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_weights_that_do_not_belong_to_the_config(
+def test_weights_that_do_not_belong_to_the_config_are_refused(
     change: object, complaint: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "c")
@@ -151,12 +152,12 @@ def test_weights_that_do_not_belong_to_the_config(
     change(weights)
     save_file(weights, tmp_path / "c" / MODEL_FILE)
     seal(tmp_path / "c")
-    for opens in (open_checkpoint, open_for_average):
+    for open_it in (open_checkpoint, open_for_average):
         with pytest.raises(UserError, match=complaint):
-            opens(tmp_path / "c")
+            open_it(tmp_path / "c")
 
 
-def test_one_of_before_a_key_was_gone_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_from_before_a_key_was_removed_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     write(tmp_path)
     text = path.read_text()

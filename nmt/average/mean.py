@@ -76,7 +76,7 @@ class CheckpointMean:
         total = sum(self.weights)
         return Average(
             # A link such as best would soon lead elsewhere.
-            checkpoints=[checkpoint.path.resolve().name for checkpoint in self.checkpoints],
+            averaged=[checkpoint.path.resolve().name for checkpoint in self.checkpoints],
             step=max(origin.step for origin in origins),
             elapsed_s=elapsed_s if len(elapsed_s) == len(origins) else None,
             weights=[weight / total for weight in self.weights] if is_weighted else None,
@@ -107,11 +107,11 @@ def average_checkpoints(
     def fill(folder: Path) -> None:
         tensors = dict(track(mean.tensors(), "averaging", "tensors"))
         save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
-        write_small_files(folder, origin, newest.config, newest.vocab.model)
+        write_small_files(folder, origin, newest.config, newest.vocab)
         _check_output(out, is_forced, paths)  # somebody may have edited the card meanwhile
 
     write_folder(out, fill)
-    return origin.checkpoints
+    return origin.averaged
 
 
 def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:

@@ -89,7 +89,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     facts = {
         "languages": f"{config.data.src} -> {config.data.tgt}",
         "training text": _describe_training_text(config),
-        "weights": _describe_origin(average.checkpoints, average.step, config),
+        "weights": _describe_origin(average.averaged, average.step, config),
         "checkpoints": _describe_checkpoints(average),
         **_describe_model(config, Vocab.load(folder / VOCAB_FILE).size),
         **_describe_training(config),
@@ -266,7 +266,7 @@ def _describe_training(config: RunConfig) -> dict[str, str]:
 
 def _describe_checkpoints(average: Average) -> str:
     parts = []
-    for i, name in enumerate(average.checkpoints):
+    for i, name in enumerate(average.averaged):
         part = name
         if average.elapsed_s is not None:
             part += f" at minute {average.elapsed_s[i] / 60:.1f}"

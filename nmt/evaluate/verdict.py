@@ -124,8 +124,8 @@ def _check_averaging(origin: Origin, n: int) -> Iterator[str]:
     """Section 6.1: the mean of the last n checkpoints, written every ten minutes."""
     if isinstance(origin, TrainState):
         yield f"averaging: none, in the paper the mean of the last {n}"
-    elif len(origin.checkpoints) != n:
-        found = len(origin.checkpoints)
+    elif len(origin.averaged) != n:
+        found = len(origin.averaged)
         yield f"averaging: {found} checkpoints, in the paper the mean of the last {n}"
     elif origin.weights is not None:
         yield f"averaging: a weighted mean, in the paper the plain one of the last {n}"

@@ -253,7 +253,7 @@ def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMo
     place = folder / CONFIG_FILE
     if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
         raise UserError(
-            f"{place}: extends: the config of an export stands by itself; use another copy"
+            f"{place}: extends: the config of an export must be complete; use another copy"
         )
     config = load_config(str(place), overrides)
     return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])

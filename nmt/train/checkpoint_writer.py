@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig
+from nmt.data.vocab import Vocab
 from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
@@ -32,12 +33,12 @@ class CheckpointWriter:
         self,
         run: RunFolder,
         config: RunConfig,
-        vocab_model: bytes,
+        vocab: Vocab,
         metrics: MetricsLog,
         saved_step: int,
         in_background: bool,
     ) -> None:
-        self.run, self.config, self.vocab_model, self.metrics = run, config, vocab_model, metrics
+        self.run, self.config, self.vocab, self.metrics = run, config, vocab, metrics
         self.in_background = in_background
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
@@ -140,7 +141,7 @@ class CheckpointWriter:
                 f"{self.run.checkpoints}: {n_needed:,} bytes are needed, {n_free:,} are free"
             )
         path = self.run.checkpoint(state.step)
-        checkpoint.save_checkpoint(path, snapshot, state, self.config, self.vocab_model)
+        checkpoint.save_checkpoint(path, snapshot, state, self.config, self.vocab)
         self.link_and_prune(state)
 
     def _count_failure(self, step: int, error: Exception) -> None:

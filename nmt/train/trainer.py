@@ -112,7 +112,7 @@ class Trainer:
             self.writer = CheckpointWriter(
                 run,
                 config,
-                self.vocab.model,
+                self.vocab,
                 self.metrics,
                 self.state.step,
                 in_background=world.device.type == "cuda",

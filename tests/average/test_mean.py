@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
-from test_checkpoint import CONFIG, pieces, write
+from test_checkpoint import CONFIG, make_letters, write
 from torch import Tensor
 from untrained import make_checkpoint, make_vocab
 
@@ -158,7 +158,7 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
         ):
             average_checkpoints([tmp_path / "a", tmp_path / name], tmp_path / MEAN)
     write(tmp_path / "c")
-    write(tmp_path / "d", vocab=pieces("ghijkl"))
+    write(tmp_path / "d", vocab=make_letters("ghijkl"))
     with pytest.raises(UserError, match="another BPE model"):
         average_checkpoints([tmp_path / "c", tmp_path / "d"], tmp_path / MEAN)
     with pytest.raises(UserError, match="given twice"):

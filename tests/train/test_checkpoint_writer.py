@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from small_disk import SmallDisk
 from soaking import make_ground
+from test_checkpoint import VOCAB
 
 from nmt import checkpoint
 from nmt.checkpoint import TrainState, take_snapshot
@@ -29,7 +30,6 @@ CONFIG = RunConfig(
     seed=1,
     training=TrainingConfig(keep_checkpoints=2),
 )
-VOCAB = b"pieces"
 
 
 @pytest.fixture
