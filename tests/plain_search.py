@@ -110,7 +110,7 @@ class Toy:
             rows.append([row] * beam)
         return ToyCache(torch.tensor(rows))
 
-    def static_cache(self, beam: int) -> StaticToyCache:
+    def make_static_cache(self, beam: int) -> StaticToyCache:
         return StaticToyCache(beam)
 
     def restart(
@@ -118,7 +118,7 @@ class Toy:
     ) -> None:
         cache.place(self.start(src, cache.beam).rows, n)
 
-    def sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+    def bound_sentence_bytes(self, beam: int, longest: int, room: int) -> int:
         return 8 * beam
 
     def step(self, tokens: Tensor, cache: ToyCache | StaticToyCache) -> Tensor:

@@ -34,7 +34,7 @@ from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transfor
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain
 from nmt.train.loss import loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
-from nmt.translate.beams import penalty
+from nmt.translate.beams import compute_penalty
 
 ROOT = Path(__file__).parents[1]
 CONFIGS_OF_DOCS = re.findall(
@@ -564,7 +564,7 @@ def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
         assert learning_rate(n, 512, OptimizerConfig()) == pytest.approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
-    assert float(penalty(10, DecodingConfig())) == pytest.approx(((5 + 10) / 6) ** 0.6)
+    assert float(compute_penalty(10, DecodingConfig())) == pytest.approx(((5 + 10) / 6) ** 0.6)
     assert not [
         path.name
         for path in (ROOT / "nmt" / "train").glob("*.py")

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.paths = [word for word in args.paths if word not in args.settings]
     if not args.paths:
         parser.error("give a run folder, or checkpoint folders")
-    return run_command(lambda: work(args), "nmt-average")
+    return run_command(lambda: average_run(args), "nmt-average")
 
 
 def _parse_number(text: str) -> float:
@@ -146,7 +146,7 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
         raise UserError("--curve and -o do not go together: the curve writes no average")
 
 
-def work(args: argparse.Namespace) -> int:
+def average_run(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported

@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"source text to compare with, its first {MOST_LINES:,} lines; default: random pieces",
     )
     args = parser.parse_args(argv)
-    return run_command(lambda: work(args), "nmt-export")
+    return run_command(lambda: export_model(args), "nmt-export")
 
 
-def work(args: argparse.Namespace) -> int:
+def export_model(args: argparse.Namespace) -> int:
     from itertools import islice
     from pathlib import Path
 

@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
-    return run_command(lambda: prepare_store(args), "nmt-prepare")
+    return run_command(lambda: prepare_corpus(args), "nmt-prepare")
 
 
-def prepare_store(args: argparse.Namespace) -> int:
+def prepare_corpus(args: argparse.Namespace) -> int:
     go_offline(args)
     if (args.config is None) == (args.inspect is None):
         raise UserError(

@@ -64,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--trace goes with --profile, --price with --plan")
     if args.price is not None and not 0 <= args.price < 1e9:
         parser.error(f"--price {args.price}: give a price of at least 0")
-    return run_command(lambda: work(args), "nmt-train")
+    return run_command(lambda: train_model(args), "nmt-train")
 
 
-def work(args: argparse.Namespace) -> int:
+def train_model(args: argparse.Namespace) -> int:
     go_offline(args)
 
     from nmt import api

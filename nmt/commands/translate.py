@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.places if is_setting(word)]
     args.checkpoints = [word for word in args.places if not is_setting(word)]
-    if complaint := find_misuse(args):
+    if complaint := find_option_conflict(args):
         parser.error(complaint)
-    return run_command(lambda: run(args), "nmt-translate")
+    return run_command(lambda: translate_text(args), "nmt-translate")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="search as that toolkit does; see below",
     )
     search.add_argument(
-        "--beam", type=positive, metavar="N", help="hypotheses per sentence; 1 is greedy"
+        "--beam", type=parse_positive, metavar="N", help="hypotheses per sentence; 1 is greedy"
     )
     search.add_argument(
         "--sample",
@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     output.add_argument(
         "--n-best",
-        type=positive,
+        type=parse_positive,
         metavar="K",
         help="K lines for each: number of the line, counted from 0 "
         "as in Marian and fairseq, TAB score TAB text",
@@ -128,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=parse_positive,
         default=1,
         metavar="N",
         help="processes, each with a copy of the model and its share of the cores",
@@ -141,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def positive(text: str) -> int:
+def parse_positive(text: str) -> int:
     """The type of an option that counts something."""
     value = int(text)
     if value < 1:
@@ -149,7 +149,7 @@ def positive(text: str) -> int:
     return value
 
 
-def find_misuse(args: argparse.Namespace) -> str:
+def find_option_conflict(args: argparse.Namespace) -> str:
     """What is wrong with a combination of options, if anything is."""
     if not args.checkpoints:
         return "a checkpoint is missing; it comes before settings"
@@ -200,7 +200,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
     return [*overrides, *args.overrides]
 
 
-def run(args: argparse.Namespace) -> int:
+def translate_text(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported

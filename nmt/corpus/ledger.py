@@ -165,7 +165,7 @@ def format_command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def store_digest(files: Mapping[str, str]) -> str:
+def digest_store(files: Mapping[str, str]) -> str:
     """One digest of all data files, by name and sha256."""
     lines = "".join(f"{sha}  {name}\n" for name, sha in sorted(files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()

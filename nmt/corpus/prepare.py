@@ -21,12 +21,12 @@ from nmt.corpus.ledger import (
     CorpusAccount,
     Ledger,
     check_same,
+    digest_store,
     format_command,
     format_ledger,
     list_settings,
     list_versions,
     stamp_sources,
-    store_digest,
 )
 from nmt.corpus.reader import COMPRESSED, describe_corpus, find_local_files
 from nmt.corpus.shards import SIDES
@@ -211,7 +211,7 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
         versions=list_versions(),
         command=format_command(),
         data=data,
-        store=store_digest(data),
+        store=digest_store(data),
     )
 
     # publish it

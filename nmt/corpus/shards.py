@@ -94,7 +94,7 @@ class ShardText:
         src, tgt = (shard_file(self.folder, self.number, f"{side}.txt") for side in SIDES)
         return src.read_bytes().split(b"\n")[:-1], tgt.read_bytes().split(b"\n")[:-1]
 
-    def repeat_mask(self) -> np.ndarray:  # (n_pairs,) bool
+    def read_repeat_mask(self) -> np.ndarray:  # (n_pairs,) bool
         if self.repeats is None:
             return np.zeros(self.n_pairs, bool)
         mask = np.load(self.repeats, mmap_mode="r")
@@ -155,7 +155,7 @@ def count_words(sample: WordSample) -> Counter[bytes]:
     """How often each word occurs in the lines of the sample."""
     # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the order in which words are
     # met decide which BPE is learned: a change would change every store.
-    usable = np.flatnonzero(np.repeat(~sample.text.repeat_mask(), 2))
+    usable = np.flatnonzero(np.repeat(~sample.text.read_repeat_mask(), 2))
     if sample.n_lines < len(usable):
         seed = np.random.SeedSequence(sample.seed)
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
@@ -179,7 +179,7 @@ class ShardEncoder:
         dropped = DropCounts()
 
         # without repeats
-        is_repeat = text.repeat_mask()
+        is_repeat = text.read_repeat_mask()
         for i in np.flatnonzero(is_repeat).tolist():
             dropped.add("duplicate", src[i].decode(), tgt[i].decode())
         usable = np.flatnonzero(~is_repeat).tolist()

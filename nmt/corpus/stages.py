@@ -198,7 +198,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
     n_shards = first
     with closing(Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs")) as progress:
 
-        def unfinished_blocks() -> Iterator[tuple[int, Block]]:
+        def read_unfinished_blocks() -> Iterator[tuple[int, Block]]:
             nonlocal n_shards
             for block in read_blocks(part.corpus, job.data, PAIRS_PER_SHARD, skip=first):
                 number = n_shards
@@ -209,7 +209,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
                     yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out)
-        for report in map_with_workers(start, unfinished_blocks(), job.data.workers):
+        for report in map_with_workers(start, read_unfinished_blocks(), job.data.workers):
             progress.advance(report.lines)
             job.clock.n_done += report.lines
     return n_shards
@@ -293,7 +293,7 @@ def learn_bpe(
 ) -> tuple[Path, BpeAccount]:
     """The joint BPE of both sides of all training corpora, each taken once whatever its `repeat`."""
     texts = [text for each in train for text in each.texts(repeats)]
-    n_lines = [2 * int((~text.repeat_mask()).sum()) for text in texts]
+    n_lines = [2 * int((~text.read_repeat_mask()).sum()) for text in texts]
     n_sampled = min(sum(n_lines), job.vocab.sample_sentences)
     if n_sampled == 0:
         raise UserError(NOTHING_LEFT)

@@ -129,7 +129,7 @@ def _one_of_each_size(lengths: Array, is_chosen: Array) -> Array:
 # ---- sizes -------------------------------------------------------------------------------------------------------
 
 
-def equal_share(tokens: int, n: int) -> int:
+def divide_tokens(tokens: int, n: int) -> int:
     """The tokens that a micro-batch must hold so that n of them hold an update of `tokens`."""
     if n == 1:
         return tokens

@@ -30,7 +30,7 @@ from nmt.system.files import read_json, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, VOCAB_FILE
 from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.batching import SearchedBatch, split_by_budget
-from nmt.translate.beams import Hypothesis, penalty
+from nmt.translate.beams import Hypothesis, compute_penalty
 from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
 CTRANSLATE2_USAGE = """\
@@ -168,7 +168,7 @@ class CTranslate2Engine:
         for hypotheses in self._search(src, config.beam, 0.0, limit, config.beam):
             scored = []
             for one in hypotheses:
-                divisor = float(penalty(len(one.ids) + 1, config))
+                divisor = float(compute_penalty(len(one.ids) + 1, config))
                 scored.append(Hypothesis(one.ids, one.score / divisor))
             best.append(max(scored, key=lambda one: one.score))
         return best

@@ -31,7 +31,7 @@ LENGTHS = (12, 25, 9, 41, 30, 18, 66, 23, 35, 14, 50, 28, 6, 37, 21, 90)
 Timer = Callable[[Callable[[], object]], float]  # milliseconds that the work takes
 
 
-def cache_file() -> Path:
+def locate_cache_file() -> Path:
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "nmt" / "attention.json"
 
@@ -43,7 +43,7 @@ def _choice_key(device_name: str, d_k: int, d_v: int) -> str:
 
 def _load_choices() -> dict[str, Any]:
     try:
-        answers = json.loads(cache_file().read_bytes())
+        answers = json.loads(locate_cache_file().read_bytes())
     except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: there is no home
         return {}
     return answers if isinstance(answers, dict) else {}
@@ -63,7 +63,7 @@ def save_choice(device_name: str, d_k: int, d_v: int, times: Mapping[str, float]
     answers = _load_choices()
     answers[_choice_key(device_name, d_k, d_v)] = {"path": path, "ms": dict(times)}
     try:
-        file = cache_file()
+        file = locate_cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, answers)
     except (OSError, RuntimeError):

@@ -233,7 +233,7 @@ class Shape(NamedTuple):
     warps: int
 
 
-def shape_of(dtype: torch.dtype, padded_size: int, is_backward: bool) -> Shape:
+def choose_kernel_shape(dtype: torch.dtype, padded_size: int, is_backward: bool) -> Shape:
     """Return the shape with the most active warps among those without register spills.
 
     They were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
@@ -256,7 +256,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "a head's numbers must lie side by side"
     sizes = q.shape[2], v.shape[2]
     padded_sizes = [max(16, triton.next_power_of_2(size)) for size in sizes]
-    shape = shape_of(q.dtype, max(padded_sizes), is_backward)
+    shape = choose_kernel_shape(q.dtype, max(padded_sizes), is_backward)
     scale = q.shape[2] ** -0.5 * 1.4426950408889634  # log2(e): hardware has exp2 only
     numbers = [
         len(q),

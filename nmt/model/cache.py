@@ -162,7 +162,7 @@ class StaticCache:
             self.table, self.n_positions = table, len(table)
             self.buffers.n_moves += 1
         self.n, self.capacity, self.max_capacity = n, capacity, max_capacity
-        self.n_source = source_width(fresh.memory_mask.shape[3])
+        self.n_source = round_up_source_width(fresh.memory_mask.shape[3])
         self.tensors = {"memory mask": fresh.memory_mask, "mask": fresh.mask}
         for kind, layers in (
             ("memory keys", fresh.memory_keys),
@@ -238,17 +238,19 @@ class StaticCache:
         self.mask.copy_(self.mask.gather(2, index))
 
 
-def static_bytes(config: ModelConfig, beam: int, longest: int, capacity: int, size: int) -> int:
+def count_static_bytes(
+    config: ModelConfig, beam: int, longest: int, capacity: int, size: int
+) -> int:
     """Count the bytes of one sentence in a `StaticCache` whose numbers have `size` bytes."""
-    places = source_width(longest) + capacity * beam
+    places = round_up_source_width(longest) + capacity * beam
     keys_values = (
         config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
     )
-    masks = (source_width(longest) + beam * capacity * beam) * FP32_BYTES
+    masks = (round_up_source_width(longest) + beam * capacity * beam) * FP32_BYTES
     return keys_values + masks
 
 
-def size_class(n: int) -> int:
+def round_up_to_class(n: int) -> int:
     """Round n up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
     So there are few shapes to record, and at most a third of the rows is padding.
@@ -257,8 +259,8 @@ def size_class(n: int) -> int:
     return power * 3 // 4 if n <= power * 3 // 4 and power >= 4 else power
 
 
-def source_width(longest: int) -> int:
-    return WIDTH_MULTIPLE * size_class(-(-longest // WIDTH_MULTIPLE))
+def round_up_source_width(longest: int) -> int:
+    return WIDTH_MULTIPLE * round_up_to_class(-(-longest // WIDTH_MULTIPLE))
 
 
 @dataclass

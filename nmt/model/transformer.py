@@ -20,9 +20,9 @@ from nmt.model.cache import (
     Cache,
     StaticCache,
     Step,
+    count_static_bytes,
     pad_memory,
-    source_width,
-    static_bytes,
+    round_up_source_width,
 )
 from nmt.model.dropout import Dropout
 from nmt.model.embedding import look_up
@@ -342,7 +342,7 @@ class Transformer(nn.Module):
             memory_mask.new_empty(n, 1, beam, 0),
         )
 
-    def static_cache(self, beam: int) -> StaticCache:
+    def make_static_cache(self, beam: int) -> StaticCache:
         """Make a cache for recorded steps, still without sentences."""
         return StaticCache(beam, self.config.n_heads)
 
@@ -354,14 +354,14 @@ class Transformer(nn.Module):
             self.tgt_positions.reserve(max_capacity)
         cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
 
-    def sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
+    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         """Bound the memory that a sentence of `longest` pieces takes in a search by recorded steps."""
         config, size = self.config, self.tgt_embedding.weight.element_size()
         layer = (
             config.n_heads * (config.key_size + config.value_size) * size
         )  # keys and values of a place
         loading = (
-            config.n_layers * source_width(longest) * layer
+            config.n_layers * round_up_source_width(longest) * layer
         )  # of the memory, before they are in the cache
         moving = capacity * beam * layer  # when the room grows or sentences leave
         activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
@@ -369,7 +369,7 @@ class Transformer(nn.Module):
             3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
         )  # of attention, in a step
         logits = beam * self.n_vocab * (2 * FP32_BYTES + size)  # and their logarithms
-        cache = static_bytes(config, beam, longest, capacity, size)
+        cache = count_static_bytes(config, beam, longest, capacity, size)
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity
 
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
-from nmt.model.attention_choice import cache_file, measure_attention
+from nmt.model.attention_choice import locate_cache_file, measure_attention
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_figures
 from nmt.profile.parts import sum_kernels, sum_operations
@@ -107,7 +107,7 @@ def _choose_attention(config: RunConfig, micro_tokens: int, world: World) -> Non
     path = measure_attention(
         world.device, micro_tokens, model.n_heads, model.key_size, model.value_size
     )
-    say(f"attention: {path} is the fastest here, which is remembered in {cache_file()}")
+    say(f"attention: {path} is the fastest here, which is remembered in {locate_cache_file()}")
 
 
 def _measure_parts(

@@ -17,7 +17,7 @@ import torch
 from nmt.config import RunConfig, TrainingConfig, load_config
 from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_batch
-from nmt.data.plan import Cursor, choose_shape, equal_share
+from nmt.data.plan import Cursor, choose_shape, divide_tokens
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
@@ -167,13 +167,13 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
     update_tokens = max(training.src_tokens, training.tgt_tokens)
     if world.device.type == "cpu":
         for n_rounds in range(1, MAX_ROUNDS + 1):
-            micro_tokens = equal_share(update_tokens, world.size * n_rounds)
+            micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
             if micro_tokens <= CPU_MICRO_TOKENS:
                 return micro_tokens
         return CPU_MICRO_TOKENS
     n_rounds = 1
     while n_rounds <= MAX_ROUNDS:
-        micro_tokens = equal_share(update_tokens, world.size * n_rounds)
+        micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
         if fits(config, micro_tokens, world):
             return micro_tokens
         n_rounds *= 2

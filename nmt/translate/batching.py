@@ -18,7 +18,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import pack
 from nmt.system.device import is_out_of_memory
 from nmt.translate.beams import Decodable, Hypothesis
-from nmt.translate.graph_search import GraphSearch, free_bytes
+from nmt.translate.graph_search import GraphSearch, measure_free_bytes
 from nmt.translate.search import search
 
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
@@ -45,7 +45,7 @@ class GpuSearch:
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.graph_search = GraphSearch(model, config, device)
-        self.n_bytes = free_bytes(device) if n_bytes is None else n_bytes
+        self.n_bytes = measure_free_bytes(device) if n_bytes is None else n_bytes
 
     def search_batches(
         self,

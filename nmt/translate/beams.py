@@ -46,11 +46,11 @@ class Decodable(Protocol):
     def start(self, src: Packed, beam: int, /) -> Any: ...
     def step(self, tokens: Tensor, cache: Any, /) -> Tensor: ...
     def projection(self, hidden: Tensor, /) -> Tensor: ...
-    def static_cache(self, beam: int, /) -> Any: ...
+    def make_static_cache(self, beam: int, /) -> Any: ...
     def restart(
         self, cache: Any, src: Packed, n: int, capacity: int, max_capacity: int, /
     ) -> None: ...
-    def sentence_bytes(self, beam: int, longest: int, capacity: int, /) -> int: ...
+    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int, /) -> int: ...
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Beams:
             setattr(self, name, rows[:n])
 
 
-def beam_width(config: DecodingConfig, n_best: int) -> int:
+def count_hypotheses(config: DecodingConfig, n_best: int) -> int:
     """How many hypotheses of a sentence live at a time."""
     if config.sample:
         return n_best
@@ -96,7 +96,7 @@ def start_beams(
     prefixes: Sequence[Sequence[int]] | None,
 ) -> Beams:
     """Each sentence at bos, with its length limit and its prefix."""
-    n, device, beam = src.n_sentences, src.tokens.device, beam_width(config, n_best)
+    n, device, beam = src.n_sentences, src.tokens.device, count_hypotheses(config, n_best)
 
     # Prefixes, side by side.
     prefixes = prefixes or [[]] * n
@@ -132,7 +132,7 @@ def start_beams(
     )
 
 
-def penalty(length: Length, config: DecodingConfig) -> Tensor:
+def compute_penalty(length: Length, config: DecodingConfig) -> Tensor:
     """The divisor of the log-probability of a hypothesis of `length` pieces, eos included (section 6.1)."""
     size = torch.as_tensor(length, dtype=torch.float32)
     if config.penalty == "gnmt":
@@ -150,12 +150,12 @@ def find_done(beams: Beams, length: Length, config: DecodingConfig, n_best: int)
         return done
     if config.stopping == "exact":
         # No living hypothesis can do better than to end at the limit with the probability that it has now.
-        bound = best / penalty(beams.limits + 1, config).to(best.device)
+        bound = best / compute_penalty(beams.limits + 1, config).to(best.device)
         done |= bound <= beams.finished_scores[:, n_best - 1]
     elif config.stopping == "full":
         done |= beams.n_finished >= config.beam
     elif config.stopping == "likely":
-        present = best / penalty(length, config).to(best.device)
+        present = best / compute_penalty(length, config).to(best.device)
         done |= present <= beams.finished_scores[:, config.beam - 1]
     return done
 
@@ -176,7 +176,9 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
 # ---- parts of a step ----------------------------------------------------------------------------------------------
 
 
-def logit_blocks(model: Decodable, hidden: Tensor, beam: int) -> Iterator[tuple[slice, Tensor]]:
+def compute_logit_blocks(
+    model: Decodable, hidden: Tensor, beam: int
+) -> Iterator[tuple[slice, Tensor]]:
     """The logits (s * B, V) of some sentences after others; on CPU in blocks that fit into its cache."""
     n_sentences = hidden.shape[0] // beam
     size = n_sentences
@@ -187,11 +189,11 @@ def logit_blocks(model: Decodable, hidden: Tensor, beam: int) -> Iterator[tuple[
         yield here, model.projection(hidden[here.start * beam : here.stop * beam]).float()
 
 
-def required_pieces(beams: Beams, length: Length) -> Tensor:
+def find_required_pieces(beams: Beams, length: Length) -> Tensor:
     """The piece that each sentence must take in this step, (S,): of its prefix, or eos at its limit; -1 if free."""
     required = torch.where(beams.limits < length, EOS, -1)
     if isinstance(length, Tensor):
-        forced = beams.forced.index_select(1, step_column(beams.forced, length)).squeeze(1)
+        forced = beams.forced.index_select(1, find_step_column(beams.forced, length)).squeeze(1)
     elif length <= beams.forced.shape[1]:
         forced = beams.forced[:, length - 1]
     else:
@@ -209,7 +211,7 @@ def forbid_pieces(logits: Tensor, is_eos_forbidden: bool | Tensor) -> None:
         logits[:, EOS] = NEG_INF
 
 
-def step_column(rows: Tensor, length: Tensor) -> Tensor:
+def find_step_column(rows: Tensor, length: Tensor) -> Tensor:
     """The column (1,) of a recorded step. The last one serves steps beyond capacity, whose result is not used."""
     return (length - 1).clamp(max=rows.shape[-1] - 1)
 
@@ -217,7 +219,7 @@ def step_column(rows: Tensor, length: Tensor) -> Tensor:
 def append_pieces(ids: Tensor, pieces: Tensor, length: Length) -> Tensor:
     """Add a piece to each row: (S, N, t), (S, N) -> (S, N, t + 1), or into the step's column of a recorded step."""
     if isinstance(length, Tensor):
-        return ids.index_copy(2, step_column(ids, length), pieces.unsqueeze(2))
+        return ids.index_copy(2, find_step_column(ids, length), pieces.unsqueeze(2))
     return torch.cat((ids, pieces.unsqueeze(2)), 2)
 
 

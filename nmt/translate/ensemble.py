@@ -69,8 +69,8 @@ class Ensemble:
     def start(self, src: Packed, beam: int) -> EnsembleCache:
         return EnsembleCache([model.start(src, beam) for model in self.models])
 
-    def static_cache(self, beam: int) -> StaticEnsembleCache:
-        return StaticEnsembleCache([model.static_cache(beam) for model in self.models])
+    def make_static_cache(self, beam: int) -> StaticEnsembleCache:
+        return StaticEnsembleCache([model.make_static_cache(beam) for model in self.models])
 
     def restart(
         self, cache: StaticEnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
@@ -78,8 +78,8 @@ class Ensemble:
         for model, each in zip(self.models, cache.each, strict=True):
             model.restart(each, src, n, capacity, max_capacity)
 
-    def sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        each = [model.sentence_bytes(beam, longest, capacity) for model in self.models]
+    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
+        each = [model.bound_sentence_bytes(beam, longest, capacity) for model in self.models]
         logits = (
             2 * len(self.models) * beam * self.n_vocab * FP32_BYTES
         )  # each model's and their stack

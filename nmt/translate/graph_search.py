@@ -22,14 +22,14 @@ from torch import Tensor
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
-from nmt.model.cache import FP32_BYTES, Buffers, size_class, source_width
+from nmt.model.cache import FP32_BYTES, Buffers, round_up_source_width, round_up_to_class
 from nmt.system.cuda_graph import capture
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
     Decodable,
     Hypothesis,
-    beam_width,
+    count_hypotheses,
     find_done,
     make_hypotheses,
     start_beams,
@@ -85,16 +85,16 @@ class GraphSearch:
                 return results
             sentences = [sentences[row] for row in living]
             rows = _send(torch.tensor(living), self.device)
-            self._resize(rows, size_class(len(living)), self.capacity)
+            self._resize(rows, round_up_to_class(len(living)), self.capacity)
             survivors = SurvivorCount(self.device)
         raise AssertionError(f"{len(sentences)} sentences are not done at their limits")
 
     def _prepare_for(self, n_best: int) -> None:
         """Start afresh if the last search was for another number of hypotheses."""
         if n_best != self.n_best:
-            self.beam = beam_width(self.config, n_best)
+            self.beam = count_hypotheses(self.config, n_best)
             self.n_best = n_best
-            self.cache, self.buffers = self.model.static_cache(self.beam), Buffers()
+            self.cache, self.buffers = self.model.make_static_cache(self.beam), Buffers()
             self._forget_graphs(0)
 
     def _load(self, src: Packed, prefixes: Sequence[Sequence[int]] | None) -> int:
@@ -104,8 +104,11 @@ class GraphSearch:
         n_steps = count_steps(src.longest, longest_prefix, self.config)
         if self.model.config.positions == "learned":
             n_steps = min(n_steps, self.model.config.max_positions)
-        self.n, self.n_source = size_class(src.n_sentences), source_width(src.longest)
-        self.max_capacity = full_capacity(n_steps)
+        self.n, self.n_source = (
+            round_up_to_class(src.n_sentences),
+            round_up_source_width(src.longest),
+        )
+        self.max_capacity = find_full_capacity(n_steps)
         self.capacity = min(FIRST_CAPACITY, self.max_capacity)
         while self.capacity < longest_prefix:
             self.capacity = min(2 * self.capacity, self.max_capacity)
@@ -162,15 +165,15 @@ class GraphSearch:
         self, longest: int, longest_prefix: int, n_best: int, n_bytes: int
     ) -> int:
         """The number of sentences that fit into `n_bytes` together, at least one."""
-        each = self.sentence_bytes(longest, longest_prefix, n_best)
-        logits_each = beam_width(self.config, n_best) * self.model.n_vocab
+        each = self.bound_sentence_bytes(longest, longest_prefix, n_best)
+        logits_each = count_hypotheses(self.config, n_best) * self.model.n_vocab
         n = min(n_bytes // each, MAX_LOGITS // logits_each)
-        return max(1, floor_to_class(n))
+        return max(1, round_down_to_class(n))
 
-    def sentence_bytes(self, longest: int, longest_prefix: int, n_best: int) -> int:
+    def bound_sentence_bytes(self, longest: int, longest_prefix: int, n_best: int) -> int:
         """An upper bound of the memory that the model and the search take for a sentence."""
-        config, beam = self.config, beam_width(self.config, n_best)
-        capacity = full_capacity(count_steps(longest, longest_prefix, config))
+        config, beam = self.config, count_hypotheses(self.config, n_best)
+        capacity = find_full_capacity(count_steps(longest, longest_prefix, config))
         n_kept = beam if config.stopping == "likely" else n_best
         # Pieces of the living, of the finished, and forced ones; then what a step makes of them.
         state = (beam + n_kept + 1) * capacity * ID_BYTES
@@ -179,7 +182,7 @@ class GraphSearch:
         if config.sample:
             sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
             drawing = beam * (capacity * FP32_BYTES + self.model.n_vocab * sorting)
-        return self.model.sentence_bytes(beam, longest, capacity) + state + growing + drawing
+        return self.model.bound_sentence_bytes(beam, longest, capacity) + state + growing + drawing
 
     # ---- a step ------------------------------------------------------------------------------------------------
 
@@ -272,16 +275,16 @@ class SurvivorCount:
         return n_before if self.newest is None else self.newest
 
 
-def free_bytes(device: torch.device) -> int:
+def measure_free_bytes(device: torch.device) -> int:
     """The memory that may be filled with sentences: a share of what is free."""
     torch.cuda.empty_cache()  # what torch caches counts as free; the pools of graphs do not
     in_driver, _ = torch.cuda.mem_get_info(device)
     return int(MEMORY_SHARE * in_driver)
 
 
-def floor_to_class(n: int) -> int:
+def round_down_to_class(n: int) -> int:
     """The largest size class that is at most n, so that a full batch has no padding."""
-    while n > 1 and size_class(n) != n:
+    while n > 1 and round_up_to_class(n) != n:
         n -= 1
     return n
 
@@ -292,9 +295,9 @@ def count_steps(longest: int, longest_prefix: int, config: DecodingConfig) -> in
     return max(limit, longest_prefix) + 1
 
 
-def full_capacity(n_steps: int) -> int:
+def find_full_capacity(n_steps: int) -> int:
     """The capacity at the end of a search of `n_steps`, of few possible values."""
-    return FIRST_CAPACITY * size_class(-(-n_steps // FIRST_CAPACITY))
+    return FIRST_CAPACITY * round_up_to_class(-(-n_steps // FIRST_CAPACITY))
 
 
 def _copy_rows(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -21,11 +21,11 @@ from nmt.translate.beams import (
     Decodable,
     Length,
     append_pieces,
+    compute_logit_blocks,
+    compute_penalty,
+    find_required_pieces,
     forbid_pieces,
-    logit_blocks,
     pad_width,
-    penalty,
-    required_pieces,
 )
 
 
@@ -53,16 +53,16 @@ def sample_step(
 ) -> None:
     """Give each hypothesis one piece more, drawn with its number of `uniforms` (S, n)."""
     n = beams.scores.shape[1]
-    required = required_pieces(beams, length)
+    required = find_required_pieces(beams, length)
     is_eos_forbidden = length <= config.min_length
     blocks = []
-    for here, logits in logit_blocks(model, hidden, n):
+    for here, logits in compute_logit_blocks(model, hidden, n):
         u = uniforms[here].reshape(-1, 1)
         blocks.append(_draw_pieces(logits, required[here], u, is_eos_forbidden, config))
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
     ended = (pieces == EOS) & (scores > NEG_INF)
-    ending = scores / penalty(length, config).to(scores.device)
+    ending = scores / compute_penalty(length, config).to(scores.device)
 
     beams.tokens = pieces
     beams.ids = append_pieces(beams.ids, pieces, length)

@@ -22,15 +22,15 @@ from nmt.translate.beams import (
     Hypothesis,
     Length,
     append_pieces,
-    beam_width,
+    compute_logit_blocks,
+    compute_penalty,
+    count_hypotheses,
     find_done,
+    find_required_pieces,
     forbid_pieces,
     gather_rows,
-    logit_blocks,
     make_hypotheses,
     pad_width,
-    penalty,
-    required_pieces,
     start_beams,
 )
 from nmt.translate.sampling import draw_uniforms, sample_step
@@ -50,7 +50,7 @@ def search(
 
     Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence.
     """
-    beam = beam_width(config, n_best)
+    beam = count_hypotheses(config, n_best)
     beams = start_beams(src, config, model.config, n_best, prefixes)
     if config.sample:
         uniforms = draw_uniforms(src, beams.limits, beam, config.seed)
@@ -94,11 +94,11 @@ def beam_step(
     beam = config.beam
 
     # The best continuations of each sentence.
-    required = required_pieces(beams, length)
+    required = find_required_pieces(beams, length)
     n_considered = 2 * beam if beam > 1 else 1
     is_eos_forbidden = length <= config.min_length
     blocks = []
-    for here, logits in logit_blocks(model, hidden, beam):
+    for here, logits in compute_logit_blocks(model, hidden, beam):
         blocks.append(
             _best_continuations(
                 logits, beams.scores[here], required[here], is_eos_forbidden, n_considered
@@ -115,7 +115,9 @@ def beam_step(
     counted = ended if config.finishing == "any" else ended & (rank < beam)
     if config.stopping == "full":
         counted = counted & (beams.n_finished[:, None] + counted.cumsum(1) <= beam)
-    ending = scores.masked_fill(~counted, NEG_INF) / penalty(length, config).to(scores.device)
+    ending = scores.masked_fill(~counted, NEG_INF) / compute_penalty(length, config).to(
+        scores.device
+    )
     n_kept = beams.finished_scores.shape[1]
     all_finished = torch.cat((beams.finished_scores, ending), 1)
     beams.n_finished = beams.n_finished + counted.sum(1)
@@ -143,7 +145,9 @@ def _best_continuations(
     required = required[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
     required_logits = logits.gather(1, required.clamp(min=0))
     forbid_pieces(logits, is_eos_forbidden)
-    values, pieces = grouped_topk(logits, n)  # a sentence's n best are among each parent's n best
+    values, pieces = find_topk_by_group(
+        logits, n
+    )  # a sentence's n best are among each parent's n best
 
     # A required piece is the best continuation, and there is no other.
     alone = F.pad(required_logits, (0, values.shape[1] - 1), value=NEG_INF)
@@ -159,7 +163,7 @@ def _best_continuations(
     return index // n_each, pieces.view(len(scores), -1).gather(1, index), best
 
 
-def grouped_topk(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def find_topk_by_group(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """logits.topk(n, 1), faster: only the n groups with the highest maxima can hold the n highest logits."""
     n_groups = logits.shape[1] // GROUP_SIZE
     if n_groups < 4 * n:

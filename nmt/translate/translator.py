@@ -181,10 +181,10 @@ class TextToText(ABC):
             pairs: Iterable[tuple[Translation, Translation]]
             if self.config.sample:
                 pairs = zip(joined, candidates, strict=False)
-                joined = [_join(a, b, part.start) for a, b in pairs]
+                joined = [_join_two(a, b, part.start) for a, b in pairs]
             else:
                 pairs = product(joined, candidates)
-                combined = [_join(a, b, part.start) for a, b in pairs]
+                combined = [_join_two(a, b, part.start) for a, b in pairs]
                 joined = nlargest(request.n_best, combined, key=lambda one: one.score)
         return joined
 
@@ -215,7 +215,7 @@ class TextToText(ABC):
         return ids[: parts[0].stop] if parts else []
 
 
-def _join(a: Translation, b: Translation, start: int) -> Translation:
+def _join_two(a: Translation, b: Translation, start: int) -> Translation:
     """Two parts as one; the source of the second begins at piece `start` of the line."""
     moved = tuple(start + source for source in b.alignment)
     return Translation(

@@ -127,18 +127,18 @@ def news_lengths() -> tuple[np.ndarray, np.ndarray]:
 def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
     """Seconds of the parts of one search over all sentences, sorted by length into one batch. `counted` is filled with
     the steps that it lacks."""
-    from nmt.model.cache import size_class, source_width
+    from nmt.model.cache import round_up_source_width, round_up_to_class
     from nmt.translate.graph_search import FEWEST_ROWS, FIRST_CAPACITY, UNRECORDED_STEPS
 
     sources, steps = news_lengths()
-    width = source_width(int(sources.max()))
+    width = round_up_source_width(int(sources.max()))
     uses: dict[tuple[int, int], int] = {}
     parts = {"steps recorded": 0.0, "steps not yet recorded": 0.0, "recording": 0.0}
-    n, room = size_class(SENTENCES), FIRST_CAPACITY
+    n, room = round_up_to_class(SENTENCES), FIRST_CAPACITY
     for length in range(1, int(steps.max()) + 1):
         living = int((steps >= length).sum())
         if living <= n // 2 and n > FEWEST_ROWS:
-            n = size_class(living)
+            n = round_up_to_class(living)
         while length > room:
             room *= 2
         if room not in counted:

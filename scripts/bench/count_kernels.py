@@ -66,13 +66,13 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
 
     from nmt.config import load_config
     from nmt.data.batch import Batch, BatchShape, Packed
-    from nmt.data.plan import ROW_MULTIPLE, equal_share
+    from nmt.data.plan import ROW_MULTIPLE, divide_tokens
     from nmt.model.transformer import Transformer
     from nmt.train.loss import Objective
     from nmt.train.parallel import CompiledObjective
 
     config = load_config(config_name, overrides)
-    share = equal_share(config.training.tgt_tokens, n_ranks)
+    share = divide_tokens(config.training.tgt_tokens, n_ranks)
     tokens = -(-share // ROW_MULTIPLE) * ROW_MULTIPLE
     sentences = int(1.5 * tokens / MEAN_LENGTH) + ROW_MULTIPLE
     shape = BatchShape(tokens, sentences, LONGEST)

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt.commands.cli import run_command
-from nmt.corpus.ledger import store_digest
+from nmt.corpus.ledger import digest_store
 from nmt.data.vocab import CorpusEncoder, Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import read_json, verify, write_json
@@ -257,7 +257,7 @@ def _memory(folder: Path) -> int:
 def digest_of(store: Path) -> str:
     """The one digest of all its data files, after each of them has been read and found right."""
     verify(store)
-    return store_digest(
+    return digest_store(
         {
             name: entry["sha256"]
             for name, entry in read_json(store / MANIFEST_FILE).items()

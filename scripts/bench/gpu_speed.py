@@ -22,11 +22,11 @@ from gpu_checks import Bench, Sheet, Skip, has_graph, make_store, run_ranks, sha
 
 from nmt.config import DecodingConfig, RunConfig, load_config
 from nmt.data.loader import Loader
-from nmt.data.plan import Cursor, equal_share
+from nmt.data.plan import Cursor, divide_tokens
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.model.attention import TRITON, VARLEN
-from nmt.model.attention_choice import cache_file, choose_attention, measure_attention
+from nmt.model.attention_choice import choose_attention, locate_cache_file, measure_attention
 from nmt.model.attention_varlen import supports_varlen
 from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
@@ -108,7 +108,7 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
     update_tokens = max(recipe.config.training.src_tokens, recipe.config.training.tgt_tokens)
     n_rounds = 1
     while n_rounds <= MOST_ROUNDS:
-        micro_tokens = equal_share(update_tokens, world.size * n_rounds)
+        micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
         trial = try_out(recipe, micro_tokens, store, path, world)
         n_failed = world.sum(
             torch.tensor([float(trial is None)])
@@ -383,7 +383,7 @@ def own_cache(bench: Bench) -> Iterator[None]:
 
 def remembered_times(device_name: str) -> dict[str, float]:
     """The newest answer for such a GPU."""
-    answers = json.loads(cache_file().read_bytes())
+    answers = json.loads(locate_cache_file().read_bytes())
     times: dict[str, float] = {}
     for key, answer in answers.items():
         if key.startswith(f"{device_name}, torch {torch.__version__},"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nmt.config import TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.data.loader import make_micro_batches
-from nmt.data.plan import choose_shape, deal_pairs, equal_share, plan_epoch, swap_until_fit
+from nmt.data.plan import choose_shape, deal_pairs, divide_tokens, plan_epoch, swap_until_fit
 from nmt.data.store import Side, TokenStore
 from nmt.system.ranks import World
 
@@ -60,7 +60,7 @@ def store_of(name: str, n: int = 2_700) -> TokenStore:
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("n_ranks", RANKS)
 def test_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) -> None:
-    store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
+    store, micro_tokens = store_of(name), divide_tokens(UPDATE, n_ranks)
     shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
     useful = []
     for epoch in range(N_EPOCHS):
@@ -83,7 +83,7 @@ def test_epochs_have_one_shape_and_nearly_full_ranks(name: str, n_ranks: int) ->
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("n_ranks", [1, 8])
 def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
-    store, micro_tokens = store_of(name), equal_share(UPDATE, n_ranks)
+    store, micro_tokens = store_of(name), divide_tokens(UPDATE, n_ranks)
     shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
     plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG, micro_tokens, shape)
     n_blank = 0

@@ -2,7 +2,7 @@
 
 The interpreter takes what the compiler refuses, and a kernel that spills is slow without an error.
 One variant is compiled by every test run; with NMT_GPU_DRY=1 (`make gpu-dry`) all that
-`attention_triton.shape_of` and `loss_triton.choose_parts` may choose.
+`attention_triton.choose_kernel_shape` and `loss_triton.choose_parts` may choose.
 """
 
 import importlib.util

@@ -21,7 +21,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS
-from nmt.model.cache import size_class, source_width, static_bytes
+from nmt.model.cache import count_static_bytes, round_up_source_width, round_up_to_class
 from nmt.model.transformer import Transformer
 from nmt.translate import graph_search
 from nmt.translate.batching import GpuSearch, search_batches
@@ -164,7 +164,7 @@ def test_the_table_of_positions_grows_between_batches() -> None:
 
 
 def test_the_classes_of_sizes() -> None:
-    assert [size_class(n) for n in range(1, 18)] == [
+    assert [round_up_to_class(n) for n in range(1, 18)] == [
         1,
         2,
         3,
@@ -183,8 +183,8 @@ def test_the_classes_of_sizes() -> None:
         16,
         24,
     ]
-    assert [source_width(n) for n in (0, 1, 16, 17, 49, 65)] == [16, 16, 16, 32, 64, 96]
-    assert [graph_search.floor_to_class(n) for n in (0, 1, 5, 6, 100)] == [0, 1, 4, 6, 96]
+    assert [round_up_source_width(n) for n in (0, 1, 16, 17, 49, 65)] == [16, 16, 16, 32, 64, 96]
+    assert [graph_search.round_down_to_class(n) for n in (0, 1, 5, 6, 100)] == [0, 1, 4, 6, 96]
 
 
 # ---- on the pretend device ----------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def test_gradients_flow_there() -> None:
 def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: int) -> None:
     ours, n, longest, room = model(shape), 6, 33, 64
     with torch.inference_mode():
-        cache = ours.static_cache(beam)
+        cache = ours.make_static_cache(beam)
         ours.restart(
             cache,
             pack(
@@ -410,10 +410,10 @@ def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: in
     if shape.positions == "learned":
         longest = 21
     taken = sum(x.nbytes for x in cache.tensors.values())
-    assert taken == n * static_bytes(shape, beam, longest, room, 4)
+    assert taken == n * count_static_bytes(shape, beam, longest, room, 4)
     buffers = sum(x.nbytes for name, x in cache.buffers.memory.items() if name != "length")
     assert buffers == taken
-    assert ours.sentence_bytes(beam, longest, room) * n > taken
+    assert ours.bound_sentence_bytes(beam, longest, room) * n > taken
 
 
 def largest_sum(work: Callable[[], object]) -> int:
@@ -447,7 +447,7 @@ def test_a_search_takes_no_more_than_it_is_said_to(way: str) -> None:
     given = [(*[5] * 25, EOS)] * n
     n_best = 1 if way == "greedy" else 2
     recorded = GraphSearch(ours, config, CPU)
-    said = n * recorded.sentence_bytes(26, 0, n_best)
+    said = n * recorded.bound_sentence_bytes(26, 0, n_best)
     taken = largest_sum(lambda: recorded.search(pack(given), n_best))
     print(f"{way}: {taken / said:.2f} of {said / n / 1e6:.2f} MB a sentence")
     assert said / 2.5 < taken < said
@@ -481,10 +481,10 @@ def test_batches_fill_the_memory_and_no_more() -> None:
         assert sorted(itertools.chain(*batches)) == list(range(300))
         for batch in batches[:-1]:
             longest = len(given[batch[0]])
-            each = gpu.graph_search.sentence_bytes(longest, 0, 1)
-            assert max(len(given[i]) for i in batch) == longest and size_class(len(batch)) == len(
-                batch
-            )
+            each = gpu.graph_search.bound_sentence_bytes(longest, 0, 1)
+            assert max(len(given[i]) for i in batch) == longest and round_up_to_class(
+                len(batch)
+            ) == len(batch)
             assert len(batch) == 1 or len(batch) * each <= n_bytes < 2 * len(batch) * each + each
         assert (len(batches) == 300) == (n_bytes == 0)
     by_tokens = GpuSearch(ours, replace(PLAIN, batch_tokens=100), CPU, 1)

@@ -39,7 +39,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.graph_search import GraphSearch
-from nmt.translate.search import grouped_topk, search
+from nmt.translate.search import find_topk_by_group, search
 
 PRESETS = {
     name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def test_the_best_of_groups_are_the_best(size: int) -> None:
         logits[torch.rand(50, size) < 0.5] = float("-inf")
         logits[0] = float("-inf")
         logits[1, :-1] = float("-inf")
-        values, index = grouped_topk(logits.clone(), n)
+        values, index = find_topk_by_group(logits.clone(), n)
         assert torch.equal(values, logits.topk(min(n, size), 1).values)
         assert torch.equal(logits.gather(1, index), values)
 
