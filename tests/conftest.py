@@ -1,5 +1,6 @@
 """A toy corpus and the settings of a toy run, shared by the tests that go through whole commands."""
 
+import importlib.util
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,14 @@ import torch
 from small_disk import SmallDisk, mount_small_disk
 
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
+
+if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
+    import hypothesis
+
+    # An example may take any time: on a busy machine limits of time are exceeded at random.
+    too_slow = hypothesis.HealthCheck.too_slow
+    hypothesis.settings.register_profile("nmt", deadline=None, suppress_health_check=[too_slow])
+    hypothesis.settings.load_profile("nmt")
 
 WORDS = {
     "red": "rot",

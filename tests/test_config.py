@@ -439,7 +439,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=25, derandomize=True, database=None, deadline=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(config=CONFIGS)
 def test_a_dump_reads_back_to_an_equal_config(
     tmp_path_factory: pytest.TempPathFactory, config: RunConfig

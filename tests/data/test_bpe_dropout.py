@@ -59,14 +59,14 @@ def draw_pieces(
     return rows, [row.tolist() for row in np.split(pieces, np.cumsum(counts)[:-1])]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.booleans(), TEXTS)
 def test_at_rate_0_the_pieces_are_sentencepieces(has_bytes: bool, texts: list[str]) -> None:
     rows, again = draw_pieces(has_bytes, texts, 0.0)
     assert rows == again
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.booleans(), TEXTS, st.sampled_from([0.1, 0.5, 0.999]))
 def test_the_text_stays_and_so_does_what_has_no_letters(
     has_bytes: bool, texts: list[str], rate: float

@@ -36,7 +36,7 @@ def runs(
     yield run
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 300) | st.just(3_000),
@@ -66,7 +66,7 @@ def test_as_if_made_pair_by_pair(seed: int, n: int, epoch: int, longest: int, pi
         assert plan.n_tokens(number) == (sum(src[i] for i in update), sum(tgt[i] for i in update))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, st.integers(0, 1000), st.integers(0, 50))
 def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(
     lengths: np.ndarray, seed: int, epoch: int
@@ -84,7 +84,7 @@ def test_consecutive_epochs_share_no_update_of_two_pairs_or_more(
     assert not any(len(update) > 1 for update in updates[0] & updates[1])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, st.integers(0, 1000), st.integers(0, 50))
 def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch: int) -> None:
     plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, MICRO_TOKENS)
@@ -100,7 +100,7 @@ def test_every_pair_once_and_within_budget(lengths: np.ndarray, seed: int, epoch
     assert sorted(np.concatenate(seen)) == list(range(300))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(LENGTHS, st.integers(20, 400))
 def test_updates_do_not_depend_on_the_size_of_micro_batches(
     lengths: np.ndarray, micro_tokens: int

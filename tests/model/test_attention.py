@@ -61,7 +61,7 @@ def test_equals_torch_for_each_sentence(
         assert (a - b).abs().max() < bound * 10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
     tails=st.tuples(st.integers(0, 3), st.integers(0, 3)),

@@ -99,7 +99,7 @@ def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int
     assert n_blank > 0 or n_ranks == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 9, 60, 400]),
@@ -122,7 +122,7 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
     assert sorted(seen) == list(range(200))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(0, 40))
 def test_swapping_keeps_every_pair_and_only_reports_what_holds(
     seed: int, n: int, spare: int
