@@ -30,7 +30,8 @@ from nmt.config import (
     load_config,
 )
 from nmt.model.dropout import Dropout
-from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transformer, sinusoids
+from nmt.model.positions import sinusoids
+from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transformer
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain
 from nmt.train.loss import loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.tables import ROWS_PER_BATCH
+from nmt.corpus.file_formats import ROWS_PER_BATCH
 from nmt.corpus.text_files import TextFile, describe_error
 from nmt.known_test_sets import SACREBLEU_NAMES
 from nmt.system.errors import UserError

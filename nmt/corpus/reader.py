@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.downloads import find_dataset_files, find_test_set_files, read_dataset_tables
-from nmt.corpus.tables import (
+from nmt.corpus.file_formats import (
     ParsedSides,
     count_rows,
     parse_jsonl,

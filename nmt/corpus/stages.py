@@ -23,6 +23,7 @@ import numpy as np
 
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.cleaning import find_duplicates
+from nmt.corpus.file_formats import count_rows
 from nmt.corpus.ledger import BpeAccount, SourceFile, TestSetAccount, list_versions, name_file
 from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import (
@@ -40,7 +41,6 @@ from nmt.corpus.shards import (
     find_finished_shards,
     shard_file,
 )
-from nmt.corpus.tables import count_rows
 from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, read_file_stamp, read_json, write_bytes, write_json

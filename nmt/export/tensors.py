@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
-from nmt.model.transformer import MemoryAttention, Positions, SelfAttention, sinusoids
+from nmt.model.positions import Positions, sinusoids
+from nmt.model.transformer import MemoryAttention, SelfAttention
 from nmt.system.errors import UserError
 
 LEAST_POSITIONS = 1024

@@ -116,7 +116,7 @@ class _as_on_gpu:
         import torch.nn.functional as F
 
         import nmt.model.attention
-        import nmt.model.embedding
+        import nmt.model.embedding_lookup
         import nmt.model.transformer
         import nmt.train.loss
         from nmt.model.attention import AttentionMask
@@ -140,7 +140,7 @@ class _as_on_gpu:
             (nmt.model.transformer, "AttentionMask", MaskOnGpu),
             (LayerNorm, "forward", normalize),
             (Dropout, "forward", drop),
-            (nmt.model.transformer, "look_up", nmt.model.embedding._LookUp.apply),
+            (nmt.model.transformer, "look_up", nmt.model.embedding_lookup._LookUp.apply),
             (nmt.train.loss, "supports_fused_loss", lambda hidden: True),
             (nmt.model.attention, "supports_triton", lambda q, v: True),
         ]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, load_config
 from nmt.data.batch import Packed, pack
-from nmt.model.transformer import Transformer, sinusoids
-from nmt.system.errors import UserError
+from nmt.model.positions import sinusoids
+from nmt.model.transformer import Transformer
 
 SMALL = ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2, dropout=0.0)
 V = 23
@@ -201,18 +201,3 @@ def test_parameter_counts_of_the_paper() -> None:
             for name in ("base.yaml", "big.yaml")
         }
     assert counts == {"base.yaml": 63_045_632, "big.yaml": 214_171_648}
-
-
-def test_sinusoids_follow_the_formula_in_halves() -> None:
-    table = sinusoids(50, 8)
-    for pos, i in ((0, 0), (7, 1), (49, 3)):
-        angle = pos / 10_000 ** (2 * i / 8)
-        assert table[pos, i] == pytest.approx(math.sin(angle), abs=1e-6)
-        assert table[pos, 4 + i] == pytest.approx(math.cos(angle), abs=1e-6)
-
-
-def test_sinusoids_have_no_end_but_a_learned_table_has() -> None:
-    long = [[5] * 40]
-    assert make(replace(SMALL, max_positions=8)).encode(pack(long)).shape == (40, 16)
-    with pytest.raises(UserError, match="model.max_positions 8"):
-        make(replace(SMALL, max_positions=8, positions="learned")).encode(pack(long))

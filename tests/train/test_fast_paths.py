@@ -25,7 +25,8 @@ from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
 from nmt.model import transformer
 from nmt.model.attention import AttentionMask
-from nmt.model.transformer import Transformer, sinusoids
+from nmt.model.positions import sinusoids
+from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
 from nmt.train import parallel
 from nmt.train.loss import Objective

@@ -19,7 +19,7 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Update, make_micro_batches
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
-from nmt.model.embedding import _LookUp, look_up
+from nmt.model.embedding_lookup import _LookUp, look_up
 from nmt.model.transformer import Transformer
 from nmt.system.device import is_out_of_memory
 from nmt.system.ranks import World

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from nmt.config import DataConfig
-from nmt.corpus.tables import (
+from nmt.corpus.file_formats import (
     count_rows,
     parse_jsonl,
     parse_table,

@@ -1,0 +1,62 @@
+"""Positional encodings (section 3.5): what is added to the embeddings so that the model knows the order of pieces.
+
+Sinusoids have no end: a sentence longer than the table gets a longer one, which is kept. A learned table ends, and says
+so. The sines fill the first half of the columns and the cosines the second, as in the authors' code; the paper
+interleaves them, which is the same up to a permutation of columns.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig
+from nmt.model.embedding_lookup import look_up
+from nmt.system.errors import UserError
+
+
+def sinusoids(n: int, d_model: int) -> Tensor:
+    """Compute the sinusoids of n positions: (n, d_model)."""
+    rates = torch.exp(
+        torch.arange(d_model // 2, dtype=torch.float64) * (-math.log(10_000.0) * 2 / d_model)
+    )
+    angles = torch.arange(n, dtype=torch.float64)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=1).float()
+
+
+class Positions(nn.Module):
+    """Add positional encodings (section 3.5): sinusoids, or a learned table."""
+
+    table: Tensor  # (positions, d_model)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.d_model, self.is_learned = config.d_model, config.positions == "learned"
+        self.longer_table: Tensor | None = None  # of sinusoids, for sentences beyond the table
+        if self.is_learned:
+            self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
+        else:
+            self.register_buffer(
+                "table", sinusoids(config.max_positions, config.d_model), persistent=False
+            )
+
+    def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
+        table = self.table if longest <= len(self.table) else self.extend_table(longest)
+        return x + look_up(table, positions)
+
+    def extend_table(self, longest: int) -> Tensor:
+        """Return a table for a sentence too long for the model's own, which stays as it is."""
+        if self.is_learned:
+            raise UserError(
+                f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
+                "split it, or train with more positions"
+            )
+        table = self.longer_table
+        if table is None or longest > len(table):
+            table = self.longer_table = sinusoids(2 * longest, self.d_model)
+        return table.to(self.table)
+
+    def reserve(self, longest: int) -> None:
+        """Make the model's own table long enough for such a sentence."""
+        if longest > len(self.table):
+            self.table = self.extend_table(longest)
