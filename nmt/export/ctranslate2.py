@@ -1,8 +1,8 @@
-"""A model for CTranslate2, and CTranslate2 with such a model: the fast C++ engine for CPU and GPU, int8 included.
+"""The export to CTranslate2, a fast C++ engine for CPU and GPU with int8, and an engine that runs it there.
 
-Its Transformer is the paper's, so that export is a rename of tensors; only its own table of positions is another one
-and gives way to ours. CTranslate2 scores by log-probability / |Y|^alpha, ends a search when it has as many finished
-outputs as the beam is wide, and bounds an output by a number for all sentences: `docs/exports.md` tells what follows.
+Its Transformer is the paper's, so that the export renames tensors; only its table of positions differs from ours, which
+replaces it. CTranslate2 scores by log-probability / |Y|^alpha, ends a search when it has as many finished outputs as
+the beam is wide, and limits all outputs to one length: `docs/exports.md` explains what follows from that.
 """
 
 import logging
@@ -46,7 +46,7 @@ CTRANSLATE2_USAGE = """\
 
 
 def explain_ctranslate2(config: RunConfig) -> str:
-    """Return how to use an export, for its card."""
+    """Explain in the export's card how to use it."""
     decoding = config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
     usage = CTRANSLATE2_USAGE.format(beam=decoding.beam, alpha=alpha, extra=decoding.max_extra)
@@ -65,7 +65,7 @@ def import_ctranslate2() -> Any:
 def write_ctranslate2(
     folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
 ) -> None:
-    """Fill `folder` with what CTranslate2 loads, and the BPE model."""
+    """Fill `folder` with the model that CTranslate2 loads, and the BPE model."""
     check_expressible(config.model)
     specs = import_ctranslate2().specs
     n_layers = (config.model.n_layers, config.model.n_layers)
@@ -94,59 +94,61 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     encoder, decoder = spec.encoder, spec.decoder
 
     # embeddings, positions, projection
-    encoder.embeddings[0].weight = _array(model.src_embedding.weight)
-    decoder.embeddings.weight = _array(model.tgt_embedding.weight)
-    decoder.projection.weight = _array(model.projection.weight)
+    encoder.embeddings[0].weight = _copy_to_array(model.src_embedding.weight)
+    decoder.embeddings.weight = _copy_to_array(model.tgt_embedding.weight)
+    decoder.projection.weight = _copy_to_array(model.projection.weight)
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
-    encoder.position_encodings.encodings = _array(src_table)
-    decoder.position_encodings.encodings = _array(tgt_table)
+    encoder.position_encodings.encodings = _copy_to_array(src_table)
+    decoder.position_encodings.encodings = _copy_to_array(tgt_table)
     if config.model.norm == "pre":
         _set_norm(encoder.layer_norm, model.encoder_norm)
         _set_norm(decoder.layer_norm, model.decoder_norm)
 
-    # what all layers have
+    # what the layers of both sides have
     layers: list[EncoderLayer | DecoderLayer] = [*model.encoder, *model.decoder]
     for place, layer in zip((*encoder.layer, *decoder.layer), layers, strict=True):
         *qkv, output = list_projections(layer.attention, config.model)
-        _set_products(place.self_attention.linear[0], qkv)
-        _set_products(place.self_attention.linear[1], [output])
+        _set_linear(place.self_attention.linear[0], qkv)
+        _set_linear(place.self_attention.linear[1], [output])
         _set_norm(place.self_attention.layer_norm, layer.attention_residual.norm)
         _set_feed_forward(place.ffn, layer.feed_forward)
         _set_norm(place.ffn.layer_norm, layer.feed_forward_residual.norm)
 
-    # attention to the source
+    # the decoder's attention to the source
     for place, block in zip(decoder.layer, model.decoder, strict=True):
         q, *kv, output = list_projections(block.memory_attention, config.model)
-        for linear, products in zip(place.attention.linear, ([q], kv, [output]), strict=True):
-            _set_products(linear, products)
+        for linear, matrices in zip(place.attention.linear, ([q], kv, [output]), strict=True):
+            _set_linear(linear, matrices)
         _set_norm(place.attention.layer_norm, block.memory_residual.norm)
 
 
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().numpy().copy()  # CTranslate2 quantizes in place
+def _copy_to_array(tensor: Tensor) -> Any:
+    return tensor.detach().float().numpy().copy()  # because CTranslate2 quantizes in place
 
 
-def _set_products(place: Any, products: list[Tensor]) -> None:
-    place.weight = _array(torch.cat(products))
+def _set_linear(place: Any, matrices: list[Tensor]) -> None:
+    place.weight = _copy_to_array(torch.cat(matrices))
 
 
 def _set_norm(place: Any, norm: nn.Module) -> None:
     assert isinstance(norm, nn.LayerNorm)
-    place.gamma, place.beta = _array(norm.weight), _array(norm.bias)
+    place.gamma, place.beta = _copy_to_array(norm.weight), _copy_to_array(norm.bias)
 
 
 def _set_feed_forward(place: Any, layer: FeedForward) -> None:
     for linear, ours in ((place.linear_0, layer.inner), (place.linear_1, layer.outer)):
-        linear.weight, linear.bias = _array(ours.weight), _array(ours.bias)
+        linear.weight, linear.bias = _copy_to_array(ours.weight), _copy_to_array(ours.bias)
 
 
 class CTranslate2Engine:
-    """CTranslate2 with the model of a folder; `translator` is its own, for what is not here."""
+    """CTranslate2 with the model of a folder; `translator` is CTranslate2's own object."""
 
     def __init__(self, folder: Path, n_threads: int = 0, device: str = "cpu") -> None:
-        """`n_threads` are for one batch, and 0 lets CTranslate2 choose; it may change how many torch uses in this
-        process. Weights are computed with as they are stored, where the processor can."""
+        """Load the model; it computes in the type of its stored weights if the processor supports that.
+
+        `n_threads` work on one batch; 0 lets CTranslate2 choose. It may change the number of torch's threads too.
+        """
         try:
             self.vocab = Vocab.load(folder / VOCAB_FILE)
             self.translator = import_ctranslate2().Translator(
@@ -161,16 +163,20 @@ class CTranslate2Engine:
         return [hypotheses[0] for hypotheses in self._search(src, beam, alpha, limit, 1)]
 
     def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
-        """Search as nearly as CTranslate2 can as ours does: it finishes as many outputs as the beam is wide, and the
-        best of those by the penalty of `config` is taken. The longest sentence sets the limit for all."""
+        """Search as nearly to our own search as CTranslate2 can.
+
+        It finishes as many outputs as the beam is wide, and the best of these by the penalty of `config` is taken.
+        The longest sentence sets the limit for all.
+        """
         limit = max(map(len, src), default=0) + config.max_extra
         best = []
         for hypotheses in self._search(src, config.beam, 0.0, limit, config.beam):
             scored = []
-            for one in hypotheses:
-                divisor = float(compute_penalty(len(one.ids) + 1, config))
-                scored.append(Hypothesis(one.ids, one.score / divisor))
-            best.append(max(scored, key=lambda one: one.score))
+            for hypothesis in hypotheses:
+                n_pieces = len(hypothesis.ids) + 1  # with eos
+                score = hypothesis.score / float(compute_penalty(n_pieces, config))
+                scored.append(Hypothesis(hypothesis.ids, score))
+            best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best
 
     def _search(
@@ -189,13 +195,14 @@ class CTranslate2Engine:
             batch_type="tokens",
             suppress_sequences=[[self._pieces[i]] for i in (PAD, BOS)],
         )
-        return [
-            [
-                Hypothesis([self._ids[piece] for piece in pieces], score)
-                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
-            ]
-            for result in results
-        ]
+        found = []
+        for result in results:
+            hypotheses = []
+            for pieces, score in zip(result.hypotheses, result.scores, strict=True):
+                ids = [self._ids[piece] for piece in pieces]
+                hypotheses.append(Hypothesis(ids, score))
+            found.append(hypotheses)
+        return found
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         results = self.translator.score_batch(
@@ -212,8 +219,8 @@ class CTranslate2Engine:
 
 
 class CTranslate2Translator(TextToText):
-    """Text to text by CTranslate2. Its search has other rules (`docs/exports.md`), so that its output is labelled with
-    the engine, its version and the type of its weights; what it cannot do is refused."""
+    """Translates text with CTranslate2. Because its search has other rules (`docs/exports.md`), its output is labelled
+    with the engine, its version and the type of its weights."""
 
     def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
         super().__init__(exported.vocab, config.decoding, config.model)
@@ -234,7 +241,7 @@ class CTranslate2Translator(TextToText):
 def load_ctranslate2(
     folder: Path, n_threads: int = 0, device: str = "cpu"
 ) -> tuple[CTranslate2Engine, str]:
-    """Load an export after verifying it; also return the quantization that its output is to be labelled with."""
+    """Verify an export and load it; also return its quantization, with which its output is labelled."""
     verify(folder, (EXPORT_FILE, VOCAB_FILE))
     record = read_json(folder / EXPORT_FILE)
     if record.get("format") != "ctranslate2":
@@ -259,14 +266,15 @@ def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMo
     return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])
 
 
-def _load_to_compare(folder: Path, config: RunConfig) -> CTranslate2Engine:
+def load_unsealed(folder: Path, config: RunConfig) -> CTranslate2Engine:
+    """Load an export that is just being made: it has no manifest yet by which to verify it."""
     return CTranslate2Engine(folder, torch.get_num_threads())
 
 
 CTRANSLATE2 = Format(
-    "ctranslate2",
-    (*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
-    write_ctranslate2,
-    _load_to_compare,
-    explain_ctranslate2,
+    library="ctranslate2",
+    quantizations=(*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
+    write=write_ctranslate2,
+    load=load_unsealed,
+    explain=explain_ctranslate2,
 )

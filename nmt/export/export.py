@@ -1,7 +1,7 @@
-"""A checkpoint in the format of another library, proven before it appears.
+"""Writes a checkpoint in the format of another library, and proves it before it appears.
 
-The folder is written beside its place, loaded by the library that it is for, compared with ours on real lines,
-described by a card, and only then renamed into place: an export that disagrees with its checkpoint never exists.
+The folder is written under a temporary name, loaded by the library that it is for, compared with our model on real
+lines, described by a card, and only then renamed: an export that disagrees with its checkpoint never exists.
 """
 
 import random
@@ -16,21 +16,21 @@ from nmt.config import ModelConfig, format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocab
 from nmt.evaluate.card import render_export_card
 from nmt.export.ctranslate2 import CTRANSLATE2
-from nmt.export.huggingface import HUGGING_FACE, HuggingFaceEngine, check_tokenizer
+from nmt.export.huggingface import HUGGING_FACE
 from nmt.export.parity import Agreement, OwnEngine, compare_engines, describe_bound
 from nmt.export.safetensors import SAFETENSORS
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_folder, write_json, write_text
 from nmt.system.output_folder import check_replaceable
 from nmt.system.run_folder import CARD_FILE, CONFIG_FILE, EXPORT_FILE, MODEL_FILE
-from nmt.translate.translator import make_translator
+from nmt.translate.translator import Translator, make_translator
 
 FORMATS = {
     "ctranslate2": CTRANSLATE2,
     "huggingface": HUGGING_FACE,
     "safetensors": SAFETENSORS,
 }
-MAX_COMPARED = 100  # pieces of an output
+MAX_COMPARED = 100  # the first pieces of an output
 
 
 def export(
@@ -42,15 +42,51 @@ def export(
     is_forced: bool = False,
 ) -> Agreement:
     """Write the folder `out`, or raise and leave everything as it was. Empty lines are not compared."""
-    form = FORMATS[to]
-    if quantization not in form.quantizations:
+    format = FORMATS[to]
+    if quantization not in format.quantizations:
         raise UserError(
-            f"--quantization {quantization}: --to {to} has {', '.join(form.quantizations)}"
+            f"--quantization {quantization}: --to {to} has {', '.join(format.quantizations)}"
         )
     out = out.resolve()
     check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
     config, vocab = checkpoint.config, checkpoint.vocab
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
+    src = _encode_lines(translator, vocab, lines)
+    limit = _limit_outputs(config.model)
+    agreements: list[Agreement] = []  # of the one comparison, once it has been made
+
+    def fill(folder: Path) -> None:
+        # write, load, compare
+        format.write(folder, translator.model, vocab, config, quantization)
+        theirs = format.load(folder, config)
+        agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
+        if format.check_tokenizer is not None:
+            format.check_tokenizer(folder, vocab, lines)
+        if not agreement.is_within(quantization):
+            raise Failure(
+                f"the exported model disagrees with the checkpoint: {agreement}; bound: "
+                f"{describe_bound(quantization)}; nothing was written"
+            )
+        agreements.append(agreement)
+
+        # describe
+        write_json(folder / EXPORT_FILE, _describe_export(checkpoint, to, quantization, agreement))
+        write_text(folder / CONFIG_FILE, format_config(config))
+        usage = format.explain(config)
+        card = render_export_card(
+            checkpoint, to, quantization, format.library, str(agreement), usage
+        )
+        write_text(folder / CARD_FILE, card)
+
+        # once more, because somebody may have edited the card meanwhile
+        check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
+
+    write_folder(out, fill)
+    return agreements[0]
+
+
+def _encode_lines(translator: Translator, vocab: Vocab, lines: Sequence[str]) -> list[list[int]]:
+    """Encode the lines that are to be compared; refuse if none has text."""
     src = []
     for n, ids in enumerate(vocab.encode(lines), 1):
         if ids:
@@ -59,59 +95,39 @@ def export(
         raise UserError(
             "there is nothing to compare: all lines are empty; give --check-lines a file with text"
         )
-    found: list[Agreement] = []
+    return src
 
-    def fill(folder: Path) -> None:
-        # write it, load it, compare
-        form.write(folder, translator.model, vocab, config, quantization)
-        theirs = form.load(folder, config)
-        limit = _compared_pieces(config.model)
-        agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
-        if isinstance(theirs, HuggingFaceEngine):
-            check_tokenizer(theirs.tokenizer, vocab, lines)
-        if not agreement.is_within(quantization):
-            raise Failure(
-                f"the exported model disagrees with the checkpoint: {agreement}; bound: "
-                f"{describe_bound(quantization)}; nothing was written"
-            )
 
-        # describe it
-        record = {
-            "format": to,
-            "quantization": quantization,
-            "checkpoint": checkpoint.path.name,
-            "step": checkpoint.step,
-            "averaged": checkpoint.averaged,
-            "weights_sha256": checkpoint.sha256[MODEL_FILE],
-            "vocab_sha256": vocab.digest,
-            "check": asdict(agreement),
-        }
-        write_json(folder / EXPORT_FILE, record)
-        write_text(folder / CONFIG_FILE, format_config(config))
-        card = render_export_card(
-            checkpoint, to, quantization, form.library, str(agreement), form.explain(config)
-        )
-        write_text(folder / CARD_FILE, card)
-        check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
-        found.append(agreement)
-
-    write_folder(out, fill)
-    return found[0]
+def _describe_export(
+    checkpoint: Checkpoint, to: str, quantization: str, agreement: Agreement
+) -> dict[str, object]:
+    """Collect what export.json holds."""
+    return {
+        "format": to,
+        "quantization": quantization,
+        "checkpoint": checkpoint.path.name,
+        "step": checkpoint.step,
+        "averaged": checkpoint.averaged,
+        "weights_sha256": checkpoint.sha256[MODEL_FILE],
+        "vocab_sha256": checkpoint.vocab.digest,
+        "check": asdict(agreement),
+    }
 
 
 def _is_export(names: Set[str]) -> bool:
     return EXPORT_FILE in names
 
 
-def _compared_pieces(config: ModelConfig) -> int:
-    """How long an output to compare may be: a table of learned positions has an end."""
+def _limit_outputs(config: ModelConfig) -> int:
+    """Choose how many pieces a compared output may have; a table of learned positions ends earlier than sinusoids."""
     if config.positions == "learned":
         return min(MAX_COMPARED, config.max_positions - 1)
     return MAX_COMPARED
 
 
 def make_lines(vocab: Vocab, n: int = 32, seed: int = 1) -> list[str]:
-    """Make lines of random pieces, to compare when no text is given: senseless, but from all of the vocabulary."""
+    """Make lines to compare when no text is given: they make no sense, but use all of the vocabulary."""
     rng = random.Random(seed)
     pieces = [i for i in range(vocab.size) if i not in (*CONTROL_IDS, UNK)]
-    return vocab.decode([rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)])
+    lines = [rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)]
+    return vocab.decode(lines)

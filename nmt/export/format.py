@@ -1,4 +1,4 @@
-"""What an export format is: one row for each in export.py, one file for each beside it."""
+"""The description of an export format. Each format is defined in a file of this folder and listed in export.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,12 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Format:
-    """How a model is written for another library, and loaded again to be compared."""
+    """How a model is written for another library, and loaded by that library to be compared."""
 
     library: str  # what loads it, by its name on the hub
     quantizations: Sequence[str]
     write: Callable[[Path, Transformer, Vocab, RunConfig, str], None]  # fills the folder
     load: Callable[[Path, RunConfig], Engine]
     explain: Callable[[RunConfig], str]  # how to use the export, for its card
+    # For a format with a tokenizer of its own: raises if that disagrees with our vocabulary on any of the lines.
+    check_tokenizer: Callable[[Path, Vocab, Sequence[str]], None] | None = None

@@ -1,9 +1,9 @@
-"""A model for Hugging Face transformers, and transformers with such a model.
+"""The export to Hugging Face transformers, and an engine that runs it there.
 
-Post-norm is their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves, to scaled embeddings, as
-ours does. Attention biases that ours lacks are zeros. The table of positions is written too, learned or not, though
-they would compute sinusoids themselves. The tokenizer is Marian's, around the same SentencePiece model, with our ids.
-Only safetensors are written and read.
+Post-norm becomes their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves, to scaled embeddings,
+as our model does. They have attention biases, which ours lacks: zeros. The table of positions is always written, even
+sinusoids, which they would compute themselves. The tokenizer is Marian's, with the same SentencePiece model and our
+ids. Weights are written and read as safetensors alone, so nothing is unpickled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nmt.config import RunConfig
+from nmt.config import ModelConfig, RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.export.format import FLOATS, Format
-from nmt.export.parity import BATCH_SENTENCES, Ids
+from nmt.export.parity import Ids, split_batches
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
@@ -33,6 +33,7 @@ from nmt.model.transformer import (
 )
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_json
+from nmt.system.run_folder import MODEL_FILE
 from nmt.translate.beams import Hypothesis
 
 HUGGINGFACE_USAGE = """\
@@ -47,7 +48,7 @@ HUGGINGFACE_USAGE = """\
 
 
 def explain_huggingface(config: RunConfig) -> str:
-    """Return how to use an export, for its card."""
+    """Explain in the export's card how to use it."""
     usage = HUGGINGFACE_USAGE.format(extra=config.decoding.max_extra)
     usage += explain_length_penalty(config)
     if config.model.positions == "learned" and config.model.norm == "post":
@@ -71,20 +72,34 @@ def import_transformers() -> Any:
 def write_huggingface(
     folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
 ) -> None:
-    """Fill `folder` with what `from_pretrained` loads: model, tokenizer and settings of generation."""
+    """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of generation."""
     check_expressible(config.model)
-    transformers, shape, pieces = (
-        import_transformers(),
-        config.model,
-        vocab.pieces(range(vocab.size)),
-    )
-    tensors = {
-        name: tensor.to(getattr(torch, quantization)).contiguous()
-        for name, tensor in _rename_tensors(model, config)
-    }
+    dtype = getattr(torch, quantization)
+    tensors = {}
+    for name, tensor in _rename_tensors(model, config):
+        tensors[name] = tensor.to(dtype).contiguous()
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
+
+    # the model
+    model_config = _make_model_config(config.model, vocab.size, n_positions, quantization)
+    model_config.save_pretrained(folder)
+    save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
+
+    # the settings of generation
+    decoding = config.decoding
+    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
+    generation = _make_generation_config(decoding.beam, alpha, max_length=n_positions)
+    generation.save_pretrained(folder)
+
+    _write_tokenizer(folder, vocab, config, n_positions)
+
+
+def _make_model_config(
+    shape: ModelConfig, vocab_size: int, n_positions: int, quantization: str
+) -> Any:
+    transformers = import_transformers()
     settings = dict(
-        vocab_size=vocab.size,
+        vocab_size=vocab_size,
         d_model=shape.d_model,
         encoder_layers=shape.n_layers,
         decoder_layers=shape.n_layers,
@@ -104,46 +119,41 @@ def write_huggingface(
         forced_eos_token_id=None,
         dtype=quantization,
     )
-    if shape.norm == "post":
-        described = transformers.MarianConfig(
-            share_encoder_decoder_embeddings=shape.tied, **settings
-        )
-        described.architectures = ["MarianMTModel"]
+    if shape.norm == "pre":
+        model_config = transformers.PegasusConfig(**settings)
+        model_config.architectures = ["PegasusForConditionalGeneration"]
     else:
-        described = transformers.PegasusConfig(**settings)
-        described.architectures = ["PegasusForConditionalGeneration"]
-    described.save_pretrained(folder)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    decoding = config.decoding
-    _make_generation_config(
-        decoding.beam,
-        0.0 if decoding.penalty == "none" else decoding.length_penalty,
-        max_length=n_positions,
-    ).save_pretrained(folder)
+        settings["share_encoder_decoder_embeddings"] = shape.tied
+        model_config = transformers.MarianConfig(**settings)
+        model_config.architectures = ["MarianMTModel"]
+    return model_config
+
+
+def _write_tokenizer(folder: Path, vocab: Vocab, config: RunConfig, n_positions: int) -> None:
+    """Write Marian's tokenizer, with our BPE model on both sides and our ids."""
     for name in ("source.spm", "target.spm"):
         (folder / name).write_bytes(vocab.model)
+    pieces = vocab.pieces(range(vocab.size))
     write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "MarianTokenizer",
-            "source_lang": config.data.src,
-            "target_lang": config.data.tgt,
-            "unk_token": pieces[UNK],
-            "eos_token": pieces[EOS],
-            "pad_token": pieces[PAD],
-            "separate_vocabs": False,
-            "model_max_length": n_positions,
-            "split_special_tokens": True,
-            "clean_up_tokenization_spaces": False,
-        },
-    )
+    settings = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": config.data.src,
+        "target_lang": config.data.tgt,
+        "unk_token": pieces[UNK],
+        "eos_token": pieces[EOS],
+        "pad_token": pieces[PAD],
+        "separate_vocabs": False,
+        "model_max_length": n_positions,
+        "split_special_tokens": True,  # "</s>" in a line is text, as it is to our vocabulary
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def _make_generation_config(
     beam: int, alpha: float, max_length: int | None = None, max_new_tokens: int | None = None
 ) -> Any:
-    """How they are to decode so that it is what ours does, as far as it can be."""
+    """Choose the settings with which transformers decodes as nearly as it can to our search."""
     return import_transformers().GenerationConfig(
         num_beams=beam,
         do_sample=False,
@@ -155,69 +165,78 @@ def _make_generation_config(
         bos_token_id=BOS,
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
-        suppress_tokens=[PAD, BOS],
+        suppress_tokens=[PAD, BOS],  # our search never chooses them either
     )
 
 
 def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor by the name that it has there; what they tie is there once."""
+    """Yield each tensor under the name that it has in transformers; tied ones come once."""
     shape = config.model
-    if (
-        shape.tied or shape.norm == "pre"
-    ):  # Pegasus has it in any case, beside the three that are used
-        yield "model.shared.weight", model.src_embedding.weight.detach().clone()
+    src_embedding = model.src_embedding.weight.detach()
+    src_table = make_position_table(model.src_positions, config.decoding)
+    tgt_table = make_position_table(model.tgt_positions, config.decoding)
+
+    # embeddings, positions, projection; copies where safetensors would refuse one memory under two names
+    if shape.tied or shape.norm == "pre":  # Pegasus has it even if three other matrices are used
+        yield "model.shared.weight", src_embedding.clone()
     if not shape.tied:
-        yield "model.encoder.embed_tokens.weight", model.src_embedding.weight.detach()
+        yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", model.projection.weight.detach()
     yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
-    yield (
-        "model.encoder.embed_positions.weight",
-        make_position_table(model.src_positions, config.decoding),
-    )
-    yield (
-        "model.decoder.embed_positions.weight",
-        make_position_table(model.tgt_positions, config.decoding).clone(),
-    )
+    yield "model.encoder.embed_positions.weight", src_table
+    yield "model.decoder.embed_positions.weight", tgt_table.clone()
     if shape.norm == "pre":
-        yield from _parameters("model.encoder.layer_norm", model.encoder_norm)
-        yield from _parameters("model.decoder.layer_norm", model.decoder_norm)
+        yield from _name_parameters("model.encoder.layer_norm", model.encoder_norm)
+        yield from _name_parameters("model.decoder.layer_norm", model.decoder_norm)
 
-    def attention(name: str, ours: SelfAttention | MemoryAttention) -> Iterator[tuple[str, Tensor]]:
-        for part, product in zip(
-            ("q_proj", "k_proj", "v_proj", "out_proj"), list_projections(ours, shape), strict=True
-        ):
-            yield f"{name}.{part}.weight", product
-            yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
-
-    def layer(name: str, ours: EncoderLayer | DecoderLayer) -> Iterator[tuple[str, Tensor]]:
-        yield from attention(f"{name}.self_attn", ours.attention)
-        yield from _parameters(f"{name}.self_attn_layer_norm", ours.attention_residual.norm)
-        yield from _parameters(f"{name}.fc1", ours.feed_forward.inner)
-        yield from _parameters(f"{name}.fc2", ours.feed_forward.outer)
-        yield from _parameters(f"{name}.final_layer_norm", ours.feed_forward_residual.norm)
-
+    # layers
     for i, encoder in enumerate(model.encoder):
-        yield from layer(f"model.encoder.layers.{i}", encoder)
+        yield from _name_layer(f"model.encoder.layers.{i}", encoder, shape)
     for i, decoder in enumerate(model.decoder):
-        yield from layer(f"model.decoder.layers.{i}", decoder)
-        yield from attention(f"model.decoder.layers.{i}.encoder_attn", decoder.memory_attention)
-        yield from _parameters(
-            f"model.decoder.layers.{i}.encoder_attn_layer_norm", decoder.memory_residual.norm
-        )
+        name = f"model.decoder.layers.{i}"
+        yield from _name_layer(name, decoder, shape)
+        yield from _name_attention(f"{name}.encoder_attn", decoder.memory_attention, shape)
+        norm = decoder.memory_residual.norm
+        yield from _name_parameters(f"{name}.encoder_attn_layer_norm", norm)
 
 
-def _parameters(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _name_layer(
+    name: str, layer: EncoderLayer | DecoderLayer, shape: ModelConfig
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the layers of encoder and decoder have in common."""
+    yield from _name_attention(f"{name}.self_attn", layer.attention, shape)
+    yield from _name_parameters(f"{name}.self_attn_layer_norm", layer.attention_residual.norm)
+    yield from _name_parameters(f"{name}.fc1", layer.feed_forward.inner)
+    yield from _name_parameters(f"{name}.fc2", layer.feed_forward.outer)
+    yield from _name_parameters(f"{name}.final_layer_norm", layer.feed_forward_residual.norm)
+
+
+def _name_attention(
+    name: str, attention: SelfAttention | MemoryAttention, shape: ModelConfig
+) -> Iterator[tuple[str, Tensor]]:
+    parts = ("q_proj", "k_proj", "v_proj", "out_proj")
+    for part, matrix in zip(parts, list_projections(attention, shape), strict=True):
+        yield f"{name}.{part}.weight", matrix
+        yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
+
+
+def _name_parameters(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for part, value in module.named_parameters():
         yield f"{name}.{part}", value.detach()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    return import_transformers().AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
 
 
 class HuggingFaceEngine:
     """transformers with the model and the tokenizer of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        transformers = import_transformers()
-        self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        self.model = import_transformers().AutoModelForSeq2SeqLM.from_pretrained(
             str(folder),
             use_safetensors=True,
             local_files_only=True,
@@ -225,78 +244,81 @@ class HuggingFaceEngine:
             dtype=torch.float32,
         )
         self.model.eval()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        self.tokenizer = load_tokenizer(folder)
 
     @torch.inference_mode()
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
+        generation = _make_generation_config(beam, alpha, max_new_tokens=limit)
         found: list[Hypothesis] = []
-        for i in range(0, len(src), BATCH_SENTENCES):
-            ids, mask = _pad([[*line, EOS] for line in src[i : i + BATCH_SENTENCES]])
-            made = self.model.generate(
+        for sources in split_batches(src):
+            ids, mask = _pad_rows([[*line, EOS] for line in sources])
+            result = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 return_dict_in_generate=True,
                 output_scores=True,
-                generation_config=_make_generation_config(beam, alpha, max_new_tokens=limit),
+                generation_config=generation,
             )
-            outputs = [
-                row[: row.index(EOS)] if EOS in row else row
-                for row in made.sequences[:, 1:].tolist()
-            ]
-            scores = (
-                made.sequences_scores.tolist()
-                if beam > 1
-                else [  # greedily they report none
-                    sum(each) / len(each) ** alpha
-                    for each in self.score(src[i : i + BATCH_SENTENCES], outputs)
-                ]
-            )
+            outputs = []
+            for row in result.sequences[:, 1:].tolist():  # without bos
+                end = row.index(EOS) if EOS in row else len(row)
+                outputs.append(row[:end])
+            if beam > 1:
+                scores = result.sequences_scores.tolist()
+            else:  # a greedy search reports no scores
+                scores = []
+                for log_probs in self.score(sources, outputs):
+                    scores.append(sum(log_probs) / len(log_probs) ** alpha)
             found += map(Hypothesis, outputs, scores)
         return found
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         scores = []
-        for i in range(0, len(src), BATCH_SENTENCES):
-            targets = tgt[i : i + BATCH_SENTENCES]
-            ids, mask = _pad([[*line, EOS] for line in src[i : i + BATCH_SENTENCES]])
-            given, _ = _pad([[BOS, *line] for line in targets])
-            wanted, _ = _pad([[*line, EOS] for line in targets])
-            logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=given).logits
-            each = logits.log_softmax(2).gather(2, wanted[:, :, None]).squeeze(2)
-            scores += [
-                row[: len(line) + 1] for row, line in zip(each.tolist(), targets, strict=True)
-            ]
+        for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
+            ids, mask = _pad_rows([[*line, EOS] for line in sources])
+            inputs, _ = _pad_rows([[BOS, *line] for line in targets])
+            expected, _ = _pad_rows([[*line, EOS] for line in targets])
+            logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
+            log_probs = logits.log_softmax(2)  # (S, L, V)
+            chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
+            for row, line in zip(chosen.tolist(), targets, strict=True):
+                scores.append(row[: len(line) + 1])
         return scores
 
 
-def _pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """The ids and where there are any, each (S, L)."""
+def _pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return the padded ids and the mask that is 1 where they are no padding, each (S, L)."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
     return ids, (torch.arange(longest) < lengths[:, None]).long()
 
 
-def check_tokenizer(tokenizer: Any, vocab: Vocab, lines: Sequence[str]) -> None:
-    """Compare text to ids and back with ours, except that `skip_special_tokens` drops unknown pieces."""
+def check_tokenizer(folder: Path, vocab: Vocab, lines: Sequence[str]) -> None:
+    """Compare the exported tokenizer with our vocabulary, from text to ids and back."""
+    tokenizer = load_tokenizer(folder)
     for line, ours in zip(lines, vocab.encode(lines), strict=True):
-        theirs = tokenizer(line)["input_ids"][:-1]
-        known = [i for i in ours if i != UNK]
+        theirs = tokenizer(line)["input_ids"][:-1]  # without eos
+        known = [i for i in ours if i != UNK]  # `skip_special_tokens` drops unknown pieces
         text = tokenizer.decode(known, skip_special_tokens=True)
-        if theirs != ours or text != vocab.decode([known])[0].strip():
+        expected = vocab.decode([known])[0].strip()
+        if theirs != ours or text != expected:
             raise Failure(
                 f"the exported tokenizer disagrees on {line!r}: {theirs} instead of {ours}; "
                 "nothing was written"
             )
 
 
-def _load_to_compare(folder: Path, config: RunConfig) -> HuggingFaceEngine:
+def load_huggingface(folder: Path, config: RunConfig) -> HuggingFaceEngine:
     return HuggingFaceEngine(folder)
 
 
 HUGGING_FACE = Format(
-    "transformers", FLOATS, write_huggingface, _load_to_compare, explain_huggingface
+    library="transformers",
+    quantizations=FLOATS,
+    write=write_huggingface,
+    load=load_huggingface,
+    explain=explain_huggingface,
+    check_tokenizer=check_tokenizer,
 )

@@ -1,8 +1,8 @@
-"""Whether an exported model agrees with its checkpoint: both translate, and both score what ours translated.
+"""Tests whether an exported model agrees with its checkpoint: both translate, and both score our translations.
 
-An `Engine` is a library with a model in it. Greedy outputs are compared piece by piece. Then each engine gives the
-log-probability of each piece of our outputs, eos included, and the differences count. In fp32 the engines differ by
-rounding alone; with fewer bits the mean difference is bounded, and text may differ. Every bound is in this file.
+An `Engine` is a library with a model in it. Greedy outputs are compared piece by piece. Then each engine computes the
+log-probability of each piece of our outputs, eos included, and these are compared. In float32 the engines may differ
+by rounding alone; with fewer bits the mean difference is bounded, and the text may differ. All bounds are here.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from nmt.translate.search import search
 
 Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 
-MAX_DIFFERENCE = 1e-4  # float32: of one piece's log-probability
+MAX_DIFFERENCE = 1e-4  # float32: in the log-probability of a piece
 # float32: the share of lines whose greedy output may differ, because two pieces can be equally likely.
 MAX_DIFFERING_SHARE = 1e-3
 MAX_MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1}  # fewer bits: the mean difference
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 class OwnEngine:
-    """This project's model and search."""
+    """Our own model and search."""
 
     def __init__(self, model: Transformer, stopping: Literal["exact", "full"] = "exact") -> None:
         self.model, self.stopping = model.eval(), stopping
@@ -81,8 +81,8 @@ class Agreement:
     """What a comparison found."""
 
     lines: int
-    differing: int  # lines of which the greedy output is not the same
-    largest: float  # difference of one piece's log-probability
+    differing: int  # the lines whose greedy outputs differ
+    largest: float  # difference in the log-probability of a piece
     mean: float  # of the absolute differences
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Agreement:
         )
 
     def is_within(self, quantization: str) -> bool:
-        """Whether the bounds hold. NaN counts as disagreement: no comparison with it is true."""
+        """Tell whether the bounds hold. They do not for NaN, because no comparison with it is true."""
         if quantization == "float32":
             is_close = self.largest <= MAX_DIFFERENCE
             return is_close and self.differing <= MAX_DIFFERING_SHARE * self.lines
@@ -111,13 +111,16 @@ def _mean_bound(quantization: str) -> float:
 
 def compare_engines(ours: Engine, theirs: Engine, src: Ids, limit: int) -> Agreement:
     """Translate `src` with both, greedily, and let both score what ours translated."""
-    outputs = [found.ids for found in ours.search(src, 1, 0.0, limit)]
-    other_outputs = [found.ids for found in theirs.search(src, 1, 0.0, limit)]
-    differing = sum(a != b for a, b in zip(outputs, other_outputs, strict=True))
+    # translate
+    our_outputs = [found.ids for found in ours.search(src, 1, 0.0, limit)]
+    their_outputs = [found.ids for found in theirs.search(src, 1, 0.0, limit)]
+    differing = sum(a != b for a, b in zip(our_outputs, their_outputs, strict=True))
+
+    # score
+    our_scores = ours.score(src, our_outputs)
+    their_scores = theirs.score(src, our_outputs)
     differences = []
-    for our_scores, their_scores in zip(
-        ours.score(src, outputs), theirs.score(src, outputs), strict=True
-    ):
-        differences += [abs(a - b) for a, b in zip(our_scores, their_scores, strict=True)]
-    values = torch.tensor(differences, dtype=torch.float64)  # its max is NaN where one is
+    for our_line, their_line in zip(our_scores, their_scores, strict=True):
+        differences += [abs(a - b) for a, b in zip(our_line, their_line, strict=True)]
+    values = torch.tensor(differences, dtype=torch.float64)  # max is NaN if any of them is
     return Agreement(len(src), differing, float(values.max()), float(values.mean()))

@@ -1,4 +1,4 @@
-"""A model as plain safetensors: each weight once, by its name here, with the config and the BPE model's digest."""
+"""The export to plain safetensors: each weight once, under our own name, with the config and the BPE model's digest."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def write_safetensors(
 
 @torch.no_grad()
 def load_safetensors(folder: Path, config: RunConfig) -> OwnEngine:
-    """Load the weights into a model of our own."""
+    """Load the weights into our own model."""
     model = Transformer(config.model, Vocab.load(folder / VOCAB_FILE).size)
     weights = load_file(folder / MODEL_FILE)
     for name, p in model.named_parameters():
@@ -51,5 +51,9 @@ def explain_safetensors(config: RunConfig) -> str:
 
 
 SAFETENSORS = Format(
-    "safetensors", FLOATS, write_safetensors, load_safetensors, explain_safetensors
+    library="safetensors",
+    quantizations=FLOATS,
+    write=write_safetensors,
+    load=load_safetensors,
+    explain=explain_safetensors,
 )

@@ -1,4 +1,4 @@
-"""Exports say what their origin says, in the engines that they are for; and what does not never appears.
+"""Exports agree with their checkpoint in the engines that they are for; one that does not never appears.
 
 The models are random, with noise on every LayerNorm and bias, so that a forgotten or exchanged tensor shows.
 """
@@ -70,25 +70,21 @@ SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 @pytest.fixture(scope="session")
 def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     words = tmp_path_factory.mktemp("words") / "words"
-    write_word_counts(
-        words, tally_words([side.encode() for pair in sentences(200, seed=1) for side in pair])
-    )
+    lines = [side.encode() for pair in sentences(200, seed=1) for side in pair]
+    write_word_counts(words, tally_words(lines))
     return Vocab(train_bpe(words, VocabConfig(size=80)))
 
 
-def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
-    """A checkpoint of random weights, as an average is one."""
+def make_exportable(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
+    """Write a checkpoint of random weights that looks like an average."""
     torch.manual_seed(2)
     model = Transformer(shape, vocab.size)
     weights = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
-    if (
-        not shape.tied and shape.norm == "post"
-    ):  # its outputs end, and pad and bos are as unlikely as in trained ones
+    if not shape.tied and shape.norm == "post":
+        # as in a trained model, outputs end, and pad and bos are unlikely
         bias = weights["decoder.1.feed_forward_residual.norm.bias"]
-        weights["projection.weight"][EOS], weights["projection.weight"][[PAD, BOS]] = (
-            3 * bias,
-            -5 * bias,
-        )
+        weights["projection.weight"][EOS] = 3 * bias
+        weights["projection.weight"][[PAD, BOS]] = -5 * bias
     config = RunConfig(
         name="toy",
         model=shape,
@@ -105,7 +101,7 @@ def made(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
 
 @pytest.fixture
 def checkpoint(vocab: Vocab, tmp_path: Path) -> Checkpoint:
-    return made(PLAIN, vocab, tmp_path / "average")
+    return make_exportable(PLAIN, vocab, tmp_path / "average")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -114,10 +110,12 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("to", ENGINES[:2])
-def test_each_model_says_the_same_in_each_engine(
+def test_each_model_agrees_in_each_engine(
     to: str, shape: ModelConfig, vocab: Vocab, tmp_path: Path
 ) -> None:
-    found = export(made(shape, vocab, tmp_path / "average"), to, tmp_path / "out", "float32", LINES)
+    found = export(
+        make_exportable(shape, vocab, tmp_path / "average"), to, tmp_path / "out", "float32", LINES
+    )
     assert found.lines == len(LINES) and found.differing == 0
     assert found.largest < 2e-5
     assert (
@@ -130,7 +128,7 @@ def test_each_model_says_the_same_in_each_engine(
 def test_hugging_face_has_our_logits_whoever_loads_it(
     checkpoint: Checkpoint, tmp_path: Path, vocab: Vocab
 ) -> None:
-    """Without any code of ours beyond the model: text in, the distribution of the first piece out."""
+    """Text goes in, the distribution of the first piece comes out, by their code alone."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     from nmt.checkpoint import load_weights
@@ -156,7 +154,7 @@ def test_hugging_face_has_our_logits_whoever_loads_it(
     "to, quantization",
     [(to, kind) for to, kinds in FORMATS.items() for kind in kinds.quantizations[1:]],
 )
-def test_fewer_bits_come_near(
+def test_fewer_bits_come_close(
     to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(PACKAGES[to]) is None:
@@ -190,10 +188,10 @@ def test_quantizing_does_not_touch_our_weights(
         (replace(PLAIN, n_heads=5, d_k=4, d_v=4), "model.n_heads 5"),
     ],
 )
-def test_what_a_format_cannot_say_is_refused_by_its_name(
+def test_what_a_format_cannot_express_is_refused_by_its_name(
     to: str, shape: ModelConfig, setting: str, vocab: Vocab, tmp_path: Path
 ) -> None:
-    checkpoint = made(shape, vocab, tmp_path / "average")
+    checkpoint = make_exportable(shape, vocab, tmp_path / "average")
     with pytest.raises(UserError, match=setting) as error:
         export(checkpoint, to, tmp_path / "out", "float32", LINES)
     assert "\n" not in str(error.value)
@@ -202,7 +200,7 @@ def test_what_a_format_cannot_say_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("to", ENGINES[:2])
-def test_an_export_that_says_something_else_never_appears(
+def test_an_export_that_disagrees_never_appears(
     to: str,
     checkpoint: Checkpoint,
     tmp_path: Path,
@@ -307,20 +305,22 @@ def test_weights_are_never_unpickled(checkpoint: Checkpoint, tmp_path: Path) -> 
 
 
 @NEEDS_CT2
-def test_it_translates_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
-    """Of what it finishes, all of which a wide beam shows, the best by the formula of the config."""
+def test_ctranslate2_ranks_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
+    """Of the outputs that it finishes, it returns the best by the formula of the config."""
     config = DecodingConfig(beam=6, max_extra=8, length_penalty=2.0)
-    checkpoint = made(replace(PLAIN, tied=False), vocab, tmp_path / "average")
+    checkpoint = make_exportable(replace(PLAIN, tied=False), vocab, tmp_path / "average")
     export(checkpoint, "ctranslate2", tmp_path / "out", "float32", LINES)
     engine, src = ctranslate2.CTranslate2Engine(tmp_path / "out", 1), vocab.encode(LINES)
     found = engine.translate(src, config)
-    judged = [sum(scores) for scores in engine.score(src, [one.ids for one in found])]
-    ended = [
-        i for i, one in enumerate(found) if len(one.ids) < max(map(len, src)) + config.max_extra
-    ]
-    assert ended and [found[i].score for i in ended] == pytest.approx(
-        [judged[i] / ((5 + len(found[i].ids) + 1) / 6) ** 2 for i in ended], abs=1e-4
-    )
+    log_probs = engine.score(src, [hypothesis.ids for hypothesis in found])
+    limit = max(map(len, src)) + config.max_extra
+    n_ended = 0
+    for hypothesis, pieces in zip(found, log_probs, strict=True):
+        if len(hypothesis.ids) < limit:
+            n_ended += 1
+            divisor = ((5 + len(hypothesis.ids) + 1) / 6) ** 2
+            assert hypothesis.score == pytest.approx(sum(pieces) / divisor, abs=1e-4)
+    assert n_ended
     by_sum = engine.translate(src, replace(config, penalty="none"))
     assert all(len(a.ids) >= len(b.ids) for a, b in zip(found, by_sum, strict=True))
     assert any(len(a.ids) > len(b.ids) for a, b in zip(found, by_sum, strict=True))
@@ -344,18 +344,17 @@ def test_an_export_opens_again_when_it_is_whole(checkpoint: Checkpoint, tmp_path
 
 @NEEDS_HF
 def test_the_card_warns_where_marian_forgets(vocab: Vocab, tmp_path: Path) -> None:
-    learned = made(replace(PLAIN, positions="learned"), vocab, tmp_path / "average")
+    learned = make_exportable(replace(PLAIN, positions="learned"), vocab, tmp_path / "average")
     export(learned, "huggingface", tmp_path / "out", "float32", LINES)
     assert "do not save this model again" in (tmp_path / "out" / "README.md").read_text()
     side = huggingface.HuggingFaceEngine(tmp_path / "out")
     side.model.save_pretrained(tmp_path / "again")
-    with safe_open(
-        tmp_path / "again" / MODEL_FILE, "pt"
-    ) as file:  # the day this fails, the warning can go
+    with safe_open(tmp_path / "again" / MODEL_FILE, "pt") as file:
+        # the day this fails, the warning can go
         assert "model.encoder.embed_positions.weight" not in file.keys()
 
 
-def test_the_card_tells_what_the_checkpoint_knows(
+def test_the_card_states_what_the_checkpoint_knows(
     checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path
 ) -> None:
     export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES)
@@ -379,7 +378,7 @@ def test_the_card_tells_what_the_checkpoint_knows(
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
-def test_a_missing_library_is_told_with_its_remedy(
+def test_a_missing_library_is_reported_with_its_remedy(
     to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[to], None)
@@ -411,25 +410,13 @@ def test_the_command_takes_lines_of_a_file(
     checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lines").write_text("\n".join([*LINES, "", ""]))
-    assert (
-        nmt_export(
-            [
-                str(checkpoint.path),
-                "--to",
-                "safetensors",
-                "-o",
-                str(tmp_path / "new" / "out"),
-                "--check-lines",
-                str(tmp_path / "lines"),
-            ]
-        )
-        == 0
-    )
+    command = [str(checkpoint.path), "--to", "safetensors", "-o", str(tmp_path / "new" / "out")]
+    assert nmt_export([*command, "--check-lines", str(tmp_path / "lines")]) == 0
     out, error = capsys.readouterr()
     assert out == "" and f"8 of {len(LINES)} lines greedily the same" in error.splitlines()[-1]
 
 
-class Wrong(OwnEngine):
+class WrongEngine(OwnEngine):
     """OwnEngine with one flaw."""
 
     def __init__(self, model: Transformer, score: float = 0.0, piece: int | None = None) -> None:
@@ -442,11 +429,10 @@ class Wrong(OwnEngine):
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         found = super().search(src, beam, alpha, limit)
-        return (
-            found
-            if self.piece is None
-            else [replace(found[0], ids=[*found[0].ids[:-1], self.piece]), *found[1:]]
-        )
+        if self.piece is None:
+            return found
+        first, *rest = found
+        return [replace(first, ids=[*first.ids[:-1], self.piece]), *rest]
 
 
 def test_the_comparison_sees_one_wrong_piece_and_one_wrong_score(vocab: Vocab) -> None:
@@ -455,13 +441,13 @@ def test_the_comparison_sees_one_wrong_piece_and_one_wrong_score(vocab: Vocab) -
     src = vocab.encode(LINES)
     same = compare_engines(OwnEngine(model), OwnEngine(model), src, 20)
     assert same == Agreement(len(LINES), 0, 0.0, 0.0) and same.is_within("float32")
-    scored = compare_engines(OwnEngine(model), Wrong(model, score=2e-4), src, 20)
+    scored = compare_engines(OwnEngine(model), WrongEngine(model, score=2e-4), src, 20)
     assert scored.largest == pytest.approx(2e-4, rel=1e-2) and not scored.is_within("float32")
     assert scored.is_within("int8")
-    lost = compare_engines(OwnEngine(model), Wrong(model, score=float("nan")), src, 20)
+    lost = compare_engines(OwnEngine(model), WrongEngine(model, score=float("nan")), src, 20)
     assert not lost.is_within("int8") and not lost.is_within("float32")
-    told = compare_engines(OwnEngine(model), Wrong(model, piece=79), src, 20)
-    assert told.differing == 1 and not told.is_within("float32")
+    changed = compare_engines(OwnEngine(model), WrongEngine(model, piece=79), src, 20)
+    assert changed.differing == 1 and not changed.is_within("float32")
 
 
 def test_make_lines_are_the_same_each_time_and_are_text(vocab: Vocab) -> None:
