@@ -57,6 +57,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="a checkpoint folder, an average, or a run folder; several with one vocabulary translate "
         "together. Settings may follow: decoding.key=value, device=cpu",
     )
+    add_stream_arguments(parser)
+    add_search_arguments(parser.add_argument_group("search"))
+    add_output_arguments(parser.add_argument_group("output"))
+    add_process_arguments(parser)
+    return parser
+
+
+def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where lines come from and where translations go."""
     parser.add_argument("-i", "--input", metavar="FILE", help="read FILE, not standard input")
     parser.add_argument(
         "-o",
@@ -69,57 +78,65 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on after the last whole line of the output file, if there is one",
     )
-    search = parser.add_argument_group("search")
-    search.add_argument(
+
+
+def add_search_arguments(group: argparse._ArgumentGroup) -> None:
+    """Shorthands for settings of `decoding`, and what has no setting."""
+    group.add_argument(
         "--preset",
         choices=("vaswani2017", "fairseq", "marian", "hf"),
         help="search as that toolkit does; see below",
     )
-    search.add_argument(
+    group.add_argument(
         "--beam", type=parse_positive, metavar="N", help="hypotheses per sentence; 1 is greedy"
     )
-    search.add_argument(
+    group.add_argument(
         "--sample",
         action="store_true",
         help="draw at random instead of searching; see decoding.temperature, top_k, top_p",
     )
-    search.add_argument(
+    group.add_argument(
         "--seed",
         type=int,
         metavar="N",
         help="of --sample; the same seed draws the same translations",
     )
-    search.add_argument(
+    group.add_argument(
         "--prefix",
         metavar="FILE",
         help="how translations must begin: a line for each line of input",
     )
-    search.add_argument(
+    group.add_argument(
         "--long-lines",
         choices=("cut", "split", "refuse"),
         help="what to do with a line of more than decoding.max_source pieces, besides reporting it",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument(
+
+
+def add_output_arguments(group: argparse._ArgumentGroup) -> None:
+    """What is written of each translation."""
+    group.add_argument(
         "--n-best",
         type=parse_positive,
         metavar="K",
         help="K lines for each: number of the line, counted from 0 "
         "as in Marian and fairseq, TAB score TAB text",
     )
-    output.add_argument(
-        "--scores", action="store_true", help="the score before the text, and a tab"
-    )
-    output.add_argument(
+    group.add_argument("--scores", action="store_true", help="the score before the text, and a tab")
+    group.add_argument(
         "--alignments",
         action="store_true",
         help="after a tab, pairs source-target of pieces, counted from 0: 0-0 1-2 ...",
     )
-    output.add_argument(
+    group.add_argument(
         "--json",
         action="store_true",
         help="an object for each line: line (from 1), source, candidates",
     )
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """What does the work, and for whom."""
     parser.add_argument(
         "--engine",
         choices=("nmt", "ctranslate2"),
@@ -138,7 +155,6 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prompt for lines, even if standard input is not a terminal",
     )
-    return parser
 
 
 def parse_positive(text: str) -> int:
@@ -150,7 +166,7 @@ def parse_positive(text: str) -> int:
 
 
 def find_option_conflict(args: argparse.Namespace) -> str:
-    """What is wrong with a combination of options, if anything is."""
+    """Return what is wrong with a combination of options, "" if nothing is."""
     if not args.checkpoints:
         return "a checkpoint is missing; it comes before settings"
     if args.resume and not args.output:
@@ -167,10 +183,8 @@ def find_option_conflict(args: argparse.Namespace) -> str:
             "--prefix": args.prefix,
             "several checkpoints": len(args.checkpoints) > 1,
         }
-        if given := [name for name, value in unsupported.items() if value]:
-            return (
-                f"--engine ctranslate2 does not support {' or '.join(given)}; leave one of them out"
-            )
+        if given := join_given(unsupported):
+            return f"--engine ctranslate2 does not support {given}; leave one of them out"
     if args.interactive:
         unsupported = {
             "-i": args.input,
@@ -178,17 +192,22 @@ def find_option_conflict(args: argparse.Namespace) -> str:
             "--prefix": args.prefix,
             "--workers": args.workers > 1,
         }
-        if given := [name for name, value in unsupported.items() if value]:
-            return f"--interactive does not support {' or '.join(given)}; leave one of them out"
+        if given := join_given(unsupported):
+            return f"--interactive does not support {given}; leave one of them out"
     return ""
 
 
+def join_given(options: dict[str, object]) -> str:
+    return " or ".join(name for name, value in options.items() if value)
+
+
 def is_setting(text: str) -> bool:
+    """Whether a word is a setting; a path may hold a "=" too, but does not begin like this."""
     return re.match(r"([a-z_0-9]+(\.[a-z_0-9]+)+|device)=", text) is not None
 
 
 def collect_overrides(args: argparse.Namespace) -> list[str]:
-    """The options as settings; settings that are written out come last and win."""
+    """Return the options as settings, then the settings that were written out, which take precedence."""
     options = {
         "preset": args.preset,
         "beam": args.beam,
@@ -229,8 +248,11 @@ def translate_text(args: argparse.Namespace) -> int:
         )
 
     # translate what a person types, or a stream
-    is_plain = not (args.input or args.output or args.prefix) and args.workers == 1
-    if args.interactive or (is_plain and sys.stdin.isatty()):
+    names_files = args.input or args.output or args.prefix
+    is_prompt = args.interactive
+    if not names_files and args.workers == 1 and sys.stdin.isatty():
+        is_prompt = True  # a person who gave no input would wait for nothing
+    if is_prompt:
         converse(model, layout)
     else:
         translate_input(args, model.translator, layout, load_model)

@@ -94,9 +94,11 @@ class Ledger:
 
     @property
     def files(self) -> list[SourceFile]:
-        """Of all corpora and of the test set."""
-        files = [file for corpus in self.corpora for file in corpus.files]
-        return files + self.test.files if self.test is not None else files
+        """The files of all corpora and of the test set."""
+        files = list_corpus_files(self.corpora)
+        if self.test is not None:
+            files += self.test.files
+        return files
 
     def to_plain(self) -> dict[str, Any]:
         """What ledger.json holds; a dev set has no entries that only training corpora have."""
@@ -109,14 +111,18 @@ class Ledger:
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> "Ledger":
-        corpora = [
-            CorpusAccount(**corpus | {"files": _read_files(corpus)}) for corpus in values["corpora"]
-        ]
+        corpora = []
+        for corpus in values["corpora"]:
+            corpora.append(CorpusAccount(**corpus | {"files": _read_files(corpus)}))
         test = values["test"]
         if test is not None:
             test = TestSetAccount(**test | {"files": _read_files(test)})
         bpe = BpeAccount(**values["bpe"])
         return cls(**values | {"corpora": corpora, "test": test, "bpe": bpe})
+
+
+def list_corpus_files(corpora: Sequence[CorpusAccount]) -> list[SourceFile]:
+    return [file for corpus in corpora for file in corpus.files]
 
 
 def _read_files(corpus: dict[str, Any]) -> list[SourceFile]:
@@ -138,10 +144,10 @@ def read_ledger(store: Path) -> Ledger:
 
 
 def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
-    """What decides the content of a store.
+    """List the settings that decide the content of a store.
 
-    Not where it is, nor how many workers made it, nor the run's seed, which only draws the BPE's sample: the ledger
-    notes it, and the runs of several seeds share one store.
+    Where it is and how many workers made it do not. Nor does the run's seed, although it draws the
+    BPE's sample: the ledger notes it, and runs with different seeds share one store.
     """
     values = to_plain_values(data)
     for name in ("root", "store", "workers"):
@@ -166,16 +172,19 @@ def format_command() -> str:
 
 
 def digest_store(files: Mapping[str, str]) -> str:
-    """One digest of all data files, by name and sha256."""
+    """Compute one digest over all data files, from their names and digests."""
+    # as `sha256sum *` prints it, so that anyone can compute the digest without this code
     lines = "".join(f"{sha}  {name}\n" for name, sha in sorted(files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def name_file(path: Path, root: str) -> str:
-    """A file's name as in the config: relative to data.root, so that two machines write the same ledger."""
+    """Return a file's name as in the config: relative to data.root, so that two machines write the same ledger."""
     path = Path(os.path.abspath(path))
     folder = os.path.abspath(root)
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    if path.is_relative_to(folder):
+        path = path.relative_to(folder)
+    return str(path)
 
 
 def stamp_sources(ledger: Ledger, root: str) -> dict[str, list[str | int]]:
@@ -191,7 +200,7 @@ def _stamp_source(path: Path) -> list[str | int]:
 
 
 def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
-    """`UserError` if the store was made with other settings, another BPE model or other files."""
+    """Refuse a store that was made with other settings, another BPE model or other files."""
     open_store(store, "train")
     ledger = read_ledger(store)
     remedy = "give another data.store=DIR or remove that folder"
@@ -200,17 +209,17 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     wanted = list_settings(data, vocab)
     old = _flatten_settings(ledger.settings)
     new = _flatten_settings(wanted)
-    differences = [
-        f"{key} {old.get(key)} -> {new.get(key)}"
-        for key in old | new
-        if old.get(key) != new.get(key)
-    ]
+    differences = []
+    for key in old | new:
+        before, after = old.get(key), new.get(key)
+        if before != after:
+            differences.append(f"{key} {before} -> {after}")
     if differences:
         shown = ", ".join(differences[:5])
         raise UserError(f"{store}: prepared with other settings: {shown}; {remedy}")
 
     # the files
-    files = [file for corpus in ledger.corpora for file in corpus.files]
+    files = list_corpus_files(ledger.corpora)
     if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
         files += ledger.test.files
     if vocab.model is not None:
@@ -221,7 +230,8 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     for file in files:
         path = Path(data.root) / file.name
         if not path.is_file():
-            continue  # the store is all that training needs
+            continue  # raw corpora may be gone: the store is all that training needs
+        # A size and a time that have not changed save reading gigabytes; otherwise the digest decides.
         is_same = path.stat().st_size == file.size
         if is_same and known.get(file.name) != _stamp_source(path):
             is_same = digest_file(path) == file.sha256
@@ -236,7 +246,8 @@ def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     if isinstance(value, dict):
         for name, item in value.items():
-            flat |= _flatten_settings(item, f"{key}.{name}" if key else name)
+            item_key = f"{key}.{name}" if key else name
+            flat |= _flatten_settings(item, item_key)
     else:
         for i, item in enumerate(value):
             flat |= _flatten_settings(item, f"{key}[{i}]")
@@ -247,8 +258,9 @@ def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table as lines: the first column is text, the others are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Format the rows of a table as lines: the first column is text, the others are numbers."""
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     lines = []
     for row in rows:
         numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
@@ -257,7 +269,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def format_ledger(ledger: Ledger) -> str:
-    """What came in, what was kept, what was dropped and why."""
+    """Format what came in, what was kept, what was dropped and why."""
     src, tgt = ledger.languages
     rows = [["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens"]]
     dropped = ["dropped"]
@@ -265,7 +277,8 @@ def format_ledger(ledger: Ledger) -> str:
         times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
         tokens = [f"{n:,}" for n in corpus.tokens]
         rows.append([corpus.name, f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens])
-        dropped.append(", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items()) or "-")
+        by_rule = ", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items())
+        dropped.append(by_rule or "-")
     lines = [f"{row}  {rules}" for row, rules in zip(align_columns(rows), dropped, strict=True)]
     for corpus in ledger.corpora:
         lines += _describe_overlaps(corpus)
@@ -281,7 +294,7 @@ def format_ledger(ledger: Ledger) -> str:
 
 
 def _describe_overlaps(corpus: CorpusAccount) -> list[str]:
-    """What a reader should know before training on it."""
+    """Describe what a person should know before training on it."""
     notes = []
     if corpus.duplicates:
         notes.append(f"{corpus.corpus}: {corpus.duplicates:,} pairs equal an earlier one")

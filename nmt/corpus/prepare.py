@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,10 @@ import numpy as np
 from nmt.config import DataConfig, VocabConfig
 from nmt.corpus.ledger import (
     SOURCES_FILE,
+    BpeAccount,
     CorpusAccount,
     Ledger,
+    TestSetAccount,
     check_same,
     digest_store,
     format_command,
@@ -55,7 +57,7 @@ SMALLER_THAN_TEXT = (*COMPRESSED, ".tgz", ".parquet")
 
 
 def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
-    """Make `data.store` unless it is there: True if work was done, `UserError` if it was made with other settings."""
+    """Make `data.store` and return True, or return False if it is there; `UserError` if it has other settings."""
     store = Path(data.store).resolve()
     work = store.with_name(f"{store.name}.work")
 
@@ -102,7 +104,7 @@ def _is_complete(store: Path) -> bool:
 
 
 def _list_parts(data: DataConfig) -> list[Part]:
-    """The dev set comes first, because the training text is searched for its sentences."""
+    """List the corpora; the dev set comes first, because the training text is searched for its sentences."""
     if not data.train:
         raise UserError(
             "data.train: no corpus given; for example data.train=[{src: train.en, tgt: train.de}]"
@@ -136,10 +138,10 @@ def _remove_work(work: Path) -> None:
 
 
 def _estimate_bytes(part: Part, data: DataConfig) -> int:
-    """About how many bytes a part takes: its text, its ids, half as large, and these again in the store."""
+    """Estimate the bytes that a part takes: its text, its ids, half as large, and these again in the store."""
     text = 0
     for file in find_local_files(part.corpus, data):
-        factor = 3 if file.suffix in SMALLER_THAN_TEXT else 1
+        factor = 3 if file.suffix in SMALLER_THAN_TEXT else 1  # about what text compresses by
         text += factor * file.stat().st_size
     return text + text // 2 + part.corpus.repeat * text // 2
 
@@ -160,7 +162,33 @@ def _describe_full_disk(work: Path, n_bytes: int) -> str:
 # ---- the phases -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class StageResults:
+    """What the stages leave in the work folder; the store is written from it."""
+
+    train: list[CollectedPart]
+    dev: list[CollectedPart]  # one or none
+    train_ids: list[EncodedPart]
+    dev_ids: list[EncodedPart]
+    n_repeats: Mapping[str, int]  # of each training part
+    test: TestSetAccount | None
+    bpe: Path  # the folder of the BPE model
+    bpe_account: BpeAccount
+
+
 def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
+    results = _run_stages(parts, job)
+    folder = job.work / "store"
+    _write_data(folder, results)
+    ledger = _make_ledger(folder, results, job)
+    _publish(store, folder, ledger, job.data.root)
+    _remove_work(job.work)
+    job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
+    job.clock.finish("seal")
+    say(format_ledger(ledger))
+
+
+def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
     dev_parts = [part for part in parts if part.split == "valid"]
     train_parts = [part for part in parts if part.split == "train"]
 
@@ -189,37 +217,39 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
         )
     if not any(encoded.report.kept for encoded in train_ids):
         raise UserError(NOTHING_LEFT)
+    return StageResults(train, dev, train_ids, dev_ids, n_repeats, test, bpe, bpe_account)
 
-    # write the store's files
-    folder = job.work / "store"
-    shutil.rmtree(folder, ignore_errors=True)
+
+def _write_data(folder: Path, results: StageResults) -> None:
+    """Write the data files of the store into a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run killed while it wrote
     folder.mkdir()
-    shutil.copyfile(bpe / VOCAB_FILE, folder / VOCAB_FILE)
-    _write_ids(folder, "train", train_ids, [part.corpus.repeat for part in train_parts])
-    if dev:
-        _write_ids(folder, "valid", dev_ids, [1])
-        _write_dev_text(folder, dev[0])
+    shutil.copyfile(results.bpe / VOCAB_FILE, folder / VOCAB_FILE)
+    repetitions = [collected.part.corpus.repeat for collected in results.train]
+    _write_ids(folder, "train", results.train_ids, repetitions)
+    if results.dev:
+        _write_ids(folder, "valid", results.dev_ids, [1])
+        _write_dev_text(folder, results.dev[0])
 
-    # account for every line
-    both = zip([*train, *dev], [*train_ids, *dev_ids], strict=True)
+
+def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledger:
+    """Account for every line of the corpora and for the files written from them."""
+    corpora = []
+    collected_parts = [*results.train, *results.dev]
+    encoded_parts = [*results.train_ids, *results.dev_ids]
+    for collected, encoded in zip(collected_parts, encoded_parts, strict=True):
+        corpora.append(_account_for(collected, encoded, results.n_repeats))
     data = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
-    ledger = Ledger(
+    return Ledger(
         settings=list_settings(job.data, job.vocab),
-        corpora=[_account_for(collected, encoded, n_repeats) for collected, encoded in both],
-        test=test,
-        bpe=bpe_account,
+        corpora=corpora,
+        test=results.test,
+        bpe=results.bpe_account,
         versions=list_versions(),
         command=format_command(),
         data=data,
         store=digest_store(data),
     )
-
-    # publish it
-    _publish(store, folder, ledger, job.data.root)
-    _remove_work(job.work)
-    job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
-    job.clock.finish("seal")
-    say(format_ledger(ledger))
 
 
 def _publish(store: Path, folder: Path, ledger: Ledger, root: str) -> None:
@@ -269,7 +299,8 @@ def _write_ids(
 
 
 def _write_dev_text(folder: Path, valid: CollectedPart) -> None:
-    sides = [text.read() for text in valid.texts(None)]
+    texts = [text.read() for text in valid.texts(None)]
     for i, side in enumerate(SIDES):
-        lines = [line + b"\n" for text in sides for line in text[i]]
-        (folder / dev_text_file(side)).write_bytes(b"".join(lines))
+        with open(folder / dev_text_file(side), "wb") as file:
+            for text in texts:
+                file.writelines(line + b"\n" for line in text[i])

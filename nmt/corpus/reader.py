@@ -64,14 +64,16 @@ def describe_corpus(corpus: CorpusConfig) -> str:
         return f"{archive}{corpus.src} + {corpus.tgt}"
     if corpus.dataset is not None:
         parts = (corpus.dataset, corpus.subset, corpus.split or "train")
-        return " ".join(part for part in parts if part)
+        return " ".join(filter(None, parts))
     if corpus.file:
         return corpus.file
-    return f"sacrebleu {corpus.sacrebleu}" if corpus.sacrebleu else f"demo {corpus.demo}"
+    if corpus.sacrebleu:
+        return f"sacrebleu {corpus.sacrebleu}"
+    return f"demo {corpus.demo}"
 
 
 def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
-    """The raw pairs of `corpus` from data.src to data.tgt, in order, once. A bad one stops it."""
+    """Read the raw pairs of `corpus` from data.src to data.tgt, in order, once. A bad one stops it."""
     for block in read_blocks(corpus, replace(data, on_bad_line="stop"), PAIRS_AT_ONCE):
         yield from map(Pair, block.src, block.tgt)
 
@@ -79,24 +81,26 @@ def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
 def read_blocks(
     corpus: CorpusConfig, data: DataConfig, size: int, skip: int = 0
 ) -> Iterator[Block]:
-    """The same, `size` raw pairs at a time, without the first `skip` blocks."""
+    """Read pairs in blocks of `size` raw ones, without the first `skip` blocks."""
     source = _open_source(corpus, data, size)
     for number, (raw, share) in islice(enumerate(source.blocks), skip, None):
         first = 1 + number * size
         src, tgt, bad = source.parse(raw, first)
         if bad and data.on_bad_line == "stop":
             raise UserError(bad[min(bad)])
-        if bad:
+        if bad:  # a pair goes as a whole, so the sides stay parallel
             src = [text for i, text in enumerate(src) if i not in bad]
             tgt = [text for i, text in enumerate(tgt) if i not in bad]
         yield Block(first, src, tgt, [bad[i] for i in sorted(bad)], share)
 
 
 def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
-    """The files on this machine that `corpus` reads; `UserError` if one is missing."""
+    """List the files on this machine that `corpus` reads; `UserError` if one is missing."""
     if corpus.dataset is not None:
         return find_dataset_files(corpus, data)
-    names = (corpus.archive,) if corpus.archive else (corpus.src, corpus.tgt, corpus.file)
+    names: tuple[str | None, ...] = (corpus.src, corpus.tgt, corpus.file)
+    if corpus.archive:
+        names = (corpus.archive,)  # src and tgt name its members
     paths = [Path(data.root) / name for name in names if name is not None]
     for path in paths:
         if corpus.archive is None and path.name.endswith(ARCHIVES):
@@ -135,7 +139,7 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
 
 
 def _open_file(path: Path, data: DataConfig, size: int) -> Source:
-    """One file with both sides, of the kind that its name tells."""
+    """Open one file with both sides; its name tells its format."""
     name = str(path)
     kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if kind == ".tsv":
@@ -153,15 +157,20 @@ def _open_file(path: Path, data: DataConfig, size: int) -> Source:
 def _open_tables(
     tables: Iterable[Any], paths: list[Path], data: DataConfig, size: int, name: str
 ) -> Source:
-    counts = [count_rows(path) for path in paths]
-    known_counts = [n for n in counts if n is not None]
-    total = sum(known_counts) if len(known_counts) == len(counts) else 0
+    total = 0  # rows of all files; 0 if one of them does not say how many it has
+    for path in paths:
+        n_rows = count_rows(path)
+        if n_rows is None:
+            total = 0
+            break
+        total += n_rows
 
     def read() -> Iterator[tuple[Any, float]]:
         n = 0
         for table in rebatch_tables(tables, size, data, name):
             n += len(table)
-            yield table, min(1.0, n / total) if total else 1.0
+            share = min(1.0, n / total) if total else 1.0
+            yield table, share
         if n == 0:
             raise UserError(f"{name}: empty; it should hold one pair per row")
 
@@ -184,7 +193,9 @@ def _open_demo(split: str, data: DataConfig, size: int) -> Source:
     def parse(block: list[tuple[str, str]], first: int) -> ParsedSides:
         english = [pair[0] for pair in block]
         german = [pair[1] for pair in block]
-        return (english, german, {}) if data.src == "en" else (german, english, {})
+        if data.src == "en":
+            return english, german, {}
+        return german, english, {}
 
     return Source(read(), parse)
 
@@ -212,10 +223,10 @@ def _open_two_texts(src: TextFile, tgt: TextFile, size: int) -> Source:
 
 
 def _explain_unequal_lengths(src: TextFile, tgt: TextFile) -> UserError:
-    """Both numbers of lines, and where the shorter side probably lost some.
+    """Name both numbers of lines, and where the shorter side probably lost some.
 
-    From there on the lengths of its lines follow those of the other side with a shift: the best place has the least sum
-    of |log ratio of lengths|.
+    From there on the lengths of its lines follow those of the other side with a shift: the best
+    place has the least sum of |log ratio of lengths|.
     """
     import numpy as np
 

@@ -76,7 +76,9 @@ def add_encode_reports(reports: Sequence[EncodeReport]) -> EncodeReport:
     for report in reports:
         dropped.extend(report.dropped)
     kept = sum(report.kept for report in reports)
-    tokens = [sum(report.tokens[side] for report in reports) for side in range(len(SIDES))]
+    tokens = [0] * len(SIDES)
+    for report in reports:
+        tokens = [a + b for a, b in zip(tokens, report.tokens, strict=True)]
     return EncodeReport(kept, dropped, tokens)
 
 
@@ -91,13 +93,17 @@ class ShardText:
     repeats: Path | None  # a mask of the pairs of the whole corpus that are not to be used
 
     def read(self) -> tuple[list[bytes], list[bytes]]:
-        src, tgt = (shard_file(self.folder, self.number, f"{side}.txt") for side in SIDES)
-        return src.read_bytes().split(b"\n")[:-1], tgt.read_bytes().split(b"\n")[:-1]
+        return self.read_side("src"), self.read_side("tgt")
 
-    def read_repeat_mask(self) -> np.ndarray:  # (n_pairs,) bool
+    def read_side(self, side: str) -> list[bytes]:
+        content = shard_file(self.folder, self.number, f"{side}.txt").read_bytes()
+        return content.split(b"\n")[:-1]  # every line has an end, so nothing follows the last
+
+    def read_repeat_mask(self) -> np.ndarray:
+        """Read which of the pairs are not to be used, (n_pairs,) bool."""
         if self.repeats is None:
             return np.zeros(self.n_pairs, bool)
-        mask = np.load(self.repeats, mmap_mode="r")
+        mask = np.load(self.repeats, mmap_mode="r")  # of a large corpus, of which this is a part
         return np.array(mask[self.first : self.first + self.n_pairs])
 
 
@@ -117,10 +123,11 @@ class ShardCollector:
         """`held_out`: a file of the dev and test sets by name, lists of pairs."""
         self.folder = folder
         self.rules = rules
-        sets = read_json(held_out) if held_out is not None else {}
-        self.held_out = {
-            name: make_held_out_set([Pair(*pair) for pair in pairs]) for name, pairs in sets.items()
-        }
+        self.held_out = {}
+        if held_out is not None:
+            for name, plain_pairs in read_json(held_out).items():
+                pairs = [Pair(*pair) for pair in plain_pairs]
+                self.held_out[name] = make_held_out_set(pairs)
 
     def __call__(self, task: tuple[int, Block]) -> CollectReport:
         number, block = task
@@ -128,7 +135,7 @@ class ShardCollector:
             cleaned = take_block(block)
         else:
             cleaned = clean_block(block, self.rules, self.held_out)
-            digests = cleaned.digests.tobytes()
+            digests = cleaned.digests.tobytes()  # by which repeats are found later
             write_bytes(shard_file(self.folder, number, "digests"), digests)
         text = []
         for i, side in enumerate(SIDES):
@@ -144,7 +151,7 @@ class ShardCollector:
 
 @dataclass(frozen=True)
 class WordSample:
-    """So many lines of a shard, source and target counted alike, are drawn with a seed to teach the BPE."""
+    """Lines of a shard, of either side, that are drawn at random for learning the BPE."""
 
     text: ShardText
     n_lines: int
@@ -152,16 +159,17 @@ class WordSample:
 
 
 def count_words(sample: WordSample) -> Counter[bytes]:
-    """How often each word occurs in the lines of the sample."""
-    # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the order in which words are
-    # met decide which BPE is learned: a change would change every store.
+    """Count how often each word occurs in the lines of the sample."""
+    # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the order
+    # in which words occur decide which BPE is learned: a change would change every store.
     usable = np.flatnonzero(np.repeat(~sample.text.read_repeat_mask(), 2))
     if sample.n_lines < len(usable):
         seed = np.random.SeedSequence(sample.seed)
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
         usable = np.sort(shuffled[: sample.n_lines])
     sides = sample.text.read()
-    return tally_words([sides[i % 2][i // 2] for i in usable.tolist()])
+    lines = [sides[line % 2][line // 2] for line in usable.tolist()]
+    return tally_words(lines)
 
 
 class ShardEncoder:
@@ -170,8 +178,9 @@ class ShardEncoder:
     def __init__(self, folder: Path, vocab: Path, max_pieces: int | None) -> None:
         self.folder = folder
         self.max_pieces = max_pieces
-        words = vocab.with_name(WORDS)  # a given model has none
-        self.encode = CorpusEncoder(Vocab.load(vocab), words if words.is_file() else None)
+        words = vocab.with_name(WORDS)
+        has_words = words.is_file()  # a given model comes without those that it was learned from
+        self.encode = CorpusEncoder(Vocab.load(vocab), words if has_words else None)
 
     def __call__(self, task: tuple[int, ShardText]) -> EncodeReport:
         number, text = task

@@ -7,7 +7,6 @@ still valid and does the rest.
 
 import hashlib
 import io
-import itertools
 import json
 import shutil
 from collections import Counter
@@ -55,7 +54,7 @@ Json = dict[str, Any]
 
 
 class StageClock:
-    """Reports how long each stage took, and how much text passed through it."""
+    """Reports how long each stage took and how many pairs a second passed through it."""
 
     def __init__(self) -> None:
         self.began = clock()
@@ -84,7 +83,7 @@ class Preparation:
     def run_stage(
         self, name: str, made_with: Json, make: Callable[[Path], Json]
     ) -> tuple[Path, Json]:
-        """The folder that `make` fills and the plain values that it returns; run once for equal `made_with`."""
+        """Return the folder that `make` fills and the plain values that it returns; run once for equal `made_with`."""
         deciding = [LAYOUT, made_with, list_versions()]
         key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
@@ -161,11 +160,8 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 
     def make(folder: Path) -> Json:
         n_shards = _collect_shards(job, part, held_out, folder)
-        reports = [
-            CollectReport.from_plain(read_json(shard_file(folder, number, "json")))
-            for number in range(n_shards)
-        ]
-        report = add_collect_reports(reports)
+        plain_reports = _read_reports(folder, n_shards)
+        report = add_collect_reports([CollectReport.from_plain(plain) for plain in plain_reports])
         sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
             if read_file_stamp(path) != before:
@@ -173,8 +169,10 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         return {"report": asdict(report), "files": [asdict(file) for file in sources]}
 
     rules = None
-    if part.rules is not None:  # without what only later stages apply
-        rules = to_plain_values(replace(part.rules, preset=None, duplicates=False, max_pieces=None))
+    if part.rules is not None:
+        # What only later stages apply must not make this one run again.
+        rules_here = replace(part.rules, preset=None, duplicates=False, max_pieces=None)
+        rules = to_plain_values(rules_here)
     made_with = {
         "corpus": to_plain_values(replace(part.corpus, repeat=1)),
         "src": job.data.src,
@@ -192,9 +190,12 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 
 
 def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> int:
-    """Make the shards that no earlier run has finished; how many there are in all."""
+    """Make the shards that no earlier run has finished; returns how many there are in all."""
     finished = find_finished_shards(folder)
-    first = next(number for number in itertools.count() if number not in finished)
+    # Workers finish shards in any order. Those before the first gap need not even be read.
+    first = 0
+    while first in finished:
+        first += 1
     n_shards = first
     with closing(Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs")) as progress:
 
@@ -215,6 +216,10 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
     return n_shards
 
 
+def _read_reports(folder: Path, n_shards: int) -> list[Json]:
+    return [read_json(shard_file(folder, number, "json")) for number in range(n_shards)]
+
+
 def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
     """The files of a corpus of `n_lines` pairs, for the ledger."""
     with ThreadPoolExecutor(data.workers) as threads:
@@ -230,7 +235,7 @@ def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> lis
 def gather_held_out(
     job: Preparation, valid: CollectedPart | None
 ) -> tuple[Path, TestSetAccount | None]:
-    """The dev and test sets in one file, and the account of the test set.
+    """Write the dev and test sets into one file; returns it and the account of the test set.
 
     A test set that cannot be read is left out with a note, unless data.clean.held_out drops pairs because of it.
     """
@@ -264,10 +269,12 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
 
 
 def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path, dict[str, int]]:
-    """Which pairs equal an earlier one, as a mask for each part in a folder, and how many there are in each part."""
+    """Find the pairs that equal an earlier one; returns a folder with a mask for each part, and their numbers."""
 
     def make(folder: Path) -> Json:
-        digests = [file for each in train for file in each.shard_files("digests")]
+        digests: list[Path] = []
+        for each in train:
+            digests += each.shard_files("digests")
         is_repeat = find_duplicates(digests)
         n_repeats = {}
         first = 0
@@ -291,9 +298,14 @@ def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path
 def learn_bpe(
     job: Preparation, train: Sequence[CollectedPart], repeats: Path | None
 ) -> tuple[Path, BpeAccount]:
-    """The joint BPE of both sides of all training corpora, each taken once whatever its `repeat`."""
-    texts = [text for each in train for text in each.texts(repeats)]
-    n_lines = [2 * int((~text.read_repeat_mask()).sum()) for text in texts]
+    """Learn the joint BPE of both sides of all training corpora, each taken once whatever its `repeat`."""
+    texts: list[ShardText] = []
+    for each in train:
+        texts += each.texts(repeats)
+    n_lines = []
+    for text in texts:
+        n_usable = int((~text.read_repeat_mask()).sum())
+        n_lines.append(2 * n_usable)  # a source and a target
     n_sampled = min(sum(n_lines), job.vocab.sample_sentences)
     if n_sampled == 0:
         raise UserError(NOTHING_LEFT)
@@ -306,10 +318,9 @@ def learn_bpe(
         # Each line is equally likely to be in the sample, whatever shard it is in.
         draw = np.random.Generator(np.random.Philox(job.seed))
         quotas = draw.multivariate_hypergeometric(n_lines, n_sampled, method="marginals").tolist()
-        samples = [
-            WordSample(text, quota, (job.seed, number))
-            for number, (text, quota) in enumerate(zip(texts, quotas, strict=True))
-        ]
+        samples = []
+        for number, (text, quota) in enumerate(zip(texts, quotas, strict=True)):
+            samples.append(WordSample(text, quota, (job.seed, number)))
         learn_from = partial(_learn_from_samples, folder, samples, job.data.workers)
         if n_sampled <= FEW_LINES:
             n_words = learn_from(job.vocab)
@@ -331,7 +342,7 @@ def learn_bpe(
 
 
 def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
-    """The BPE model that vocab.model names, if it names one."""
+    """Load the BPE model that vocab.model names, if it names one."""
     if vocab.model is None:
         return None
     try:
@@ -351,7 +362,7 @@ def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
 def _learn_from_samples(
     folder: Path, samples: list[WordSample], workers: int, vocab: VocabConfig
 ) -> int:
-    """Count the words of the samples and learn the BPE from them; how many different words there are."""
+    """Count the words of the samples and learn the BPE from them; returns the number of different words."""
     words = folder / WORDS
     n_lines = sum(sample.n_lines for sample in samples)
     if not words.with_suffix(".json").is_file():
@@ -374,7 +385,7 @@ def _learn_from_samples(
 def encode_part(
     job: Preparation, collected: CollectedPart, bpe: Path, repeats: Path | None
 ) -> EncodedPart:
-    """The ids of a part's text, without repeats and without pairs that are too long."""
+    """Encode a part's text, without repeats and without pairs that are too long."""
     part = collected.part
     texts = collected.texts(repeats)
     max_pieces = part.rules.max_pieces if part.rules is not None else None
@@ -384,17 +395,14 @@ def encode_part(
         tasks = [(text.number, text) for text in texts if text.number not in finished]
         total = sum(text.n_pairs for _, text in tasks)
         start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces)
-        with closing(
-            Progress(f"encode {describe_corpus(part.corpus)}", total, "pairs")
-        ) as progress:
+        bar = Progress(f"encode {describe_corpus(part.corpus)}", total, "pairs")
+        with closing(bar) as progress:
             encoded = map_with_workers(start, tasks, job.data.workers)
             for (_, text), _ in zip(tasks, encoded, strict=True):
                 progress.advance(text.n_pairs)
                 job.clock.n_done += text.n_pairs
-        reports = [
-            EncodeReport.from_plain(read_json(shard_file(folder, text.number, "json")))
-            for text in texts
-        ]
+        plain_reports = _read_reports(folder, len(texts))
+        reports = [EncodeReport.from_plain(plain) for plain in plain_reports]
         return asdict(add_encode_reports(reports))
 
     made_with = {

@@ -21,7 +21,7 @@ MAX_CELLS = 1 << 18  # target times source pieces of a batch, for each head of e
 def align(
     model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """For each target piece the index of a source piece, both without marks. Without any source piece it is 0."""
+    """Find for each target piece its source piece, both without marks; 0 if there is no source piece."""
     links: list[list[int]] = []
     for batch in _split_by_cells(src, tgt):
         links.extend(_align_batch(model, src[batch], tgt[batch]))
@@ -29,7 +29,7 @@ def align(
 
 
 def _split_by_cells(src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> Iterator[slice]:
-    """Neighbours together, as many as MAX_CELLS allows and at least one."""
+    """Group neighbours, as many as MAX_CELLS allows and at least one."""
     first = longest_src = longest_tgt = 0
     for i, (source, target) in enumerate(zip(src, tgt, strict=True)):
         longest_src = max(longest_src, len(source) + 1)
@@ -49,8 +49,12 @@ def _align_batch(
     targets = pack([[BOS, *ids] for ids in tgt]).to(device)  # each position predicts the next piece
     layers: list[Tensor] = []
     model.decode(targets, model.encode(sources), sources, layers)
-    attention = layers[max(0, len(layers) - 2)].mean(1)  # (S, Lt, Ls)
+    last_but_one = layers[max(0, len(layers) - 2)]  # (S, H, Lt, Ls)
+    attention = last_but_one.mean(1)  # (S, Lt, Ls)
+
+    # the closing eos gets much attention and means nothing
     positions = torch.arange(attention.shape[2], device=device)
-    is_allowed = positions < (sources.lengths - 1).clamp(min=1)[:, None]  # not the closing eos
+    n_allowed = (sources.lengths - 1).clamp(min=1)
+    is_allowed = positions < n_allowed[:, None]  # (S, Ls)
     best = attention.masked_fill(~is_allowed[:, None], -1.0).argmax(2).tolist()
     return [row[: len(ids)] for row, ids in zip(best, tgt, strict=True)]

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 import torch
 
 from nmt.config import DecodingConfig
-from nmt.data.batch import pack
+from nmt.data.batch import Packed, pack
 from nmt.system.device import is_out_of_memory
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.graph_search import GraphSearch, measure_free_bytes
 from nmt.translate.search import search
 
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
-SOURCE_COST, EXTRA_PIECES = 16, 50  # the cost of a source piece, and how many more a hypothesis has
+SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
+EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
-SearchedBatch = tuple[
-    list[int], list[list[Hypothesis]]
-]  # indices of sentences, and of each its best
+# The indices of some sentences, and the best hypotheses of each.
+SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 
 
 class GpuSearch:
@@ -57,8 +57,7 @@ class GpuSearch:
         batches = deque(self.split_by_memory(sources, n_best, prefixes))
         while batches:
             batch = batches.popleft()
-            forced = None if prefixes is None else [prefixes[i] for i in batch]
-            packed = pack([sources[i] for i in batch]).to(self.device)
+            packed, forced = _pack_batch(batch, sources, prefixes, self.device)
             try:
                 found = self.graph_search.search(packed, n_best, forced)
             except RuntimeError as error:
@@ -111,8 +110,7 @@ def search_batches(
         return
 
     def search_batch(batch: list[int]) -> SearchedBatch:
-        forced = None if prefixes is None else [prefixes[i] for i in batch]
-        packed = pack([sources[i] for i in batch]).to(device)
+        packed, forced = _pack_batch(batch, sources, prefixes, device)
         return batch, search(model, packed, config, n_best, forced)
 
     batches = list(split_by_budget(sources, config, n_best))
@@ -124,13 +122,26 @@ def search_batches(
         yield from _map_in_order(pool, search_batch, batches, 2 * n_threads)
 
 
+def _pack_batch(
+    batch: list[int],
+    sources: Sequence[Sequence[int]],
+    prefixes: Sequence[Sequence[int]] | None,
+    device: torch.device,
+) -> tuple[Packed, list[Sequence[int]] | None]:
+    """Return the sources of a batch, and its prefixes if there are any."""
+    packed = pack([sources[i] for i in batch]).to(device)
+    if prefixes is None:
+        return packed, None
+    return packed, [prefixes[i] for i in batch]
+
+
 def split_by_budget(
     sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 1
 ) -> Iterator[list[int]]:
     """Indices of the sentences of each batch, long ones first.
 
-    A batch has at most `batch_tokens` padded source tokens, and at most SOURCE_COST times as many in all hypotheses,
-    because those fill the memory.
+    A batch has at most `batch_tokens` padded source tokens, and at most SOURCE_COST times as many
+    pieces in all its hypotheses: with a wide beam those fill the memory first.
     """
     batch: list[int] = []
     budget = config.batch_tokens or DEFAULT_BATCH_TOKENS
@@ -147,13 +158,13 @@ def split_by_budget(
 
 
 def _sort_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Indices, of the longest sentence first."""
+    """Return the indices of the sentences, the longest first, so that the largest batch comes first."""
     return sorted(range(len(sources)), key=lambda i: -len(sources[i]))
 
 
 @contextmanager
 def _start_threads(n: int) -> Iterator[ThreadPoolExecutor]:
-    """`n` threads, which share torch's own threads among themselves meanwhile."""
+    """Start `n` threads; meanwhile they share torch's own threads among themselves."""
     all_threads = torch.get_num_threads()
     torch.set_num_threads(max(1, all_threads // n))
     pool = ThreadPoolExecutor(n)
@@ -170,7 +181,7 @@ def _map_in_order(
     tasks: Iterable[list[int]],
     n_ahead: int,
 ) -> Iterator[SearchedBatch]:
-    """`map(work, tasks)` with at most `n_ahead` tasks in flight."""
+    """Yield `work(task)` for each task in order; at most `n_ahead` tasks are in flight, to bound memory."""
     in_flight: deque[Future[SearchedBatch]] = deque()
     for task in tasks:
         in_flight.append(pool.submit(work, task))

@@ -34,7 +34,7 @@ class EnsembleCache:
 
 @dataclass
 class StaticEnsembleCache:
-    """The caches of the models, of recorded steps."""
+    """The caches of the models for recorded steps."""
 
     each: list[Any]
 
@@ -47,7 +47,10 @@ class StaticEnsembleCache:
             cache.resize(rows, n, capacity)
 
     def state(self) -> list[Tensor]:
-        return [x for cache in self.each for x in cache.state()]
+        state: list[Tensor] = []
+        for cache in self.each:
+            state += cache.state()
+        return state
 
     def reorder(self, parents: Tensor) -> None:
         for cache in self.each:
@@ -80,10 +83,8 @@ class Ensemble:
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         each = [model.bound_sentence_bytes(beam, longest, capacity) for model in self.models]
-        logits = (
-            2 * len(self.models) * beam * self.n_vocab * FP32_BYTES
-        )  # each model's and their stack
-        return logits + sum(each)
+        logits = beam * self.n_vocab * FP32_BYTES
+        return sum(each) + 2 * len(self.models) * logits  # each model's logits, and their stack
 
     def step(self, tokens: Tensor, cache: EnsembleCache | StaticEnsembleCache) -> Tensor:
         """The models' hidden states side by side, (S * B, sum of D)."""
@@ -97,4 +98,5 @@ class Ensemble:
         log_probs = []
         for model, x in zip(self.models, hidden.split(self.sizes, 1), strict=True):
             log_probs.append(model.projection(x).float().log_softmax(1))
+        # The log of the mean, taken without leaving log space, where small probabilities survive.
         return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

@@ -42,10 +42,12 @@ class Layout:
         text = one.text.replace("\n", " ")
         columns.append(text)
         if self.has_alignments:
-            columns.append(" ".join(f"{s}-{t}" for t, s in enumerate(one.alignment)))
+            links = [f"{source}-{target}" for target, source in enumerate(one.alignment)]
+            columns.append(" ".join(links))
         if len(columns) == 1:
-            return text + "\n"  # with its tabs
-        return "\t".join(column.replace("\t", " ") for column in columns) + "\n"
+            return text + "\n"  # no columns to confuse, so it may keep its tabs
+        cells = [column.replace("\t", " ") for column in columns]
+        return "\t".join(cells) + "\n"
 
     def _fields(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText

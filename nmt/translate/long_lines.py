@@ -4,6 +4,7 @@ Parts are of similar size, so that the last is not a fragment without context. O
 place ends within a word.
 """
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -16,22 +17,32 @@ CJK_SENTENCE_END, CJK_CLAUSE_END = ("。", "！", "？"), ("，", "、", "；", 
 
 
 def split_pieces(pieces: Sequence[str], longest: int) -> list[range]:
-    """Parts of at most `longest` pieces."""
+    """Split a line into parts of at most `longest` pieces."""
     parts = []
     start, n = 0, len(pieces)
     while n - start > longest:
-        n_parts = -(-(n - start) // longest)  # at least
-        aim = -(-(n - start) // n_parts)  # their size, were they all of one size
-        ends = range(start + max(1, aim // 2), start + longest + 1)
-        end = max(ends, key=lambda end: (_rate_end(pieces, end), -abs(end - start - aim)))
+        n_parts = math.ceil((n - start) / longest)  # at least so many are left to make
+        aim = math.ceil((n - start) / n_parts)  # the size of each if all were equal
+        end = _choose_end(pieces, start, aim, longest)
         parts.append(range(start, end))
         start = end
     return [*parts, range(start, n)]
 
 
+def _choose_end(pieces: Sequence[str], start: int, aim: int, longest: int) -> int:
+    """Choose the best end for a part of about `aim` pieces; of equally good ones the nearest to the aim."""
+    best = start + max(1, aim // 2)  # a shorter part would be a fragment
+    best_rating = (-1, 0)
+    for end in range(best, start + longest + 1):
+        rating = (_rate_end(pieces, end), -abs(end - start - aim))
+        if rating > best_rating:
+            best, best_rating = end, rating
+    return best
+
+
 def _rate_end(pieces: Sequence[str], end: int) -> int:
-    """How good it is to end a part before piece `end`: 3 after a sentence, 2 a clause, 1 a word, else 0."""
-    before = "".join(pieces[max(0, end - 3) : end])
+    """Rate an end of a part before piece `end`: 3 after a sentence, 2 a clause, 1 a word, else 0."""
+    before = "".join(pieces[max(0, end - 3) : end])  # a mark and what closes after it fit in three
     if not pieces[end].startswith(SPACE):
         if before.endswith(CJK_SENTENCE_END):
             return 3
