@@ -44,32 +44,29 @@ def sentences(n: int, seed: int) -> list[tuple[str, str]]:
     return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in drawn]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """A folder with {train,valid,test}.{en,de}."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
+def write_toy_corpus(folder: Path) -> Path:
+    """Write {train,valid,test}.{en,de} into a new folder `corpus`, and return it."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
     for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 20))):
         pairs = sentences(n, seed)
         for side, language in enumerate(("en", "de")):
-            (folder / f"{split}.{language}").write_text(
-                "".join(pair[side] + "\n" for pair in pairs), encoding="utf-8"
-            )
-    return folder
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            (corpus / f"{split}.{language}").write_text(text, encoding="utf-8")
+    return corpus
 
 
-@pytest.fixture
-def toy(corpus: Path, tmp_path: Path) -> Path:
-    """A config file of a run that takes seconds; dropout is on."""
-    path = tmp_path / "toy.yaml"
+def write_toy_config(corpus: Path, folder: Path) -> Path:
+    """Write the config of a run that takes seconds; dropout is on."""
+    path = folder / "toy.yaml"
     path.write_text(
         f"""
 name: toy
 seed: 3
-out: {tmp_path}/run
+out: {folder}/run
 data:
   root: {corpus}
-  store: {tmp_path}/store
+  store: {folder}/store
   workers: 1
   train: [{{src: train.en, tgt: train.de}}]
   valid: {{src: valid.en, tgt: valid.de}}
@@ -91,6 +88,16 @@ decoding: {{max_extra: 5}}
         encoding="utf-8",
     )
     return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_toy_corpus(tmp_path)
+
+
+@pytest.fixture
+def toy(corpus: Path, tmp_path: Path) -> Path:
+    return write_toy_config(corpus, tmp_path)
 
 
 @pytest.fixture

@@ -15,12 +15,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import sentences
-from soaking import IS_SOAK
+from soaking import IS_SOAK, counted
 from untrained import DECODING, make_checkpoint, make_vocab
+from warm_process import CONTEXT, TranslateProcess
 
 from nmt.checkpoint import open_checkpoint
 from nmt.commands.eval import main as nmt_eval
@@ -33,7 +35,7 @@ from nmt.translate.formats import Layout
 from nmt.translate.search import search
 from nmt.translate.translator import Translation, Translator, make_translator
 
-LINES = [src for src, _ in sentences(60, seed=7)]
+LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
 TEXT = "".join(line + "\n" for line in LINES)
 NEEDS_CT2 = pytest.mark.skipif(
     importlib.util.find_spec("ctranslate2") is None,
@@ -57,7 +59,13 @@ def translator(place: Path) -> Translator:
     return make_translator(open_checkpoint(place), torch.device("cpu"), DECODING)
 
 
-def alone(translator: Translator, line: str, n: int = 1) -> list[Hypothesis]:
+@pytest.fixture(scope="module")
+def texts(translator: Translator) -> list[str]:
+    """What each of LINES becomes when it is searched alone."""
+    return [translate_alone(translator, line) for line in LINES]
+
+
+def search_alone(translator: Translator, line: str, n: int = 1) -> list[Hypothesis]:
     """The search of one sentence, without all that is tested here."""
     ids = translator.vocab.encode([line])[0]
     return (
@@ -67,11 +75,13 @@ def alone(translator: Translator, line: str, n: int = 1) -> list[Hypothesis]:
     )
 
 
-def text_of(translator: Translator, line: str) -> str:
-    return translator.vocab.decode([alone(translator, line)[0].ids])[0]
+def translate_alone(translator: Translator, line: str) -> str:
+    return translator.vocab.decode([search_alone(translator, line)[0].ids])[0]
 
 
-def out_of(folder: Path, text: str | bytes, place: Path, *options: str, code: int = 0) -> bytes:
+def run_translate(
+    folder: Path, text: str | bytes, place: Path, *options: str, code: int = 0
+) -> bytes:
     """What the command writes for such an input."""
     (folder / "in").write_bytes(text if isinstance(text, bytes) else text.encode())
     (folder / "out").unlink(missing_ok=True)
@@ -82,25 +92,21 @@ def out_of(folder: Path, text: str | bytes, place: Path, *options: str, code: in
     return (folder / "out").read_bytes()
 
 
-def started(place: Path, *options: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "nmt.commands.translate", str(place), *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def start_from_shell(place: Path, **streams: Any) -> "subprocess.Popen[bytes]":
+    """nmt-translate as a shell starts it, for what depends on how the interpreter begins and ends."""
+    command = [sys.executable, "-m", "nmt.commands.translate", str(place)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, **streams)
 
 
 # ---- text ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_line_becomes_what_it_becomes_alone(
-    place: Path, translator: Translator, tmp_path: Path
+def test_each_line_is_translated_as_it_is_alone(
+    place: Path, texts: list[str], tmp_path: Path
 ) -> None:
-    expected = "".join(text_of(translator, line) + "\n" for line in LINES)
-    assert len(set(expected.split("\n"))) > 20
-    assert out_of(tmp_path, TEXT, place).decode() == expected
+    assert len(set(texts)) > 15
+    assert run_translate(tmp_path, TEXT, place).decode().splitlines() == texts
 
 
 @pytest.mark.parametrize(
@@ -119,8 +125,10 @@ def test_line_ends_and_empty_lines(
     text: str, place: Path, translator: Translator, tmp_path: Path
 ) -> None:
     lines = text.removeprefix("\ufeff").replace("\r", "").split("\n")
-    expected = [text_of(translator, line) for line in (lines if lines[-1] else lines[:-1])]
-    assert out_of(tmp_path, text, place).decode() == "".join(line + "\n" for line in expected)
+    expected = [translate_alone(translator, line) for line in (lines if lines[-1] else lines[:-1])]
+    assert run_translate(tmp_path, text, place).decode() == "".join(
+        line + "\n" for line in expected
+    )
 
 
 ODD = {
@@ -133,46 +141,44 @@ ODD = {
     "not UTF-8": b"red \xff\xfe dog",
     "half a letter": b"red d\xc3",
     "UTF-16": "red dog".encode("utf-16"),
-    "100,000 characters": b"red " * 25_000,
-    "100,000 without a space": b"x" * 100_000,
+    "many words": b"red " * counted(2_500, 25_000),
+    "many letters without a space": b"x" * counted(10_000, 100_000),
     "spaces": b" " * 100_000,
 }
 
 
 @pytest.mark.parametrize("how", ["cut", "split"])
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_a_line_out_for_each_line_in(
-    odd: bytes, how: str, place: Path, translator: Translator, tmp_path: Path
+    how: str, place: Path, translator: Translator, tmp_path: Path
 ) -> None:
-    out = out_of(
-        tmp_path, b"red dog\n" + odd + b"\nblue cat", place, *BOUNDS, how, "decoding.beam=2"
-    ).decode()
-    first, _, last, end = out.split("\n")
-    assert (first, last, end) == (
-        text_of(translator, "red dog"),
-        text_of(translator, "blue cat"),
-        "",
-    )
+    data = b"".join(b"red dog\n" + odd + b"\n" for odd in ODD.values()) + b"blue cat"
+    out = run_translate(tmp_path, data, place, *BOUNDS, how, "decoding.beam=2").decode()
+    lines = out.split("\n")
+    assert len(lines) == 2 * len(ODD) + 2
+    assert set(lines[:-2:2]) == {translate_alone(translator, "red dog")}
+    assert lines[-2:] == [translate_alone(translator, "blue cat"), ""]
 
 
-def test_what_is_not_utf8_is_named_once(
+def test_invalid_utf8_is_reported_at_most_four_times(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        out_of(tmp_path, b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9, place).count(b"\n")
+        run_translate(tmp_path, b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9, place).count(
+            b"\n"
+        )
         == 12
     )
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in told] == [
+    message = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in message] == [
         f"{tmp_path}/in:2:1",
         f"{tmp_path}/in:3:6",
         f"{tmp_path}/in:4:1",
         f"{tmp_path}/in",
     ]
-    assert "11 lines" in told[-1]
+    assert "11 lines" in message[-1]
 
 
-def test_a_line_end_that_the_model_wrote_is_none() -> None:
+def test_a_line_end_in_a_translation_becomes_a_space() -> None:
     one = Translation("a\tb\nc", -1.5, (5, 6), (1, 0))
     assert Layout().lines(1, "x", [one], None) == "a\tb c\n"  # type: ignore[arg-type]
     assert Layout(has_scores=True).lines(1, "x", [one], None) == "-1.500000\ta b c\n"  # type: ignore[arg-type]
@@ -182,17 +188,17 @@ def test_a_line_end_that_the_model_wrote_is_none() -> None:
 # ---- long lines ---------------------------------------------------------------------------------------------------
 
 
-def test_long_lines_are_cut_or_parted_with_a_word(
+def test_long_lines_are_cut_or_split_with_a_warning(
     place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = ". ".join(LINES[:12])
     ids = translator.vocab.encode([long])[0]
     config = replace(DECODING, max_source=40)
-    cut = out_of(tmp_path, f"red\n{long}\n", place, *BOUNDS, "cut").decode().split("\n")[1]
+    cut = run_translate(tmp_path, f"red\n{long}\n", place, *BOUNDS, "cut").decode().split("\n")[1]
     best = search(translator.model, pack([[*ids[:40], EOS]]), config)[0][0]
     assert cut == translator.vocab.decode([best.ids])[0]
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
-    out = out_of(tmp_path, f"red\n{long}\n", place, *BOUNDS, "split", "--scores").decode()
+    out = run_translate(tmp_path, f"red\n{long}\n", place, *BOUNDS, "split", "--scores").decode()
     score, text = out.split("\n")[1].split("\t")
     parts = Translator(
         translator.model, translator.vocab, replace(config, long_lines="split"), torch.device("cpu")
@@ -210,37 +216,40 @@ def test_long_lines_are_cut_or_parted_with_a_word(
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_refused_line_is_told_after_what_stands_before_it(
+def test_a_refused_line_is_reported_after_the_lines_before_it(
     workers: str,
     place: Path,
-    translator: Translator,
+    texts: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Several processes take lines from the second chunk on, and write what one process writes."""
     monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)
-    text = TEXT + "red dog " * 25_000 + "\nblue\n"
-    written = out_of(
-        tmp_path, text, place, *BOUNDS, "refuse", "--workers", workers, code=2
-    ).decode()
-    assert written == "".join(text_of(translator, line) + "\n" for line in LINES)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert re.match(
-        r"nmt-translate: error: line 61 has [\d,]+ pieces, more than 40; .*max_source", told[0]
-    )
+    monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
+    text = TEXT * 3 + "red dog " * 2_500 + "\nblue\n"
+    options = (*BOUNDS, "refuse", "--workers", workers)
+    assert run_translate(tmp_path, text, place, *options, code=2).decode().splitlines() == texts * 3
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    expected = r"nmt-translate: error: line 121 has [\d,]+ pieces, more than 40; .*max_source"
+    assert re.match(expected, errors[0])
 
 
-# ---- figures ------------------------------------------------------------------------------------------------------
+# ---- scores, alignments ------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_few(place: Path, translator: Translator, tmp_path: Path) -> None:
+def test_n_best(place: Path, translator: Translator, tmp_path: Path) -> None:
     rows = [
         row.split("\t")
-        for row in out_of(tmp_path, TEXT + "\n", place, "--n-best", "2").decode().split("\n")[:-1]
+        for row in run_translate(tmp_path, TEXT + "\n", place, "--n-best", "2")
+        .decode()
+        .split("\n")[:-1]
     ]
     expected = [
-        (str(n), one) for n, line in enumerate([*LINES, ""]) for one in alone(translator, line, 2)
+        (str(n), one)
+        for n, line in enumerate([*LINES, ""])
+        for one in search_alone(translator, line, 2)
     ]
     assert [row[0] for row in rows] == [n for n, _ in expected]
     assert [row[2] for row in rows] == translator.vocab.decode([one.ids for _, one in expected])
@@ -249,12 +258,12 @@ def test_the_best_few(place: Path, translator: Translator, tmp_path: Path) -> No
     )
 
 
-def test_scores_and_alignments_stand_around_the_text(
+def test_scores_and_alignments_surround_the_text(
     place: Path, translator: Translator, tmp_path: Path
 ) -> None:
-    out = out_of(tmp_path, TEXT, place, "--scores", "--alignments").decode().split("\n")[:-1]
+    out = run_translate(tmp_path, TEXT, place, "--scores", "--alignments").decode().split("\n")[:-1]
     for line, row in zip(LINES, out, strict=True):
-        best = alone(translator, line)[0]
+        best = search_alone(translator, line)[0]
         score, text, pairs = row.split("\t")
         links = translator.align(translator.vocab.encode([line]), [best.ids])[0]
         assert text == translator.vocab.decode([best.ids])[0]
@@ -262,24 +271,24 @@ def test_scores_and_alignments_stand_around_the_text(
         assert pairs == " ".join(f"{s}-{t}" for t, s in enumerate(links))
 
 
-def test_json_says_all_of_it(place: Path, translator: Translator, tmp_path: Path) -> None:
-    out = out_of(
+def test_json_has_all_fields(place: Path, translator: Translator, tmp_path: Path) -> None:
+    out = run_translate(
         tmp_path, TEXT + '\nw\u2028"x\n', place, "--n-best", "2", "--json", "--alignments"
     ).decode()
     objects = [json.loads(row) for row in out.split("\n")[:-1]]
-    assert [one["line"] for one in objects] == list(range(1, 63))
+    assert [one["line"] for one in objects] == list(range(1, len(LINES) + 3))
     assert [one["source"] for one in objects] == [*LINES, "", 'w\u2028"x']
     for line, found in zip([*LINES, ""], objects, strict=False):
         ids = translator.vocab.encode([line])[0]
         assert found["source_pieces"] == translator.vocab.pieces(ids)
-        for row, one in zip(found["candidates"], alone(translator, line, 2), strict=True):
+        for row, one in zip(found["candidates"], search_alone(translator, line, 2), strict=True):
             assert row["text"] == translator.vocab.decode([one.ids])[0]
             assert row["pieces"] == translator.vocab.pieces(one.ids)
             assert [t for _, t in row["alignment"]] == list(range(len(one.ids)))
             assert all(0 <= s < len(ids) for s, _ in row["alignment"])
 
 
-def test_options_are_overrides_and_the_last_word_is_with_what_is_written_out(
+def test_options_are_overrides_and_explicit_overrides_win(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[DecodingConfig] = []
@@ -291,7 +300,7 @@ def test_options_are_overrides_and_the_last_word_is_with_what_is_written_out(
         return [[Hypothesis([5], -1.0)] * n for _ in range(src.n_sentences)]
 
     monkeypatch.setattr("nmt.translate.batching.search", fake)
-    out_of(
+    run_translate(
         tmp_path,
         "a\n",
         place,
@@ -309,11 +318,11 @@ def test_options_are_overrides_and_the_last_word_is_with_what_is_written_out(
         **DecodingConfig.PRESETS["fairseq"], preset="fairseq", sample=True, seed=7, top_k=3
     )
     assert seen == [replace(expected, length_penalty=0.5)]
-    out_of(tmp_path, "a\n", place, "--beam", "3", "decoding.beam=6")
+    run_translate(tmp_path, "a\n", place, "--beam", "3", "decoding.beam=6")
     assert seen[1] == replace(DECODING, beam=6)
 
 
-def test_prefixes_reach_the_search_with_their_lines(
+def test_each_prefix_reaches_the_search_with_its_line(
     place: Path,
     translator: Translator,
     tmp_path: Path,
@@ -341,20 +350,20 @@ def test_prefixes_reach_the_search_with_their_lines(
     file = tmp_path / "begins"
     file.write_text("".join(begin + "\n" for begin in begins))
     text = "".join(line + "\n" for line in lines)
-    assert out_of(tmp_path, text, place, "--prefix", str(file)).decode() == file.read_text()
+    assert run_translate(tmp_path, text, place, "--prefix", str(file)).decode() == file.read_text()
     assert forced == dict(zip(lines, begins, strict=True))
     capsys.readouterr()
-    out_of(tmp_path, text + "more\n", place, "--prefix", str(file), code=2)
+    run_translate(tmp_path, text + "more\n", place, "--prefix", str(file), code=2)
     assert f"{file}: ends after {len(lines)} lines" in capsys.readouterr().err
-    out_of(tmp_path, text.partition("\n")[2], place, "--prefix", str(file), code=2)
+    run_translate(tmp_path, text.partition("\n")[2], place, "--prefix", str(file), code=2)
     assert f"{file}: has more lines than the input" in capsys.readouterr().err
 
 
 def test_models_translate_together_if_they_share_a_vocabulary(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    once = out_of(tmp_path, TEXT, place)
-    assert out_of(tmp_path, TEXT, place, str(place)) == once
+    once = run_translate(tmp_path, TEXT, place)
+    assert run_translate(tmp_path, TEXT, place, str(place)) == once
     (tmp_path / "other").mkdir()
     other = make_checkpoint(tmp_path / "other" / "average", make_vocab(tmp_path / "other", 79))
     capsys.readouterr()
@@ -367,16 +376,16 @@ def test_models_translate_together_if_they_share_a_vocabulary(
 # ---- files, stops, processes --------------------------------------------------------------------------------------
 
 
-def test_going_on_gives_what_one_go_gives(
+def test_resuming_completes_the_output(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = out_of(tmp_path, TEXT, place)
+    whole = run_translate(tmp_path, TEXT, place)
     out, command = (
         tmp_path / "out",
         [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"],
     )
     rng = random.Random(4)
-    for size in (0, 1, len(whole) - 1, len(whole), *rng.sample(range(len(whole)), 2)):
+    for size in (1, len(whole) - 1, len(whole), rng.randrange(len(whole))):
         out.write_bytes(whole[:size])
         assert nmt_translate(command) == 0
         assert out.read_bytes() == whole
@@ -398,7 +407,7 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("red dog\n")
     out.write_text("hund\n")
-    for prefix, told in (
+    for prefix, message in (
         (tmp_path / "nowhere", "nowhere: cannot be read"),
         (out, f"{out}: is the input too"),
     ):
@@ -406,10 +415,10 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
             nmt_translate([str(place), "-i", str(source), "-o", str(out), "--prefix", str(prefix)])
             == 2
         )
-        assert told in capsys.readouterr().err and out.read_text() == "hund\n"
+        assert message in capsys.readouterr().err and out.read_text() == "hund\n"
 
 
-def test_a_device_is_written_to_but_cannot_be_gone_on_with(
+def test_a_device_can_be_written_but_not_resumed(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text("red dog\n")
@@ -418,48 +427,45 @@ def test_a_device_is_written_to_but_cannot_be_gone_on_with(
         fcntl.flock(other, fcntl.LOCK_EX)  # as another command that writes there
         assert nmt_translate(command) == 0
     assert nmt_translate([*command, "--resume"]) == 2
-    told = capsys.readouterr().err
-    assert "/dev/null: is not a regular file" in told and len(told.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert "/dev/null: is not a regular file" in message and len(message.splitlines()) == 1
 
 
-def test_an_output_with_more_lines_than_the_input_is_of_another(
+def test_an_output_longer_than_the_input_cannot_be_resumed(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text(TEXT)
-    (tmp_path / "out").write_text("hund\n" * 61)
+    (tmp_path / "out").write_text("hund\n" * 41)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
     assert nmt_translate(command) == 2
-    assert "in: has 60 lines, fewer than the 61 that are done" in capsys.readouterr().err
-    (tmp_path / "out").write_text("hund\n" * 60)
-    assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 60
+    assert "in: has 40 lines, fewer than the 41 that are done" in capsys.readouterr().err
+    (tmp_path / "out").write_text("hund\n" * 40)
+    assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 40
 
 
-@pytest.mark.parametrize("where", ["-o", "standard output"])
+FULL = "cannot be written (No space left"
+
+
 def test_a_full_disk_is_a_failure_that_names_the_output(
-    where: str, place: Path, tmp_path: Path
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text("red dog\n")
-    command = [
-        sys.executable,
-        "-m",
-        "nmt.commands.translate",
-        str(place),
-        "-i",
-        str(tmp_path / "in"),
-    ]
-    with open("/dev/full", "w") as full:
-        done = (
-            subprocess.run([*command, "-o", "/dev/full"], capture_output=True, text=True)
-            if where == "-o"
-            else subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-        )
-    name = "/dev/full" if where == "-o" else "<stdout>"
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert f"failed: {name}: cannot be written (No space left" in done.stderr
+    assert nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", "/dev/full"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1 and f"failed: /dev/full: {FULL}" in errors
+
+
+def test_a_full_disk_behind_standard_output(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("red dog\n")
+    with open("/dev/full", "w") as full, open(tmp_path / "in") as source:
+        process = start_from_shell(place, stdin=source, stdout=full)
+        errors = process.communicate()[1].decode()
+    assert process.returncode == 1
+    assert errors.count("\n") == 1 and f"failed: <stdout>: {FULL}" in errors
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout"])
-def test_a_closed_stream_is_told(
+def test_a_closed_stream_is_an_error(
     closed: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -471,70 +477,45 @@ def test_a_closed_stream_is_told(
     assert "is closed; give -i FILE and -o FILE" in capsys.readouterr().err
 
 
-def test_as_many_processes_as_one_likes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)  # from the second chunk on
-    whole, parted = (
-        [
-            line.split("\t")
-            for line in out_of(tmp_path, TEXT * 6, place, "--scores", "--beam", "1", *more)
-            .decode()
-            .splitlines()
-        ]
-        for more in ((), ("--workers", "2"))
-    )
-    assert [text for _, text in parted] == [text for _, text in whole]
-    assert [float(score) for score, _ in parted] == pytest.approx(
-        [float(score) for score, _ in whole], abs=1e-5
-    )
-
-
-def feed(process: "subprocess.Popen[bytes]", text: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(text.encode())
-    process.stdin.flush()
-
-
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
 @pytest.mark.parametrize(("number", "code"), STOPS if IS_SOAK else STOPS[:2])
 def test_a_stop_leaves_whole_lines(
-    number: signal.Signals, code: int, place: Path, translator: Translator, tmp_path: Path
+    number: signal.Signals, code: int, place: Path, texts: list[str], tmp_path: Path
 ) -> None:
-    expected = [text_of(translator, line) for line in LINES]
     out = tmp_path / "out"
-    with started(place, "-o", str(out)) as process:
-        feed(process, TEXT * 40)
-        while not out.exists() or not out.stat().st_size:
-            assert process.poll() is None
-            time.sleep(0.01)
-        feed(process, TEXT * 120)
-        time.sleep(0.1)
-        process.send_signal(number)
-        _, told = process.communicate()
-    assert process.returncode == code and b"Traceback" not in told
-    assert told == (b"nmt-translate: interrupted\n" if number is signal.SIGINT else b"")
+    process = TranslateProcess([str(place), "-o", str(out)], tmp_path / "errors")
+    process.feed(TEXT * 2)
+    while not out.exists() or not out.stat().st_size:
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.feed(TEXT * 10)
+    time.sleep(0.1)
+    exit_code, errors = process.stop(number)
+    assert exit_code == code
+    assert errors == ("nmt-translate: interrupted\n" if number is signal.SIGINT else "")
     lines = out.read_text().split("\n")
-    assert lines.pop() == "" and lines == (expected * 160)[: len(lines)] and lines
-    (tmp_path / "in").write_text(TEXT * 20)
-    if len(lines) < 1_200:
-        assert (
-            nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]) == 0
-        )
-        assert out.read_text() == "".join(line + "\n" for line in expected * 20)
+    assert lines.pop() == "" and lines == (texts * 12)[: len(lines)] and lines
+    (tmp_path / "in").write_text(TEXT * 12)
+    command = [str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]
+    assert nmt_translate(command) == 0
+    assert out.read_text().splitlines() == texts * 12
 
 
 def test_output_comes_before_the_input_ends_and_a_reader_may_leave(
     place: Path, translator: Translator
 ) -> None:
-    with started(place) as process:
-        feed(process, "red dog\n")
+    with start_from_shell(place, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline().decode() == text_of(translator, "red dog") + "\n"
+        process.stdin.write(b"red dog\n")
+        process.stdin.flush()
+        expected = translate_alone(translator, "red dog") + "\n"
+        assert process.stdout.readline().decode() == expected
         process.stdout.close()
-        feed(process, "blue cat\n")
+        process.stdin.write(b"blue cat\n")
+        process.stdin.flush()
         assert process.wait() == 0
         assert process.stderr.read() == b""
 
@@ -556,7 +537,7 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     os.close(side)
     seen = b""
 
-    def is_heard(text: str, seconds: float) -> bool:
+    def is_seen(text: str, seconds: float) -> bool:
         nonlocal seen
         while text.encode() not in seen:
             if not select.select([main], [], [], seconds)[0]:
@@ -565,24 +546,24 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
         seen = seen.partition(text.encode())[2]
         return True
 
-    def until(text: str) -> None:
-        assert is_heard(text, 100), seen
+    def wait_for(text: str) -> None:
+        assert is_seen(text, 100), seen
 
-    until("> ")
+    wait_for("> ")
     os.write(main, b"red dog\n")
-    until(text_of(translator, "red dog") + "\r\n")
-    until("> ")
+    wait_for(translate_alone(translator, "red dog") + "\r\n")
+    wait_for("> ")
     os.write(main, b"never sent")
-    until("never sent")
+    wait_for("never sent")
     for _ in range(
         10
     ):  # one that comes while readline is still setting up is lost to it, as Python is built
         os.write(main, b"\x03")  # Ctrl-C
-        if is_heard("> ", 5):
+        if is_seen("> ", 5):
             break
     os.write(main, b"blue cat\n")
-    until(text_of(translator, "blue cat") + "\r\n")
-    until("> ")
+    wait_for(translate_alone(translator, "blue cat") + "\r\n")
+    wait_for("> ")
     os.write(main, b"\x04")  # Ctrl-D
     assert process.wait(60) == 0
     os.close(main)
@@ -603,7 +584,7 @@ def exported(place: Path) -> Path:
 
 
 @NEEDS_CT2
-def test_another_engine_gives_the_same_lines_under_its_own_name(
+def test_ctranslate2_writes_the_same_lines_and_its_name(
     place: Path,
     exported: Path,
     translator: Translator,
@@ -621,12 +602,14 @@ def test_another_engine_gives_the_same_lines_under_its_own_name(
         "".join(line + "\n\n" for line in lines),
         ["--engine", "ctranslate2", "--beam", "1"],
     )
-    ours = out_of(tmp_path, text, place, "--beam", "1")
+    ours = run_translate(tmp_path, text, place, "--beam", "1")
     capsys.readouterr()
-    assert out_of(tmp_path, text, exported, *engine) == ours and len(set(ours.split(b"\n"))) > 2
+    assert (
+        run_translate(tmp_path, text, exported, *engine) == ours and len(set(ours.split(b"\n"))) > 2
+    )
     label = f"ctranslate2 {ctranslate2.__version__}, float32"
     assert label in capsys.readouterr().err
-    objects = out_of(tmp_path, text, exported, *engine, "--json").decode().split("\n")[:-1]
+    objects = run_translate(tmp_path, text, exported, *engine, "--json").decode().split("\n")[:-1]
     assert {json.loads(one)["engine"] for one in objects} == {label}
     source, scores = tmp_path / "source", tmp_path / "scores.json"
     source.write_text(text.replace("\n\n", "\n"))
@@ -660,7 +643,7 @@ def test_another_engine_gives_the_same_lines_under_its_own_name(
 @pytest.mark.parametrize(
     "options", [["--n-best", "2"], ["--alignments"], ["--sample"], ["--prefix", "x"]]
 )
-def test_what_the_other_engine_lacks_is_refused(
+def test_what_ctranslate2_does_not_support_is_refused(
     options: list[str], exported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
@@ -676,7 +659,7 @@ def test_what_the_other_engine_lacks_is_refused(
     ("command", "options"),
     [(nmt_translate, ["--engine", "ctranslate2"]), (nmt_eval, ["--engine", "ctranslate2"])],
 )
-def test_a_checkpoint_is_no_export_nor_the_other_way_round(
+def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
     command: object,
     options: list[str],
     place: Path,
@@ -721,7 +704,7 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--resume"], "-o FILE"),
         (["--resume", "-o", "x", "--n-best", "2"], "--json"),
@@ -734,7 +717,7 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_go_together(
-    options: list[str], told: str, place: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_translate([str(place), *options])
@@ -742,12 +725,12 @@ def test_options_that_do_not_go_together(
     assert left.value.code == 2 and captured.out == ""
     assert (
         captured.err.splitlines()[-1].startswith("nmt-translate: error:")
-        and told in captured.err.splitlines()[-1]
+        and message in captured.err.splitlines()[-1]
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--n-best", "5"], "decoding.beam is 2; give --beam 5"),
         (["-i", "nowhere"], "nowhere: cannot be read"),
@@ -760,12 +743,12 @@ def test_options_that_do_not_go_together(
         (["--prefix", "nowhere", "-i", __file__], "nowhere: cannot be read"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
-    options: list[str], told: str, place: Path, capsys: pytest.CaptureFixture[str]
+def test_mistakes_are_reported_in_one_line(
+    options: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
         nmt_translate([str(place), *(options if "-i" in options else [*options, "-i", __file__])])
         == 2
     )
     captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.splitlines()) == 1 and told in captured.err
+    assert captured.out == "" and len(captured.err.splitlines()) == 1 and message in captured.err
