@@ -1,8 +1,8 @@
-"""Dev BLEU against the number of checkpoints averaged: how the paper may have chosen 5 and 20, on your own run.
+"""Measures dev BLEU against the number of checkpoints averaged: the paper took 5 and 20, your run may want another.
 
-Only the dev set of the run's store is decoded, by the path that validation takes. The test set is never opened, because
-a number tuned on it could not be reported. Each mean is made in memory, one model large: nothing but RUN/averaging.json
-is ever written, complete or not at all.
+Only the dev set of the run's store is decoded, by the code that validation uses. The test set is never opened, because
+a score that was tuned on it could not be reported. Each mean is made in memory, which takes as much as one model;
+the only file written is RUN/averaging.json, complete or not at all.
 """
 
 import math
@@ -30,7 +30,7 @@ CURVE_SIZES = (1, 2, 3, 5, 10, 20)
 
 @dataclass(frozen=True)
 class Point:
-    """What the mean of the newest `n` scores."""
+    """The scores of the mean of the newest `n`."""
 
     n: int
     steps: list[int]
@@ -51,43 +51,42 @@ def measure_curve(
     world = World(0, 1, choose_device(asked))
     paths = [run.checkpoint(candidate.step) for candidate in candidates[-max(sizes) :]]
 
-    # The dev set first: it is opened with the newest checkpoint's config, before the others are verified.
+    # The dev set before the other checkpoints: it may be missing, and to verify them takes long.
     (newest,) = open_all(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
-    dev = _open_dev_of(config, store, newest.vocab)
+    dev = _open_dev_set(config, store, newest.vocab)
     micro_tokens = resolve_micro_tokens(config, world)
     checkpoints = [*open_all(paths[:-1]), newest]
 
     points, signature = [], ""
     for n in sizes:
-        began, chosen = clock(), list(candidates[-n:])
+        began = clock()
+
+        # average
+        chosen = list(candidates[-n:])
         if decay is not None:
             chosen = apply_decay(chosen, decay)
         mean = combine(checkpoints[-n:], [candidate.weight for candidate in chosen])
         translator = make_translator(newest, world.device, config.decoding)
         load_mean(mean, translator.model)
+
+        # score
         result = validate(translator, dev, config, micro_tokens, world)
         assert result is not None and result.bleu is not None
         signature = result.bleu.signature
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
         points.append(Point(n, steps, minutes, result.bleu.value, result.nll))
-        say(
-            f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {format_duration(clock() - began)}"
-        )
+        duration = format_duration(clock() - began)
+        say(f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration}")
 
     record: dict[str, Any] = {
         "choice": choice,
         "decay": decay,
         "best_n": find_best_point(points).n,
         "points": [asdict(point) for point in points],
-        "dev_set": {
-            "store": str(store),
-            "lines": len(dev.sources[: config.evaluation.sentences]),
-            "src_sha256": digest_file(store / dev_text_file("src")),
-            "ref_sha256": digest_file(store / dev_text_file("tgt")),
-        },
+        "dev_set": _describe_dev_set(config, store, dev),
         "signature": signature,
         "decoding": asdict(config.decoding),
     }
@@ -95,8 +94,17 @@ def measure_curve(
     return points
 
 
+def _describe_dev_set(config: RunConfig, store: Path, dev: DevSet) -> dict[str, Any]:
+    return {
+        "store": str(store),
+        "lines": len(dev.sources[: config.evaluation.sentences]),
+        "src_sha256": digest_file(store / dev_text_file("src")),
+        "ref_sha256": digest_file(store / dev_text_file("tgt")),
+    }
+
+
 def find_best_point(points: Sequence[Point]) -> Point:
-    """Return the point of highest BLEU; of equal ones, that of fewer checkpoints."""
+    """Return the point of highest BLEU; among equals, the one of fewest checkpoints."""
     return max(points, key=lambda point: (point.bleu, -point.n))
 
 
@@ -106,15 +114,10 @@ def format_curve(points: Sequence[Point]) -> str:
     best = find_best_point(points)
     for point in points:
         mark = "*" if point is best else " "
-        rows.append(
-            (
-                str(point.n),
-                _format_range([f"{step:,}" for step in point.steps]),
-                _format_range([f"{minute:.1f}" for minute in point.minutes]),
-                f"{point.bleu:.2f}{mark}",
-                f"{math.exp(min(point.nll, 700.0)):.3f}",
-            )
-        )
+        steps = _format_range([f"{step:,}" for step in point.steps])
+        minutes = _format_range([f"{minute:.1f}" for minute in point.minutes])
+        perplexity = math.exp(min(point.nll, 700.0))  # exp(710) would overflow
+        rows.append((str(point.n), steps, minutes, f"{point.bleu:.2f}{mark}", f"{perplexity:.3f}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -127,11 +130,10 @@ def _format_range(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"{values[0]}-{values[-1]}"
 
 
-def _open_dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
+def _open_dev_set(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
+    """Open the dev set that training had, after verifying its files."""
     if config.data.valid is None:
-        raise UserError(
-            "the config of this run names no data.valid; without a dev set there is no curve"
-        )
+        raise UserError("the config of this run has no data.valid; --curve needs a dev set")
     names = []
     for side in ("src", "tgt"):
         names += [dev_text_file(side), ids_file("valid", side), offsets_file("valid", side)]
@@ -140,6 +142,6 @@ def _open_dev_of(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
         return open_dev(store, vocab)
     except UserError as error:
         raise UserError(
-            f"{error}; the curve needs the dev set that training had, in the run's data.store: make it "
-            "again with nmt-prepare --config RUN/config.yaml, or work where training worked"
+            f"{error}; --curve needs the dev set that training used, in the run's data.store: make it "
+            "again with nmt-prepare --config RUN/config.yaml, or start where training was started"
         ) from None

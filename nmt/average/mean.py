@@ -1,4 +1,4 @@
-"""The mean of checkpoints, as the paper evaluates its models (section 6.1): summed in float64, rounded to fp32 once.
+"""Averages checkpoints, as the paper does before it evaluates (section 6.1): summed in float64, rounded to fp32 once.
 
 Files are read tensor by tensor, so that twenty checkpoints take no more memory than one model. An average is a
 checkpoint folder without the optimizer; its state.json names the checkpoints that it was made of, oldest first.
@@ -33,7 +33,7 @@ from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 @dataclass(frozen=True)
 class CheckpointMean:
-    """The weighted mean of checkpoints of one run, oldest first; nothing is read until its tensors are."""
+    """The weighted mean of checkpoints of one run, oldest first. Files are read only when `tensors` is iterated."""
 
     checkpoints: Sequence[Checkpoint]
     weights: Sequence[float]
@@ -41,46 +41,49 @@ class CheckpointMean:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor of the mean by name, in fp32."""
         with contextlib.ExitStack() as stack:
-            # Held open, a file can still be read when training prunes its checkpoint.
+            # While a file is open it can be read, even if training prunes its checkpoint meanwhile.
             files = []
             for path in self._paths():
                 files.append(stack.enter_context(open_tensors(path, "numpy")))
+            parts = list(zip(self.checkpoints, files, self.weights, strict=True))
             for name in sorted(files[0].keys()):
-                mean: Tensor | None = None
-                for checkpoint, file, weight in zip(
-                    self.checkpoints, files, self.weights, strict=True
-                ):
+                total: Tensor | None = None
+                for checkpoint, file, weight in parts:
                     tensor = torch.from_numpy(file.get_tensor(name))
                     _check_finite(tensor, name, checkpoint.path / MODEL_FILE)
-                    if mean is None:
-                        mean = tensor.double().mul_(weight)
+                    if total is None:  # not zeros: 0.0 + -0.0 would lose the sign
+                        total = tensor.double().mul_(weight)
                     else:
-                        mean.add_(tensor, alpha=weight)
-                assert mean is not None
-                yield name, mean.div_(sum(self.weights)).float()
+                        total.add_(tensor, alpha=weight)
+                assert total is not None
+                yield name, total.div_(sum(self.weights)).float()
 
     def _paths(self) -> Iterator[Path]:
         for checkpoint in self.checkpoints:
             path = checkpoint.path / MODEL_FILE
             if not path.exists():
                 raise UserError(
-                    f"{path}: is gone; a run in training prunes its oldest checkpoints, start again"
+                    f"{path}: was removed; a run in training prunes its oldest checkpoints, start again"
                 )
             yield path
 
     def describe(self) -> Average:
-        """Say what the mean is made of, as its state.json will."""
+        """Return what the state.json of the mean will hold."""
+        # resolved, because a link such as `best` will point elsewhere later
+        names = [checkpoint.path.resolve().name for checkpoint in self.checkpoints]
         origins = [checkpoint.origin for checkpoint in self.checkpoints]
-        elapsed_s = [origin.elapsed_s for origin in origins if isinstance(origin, TrainState)]
-        is_weighted = len(set(self.weights)) > 1
-        total = sum(self.weights)
-        return Average(
-            # A link such as best would soon lead elsewhere.
-            averaged=[checkpoint.path.resolve().name for checkpoint in self.checkpoints],
-            step=max(origin.step for origin in origins),
-            elapsed_s=elapsed_s if len(elapsed_s) == len(origins) else None,
-            weights=[weight / total for weight in self.weights] if is_weighted else None,
-        )
+        step = max(origin.step for origin in origins)
+
+        # times, unless one of them is an average itself, which has no time of its own
+        times = [origin.elapsed_s for origin in origins if isinstance(origin, TrainState)]
+        elapsed_s = times if len(times) == len(origins) else None
+
+        # weights, unless all are equal
+        shares = None
+        if len(set(self.weights)) > 1:
+            total = sum(self.weights)
+            shares = [weight / total for weight in self.weights]
+        return Average(names, step, elapsed_s, shares)
 
 
 def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
@@ -122,7 +125,7 @@ def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:
 
 
 def _check_place(out: Path) -> None:
-    """Refuse a place among a run's checkpoints: the average would be taken for one of them, or pruned."""
+    """Refuse a place among a run's checkpoints: training would take the average for one of them, or prune it."""
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
         if folder.name == run.checkpoints.name and (run.config.is_file() or list_steps(run)):
@@ -133,11 +136,11 @@ def _check_place(out: Path) -> None:
 
 
 def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
-    """Open and verify checkpoints, each of them another one."""
-    _check_distinct(paths)  # before what takes long
+    """Open and verify checkpoints; refuse one that is given twice."""
+    _check_distinct(paths)  # first, because to verify takes long
     progress = track(paths, "verifying", "checkpoints", len(paths))
     checkpoints = [open_for_average(path) for path in progress]
-    # Again, because a run folder may have been given for its newest checkpoint.
+    # again, because the path of a run has become that of its newest checkpoint
     _check_distinct([checkpoint.path for checkpoint in checkpoints])
     return checkpoints
 
@@ -153,10 +156,10 @@ def _check_distinct(paths: Sequence[Path]) -> None:
 def combine(
     checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = None
 ) -> CheckpointMean:
-    """Check that the checkpoints are of one run; return their mean, of equal weights by default.
+    """Check that the checkpoints are of one run, and return their mean; the weights are equal by default.
 
-    Checkpoints of one run have the same settings and vocabulary. Their tensors then have the same shapes, because each
-    file was compared with its own config.
+    Checkpoints of one run have the same settings and vocabulary. Then their tensors have the same shapes too, because
+    each file was compared with its own config when it was opened.
     """
     pairs = list(zip(checkpoints, weights or [1.0] * len(checkpoints), strict=True))
     pairs.sort(key=lambda pair: pair[0].step)
@@ -167,9 +170,12 @@ def combine(
             what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
             raise UserError(
                 f"{other.path}: is of another run than {first.path} ({what}); "
-                "only one run's checkpoints average"
+                "average only one run's checkpoints"
             )
-    return CheckpointMean([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    return CheckpointMean(
+        checkpoints=[checkpoint for checkpoint, _ in pairs],
+        weights=[weight for _, weight in pairs],
+    )
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
-"""Which checkpoints of a run are averaged: the last, the best on the dev set, those some minutes apart; their weights.
+"""Selects the checkpoints of a run to average: the last, the best on the dev set, or some minutes apart; and weights.
 
-Minutes are minutes of training, which state.json counts over all sittings: the paper's clock (section 6.1). Scores are
-those that validation wrote to metrics.jsonl. Too few checkpoints are refused: a mean of fewer is another recipe.
+Minutes are minutes of training, which state.json counts over all sittings, as the paper does (section 6.1). Scores are
+those that validation wrote to metrics.jsonl. If there are too few checkpoints, that is an error: the mean of fewer
+would be another recipe than the one asked for.
 """
 
 import json
@@ -13,7 +14,7 @@ from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
-DEFAULT_LAST = 5  # of a base model in the paper
+DEFAULT_LAST = 5  # as the paper averages its base model
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ def choose_checkpoints(
     minutes: float | None,
     decay: float | None,
 ) -> tuple[list[Candidate], str]:
-    """Choose what to average, oldest first; also return what the best scored, if `n_best` is given."""
+    """Choose what to average, oldest first; for `n_best` also return a text with their scores."""
     if n_best is not None:
         return take_best(run, n_best)
     candidates = list_candidates(run, minutes)
     if n_last is None:
-        # The weights of a decay make the oldest harmless, so that all can be taken.
+        # With a decay the oldest weigh next to nothing, so that all can be taken.
         n_last = DEFAULT_LAST if decay is None else max(1, len(candidates))
     candidates = take_last(candidates, n_last, run, minutes)
     if decay is not None:
@@ -49,8 +50,10 @@ def choose_checkpoints(
 
 
 def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
-    """List the checkpoints of a run, oldest first: all, or those at least so many minutes of training apart, counted
-    back from the newest."""
+    """List the checkpoints of a run, oldest first.
+
+    With `minutes`, only those that are at least that far apart in training, counted back from the newest.
+    """
     found: list[Candidate] = []
     for step in reversed(list_steps(run)):
         origin = read_origin(run.checkpoint(step))
@@ -63,12 +66,12 @@ def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
 def take_last(
     candidates: Sequence[Candidate], n: int, run: RunFolder, minutes: float | None = None
 ) -> list[Candidate]:
-    """Return the newest `n`; refuse if there are fewer."""
+    """Return the newest `n`; it is an error if there are fewer."""
     if len(candidates) < n:
         apart = "" if minutes is None else f" that are {minutes:g} minutes of training apart"
         raise UserError(
             f"{run.path} has {len(candidates)} checkpoints{apart}, {n} are asked for; "
-            "lower the number, or keep more of them"
+            "lower the number, or raise training.keep_checkpoints"
         )
     return list(candidates[-n:])
 
@@ -82,22 +85,25 @@ def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate
 
 
 def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
-    """Return the `n` of highest dev BLEU, or of lowest dev NLL where BLEU is off, oldest first, and what they scored.
-    Of equal ones the newer is better."""
-    candidates, scores = list_candidates(run, None), read_validations(run)
+    """Return the `n` of highest dev BLEU (lowest dev NLL if BLEU is off), oldest first, and a text with their scores.
+
+    Of two that score the same, the newer counts as better.
+    """
+    candidates = list_candidates(run, None)
+    scores = read_validations(run)
     validated = [candidate for candidate in candidates if candidate.step in scores]
     if len(validated) < n:
         raise UserError(
             f"--best {n}: {run.path} has {len(candidates)} checkpoints, of which {len(validated)} "
             "were validated; lower it, or let training.checkpoint_every and validate_every coincide"
         )
-    has_bleu = all(
-        isinstance(scores[candidate.step].get("bleu"), int | float) for candidate in validated
-    )
+    bleus = [scores[candidate.step].get("bleu") for candidate in validated]
+    has_bleu = all(isinstance(bleu, int | float) for bleu in bleus)
 
     def rank(candidate: Candidate) -> tuple[float, int]:
         score = scores[candidate.step]
-        return score["bleu"] if has_bleu else -score["nll"], candidate.step
+        value = score["bleu"] if has_bleu else -score["nll"]
+        return value, candidate.step
 
     chosen = sorted(validated, key=rank)[-n:]
     chosen.sort(key=lambda candidate: candidate.step)
@@ -109,7 +115,7 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
 
 
 def read_validations(run: RunFolder) -> dict[int, dict[str, Any]]:
-    """Read the `valid` lines of metrics.jsonl by update; skip a line that is damaged or still being written."""
+    """Read the `valid` lines of metrics.jsonl by update, and skip lines that are damaged or still being written."""
     try:
         lines = run.metrics.read_bytes().split(b"\n")
     except OSError as error:

@@ -20,7 +20,7 @@ The result is a checkpoint folder without optimizer state, complete in itself: n
 README.md is a model card, which is left alone once you have edited it."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def build_average_parser() -> argparse.ArgumentParser:
     parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
     parser.add_argument(
         "paths",
@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--last",
         type=_parse_count,
         metavar="N",
-        help="of a run folder, the newest N checkpoints (default 5; with --ema all)",
+        help="the newest N checkpoints of a run folder (default 5; with --ema all)",
     )
     choice.add_argument(
         "--best",
         type=_parse_count,
         metavar="N",
-        help="the N of highest dev BLEU (NLL where BLEU is off)",
+        help="the N with the highest dev BLEU (lowest NLL if BLEU is off)",
     )
     choice.add_argument(
         "--curve",
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--every",
         type=_parse_minutes,
         metavar="MINUTES",
-        help="checkpoints at least so many minutes of training apart, counted back from the newest",
+        help="only checkpoints at least MINUTES of training apart, counted back from the newest",
     )
     parser.add_argument(
         "--ema",
@@ -71,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--force", action="store_true", help="replace DIR even if something else is in it"
     )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_average_parser()
     args = parser.parse_intermixed_args(argv)
     args.settings = [word for word in args.paths if word.startswith("device=")]
     args.paths = [word for word in args.paths if word not in args.settings]
@@ -84,7 +89,7 @@ def _parse_number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number; if it is the run, put it first"
+            f"{text!r} is not a number; if it is the run, put it first"
         ) from None
 
 
@@ -92,7 +97,7 @@ def _parse_count(text: str) -> int:
     try:
         count = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if count < 1:
         raise argparse.ArgumentTypeError(f"{text}: give a number of at least 1")
     return count
@@ -103,7 +108,7 @@ def _parse_counts(text: str) -> tuple[int, ...]:
         counts = tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of numbers such as 1,5,20; if it is the run or a setting, put it first"
+            f"{text!r} is not a list of numbers such as 1,5,20; if it is the run or a setting, put it first"
         ) from None
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give numbers of at least 1")
@@ -127,9 +132,9 @@ def _parse_decay(text: str) -> float:
 
 
 def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
-    """Refuse options that do not go together, as far as argparse has not."""
+    """Refuse combinations of options that argparse cannot refuse."""
     if args.settings and args.curve is None:
-        raise UserError(f"{args.settings[0]} goes with --curve; averages are made on the CPU")
+        raise UserError(f"{args.settings[0]} goes with --curve; averages are computed on the CPU")
     timing = {"--every": args.every, "--ema": args.ema}
     choices = {"--last": args.last, "--best": args.best, "--curve": args.curve, **timing}
     if not is_run:
@@ -141,7 +146,7 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
     if args.best is not None:
         for name, value in timing.items():
             if value is not None:
-                raise UserError(f"--best and {name} choose in two ways; leave one out")
+                raise UserError(f"--best and {name} exclude each other; leave one out")
     if args.curve is not None and args.output:
         raise UserError("--curve and -o do not go together: the curve writes no average")
 
@@ -167,6 +172,7 @@ def average_run(args: argparse.Namespace) -> int:
     if args.curve is not None:
         return draw_curve(args, run)
 
+    # choose
     weights, scored = None, ""
     if is_run:
         chosen, scored = choose_checkpoints(run, args.last, args.best, args.every, args.ema)
@@ -175,8 +181,11 @@ def average_run(args: argparse.Namespace) -> int:
         for candidate, path in zip(chosen, paths, strict=True):
             say(f"{path.name}: {candidate}, weight {candidate.weight / sum(weights):.4f}")
 
+    # average
     out = Path(args.output) if args.output else run.average
     names = average_checkpoints(paths, out, weights, args.force)
+
+    # describe
     scores = []
     try:
         if home := find_run(out):
@@ -190,7 +199,7 @@ def average_run(args: argparse.Namespace) -> int:
 
 
 def draw_curve(args: argparse.Namespace, run: RunFolder) -> int:
-    """Measure the curve and print it."""
+    """Measure the curve of `nmt-average --curve` and print it."""
     from nmt.average.curve import CURVE_SIZES, find_best_point, format_curve, measure_curve
     from nmt.average.select import list_candidates, take_last
     from nmt.config import parse_device
@@ -199,7 +208,7 @@ def draw_curve(args: argparse.Namespace, run: RunFolder) -> int:
     sizes = sorted(set(args.curve))
     if not sizes:
         sizes = [n for n in CURVE_SIZES if n <= len(candidates)] or [1]
-    take_last(candidates, max(sizes), run, args.every)  # refuses if there are too few
+    take_last(candidates, max(sizes), run, args.every)  # an error if there are too few
     choice = "the last N" if args.every is None else f"the last N, {args.every:g} minutes apart"
     points = measure_curve(run, candidates, sizes, args.ema, choice, parse_device(args.settings))
     decay = "" if args.ema is None else f", decay {args.ema:g}"

@@ -1,8 +1,8 @@
 """What all commands share: exit codes, the arguments that name a configuration, and --offline.
 
-0 done; 1 a failure, in one line where it was foreseen, else with a traceback to report; 2 the user's mistake, in one
-line; 75 preempted, the same command goes on; 130 interrupted. Nothing heavy is
-imported here: `--help` must answer at once, and --offline must be known before the libraries that would go online.
+Exit codes: 0 done; 1 a failure, in one line if it was foreseen, otherwise with a traceback to report; 2 the user's
+mistake, in one line; 75 preempted, the same command continues; 130 interrupted. Nothing heavy is imported here,
+because `--help` must answer at once, and --offline must be known before any library goes online.
 """
 
 import argparse
@@ -28,11 +28,10 @@ FORESEEN_ERRORS = (
 
 
 def run_command(work: Callable[[], int], program: str) -> int:
-    """Run `work` and turn what goes wrong into an exit code."""
+    """Run `work` and turn its errors into an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            encoding="utf-8", errors="backslashreplace", newline="\n"
-        )  # whatever the locale
+        # whatever the locale
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
     try:
         code = work()
         if sys.stdout is not None:  # the user may have closed it
@@ -48,7 +47,7 @@ def run_command(work: Callable[[], int], program: str) -> int:
 
 
 def report_error(error: BaseException, program: str) -> int | None:
-    """Say in one line what went wrong; returns the exit code, or None for what nobody foresaw."""
+    """Report an error in one line and return its exit code, or None for an error that nobody foresaw."""
     if isinstance(error, UserError):
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
@@ -68,9 +67,9 @@ def report_error(error: BaseException, program: str) -> int | None:
 
 
 def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
-    """End this process, one rank of many, at once.
+    """End this process, which is one rank of many, at once.
 
-    An ordinary end takes down the process group, and NCCL then waits for collectives that this rank left: torchrun
+    An ordinary exit destroys the process group, and NCCL then waits for collectives that this rank has left: torchrun
     would see no exit, and the other ranks would hold their GPUs until a timeout.
     """
     code = 1 if reported is None else reported
@@ -79,15 +78,14 @@ def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
     elif reported is None:
         traceback.print_exception(error)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # its reader left, or it was closed from the start
+        # its reader may have left, or it was closed from the start
+        with contextlib.suppress(OSError, AttributeError):
             stream.flush()
     os._exit(code)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose complaints take one line, as all others do: the usage of our commands takes ten."""
+    """An argument parser that reports errors in one line, because the usage of our commands takes ten."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
@@ -131,6 +129,6 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
 
 
 def go_offline(args: argparse.Namespace) -> None:
-    """Before anything else is imported: huggingface_hub reads the variable once."""
+    """Keep huggingface_hub off the network; call this before it is imported, because it reads the variable once."""
     if args.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"

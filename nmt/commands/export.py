@@ -1,4 +1,4 @@
-"""nmt-export: a checkpoint for other engines, compared with its origin before it appears."""
+"""nmt-export: writes a checkpoint for other engines, and compares it with ours before it appears."""
 
 import argparse
 import sys
@@ -11,12 +11,13 @@ EXAMPLES = """\
   nmt-export runs/base/average --to huggingface -o exports/base-hf
   nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
 
-Both libraries translate the lines and score what ours translated. In float32 each piece's log-probability must agree to 1e-4 and
-99.9% of the lines be the same; with fewer bits the mean difference is bounded. Else nothing is written, exit code 1.
+The export and the checkpoint translate the same lines and score the same translations. In float32 the log-probability of
+each piece must agree to 1e-4 and 99.9% of the lines must be the same; with fewer bits the mean difference is bounded.
+Otherwise nothing is written, and the exit code is 1.
 ctranslate2 and transformers come with pip install 'nmt[export]'."""
 
 FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors")
-MOST_LINES = 1000
+MAX_LINES = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output",
         required=True,
         metavar="DIR",
-        help="where to; an earlier export is replaced",
+        help="where to write it; an earlier export is replaced",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace DIR even if something else is in it"
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check-lines",
         metavar="FILE",
-        help=f"source text to compare with, its first {MOST_LINES:,} lines; default: random pieces",
+        help=f"source text for the comparison, its first {MAX_LINES:,} lines; default: random pieces",
     )
     args = parser.parse_args(argv)
     return run_command(lambda: export_model(args), "nmt-export")
@@ -58,7 +59,7 @@ def export_model(args: argparse.Namespace) -> int:
 
     from nmt.system.runtime import tune_process
 
-    tune_process()  # before torch comes in
+    tune_process()  # before torch is imported
 
     from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import decode_stream
@@ -67,12 +68,13 @@ def export_model(args: argparse.Namespace) -> int:
     from nmt.system.files import make_folder
     from nmt.system.progress import say
 
-    checkpoint, out = open_checkpoint(Path(args.checkpoint)), Path(args.output)
+    checkpoint = open_checkpoint(Path(args.checkpoint))
+    out = Path(args.output)
     lines = make_lines(checkpoint.vocab)
     if args.check_lines is not None:
         try:
             with open(args.check_lines, "rb") as file:
-                lines = list(islice(decode_stream(file, args.check_lines), MOST_LINES))
+                lines = list(islice(decode_stream(file, args.check_lines), MAX_LINES))
         except OSError as error:
             raise UserError(
                 f"--check-lines {args.check_lines}: cannot be read ({error.strerror})"

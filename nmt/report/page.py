@@ -1,7 +1,7 @@
-"""A run as one page: the curves of metrics.jsonl and the settings of config.yaml in a self-contained report.html.
+"""Draws a run as one page: report.html has the curves of metrics.jsonl and the settings of config.yaml.
 
-The curves are SVG written by hand and the page holds no script and no link, so that it opens anywhere, for ever, also
-from an e-mail. It is well-formed XML. Whatever of metrics.jsonl can be read is shown; a line cut off by a crash is
+The curves are SVG written by hand, and the page has no script and no link, so that it opens anywhere, for ever, also
+from an e-mail. It is well-formed XML. Whatever can be read of metrics.jsonl is shown: a line that a crash cut off is
 counted and skipped, never a reason to fail.
 """
 
@@ -20,7 +20,9 @@ from nmt.system.strict_yaml import parse_yaml
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 28  # margins
-DOTS = 60  # a longer curve is drawn as a line only
+MAX_DOTS = 60  # a longer curve is drawn without dots
+
+Metrics = list[dict[str, Any]]  # the lines of metrics.jsonl
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #1d1d1b; --soft: #6b6a66; --line: #e3e2de;
@@ -47,191 +49,242 @@ class Curve:
 
 
 def write_report(run: Path) -> Path:
-    """Write run/report.html and say where it is."""
+    """Write run/report.html and return its path."""
     folder = RunFolder(run)
     try:
         settings = parse_yaml(folder.config.read_text(encoding="utf-8"), str(folder.config)).values
     except (OSError, UnicodeDecodeError):
         raise UserError(f"{folder.config}: cannot be read; give the folder of a run") from None
-    lines, n_damaged = read_metrics(folder.metrics)
+    metrics, n_damaged = read_metrics(folder.metrics)
     report = folder.report
-    write_text(report, page(settings, lines, n_damaged))
+    write_text(report, render_page(settings, metrics, n_damaged))
     return report
 
 
-def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The readable lines of metrics.jsonl, and how many are not."""
-    rows = [row for row in path.read_bytes().split(b"\n") if row.strip()] if path.exists() else []
-    lines = []
-    for row in rows:
+def read_metrics(path: Path) -> tuple[Metrics, int]:
+    """Return the readable lines of metrics.jsonl, and the number of those that are not."""
+    if not path.exists():
+        return [], 0
+    metrics, n_damaged = [], 0
+    for row in path.read_bytes().split(b"\n"):
+        if not row.strip():
+            continue
         try:
             line = json.loads(row)
         except ValueError:
-            continue
+            line = None
         if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines, len(rows) - len(lines)
+            metrics.append(line)
+        else:
+            n_damaged += 1
+    return metrics, n_damaged
 
 
-def page(settings: dict[str, Any], lines: list[dict[str, Any]], n_damaged: int) -> str:
+def render_page(settings: dict[str, Any], metrics: Metrics, n_damaged: int) -> str:
     name = str(settings.get("name", "run"))
-    bleu = points(lines, "valid", "bleu")
+    losses = [
+        Curve("training", "a", collect_points(metrics, "train", "nll")),
+        Curve("dev", "b", collect_points(metrics, "valid", "nll")),
+    ]
+    bleu = Curve("BLEU", "a", collect_points(metrics, "valid", "bleu"))
+    speed = Curve("tokens/s", "a", collect_points(metrics, "train", "tgt_tokens_per_s"))
     parts = [
-        f"<h1>{shown(name)}</h1>",
-        table(summary(lines)),
-        *chart(
-            "Loss in nats per target piece, without smoothing",
-            [
-                Curve("training", "a", points(lines, "train", "nll")),
-                Curve("dev", "b", points(lines, "valid", "nll")),
-            ],
-        ),
-        *chart("Dev BLEU", [Curve("BLEU", "a", bleu)], from_zero=True),
-        *chart(
-            "Target tokens per second",
-            [Curve("tokens/s", "a", points(lines, "train", "tgt_tokens_per_s"))],
-            from_zero=True,
-        ),
+        f"<h1>{escape_text(name)}</h1>",
+        render_table(summarize(metrics)),
+        *draw_chart("Loss in nats per target piece, without smoothing", losses),
+        *draw_chart("Dev BLEU", [bleu], from_zero=True),
+        *draw_chart("Target tokens per second", [speed], from_zero=True),
     ]
     if n_damaged:
         parts.append(
             f'<p class="note">{n_damaged} line(s) of metrics.jsonl cannot be read and are left out.</p>'
         )
-    parts += ["<h2>Settings</h2>", table(flat(settings))]
+    parts += ["<h2>Settings</h2>", render_table(flatten_settings(settings))]
     body = "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{shown(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape_text(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
-def points(lines: list[dict[str, Any]], kind: str, key: str) -> list[tuple[int, float]]:
-    found = [(line["step"], line.get(key)) for line in lines if line.get("kind") == kind]
-    return [
-        (step, float(value))
-        for step, value in found
-        if isinstance(value, int | float) and math.isfinite(value)
-    ]
+# ---- what the page says --------------------------------------------------------------------------------------------
 
 
-def summary(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What one wants to know first: how far, how good, and by which measure."""
-    rows = []
-    if lines:
-        rows.append(("updates", f"{lines[-1]['step']:,}"))
-        elapsed = lines[-1].get("elapsed_s")
-        if isinstance(elapsed, int | float):
-            rows.append(("time", format_duration(elapsed)))
-    scores = points(lines, "valid", "bleu")
+def collect_points(metrics: Metrics, kind: str, key: str) -> list[tuple[int, float]]:
+    """Return (update, value) of each line of this kind that has a finite number under `key`."""
+    points = []
+    for line in metrics:
+        value = line.get(key)
+        if line.get("kind") != kind or not isinstance(value, int | float):
+            continue
+        if math.isfinite(value):
+            points.append((line["step"], float(value)))
+    return points
+
+
+def summarize(metrics: Metrics) -> list[tuple[str, str]]:
+    """Return what a reader wants to know first: how far the run is, how good it is, and by which measure."""
+    if not metrics:
+        return [("updates", "none logged yet")]
+
+    # how far
+    newest = metrics[-1]
+    rows = [("updates", f"{newest['step']:,}")]
+    elapsed = newest.get("elapsed_s")
+    if isinstance(elapsed, int | float):
+        rows.append(("time", format_duration(elapsed)))
+
+    # how good
+    scores = collect_points(metrics, "valid", "bleu")
     if scores:
         step, best = max(scores, key=lambda point: point[1])
-        signature = next(
-            line.get("signature")
-            for line in lines
-            if line["step"] == step and line.get("kind") == "valid" and line.get("bleu") == best
-        )
-        rows += [("best dev BLEU", f"{best:.2f} at update {step:,}"), ("signature", str(signature))]
-    losses = points(lines, "valid", "nll")
+        rows.append(("best dev BLEU", f"{best:.2f} at update {step:,}"))
+        rows.append(("signature", _find_signature(metrics, step, best)))
+    losses = collect_points(metrics, "valid", "nll")
     if losses:
-        step, best = min(losses, key=lambda point: point[1])
-        rows.append(
-            (
-                "lowest dev loss",
-                f"{best:.4f} at update {step:,}, perplexity {math.exp(min(best, 50)):.2f}",
-            )
-        )
-    return rows or [("updates", "none logged yet")]
+        step, lowest = min(losses, key=lambda point: point[1])
+        perplexity = math.exp(min(lowest, 50))  # a diverged loss would overflow
+        loss = f"{lowest:.4f} at update {step:,}, perplexity {perplexity:.2f}"
+        rows.append(("lowest dev loss", loss))
+    return rows
 
 
-def chart(title: str, curves: list[Curve], from_zero: bool = False) -> list[str]:
-    """A heading and an SVG; nothing where there is nothing to draw."""
+def _find_signature(metrics: Metrics, step: int, bleu: float) -> str:
+    """Return the signature of the validation that scored `bleu` at this update."""
+    for line in metrics:
+        is_validation = line["step"] == step and line.get("kind") == "valid"
+        if is_validation and line.get("bleu") == bleu:
+            return str(line.get("signature"))
+    raise AssertionError("every score comes from a line")
+
+
+def flatten_settings(value: Any, key: str = "") -> list[tuple[str, str]]:
+    """List the settings as rows (section.key, value)."""
+    rows: list[tuple[str, str]] = []
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            rows += flatten_settings(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list) and value:
+        for i, inner in enumerate(value):
+            rows += flatten_settings(inner, f"{key}[{i}]")
+    else:
+        rows.append((key, value if isinstance(value, str) else json.dumps(value)))
+    return rows
+
+
+# ---- charts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The scales of a chart; each axis reaches from its first tick to its last."""
+
+    across: list[float]  # ticks in updates
+    upward: list[float]  # ticks in values
+
+    def x(self, step: float) -> float:
+        """Return where SVG draws this update."""
+        first, last = self.across[0], self.across[-1]
+        return LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first)
+
+    def y(self, value: float) -> float:
+        """Return where SVG draws this value; its y points down."""
+        first, last = self.upward[0], self.upward[-1]
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - first) / (last - first)
+
+
+def draw_chart(title: str, curves: list[Curve], from_zero: bool = False) -> list[str]:
+    """Return a heading and an SVG, or nothing if no curve has a point."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return []
-    steps = [step for curve in curves for step, _ in curve.points]
-    values = [value for curve in curves for _, value in curve.points]
-    across = ticks(min(0, *steps), max(steps))
-    upward = ticks(min(0.0, *values) if from_zero else min(values), max(values))
+    points = [point for curve in curves for point in curve.points]
+    steps = [step for step, _ in points]
+    values = [value for _, value in points]
+    lowest = min(0.0, *values) if from_zero else min(values)
+    axes = Axes(choose_ticks(min(0, *steps), max(steps)), choose_ticks(lowest, max(values)))
 
-    def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (step - across[0]) / (across[-1] - across[0])
-
-    def y(value: float) -> float:
-        return (
-            HEIGHT
-            - BOTTOM
-            - (HEIGHT - TOP - BOTTOM) * (value - upward[0]) / (upward[-1] - upward[0])
-        )
-
+    label = escape_text(title)
     parts = [
-        f"<h2>{shown(title)}</h2>",
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{shown(title)} against updates">',
-    ]
-    for value in upward:
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-            f'<text class="y" x="{LEFT - 8}" y="{y(value) + 4:.1f}">{value:,.10g}</text>'
-        )
-    parts += [
-        f'<text class="x" x="{x(step):.1f}" y="{HEIGHT - 8}">{step:,.10g}</text>' for step in across
+        f"<h2>{label}</h2>",
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} against updates">',
+        *_draw_grid(axes),
     ]
     for curve in curves:
-        places = [(x(step), y(value)) for step, value in curve.points]
-        path = " ".join(f"{cx:.1f},{cy:.1f}" for cx, cy in places)
-        parts.append(f'<g class="{curve.colour}"><polyline class="curve" points="{path}"/>')
-        if len(places) <= DOTS:
-            parts += [
-                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3">'
-                f"<title>{shown(curve.name)}, update {step:,}: {value:,.6g}</title></circle>"
-                for (cx, cy), (step, value) in zip(places, curve.points, strict=True)
-            ]
-        parts.append("</g>")
-    for i, curve in enumerate(curves if len(curves) > 1 else []):  # the legend
-        left, height = WIDTH - 100, TOP + 10 + 18 * i
-        parts.append(
-            f'<g class="{curve.colour}"><path class="curve" d="M{left},{height} h20"/>'
-            f'<text stroke="none" x="{left + 26}" y="{height + 4}">{shown(curve.name)}</text></g>'
-        )
+        parts += _draw_curve(curve, axes)
+    if len(curves) > 1:
+        parts += _draw_legend(curves)
     return [*parts, "</svg>"]
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers, some five of them, from at most `low` to at least `high`."""
+def _draw_grid(axes: Axes) -> list[str]:
+    parts = []
+    for value in axes.upward:
+        y = axes.y(value)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="y" x="{LEFT - 8}" y="{y + 4:.1f}">{value:,.10g}</text>'
+        )
+    for step in axes.across:
+        x = axes.x(step)
+        parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 8}">{step:,.10g}</text>')
+    return parts
+
+
+def _draw_curve(curve: Curve, axes: Axes) -> list[str]:
+    """Draw a line through the points, and for a short curve a dot with a tooltip on each."""
+    corners, dots = [], []
+    for step, value in curve.points:
+        x, y = f"{axes.x(step):.1f}", f"{axes.y(value):.1f}"
+        corners.append(f"{x},{y}")
+        dots.append(
+            f'<circle cx="{x}" cy="{y}" r="3">'
+            f"<title>{escape_text(curve.name)}, update {step:,}: {value:,.6g}</title></circle>"
+        )
+    line = f'<g class="{curve.colour}"><polyline class="curve" points="{" ".join(corners)}"/>'
+    if len(dots) > MAX_DOTS:
+        return [line, "</g>"]
+    return [line, *dots, "</g>"]
+
+
+def _draw_legend(curves: list[Curve]) -> list[str]:
+    parts = []
+    left = WIDTH - 100
+    for i, curve in enumerate(curves):
+        height = TOP + 10 + 18 * i
+        parts.append(
+            f'<g class="{curve.colour}"><path class="curve" d="M{left},{height} h20"/>'
+            f'<text stroke="none" x="{left + 26}" y="{height + 4}">{escape_text(curve.name)}</text></g>'
+        )
+    return parts
+
+
+def choose_ticks(low: float, high: float) -> list[float]:
+    """Choose about five round numbers, from at most `low` to at least `high`."""
     if high <= low:
         high = low + (abs(low) or 1.0)
-    unit = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = next(
-        unit * factor for factor in (1, 2, 5, 10) if unit * factor >= (high - low) / 5 * (1 - 1e-9)
-    )
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    least = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(least))
+    # 1, 2, 5 or 10 units, with some room for the rounding of the quotients
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= least * (1 - 1e-9))
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [step * i for i in range(first, last + 1)]
 
 
-def flat(value: Any, key: str = "") -> list[tuple[str, str]]:
-    """The settings as rows (section.key, value)."""
-    if isinstance(value, dict) and value:
-        return [
-            row
-            for name, inner in value.items()
-            for row in flat(inner, f"{key}.{name}" if key else name)
-        ]
-    if isinstance(value, list) and value:
-        return [row for i, inner in enumerate(value) for row in flat(inner, f"{key}[{i}]")]
-    return [(key, value if isinstance(value, str) else json.dumps(value))]
+# ---- HTML ----------------------------------------------------------------------------------------------------------
 
 
-def table(rows: list[tuple[str, str]]) -> str:
-    return (
-        "<table>\n"
-        + "".join(
-            f'<tr><td class="name">{shown(name)}</td><td>{shown(value)}</td></tr>\n'
-            for name, value in rows
-        )
-        + "</table>"
-    )
+def render_table(rows: list[tuple[str, str]]) -> str:
+    lines = ["<table>"]
+    for name, value in rows:
+        name, value = escape_text(name), escape_text(value)
+        lines.append(f'<tr><td class="name">{name}</td><td>{value}</td></tr>')
+    return "\n".join([*lines, "</table>"])
 
 
-def shown(text: str) -> str:
-    """Text that is safe in HTML and in XML, which knows no control characters."""
-    return html.escape("".join(c if c.isprintable() else "\ufffd" for c in text))
+def escape_text(text: str) -> str:
+    """Make text safe in HTML and in XML, which knows no control characters."""
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return html.escape(printable)

@@ -38,10 +38,8 @@ MEAN = "mean"
 
 def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     """Other tensors in the same checkpoint, sealed."""
-    save_file(
-        change({name: value.clone() for name, value in load_file(folder / MODEL_FILE).items()}),
-        folder / MODEL_FILE,
-    )
+    weights = {name: value.clone() for name, value in load_file(folder / MODEL_FILE).items()}
+    save_file(change(weights), folder / MODEL_FILE)
     seal(folder)
 
 
@@ -72,12 +70,12 @@ def test_the_mean_is_exact(weights: list[float] | None, tmp_path: Path) -> None:
 
 def test_of_one_it_is_the_identity_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "a")
-    rewrite(
-        tmp_path / "a",
-        lambda weights: {
-            name: value.copysign(torch.tensor(-1.0)) * 0 for name, value in weights.items()
-        },
-    )  # zeros with a sign
+
+    def make_negative_zeros(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        minus_one = torch.tensor(-1.0)
+        return {name: value.copysign(minus_one) * 0 for name, value in weights.items()}
+
+    rewrite(tmp_path / "a", make_negative_zeros)
     write(tmp_path / "b")
     for name in "ab":
         average_checkpoints([tmp_path / name], tmp_path / MEAN)
@@ -111,7 +109,7 @@ def test_tied_weights_count_once_and_the_mean_translates(tmp_path: Path) -> None
     assert not (tmp_path / MEAN / "optimizer.safetensors").exists()
 
 
-def lacking(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def drop_embedding(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in weights.items() if name != "tgt_embedding.weight"}
 
 
@@ -120,7 +118,7 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]]
         lambda w: w | {"tgt_embedding.weight": torch.zeros(11, 9)},
         "tgt_embedding.weight",
     ),
-    "one too few": (lacking, "tgt_embedding.weight"),
+    "one too few": (drop_embedding, "tgt_embedding.weight"),
     "one too many": (lambda w: w | {"projection.weight": torch.zeros(11, 8)}, "projection.weight"),
     "integers": (
         lambda w: w | {"tgt_embedding.weight": torch.zeros(11, 8, dtype=torch.int32)},
@@ -132,11 +130,11 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]]
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None:
-    change, told = MISFITS[case]
+    change, complaint = MISFITS[case]
     for name in "ab":
         write(tmp_path / name)
     rewrite(tmp_path / "b", change)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=complaint) as caught:
         average_checkpoints([tmp_path / "a", tmp_path / "b"], tmp_path / MEAN)
     assert str(tmp_path / "b") in str(caught.value) and "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
@@ -154,7 +152,8 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
         make_checkpoint(tmp_path / name, vocab, other)
     for name, key in {"wider": "d_ff: 48 -> 64", "untied": "tied: True -> False"}.items():
         with pytest.raises(
-            UserError, match=rf"{name}: is of another run than .*\(model.{key}\); only one run's"
+            UserError,
+            match=rf"{name}: is of another run than .*\(model.{key}\); average only one run's",
         ):
             average_checkpoints([tmp_path / "a", tmp_path / name], tmp_path / MEAN)
     write(tmp_path / "c")
@@ -225,13 +224,13 @@ def test_the_oldest_first_and_by_its_own_folder(
     ).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
 
-    def moved(*_: object) -> object:
+    def combine_moved(*_: object) -> object:
         best_one.unlink()
         best_one.symlink_to("step-0000010")
         return combine(*_)  # type: ignore[arg-type]
 
     combine = averaging.combine
-    monkeypatch.setattr(averaging, "combine", moved)
+    monkeypatch.setattr(averaging, "combine", combine_moved)
     average_checkpoints([best_one], tmp_path / "single")
     assert read_state(tmp_path / "single")["averaged"] == ["step-0000050"]
     assert digest_file(tmp_path / "single" / MODEL_FILE) == digest_file(
@@ -258,9 +257,8 @@ def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
             and "verifying" not in told
         )
     assert sorted(run.path.rglob("*")) == before
-    average_checkpoints(
-        [run.checkpoint(50)], tmp_path / "checkpoints" / MEAN
-    )  # a folder of that name that is no run's
+    # a folder of that name that belongs to no run
+    average_checkpoints([run.checkpoint(50)], tmp_path / "checkpoints" / MEAN)
 
 
 def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -> None:

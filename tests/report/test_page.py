@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nmt.config import RunConfig, format_config, override_config
-from nmt.report.page import ticks, write_report
+from nmt.report.page import choose_ticks, write_report
 from nmt.system.errors import UserError
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
@@ -74,10 +74,9 @@ METRICS: list[dict[str, Any]] = [
 def report(
     tmp_path: Path, metrics: bytes | None, *overrides: str
 ) -> tuple[str, ElementTree.Element]:
-    """The page as text and as XML."""
-    (tmp_path / "config.yaml").write_text(
-        format_config(override_config(RunConfig(name="demo run"), overrides))
-    )
+    """Write the page; return it as text and as XML."""
+    config = override_config(RunConfig(name="demo run"), overrides)
+    (tmp_path / "config.yaml").write_text(format_config(config))
     if metrics is not None:
         (tmp_path / "metrics.jsonl").write_bytes(metrics)
     path = write_report(tmp_path)
@@ -94,28 +93,28 @@ def find(root: ElementTree.Element, tag: str) -> list[ElementTree.Element]:
     return list(root.iter(f"{{http://www.w3.org/1999/xhtml}}{tag}"))
 
 
-def curves(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    """The points of each drawn curve, in SVG's coordinates."""
-    return [
-        [
-            (float(x), float(y))
-            for x, y in (pair.split(",") for pair in (line.get("points") or "").split())
-        ]
-        for line in find(root, "polyline")
-    ]
+def list_curves(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    """Read the points of each curve, in SVG's coordinates."""
+    curves = []
+    for line in find(root, "polyline"):
+        points = []
+        for pair in (line.get("points") or "").split():
+            x, y = pair.split(",")
+            points.append((float(x), float(y)))
+        curves.append(points)
+    return curves
 
 
-def rows(root: ElementTree.Element) -> dict[str, str]:
+def read_rows(root: ElementTree.Element) -> dict[str, str]:
     return {(row[0].text or ""): (row[1].text or "") for row in find(root, "tr")}
 
 
 def test_every_point_is_drawn_where_it_belongs(tmp_path: Path) -> None:
     _, root = report(tmp_path, jsonl(METRICS))
-    training, dev, bleu, speed = curves(root)
+    training, dev, bleu, speed = list_curves(root)
     assert [len(curve) for curve in (training, dev, bleu, speed)] == [3, 3, 2, 3]
-    assert [x for x, _ in dev[:2]] == [
-        x for x, _ in training[1:]
-    ]  # updates 200 and 300, one axis for both
+    # updates 200 and 300, one axis for both
+    assert [x for x, _ in dev[:2]] == [x for x, _ in training[1:]]
     scale = (training[1][1] - training[0][1]) / (6.5 - 8.25)  # upwards is down in SVG
     assert scale < 0
     for (_, y), nll in zip(training + dev, (8.25, 6.5, 5.0, 6.0, 4.5, 4.75), strict=True):
@@ -131,12 +130,12 @@ def test_every_point_is_drawn_where_it_belongs(tmp_path: Path) -> None:
 
 def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> None:
     _, root = report(tmp_path, jsonl(METRICS), "model.d_model=64")
-    shown = rows(root)
-    assert shown["best dev BLEU"] == "17.50 at update 300"
-    assert shown["signature"] == SIGNATURE
-    assert shown["lowest dev loss"] == "4.5000 at update 300, perplexity 90.02"
-    assert (shown["updates"], shown["time"]) == ("400", "1:02:05")
-    assert (shown["model.d_model"], shown["optimizer.eps"], shown["data.valid"]) == (
+    rows = read_rows(root)
+    assert rows["best dev BLEU"] == "17.50 at update 300"
+    assert rows["signature"] == SIGNATURE
+    assert rows["lowest dev loss"] == "4.5000 at update 300, perplexity 90.02"
+    assert (rows["updates"], rows["time"]) == ("400", "1:02:05")
+    assert (rows["model.d_model"], rows["optimizer.eps"], rows["data.valid"]) == (
         "64",
         "1e-09",
         "null",
@@ -160,11 +159,11 @@ def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> N
         (jsonl([{"kind": "valid", "step": 0, "nll": 0.0, "bleu": 0.0}]), 2, None),
     ],
 )
-def test_what_a_crash_leaves_is_no_reason_to_fail(
+def test_damaged_metrics_are_no_reason_to_fail(
     tmp_path: Path, metrics: bytes | None, n_curves: int, note: str | None
 ) -> None:
     text, root = report(tmp_path, metrics)
-    assert len(curves(root)) == n_curves
+    assert len(list_curves(root)) == n_curves
     assert ("cannot be read" in text) == bool(note)
     assert (note or "") in text
     assert "demo run" in text
@@ -180,7 +179,7 @@ def test_input_cannot_become_markup(tmp_path: Path) -> None:
     text, root = report(tmp_path, jsonl([evil]), "name='</title><b>&\"'", 'out="a\\u2028\\x07b"')
     assert not find(root, "script") and not find(root, "b")
     assert find(root, "h1")[0].text == '</title><b>&"'
-    assert rows(root)["signature"].startswith("<script>alert('x')</script>")
+    assert read_rows(root)["signature"].startswith("<script>alert('x')</script>")
     assert "\x01" not in text
 
 
@@ -193,12 +192,12 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
 def test_a_long_run_is_a_line_without_dots(tmp_path: Path) -> None:
     lines = [{"kind": "train", "step": 100 * i, "nll": 5 / i} for i in range(1, 3001)]
     text, root = report(tmp_path, jsonl(lines))
-    assert [len(curve) for curve in curves(root)] == [3000]
+    assert [len(curve) for curve in list_curves(root)] == [3000]
     assert not find(root, "circle")
     assert len(text) < 100_000
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.yaml: cannot be read; give the folder of a run"):
         write_report(tmp_path)
 
@@ -215,6 +214,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_ticks_are_round_and_hold_the_data(low: float, high: float, expected: list[float]) -> None:
-    found = ticks(low, high)
+    found = choose_ticks(low, high)
     assert found[0] <= low + 1e-9 and found[-1] >= high - 1e-9
     assert found == pytest.approx(expected)
