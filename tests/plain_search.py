@@ -63,7 +63,7 @@ class StaticToyCache:
     def place(self, rows: Tensor, n: int) -> None:
         self.rows = self.buffers.place("rows", rows, (n, rows.shape[1]), 0)
 
-    def resize(self, rows: Tensor | None, n: int, room: int) -> None:
+    def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         self.place(self.rows.clone() if rows is None else self.rows.index_select(0, rows), n)
 
     def state(self) -> list[Tensor]:
@@ -114,11 +114,11 @@ class Toy:
         return StaticToyCache(beam)
 
     def restart(
-        self, cache: StaticToyCache, src: Packed, n: int, room: int, most_room: int
+        self, cache: StaticToyCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
         cache.place(self.start(src, cache.beam).rows, n)
 
-    def bound_sentence_bytes(self, beam: int, longest: int, room: int) -> int:
+    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         return 8 * beam
 
     def step(self, tokens: Tensor, cache: ToyCache | StaticToyCache) -> Tensor:

@@ -72,7 +72,7 @@ def save_choice(device_name: str, d_k: int, d_v: int, times: Mapping[str, float]
 
 
 def time_in_turns(works: Mapping[str, Callable[[], object]], timer: Timer) -> dict[str, float]:
-    """Return the median time of each work; they take turns, because clocks drift."""
+    """Return the median time of each work; they take turns, because a GPU's clock rate drifts."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(ROUNDS):
         for name, work in works.items():
@@ -88,8 +88,9 @@ def measure_attention(
     d_v: int,
     timer: Timer | None = None,
 ) -> str:
-    """Time both paths, save_choice the faster one, and return it. It waits for the device."""
-    side = _typical_side(n_rows, device)
+    """Time both paths, save the faster one, and return it. It waits for the device."""
+    side = _make_typical_side(n_rows, device)
+    # Heads are parts of one wide tensor, as a layer's product makes them: strides matter to a kernel.
     wide = torch.zeros(n_rows, n_heads, 2 * d_k + d_v, device=device, dtype=torch.bfloat16)
     heads = [part.requires_grad_() for part in wide.normal_().split((d_k, d_k, d_v), dim=-1)]
     q, _, v = heads
@@ -98,7 +99,7 @@ def measure_attention(
     for path in [TRITON, VARLEN]:
         if not is_supported[path]:
             continue
-        # A layer of the encoder and one of the decoder.
+        # A layer of the encoder and one of the decoder, whose mask is causal.
         masks = [
             AttentionMask(side, side, path=path),
             AttentionMask(side, side, causal=True, path=path),
@@ -106,12 +107,14 @@ def measure_attention(
         work = _capture(partial(_forward_backward, heads, masks), device)
         if work is not None:
             works[path] = work
-    times = time_in_turns(works, timer or partial(milliseconds, device=device))
+    if timer is None:
+        timer = partial(measure_milliseconds, device=device)
+    times = time_in_turns(works, timer)
     return save_choice(_device_name(device), d_k, d_v, times)
 
 
-def _typical_side(n_rows: int, device: torch.device) -> Packed:
-    """Sentences of the usual lengths; the rows that remain are the last sentence's."""
+def _make_typical_side(n_rows: int, device: torch.device) -> Packed:
+    """Make sentences of the usual lengths that fill `n_rows`; the last one takes what remains."""
     sentences: list[list[int]] = []
     n_left = n_rows
     while n_left > 0:
@@ -128,7 +131,7 @@ def _forward_backward(heads: list[Tensor], masks: list[AttentionMask]) -> None:
 
 
 def _capture(work: Callable[[], object], device: torch.device) -> Callable[[], object] | None:
-    """The work as one launch, as training runs it; None if this GPU or this torch cannot do it."""
+    """Record the work as one launch, as training runs it; None if this GPU or this torch cannot do it."""
     try:
         return capture(work, device)
     except (RuntimeError, ValueError, NotImplementedError):
@@ -136,11 +139,15 @@ def _capture(work: Callable[[], object], device: torch.device) -> Callable[[], o
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
 
 
-def milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def measure_milliseconds(work: Callable[[], object], device: torch.device) -> float:
+    # Events are timed on the device, so the host's own delays do not count.
+    first = torch.cuda.Event(enable_timing=True)
+    last = torch.cuda.Event(enable_timing=True)
     first.record()
     work()
     last.record()

@@ -1,4 +1,4 @@
-"""Attention over packed sentences as two GPU kernels: one forward, one backward.
+"""Attention over packed sentences as two GPU kernels, one forward and one backward: section 3.2 of the paper.
 
 Rows lie end to end, so a query attends to an interval of key rows, and the queries that attend to a
 key are an interval of query rows: causal masks, windows and the bounds of sentences are all the same
@@ -6,7 +6,7 @@ to the kernels. A program takes a tile of consecutive rows and one head; the gri
 number of rows alone, never from lengths. Scores are recomputed backward from the saved log-sum-exp.
 Each element is written by one program without atomics, so results repeat to the bit. A row that
 attends to nothing gives zeros, even if it holds NaN. The ops are opaque to the compiler, and nothing
-waits for the device. Section 3.2 of the paper.
+waits for the device.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 
@@ -72,7 +72,7 @@ def _load_intervals(intervals, rows, n_rows):
 
 @triton_function
 def _hull(first, last):
-    """Return the least interval that contains every nonempty one."""
+    """Return the least interval that contains every nonempty one; the tile visits no block outside it."""
     begin = tl.min(tl.where(first < last, first, 2147483647), 0)
     end = tl.max(tl.where(first < last, last, 0), 0)
     return begin, end
@@ -92,7 +92,8 @@ def attention_forward(
 ):  # fmt: skip
     """Compute for a tile of queries the mixed values and the log2-sum-exp2 of their scores.
 
-    The softmax is online: `top` and `total` follow the blocks, and `fade` rescales what came before.
+    The softmax is online, so that no row of scores is ever stored whole: `top` is the highest score
+    so far, `total` the sum of 2^(score - top), and `fade` rescales both sums when `top` rises.
     """
     start, head = tl.program_id(0) * TILE, tl.program_id(1)
     rows = start + tl.arange(0, TILE)
@@ -100,6 +101,7 @@ def attention_forward(
     first, last = _load_intervals(key_intervals, rows, n_queries)
     begin, end = _hull(first, last)
     queries = _load_rows(q + head * q_head, start, q_row, TILE, exists, K, K_PADDED)
+    # Not -inf: a query that has met no key yet would compute -inf - -inf, which is NaN.
     top = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     mixed = tl.zeros((TILE, V_PADDED), tl.float32)
@@ -108,10 +110,13 @@ def attention_forward(
         # A key to which no query attends may hold NaN, and 0 * NaN would enter the sum of values.
         key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
-        may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
+        may = (first[:, None] <= others[None, :]) & (
+            others[None, :] < last[:, None]
+        )  # (TILE, BLOCK)
         keys = _load_rows(k + head * k_head, block, k_row, BLOCK, others < n_keys, K, K_PADDED)
         scores = tl.where(may, _product(queries, tl.trans(keys)) * scale, -1e30)
         new_top = tl.maximum(top, tl.max(scores, 1))
+        # `where` again: as long as `top` is -1e30, a forbidden score gives 2^0.
         weights = tl.where(may, tl.exp2(scores - new_top[:, None]), 0.0)
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(weights, 1)
@@ -134,7 +139,7 @@ def _differentiate_queries(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a tile of queries."""
+    """Compute the gradient of a tile of queries; stored weights would take memory quadratic in the lengths."""
     rows = start + tl.arange(0, TILE)
     exists = rows < n_queries
     first, last = _load_intervals(key_intervals, rows, n_queries)
@@ -143,6 +148,8 @@ def _differentiate_queries(
     queries = _load_rows(q, start, q_row, TILE, exists, K, K_PADDED)
     of_out = _load_rows(grad + head * V, start, width, TILE, exists, V, V_PADDED)
     mixed = _load_rows(out + head * V, start, width, TILE, exists, V, V_PADDED)
+    # The gradient of a score is weight * (gradient of the weight - their mean), and the mean over all
+    # keys equals the product of the output and its gradient: no first pass over the keys is needed.
     mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
     log_total = tl.load(lse + rows * n_heads + head, exists, 0.0)
     of_queries = tl.zeros((TILE, K_PADDED), tl.float32)
@@ -183,14 +190,15 @@ def _differentiate_keys(
         query_first, query_last = _load_intervals(key_intervals, others, n_queries)
         sees = query_first < query_last
         may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
+        # A query without keys may hold NaN, and 0 * NaN would enter the gradients of the keys.
         queries = _load_rows(q, block, q_row, BLOCK, sees, K, K_PADDED)
         of_out = _load_rows(grad + head * V, block, width, BLOCK, sees, V, V_PADDED)
         mixed = _load_rows(out + head * V, block, width, BLOCK, sees, V, V_PADDED)
         mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
         log_total = tl.load(lse + others * n_heads + head, sees, 0.0)
-        # keys down, queries across
+        # Keys down, queries across: the sums over queries are then products without a transpose.
         weights = tl.exp2(_product(keys, tl.trans(queries)) * scale - log_total[None, :])
-        weights = tl.where(may, weights, 0.0)
+        weights = tl.where(may, weights, 0.0)  # (TILE, BLOCK)
         of_values = _product(weights.to(of_out.dtype), of_out, of_values)
         of_weights = _product(values, tl.trans(of_out)) - mean[None, :]
         of_scores = tl.where(may, weights * of_weights, 0.0)
@@ -207,7 +215,11 @@ def attention_backward(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one tile of keys or one tile of queries; the first programs take keys."""
+    """Compute the gradients of one tile of keys or one tile of queries.
+
+    One launch for both fills the GPU better than two. A tile of keys takes four products a block and a
+    tile of queries three, so keys start first and no long program is left alone at the end.
+    """
     tile, head = tl.program_id(0), tl.program_id(1)
     key_tiles = tl.cdiv(n_keys, TILE)
     q += head * q_head
@@ -236,7 +248,7 @@ class Shape(NamedTuple):
 def choose_kernel_shape(dtype: torch.dtype, padded_size: int, is_backward: bool) -> Shape:
     """Return the shape with the most active warps among those without register spills.
 
-    They were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
+    Shapes were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
     """
     if dtype == torch.float32:
         return Shape(32, 16, 4 if padded_size <= 64 else 8)
@@ -255,6 +267,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "a head's numbers must lie side by side"
     sizes = q.shape[2], v.shape[2]
+    # tl.arange takes powers of two only, and tl.dot no dimension below 16
     padded_sizes = [max(16, triton.next_power_of_2(size)) for size in sizes]
     shape = choose_kernel_shape(q.dtype, max(padded_sizes), is_backward)
     scale = q.shape[2] ** -0.5 * 1.4426950408889634  # log2(e): hardware has exp2 only
@@ -276,10 +289,10 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, key_intervals: Tensor, query_intervals: Tensor
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _outputs(q, k, v)
+    out, lse = _empty_outputs(q, k, v)
     launch = _plan(q, k, v, is_backward=False)
     tiles = triton.cdiv(len(q), launch.tile)
-    if tiles:
+    if tiles:  # CUDA refuses an empty grid
         grid = tiles, q.shape[1]
         attention_forward[grid](
             q, k, v, key_intervals, query_intervals, out, lse, *launch.numbers, **launch.options
@@ -288,7 +301,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _outputs(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:2], dtype=torch.float32)
     return q.new_empty(*q.shape[:2], v.shape[2]), lse
 

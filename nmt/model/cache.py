@@ -6,6 +6,7 @@ grows with the steps. On a GPU a step is recorded once and replayed (`nmt/system
 its addresses and shapes, and the number of the step is a tensor on the device.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,9 +50,8 @@ class Cache:
                 # layer by layer, so that only one is in memory twice
                 for layer, x in enumerate(rows):
                     rows[layer] = torch.cat((x, x.new_zeros(len(x), more, x.shape[2])), 1)
-            self.mask = torch.cat(
-                (self.mask, self.mask.new_full((*self.mask.shape[:3], more), MASKED_SCORE)), 3
-            )
+            hidden = self.mask.new_full((*self.mask.shape[:3], more), MASKED_SCORE)
+            self.mask = torch.cat((self.mask, hidden), 3)
         here = slice(first, first + self.beam)
         self.mask[:, 0, :, here].diagonal(dim1=1, dim2=2).zero_()
         self.length += 1
@@ -69,31 +69,28 @@ class Cache:
     def window_mask(self, window: int) -> Tensor:
         """The mask for a layer that attends to its own step and the `window` steps before it only."""
         mask = self.mask.clone()
-        mask[:, :, :, : max(0, (self.length - 1 - window) * self.beam)] = MASKED_SCORE
+        n_before = max(0, (self.length - 1 - window) * self.beam)  # places before the window
+        mask[:, :, :, :n_before] = MASKED_SCORE
         return mask
 
     def reorder(self, parents: Tensor) -> None:
         """Let each hypothesis continue the one of its sentence that `parents` (S, B) names."""
-        self.mask = self.mask.gather(
-            2, parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
-        )
+        # Keys and values stay: a new hypothesis sees the places that its parent saw.
+        index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
+        self.mask = self.mask.gather(2, index)
 
     def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
         """Move the sentences at `movers` to the places `holes`, then keep only the first `n`."""
-        for rows in (
-            *self.memory_keys,
-            *self.memory_values,
-            *self.keys,
-            *self.values,
-            self.memory_mask,
-            self.mask,
-        ):
-            sentences = rows.view(len(self.mask), -1, *rows.shape[1:])
+        layers = (self.memory_keys, self.memory_values, self.keys, self.values)
+
+        # Moving the last sentences forward copies less than gathering all that stay.
+        for x in (*itertools.chain(*layers), self.memory_mask, self.mask):
+            sentences = x.view(len(self.mask), -1, *x.shape[1:])
             sentences[holes] = sentences[movers]
-        self.memory_keys, self.memory_values, self.keys, self.values = (
-            [x[: n * self.n_heads] for x in rows]
-            for rows in (self.memory_keys, self.memory_values, self.keys, self.values)
-        )
+
+        for rows in layers:
+            for layer, x in enumerate(rows):
+                rows[layer] = x[: n * self.n_heads]
         self.memory_mask, self.mask = self.memory_mask[:n], self.mask[:n]
 
 
@@ -155,8 +152,8 @@ class StaticCache:
     def load(self, fresh: Cache, n: int, capacity: int, max_capacity: int, table: Tensor) -> None:
         """Take over the sentences of a cache that has not taken a step yet.
 
-        There is room for some steps, later for up to `max_capacity`. A recorded step reads the decoder's positions in
-        `table`, where it lies, so the table is kept alive here.
+        There is capacity for some steps, later for up to `max_capacity`. A recorded step reads the
+        decoder's positions from the address of `table`, so the table is kept alive here.
         """
         if self.table is not table:
             self.table, self.n_positions = table, len(table)
@@ -164,12 +161,13 @@ class StaticCache:
         self.n, self.capacity, self.max_capacity = n, capacity, max_capacity
         self.n_source = round_up_source_width(fresh.memory_mask.shape[3])
         self.tensors = {"memory mask": fresh.memory_mask, "mask": fresh.mask}
-        for kind, layers in (
-            ("memory keys", fresh.memory_keys),
-            ("memory values", fresh.memory_values),
-            ("keys", fresh.keys),
-            ("values", fresh.values),
-        ):
+        layers_of = {
+            "memory keys": fresh.memory_keys,
+            "memory values": fresh.memory_values,
+            "keys": fresh.keys,
+            "values": fresh.values,
+        }
+        for kind, layers in layers_of.items():
             for layer, x in enumerate(layers):
                 self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
         for name, x in self.tensors.items():
@@ -179,36 +177,40 @@ class StaticCache:
         self._bind(len(fresh.keys))
 
     def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
-        """Make room for more steps, and keep of the sentences only those at `rows`, if it is given."""
+        """Change the capacity, and keep only the sentences at `rows`, if given."""
         self.n, self.capacity = n, capacity
         for name, x in self.tensors.items():
             if rows is not None:
                 self.tensors[name] = self._place(name, x.index_select(0, rows))
-            elif not name.startswith("memory"):
+            elif not name.startswith("memory"):  # the source does not grow with the steps
+                # A copy, because the buffer it lies in is written to.
                 self.tensors[name] = self._place(name, x.clone())
         self._bind(len(self.keys))
 
     def _place(self, name: str, x: Tensor) -> Tensor:
         """Copy the tensor into its buffer, padded to the capacity with zeros or hidden places."""
-        is_mask = name.endswith("mask")
-        axis = 3 if is_mask else 2
+        axis, fill = 2, 0.0
+        if name.endswith("mask"):
+            axis, fill = 3, MASKED_SCORE
         shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
         if name.startswith("memory"):
             shape[axis] = largest[axis] = self.n_source
         else:
-            shape[axis], largest[axis] = self.capacity * self.beam, self.max_capacity * self.beam
-        return self.buffers.place(name, x, shape, MASKED_SCORE if is_mask else 0.0, largest)
+            shape[axis] = self.capacity * self.beam
+            largest[axis] = self.max_capacity * self.beam
+        return self.buffers.place(name, x, shape, fill, largest)
 
     def _bind(self, n_layers: int) -> None:
         """Name the tensors as those of `Cache` are named."""
-        self.memory_mask, self.mask = self.tensors["memory mask"], self.tensors["mask"]
-        self.memory_keys = [self.tensors[f"memory keys {layer}"] for layer in range(n_layers)]
-        self.memory_values = [self.tensors[f"memory values {layer}"] for layer in range(n_layers)]
-        self.keys = [self.tensors[f"keys {layer}"] for layer in range(n_layers)]
-        self.values = [self.tensors[f"values {layer}"] for layer in range(n_layers)]
+        tensors, layers = self.tensors, range(n_layers)
+        self.memory_mask, self.mask = tensors["memory mask"], tensors["mask"]
+        self.memory_keys = [tensors[f"memory keys {layer}"] for layer in layers]
+        self.memory_values = [tensors[f"memory values {layer}"] for layer in layers]
+        self.keys = [tensors[f"keys {layer}"] for layer in layers]
+        self.values = [tensors[f"values {layer}"] for layer in layers]
 
     def state(self) -> list[Tensor]:
-        """What a step changes, except keys and values: the step that counts writes those again."""
+        """List what a step changes, except keys and values: the step after a recording writes those again."""
         return [self.mask, self.length]
 
     # ---- within a recorded step ----
@@ -243,9 +245,8 @@ def count_static_bytes(
 ) -> int:
     """Count the bytes of one sentence in a `StaticCache` whose numbers have `size` bytes."""
     places = round_up_source_width(longest) + capacity * beam
-    keys_values = (
-        config.n_layers * config.n_heads * places * (config.key_size + config.value_size) * size
-    )
+    place = config.n_heads * (config.key_size + config.value_size) * size  # in one layer
+    keys_values = config.n_layers * places * place
     masks = (round_up_source_width(longest) + beam * capacity * beam) * FP32_BYTES
     return keys_values + masks
 
@@ -255,11 +256,15 @@ def round_up_to_class(n: int) -> int:
 
     So there are few shapes to record, and at most a third of the rows is padding.
     """
-    power = 1 << max(n - 1, 0).bit_length()
-    return power * 3 // 4 if n <= power * 3 // 4 and power >= 4 else power
+    power = 1 << max(n - 1, 0).bit_length()  # the least power of two that is at least n
+    between = power * 3 // 4
+    if power >= 4 and n <= between:
+        return between
+    return power
 
 
 def round_up_source_width(longest: int) -> int:
+    """Round the pieces of the longest source up to a class of whole vector registers."""
     return WIDTH_MULTIPLE * round_up_to_class(-(-longest // WIDTH_MULTIPLE))
 
 
@@ -294,10 +299,9 @@ class Step:
         values = values.view(-1, *values.shape[-2:])  # (S * H, L, V)
         grid = q.view(-1, beam, heads, size).transpose(1, 2)
         grid = grid.reshape(-1, beam, size)  # (S * H, B, K)
-        is_small = (
-            q.device.type == "cpu" and grid.shape[0] * beam * keys.shape[1] * size <= SMALL_PRODUCT
-        )
-        if is_small:  # a product that wakes other threads takes longer than two passes here
+        n_products = grid.shape[0] * beam * keys.shape[1] * size
+        is_small = q.device.type == "cpu" and n_products <= SMALL_PRODUCT
+        if is_small:  # bmm would wake other threads, which takes longer than two passes here
             scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
         else:
             scores = torch.bmm(grid, keys.transpose(1, 2))  # (S * H, B, L)
@@ -308,9 +312,13 @@ class Step:
             mixed = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
         else:
             mixed = torch.bmm(weights, values)  # (S * H, B, V)
-        return mixed.view(-1, heads, beam, mixed.shape[2]).transpose(1, 2).reshape(len(q), -1)
+        by_head = mixed.view(-1, heads, beam, mixed.shape[2])  # (S, H, B, V)
+        return by_head.transpose(1, 2).reshape(len(q), -1)
 
 
 def pad_memory(k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-    """Pad keys and values of the memory as a cache keeps them, (S * H, Ls, K) and (S * H, Ls, V); the mask has one group."""
+    """Pad keys and values of the memory as a cache keeps them: (S * H, Ls, K) and (S * H, Ls, V).
+
+    The mask has one group, so that all sentences are padded to one length.
+    """
     return mask.keys.pad(k, 0), mask.keys.pad(v, 0)

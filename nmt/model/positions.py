@@ -17,9 +17,9 @@ from nmt.system.errors import UserError
 
 def sinusoids(n: int, d_model: int) -> Tensor:
     """Compute the sinusoids of n positions: (n, d_model)."""
-    rates = torch.exp(
-        torch.arange(d_model // 2, dtype=torch.float64) * (-math.log(10_000.0) * 2 / d_model)
-    )
+    # In fp64: fp32 would round the angles of late positions visibly.
+    columns = torch.arange(d_model // 2, dtype=torch.float64)
+    rates = torch.exp(columns * (-math.log(10_000.0) * 2 / d_model))
     angles = torch.arange(n, dtype=torch.float64)[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 

@@ -50,9 +50,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
         self.n_heads, self.window = config.n_heads, window
-        self.sizes = [
-            config.n_heads * n for n in (config.key_size, config.key_size, config.value_size)
-        ]
+        keys, values = config.n_heads * config.key_size, config.n_heads * config.value_size
+        self.sizes = [keys, keys, values]  # of all heads' queries, keys and values
         self.output = nn.Linear(self.sizes[2], config.d_model, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -197,20 +196,17 @@ class Transformer(nn.Module):
         self.config, self.n_vocab = config, vocab_size
         self.attention_path = TRITON  # set from outside, before anything is compiled
         self.tgt_embedding = nn.Embedding(vocab_size, config.d_model)
-        self.src_embedding = (
-            self.tgt_embedding if config.tied else nn.Embedding(vocab_size, config.d_model)
-        )
+        self.src_embedding = self.tgt_embedding
+        if not config.tied:
+            self.src_embedding = nn.Embedding(vocab_size, config.d_model)
         self.projection = nn.Linear(config.d_model, vocab_size, bias=False)
-        if config.tied:
+        if config.tied:  # section 3.4
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
         self.dropout = Dropout(config.dropout)
-        self.encoder = cast(
-            Any, nn.ModuleList(EncoderLayer(config) for _ in range(config.n_layers))
-        )
-        self.decoder = cast(
-            Any, nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers))
-        )
+        layers = range(config.n_layers)
+        self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in layers))
+        self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in layers))
         # With pre-norm nothing has normalised the residual stream at its end.
         is_pre = config.norm == "pre"
         self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
@@ -228,12 +224,19 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        shared = {
-            id(w): w
-            for w in (self.src_embedding.weight, self.tgt_embedding.weight, self.projection.weight)
-        }
-        learned = [p.table for p in (self.src_positions, self.tgt_positions) if p.is_learned]
-        for weight in (*shared.values(), *learned):
+        weights: list[Tensor] = []
+        for matrix in (
+            self.src_embedding.weight,
+            self.tgt_embedding.weight,
+            self.projection.weight,
+        ):
+            # A tied matrix is drawn once: a second draw would change all that follow.
+            if not any(matrix is weight for weight in weights):
+                weights.append(matrix)
+        for positions in (self.src_positions, self.tgt_positions):
+            if positions.is_learned:
+                weights.append(positions.table)
+        for weight in weights:
             nn.init.normal_(weight, std=self.config.d_model**-0.5)
 
     def reserve_positions(self, longest: int) -> None:
@@ -282,18 +285,26 @@ class Transformer(nn.Module):
         """Encode the source into a cache for `beam` hypotheses of each sentence, before their first step."""
         memory = self.encode(src)  # (Ts, d_model)
         mask = AttentionMask(src, src, is_single_group=True)
-        grids = [layer.memory_attention.project_memory(memory, mask) for layer in self.decoder]
-        n, heads, memory_mask = src.n_sentences, self.config.n_heads, mask.score_biases[0]
-        return Cache(
-            beam,
-            heads,
-            [k for k, _ in grids],
-            [v for _, v in grids],
-            memory_mask,
-            [memory.new_empty(n * heads, 0, self.config.key_size) for _ in grids],
-            [memory.new_empty(n * heads, 0, self.config.value_size) for _ in grids],
-            memory_mask.new_empty(n, 1, beam, 0),
+        memory_mask = mask.score_biases[0]
+        n, heads = src.n_sentences, self.config.n_heads
+        cache = Cache(
+            beam=beam,
+            n_heads=heads,
+            memory_keys=[],
+            memory_values=[],
+            memory_mask=memory_mask,
+            keys=[],
+            values=[],
+            mask=memory_mask.new_empty(n, 1, beam, 0),
         )
+        # The memory does not change from step to step, so each layer projects it once.
+        for layer in self.decoder:
+            keys, values = layer.memory_attention.project_memory(memory, mask)
+            cache.memory_keys.append(keys)
+            cache.memory_values.append(values)
+            cache.keys.append(memory.new_empty(n * heads, 0, self.config.key_size))
+            cache.values.append(memory.new_empty(n * heads, 0, self.config.value_size))
+        return cache
 
     def make_static_cache(self, beam: int) -> StaticCache:
         """Make a cache for recorded steps, still without sentences."""
@@ -302,27 +313,27 @@ class Transformer(nn.Module):
     def restart(
         self, cache: StaticCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
-        """Load other sentences as the first of `n` rows, with room for `capacity` steps, later for `max_capacity`."""
-        if not self.tgt_positions.is_learned:  # a learned table bounds the search itself
+        """Load other sentences as the first of `n` rows, with capacity for some steps, later for `max_capacity`."""
+        # A learned table cannot grow; it limits the steps of the search instead.
+        if not self.tgt_positions.is_learned:
             self.tgt_positions.reserve(max_capacity)
         cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         """Bound the memory that a sentence of `longest` pieces takes in a search by recorded steps."""
-        config, size = self.config, self.tgt_embedding.weight.element_size()
-        layer = (
-            config.n_heads * (config.key_size + config.value_size) * size
-        )  # keys and values of a place
-        loading = (
-            config.n_layers * round_up_source_width(longest) * layer
-        )  # of the memory, before they are in the cache
-        moving = capacity * beam * layer  # when the room grows or sentences leave
-        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
-        weights = (
-            3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
-        )  # of attention, in a step
-        logits = beam * self.n_vocab * (2 * FP32_BYTES + size)  # and their logarithms
+        config = self.config
+        size = self.tgt_embedding.weight.element_size()
         cache = count_static_bytes(config, beam, longest, capacity, size)
+        # keys and values of one place in one layer
+        place = config.n_heads * (config.key_size + config.value_size) * size
+        # those of the memory exist twice while they are copied into the cache
+        loading = config.n_layers * round_up_source_width(longest) * place
+        # those of one layer exist twice when the capacity grows or sentences leave
+        moving = capacity * beam * place
+        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
+        # attention weights of a step: scores, softmax, and the result in the model's type
+        weights = 3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
+        logits = beam * self.n_vocab * (2 * FP32_BYTES + size)  # and their logarithms
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:

@@ -395,7 +395,7 @@ def test_gradients_flow_there() -> None:
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: int) -> None:
-    ours, n, longest, room = model(shape), 6, 33, 64
+    ours, n, longest, capacity = model(shape), 6, 33, 64
     with torch.inference_mode():
         cache = ours.make_static_cache(beam)
         ours.restart(
@@ -404,16 +404,16 @@ def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: in
                 [(*[4] * 32, EOS)] * n if shape.positions != "learned" else [(*[4] * 20, EOS)] * n
             ),
             n,
-            room,
-            room,
+            capacity,
+            capacity,
         )
     if shape.positions == "learned":
         longest = 21
     taken = sum(x.nbytes for x in cache.tensors.values())
-    assert taken == n * count_static_bytes(shape, beam, longest, room, 4)
+    assert taken == n * count_static_bytes(shape, beam, longest, capacity, 4)
     buffers = sum(x.nbytes for name, x in cache.buffers.memory.items() if name != "length")
     assert buffers == taken
-    assert ours.bound_sentence_bytes(beam, longest, room) * n > taken
+    assert ours.bound_sentence_bytes(beam, longest, capacity) * n > taken
 
 
 def largest_sum(work: Callable[[], object]) -> int:
