@@ -73,10 +73,11 @@ class GraphSearch:
             run_step = self._choose_step()
             run_step()
 
-            # is it time to collect? all sentences are done after the last step, whatever the host knows
+            # Go on as long as sentences live and fill their rows well. After the last step all are
+            # done, whatever the host knows.
             n_living = survivors.after_step(self.n_living, len(sentences))
-            is_worth_rows = n_living > self.n // 2 or self.n <= FEWEST_ROWS
-            if length < n_steps and n_living > 0 and is_worth_rows:
+            has_few_empty_rows = n_living > self.n // 2 or self.n <= FEWEST_ROWS
+            if length < n_steps and n_living > 0 and has_few_empty_rows:
                 continue
 
             # collect what is done, and go on with the others in fewer rows
@@ -91,11 +92,13 @@ class GraphSearch:
 
     def _prepare_for(self, n_best: int) -> None:
         """Start afresh if the last search was for another number of hypotheses."""
-        if n_best != self.n_best:
-            self.beam = count_hypotheses(self.config, n_best)
-            self.n_best = n_best
-            self.cache, self.buffers = self.model.make_static_cache(self.beam), Buffers()
-            self._forget_graphs(0)
+        if n_best == self.n_best:
+            return
+        self.beam = count_hypotheses(self.config, n_best)
+        self.n_best = n_best
+        self.cache = self.model.make_static_cache(self.beam)
+        self.buffers = Buffers()
+        self._forget_graphs(0)
 
     def _load(self, src: Packed, prefixes: Sequence[Sequence[int]] | None) -> int:
         """Load the sentences of a batch. Returns the number of steps after which all of them are done."""
@@ -110,12 +113,12 @@ class GraphSearch:
         )
         self.max_capacity = find_full_capacity(n_steps)
         self.capacity = min(FIRST_CAPACITY, self.max_capacity)
-        while self.capacity < longest_prefix:
+        while self.capacity < longest_prefix:  # all forced pieces are in columns from the start
             self.capacity = min(2 * self.capacity, self.max_capacity)
 
         none_done = torch.zeros(src.n_sentences, dtype=torch.bool, device=self.device)
         uniforms = torch.zeros(src.n_sentences, self.beam, 0, device=self.device)
-        if self.config.sample:
+        if self.config.sample:  # all at once: a recorded step cannot draw what depends on the batch
             uniforms = draw_uniforms(src, beams.limits, self.beam, self.config.seed)
         self._place_state(beams, none_done, uniforms)
         self.length = self.buffers.place("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
@@ -126,31 +129,30 @@ class GraphSearch:
     def _resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         """Change the capacity, and keep only the sentences at `rows`, if given."""
         self.n, self.capacity = n, capacity
-        beams = Beams(*(_copy_rows(x, rows) for x in vars(self.beams).values()))
+        copies = [_copy_rows(x, rows) for x in vars(self.beams).values()]
+        beams = Beams(*copies)
         self._place_state(beams, _copy_rows(self.is_done, rows), _copy_rows(self.uniforms, rows))
         self.cache.resize(rows, n, capacity)
 
     def _place_state(self, beams: Beams, done: Tensor, uniforms: Tensor) -> None:
         """Put the state of a search where the recorded steps of its shape read it. Rows of padding count as done."""
-        n, n_kept, capacity = self.n, beams.finished_ids.shape[1], self.capacity
+        n, beam, capacity = self.n, self.beam, self.capacity
+        n_kept = beams.finished_ids.shape[1]
         n_uniforms = self.max_capacity if self.config.sample else 0
+        place = self._place_tensor
         self.beams = Beams(
-            sentences=self._place_tensor("sentences", beams.sentences, (n,), -1),
-            limits=self._place_tensor("limits", beams.limits, (n,), -1),
-            forced=self._place_tensor("forced", beams.forced, (n, capacity), -1),
-            tokens=self._place_tensor("tokens", beams.tokens, (n, self.beam), EOS),
-            ids=self._place_tensor("ids", beams.ids, (n, self.beam, capacity), EOS),
-            scores=self._place_tensor("scores", beams.scores, (n, self.beam), NEG_INF),
-            finished_ids=self._place_tensor(
-                "finished_ids", beams.finished_ids, (n, n_kept, capacity), EOS
-            ),
-            finished_scores=self._place_tensor(
-                "finished_scores", beams.finished_scores, (n, n_kept), NEG_INF
-            ),
-            n_finished=self._place_tensor("n_finished", beams.n_finished, (n,), 0),
+            sentences=place("sentences", beams.sentences, (n,), -1),
+            limits=place("limits", beams.limits, (n,), -1),
+            forced=place("forced", beams.forced, (n, capacity), -1),
+            tokens=place("tokens", beams.tokens, (n, beam), EOS),
+            ids=place("ids", beams.ids, (n, beam, capacity), EOS),
+            scores=place("scores", beams.scores, (n, beam), NEG_INF),
+            finished_ids=place("finished_ids", beams.finished_ids, (n, n_kept, capacity), EOS),
+            finished_scores=place("finished_scores", beams.finished_scores, (n, n_kept), NEG_INF),
+            n_finished=place("n_finished", beams.n_finished, (n,), 0),
         )
-        self.is_done = self._place_tensor("is_done", done, (n,), True)
-        self.uniforms = self._place_tensor("uniforms", uniforms, (n, self.beam, n_uniforms), 0.0)
+        self.is_done = place("is_done", done, (n,), True)
+        self.uniforms = place("uniforms", uniforms, (n, beam, n_uniforms), 0.0)
 
     def _place_tensor(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
         """Place a tensor in its buffer, which is allocated for full capacity at once so that it need not move."""
@@ -164,7 +166,7 @@ class GraphSearch:
     def count_fitting_sentences(
         self, longest: int, longest_prefix: int, n_best: int, n_bytes: int
     ) -> int:
-        """The number of sentences that fit into `n_bytes` together, at least one."""
+        """Count the sentences that fit into `n_bytes` together, at least one."""
         each = self.bound_sentence_bytes(longest, longest_prefix, n_best)
         logits_each = count_hypotheses(self.config, n_best) * self.model.n_vocab
         n = min(n_bytes // each, MAX_LOGITS // logits_each)
@@ -175,9 +177,8 @@ class GraphSearch:
         config, beam = self.config, count_hypotheses(self.config, n_best)
         capacity = find_full_capacity(count_steps(longest, longest_prefix, config))
         n_kept = beam if config.stopping == "likely" else n_best
-        # Pieces of the living, of the finished, and forced ones; then what a step makes of them.
-        state = (beam + n_kept + 1) * capacity * ID_BYTES
-        growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES
+        state = (beam + n_kept + 1) * capacity * ID_BYTES  # living, finished and forced pieces
+        growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES  # what a step makes of them
         drawing = 0
         if config.sample:
             sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
@@ -188,6 +189,7 @@ class GraphSearch:
 
     def _choose_step(self) -> Callable[[], None]:
         """The function for a step of the present shape: a recording, if the shape occurs often enough."""
+        # A recording reads fixed addresses: where a buffer has moved, none is valid any more.
         n_moves = self.buffers.n_moves + self.cache.n_moves
         if n_moves != self.n_moves or len(self.graphs) == MAX_GRAPHS:
             self._forget_graphs(n_moves)
@@ -196,22 +198,21 @@ class GraphSearch:
         if self.n_uses[shape] <= UNRECORDED_STEPS:
             return self._step
         if shape not in self.graphs:
-            # Recording runs some steps to warm up. What they change is restored.
-            state = [
-                *vars(self.beams).values(),
-                self.is_done,
-                self.length,
-                self.n_living,
-                *self.cache.state(),
-            ]
-            saved = [x.clone() for x in state]
-            self.graphs[shape] = capture(self._step, self.device, self.pool)
-            for x, before in zip(state, saved, strict=True):
-                x.copy_(before)
+            self.graphs[shape] = self._record_step()
         return self.graphs[shape]
 
+    def _record_step(self) -> Callable[[], None]:
+        """Record a step of the present shape. Recording runs some steps to warm up; what they change is restored."""
+        counters = [self.is_done, self.length, self.n_living]
+        state = [*vars(self.beams).values(), *counters, *self.cache.state()]
+        saved = [x.clone() for x in state]
+        graph = capture(self._step, self.device, self.pool)
+        for x, before in zip(state, saved, strict=True):
+            x.copy_(before)
+        return graph
+
     def _forget_graphs(self, n_moves: int) -> None:
-        self.graphs.clear()
+        self.graphs.clear()  # frees their memory
         self.n_moves = n_moves
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -238,7 +239,7 @@ class GraphSearch:
         self.n_living.copy_(self.is_done.logical_not().sum())
 
     def _collect(self, sentences: list[int], results: list[list[Hypothesis]]) -> list[int]:
-        """Store the hypotheses of the sentences that are done. Returns the rows of the others. Waits once."""
+        """Store the hypotheses of the sentences that are done; returns the rows of the others. Waits for the device once."""
         finished_ids = self.beams.finished_ids[:, : self.n_best]
         finished_scores = self.beams.finished_scores[:, : self.n_best]
         ids, scores, done = _fetch((finished_ids, finished_scores, self.is_done), self.device)
@@ -268,49 +269,56 @@ class SurvivorCount:
         event = torch.cuda.Event()
         event.record()
         self.pending.append((copy, event))
-        while self.pending and (len(self.pending) > STEPS_AHEAD or self.pending[0][1].query()):
-            copy, event = self.pending.popleft()
+        while self.pending:
+            copy, event = self.pending[0]
+            if len(self.pending) <= STEPS_AHEAD and not event.query():
+                break  # this count has not arrived, and there is no need to wait for it
             event.synchronize()
             self.newest = int(copy)
+            self.pending.popleft()
         return n_before if self.newest is None else self.newest
 
 
 def measure_free_bytes(device: torch.device) -> int:
-    """The memory that may be filled with sentences: a share of what is free."""
+    """Measure the memory that may be filled with sentences: a share of what is free."""
     torch.cuda.empty_cache()  # what torch caches counts as free; the pools of graphs do not
     in_driver, _ = torch.cuda.mem_get_info(device)
     return int(MEMORY_SHARE * in_driver)
 
 
 def round_down_to_class(n: int) -> int:
-    """The largest size class that is at most n, so that a full batch has no padding."""
+    """Round n down to a size class, so that a full batch has no padding."""
     while n > 1 and round_up_to_class(n) != n:
         n -= 1
     return n
 
 
 def count_steps(longest: int, longest_prefix: int, config: DecodingConfig) -> int:
-    """The most steps of a search whose longest source has `longest` pieces, eos included."""
+    """Count the most steps of a search whose longest source has `longest` pieces, eos included."""
     limit = int((longest - 1) * config.max_ratio) + 1 + config.max_extra  # rounding may add the one
     return max(limit, longest_prefix) + 1
 
 
 def find_full_capacity(n_steps: int) -> int:
-    """The capacity at the end of a search of `n_steps`, of few possible values."""
+    """Find the capacity at the end of a search of `n_steps`; there are few possible values."""
     return FIRST_CAPACITY * round_up_to_class(-(-n_steps // FIRST_CAPACITY))
 
 
 def _copy_rows(x: Tensor, rows: Tensor | None) -> Tensor:
-    """A copy of some rows, or of all."""
-    return x.clone() if rows is None else x.index_select(0, rows)
+    """Copy some rows, or all. Never a view: the buffer that holds them is about to be written."""
+    if rows is None:
+        return x.clone()
+    return x.index_select(0, rows)
 
 
 def _send(x: Tensor, device: torch.device) -> Tensor:
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+    if device.type != "cuda":
+        return x
+    return x.pin_memory().to(device, non_blocking=True)  # the host does not wait for pinned memory
 
 
 def _fetch(tensors: Sequence[Tensor], device: torch.device) -> list[list[Any]]:
-    """The values of some tensors, for one wait."""
+    """Copy the values of some tensors to the host, waiting for the device only once."""
     if device.type != "cuda":
         return [x.tolist() for x in tensors]
     copies = []

@@ -6,7 +6,7 @@ refused or translated in parts, as `decoding.long_lines` says, and always with a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -80,7 +80,7 @@ class TextToText(ABC):
         """Search sentences, of which none is empty, batch by batch: the best hypotheses of each, best first."""
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
-        """For each piece of a translation the index of its source piece."""
+        """Find for each piece of a translation the index of its source piece."""
         raise UserError(f"{self.engine} does not support alignments")
 
     def translate(
@@ -149,25 +149,34 @@ class TextToText(ABC):
             completed = []
             for i, candidates in zip(batch, translations, strict=True):
                 line, number = places[i]
-                of_line = incomplete.setdefault(line, {})
-                of_line[number] = candidates
-                if len(of_line) == len(parts_of[line]):
-                    del incomplete[line]
-                    in_order = [of_line[n] for n in sorted(of_line)]
-                    completed.append((line, self._join_parts(in_order, parts_of[line], request)))
+                parts = parts_of[line]
+                found = incomplete.setdefault(line, {})  # of the parts of this line
+                found[number] = candidates
+                if len(found) < len(parts):
+                    continue
+                del incomplete[line]
+                in_order = [found[number] for number in range(len(parts))]
+                completed.append((line, self._join_parts(in_order, parts, request)))
             yield completed
 
     def _make_translations(
         self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request
     ) -> list[Candidates]:
-        pairs = [(src, one) for src, some in zip(sources, hypotheses, strict=True) for one in some]
-        targets = [one.ids for _, one in pairs]
-        texts = self.vocab.decode(targets)  # all at once, which is faster
-        alignments: list[list[int]] = [[]] * len(pairs)
+        # all hypotheses of all sentences in one list: together they are decoded and aligned faster
+        flat: list[Hypothesis] = []
+        source_of_each: list[Sequence[int]] = []
+        for source, some in zip(sources, hypotheses, strict=True):
+            flat += some
+            source_of_each += [source] * len(some)
+        targets = [one.ids for one in flat]
+        texts = self.vocab.decode(targets)
+        alignments: list[list[int]] = [[]] * len(flat)
         if request.is_aligned:
-            alignments = self.align([src for src, _ in pairs], targets)
+            alignments = self.align(source_of_each, targets)
+
+        # and back to a list for each sentence
         translations = []
-        for (_, one), text, alignment in zip(pairs, texts, alignments, strict=True):
+        for one, text, alignment in zip(flat, texts, alignments, strict=True):
             translations.append(Translation(text, one.score, tuple(one.ids), tuple(alignment)))
         remaining = iter(translations)
         return [list(islice(remaining, len(some))) for some in hypotheses]
@@ -178,21 +187,22 @@ class TextToText(ABC):
         """Join the candidates of a line's parts: samples one by one, others in all combinations, best sums first."""
         joined, *others = parts_candidates
         for part, candidates in zip(parts[1:], others, strict=True):
-            pairs: Iterable[tuple[Translation, Translation]]
-            if self.config.sample:
-                pairs = zip(joined, candidates, strict=False)
-                joined = [_join_two(a, b, part.start) for a, b in pairs]
+            if self.config.sample:  # a sample of one part goes with any of the next
+                pairs = list(zip(joined, candidates, strict=False))
             else:
-                pairs = product(joined, candidates)
-                combined = [_join_two(a, b, part.start) for a, b in pairs]
-                joined = nlargest(request.n_best, combined, key=lambda one: one.score)
+                pairs = list(product(joined, candidates))
+            joined = [_join_two(a, b, part.start) for a, b in pairs]
+            if not self.config.sample:
+                joined = nlargest(request.n_best, joined, key=lambda one: one.score)
         return joined
 
     def split_line(self, ids: list[int], index: int, first: int) -> list[range]:
-        """The parts of a line that are translated, each a range of its pieces. An empty line has none."""
+        """Split a line into the parts that are translated, ranges of its pieces. An empty line has none."""
         n = len(ids)
+        if n == 0:
+            return []
         if n <= self.longest:
-            return [range(n)] if n else []
+            return [range(n)]
         line = f"line {first + index} has {n:,} pieces"
         if self.config.long_lines == "refuse":
             raise LineTooLong(
@@ -210,16 +220,19 @@ class TextToText(ABC):
         return parts
 
     def shorten(self, ids: list[int], line: int) -> list[int]:
-        """The first part of a line."""
+        """Return the pieces of a line's first part."""
         parts = self.split_line(ids, 0, line)
         return ids[: parts[0].stop] if parts else []
 
 
 def _join_two(a: Translation, b: Translation, start: int) -> Translation:
-    """Two parts as one; the source of the second begins at piece `start` of the line."""
+    """Join two parts; the source of the second begins at piece `start` of the line."""
     moved = tuple(start + source for source in b.alignment)
     return Translation(
-        f"{a.text} {b.text}", a.score + b.score, a.piece_ids + b.piece_ids, a.alignment + moved
+        text=f"{a.text} {b.text}",
+        score=a.score + b.score,
+        piece_ids=a.piece_ids + b.piece_ids,
+        alignment=a.alignment + moved,
     )
 
 
@@ -239,14 +252,14 @@ class Translator(TextToText):
 
     @cached_property
     def decodable(self) -> Decodable:
-        """Made at the first search, from the weights of that moment."""
+        """What is searched; made at the first search, from the weights of that moment."""
         is_bf16 = self.config.precision == "bf16"
         models = [prepare_for_decoding(model, is_bf16) for model in (self.model, *self.others)]
         return Ensemble(models) if self.others else models[0]
 
     @cached_property
     def gpu_search(self) -> GpuSearch:
-        """Kept, because its recorded steps serve all later searches."""
+        """The search of a GPU; kept, because its recorded steps serve all later batches."""
         return GpuSearch(self.decodable, self.config, self.device)
 
     @property
@@ -275,7 +288,7 @@ class Translator(TextToText):
                 raise
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
-        """By the attention of the first model."""
+        """Find the source piece of each target piece, by the attention of the first model."""
         with _suspend_dropout(self.model):
             return align(self.model, sources, targets)
 
