@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
+from soaking import IS_SOAK, counted
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
@@ -50,13 +51,16 @@ class Mean:
         return [float(x) for x in np.log(np.exp(rows).mean(0))]
 
 
+ENSEMBLES = [SHAPES] + ([SHAPES[:2], SHAPES[2:], [SHAPE] * 3] if IS_SOAK else [])
+
+
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("preset", ["vaswani2017", "fairseq", "marian"])
 def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
     values = {**DecodingConfig.PRESETS[preset], "beam": beam, "max_ratio": 0.5, "max_extra": 4}
-    for seed, shapes in enumerate((SHAPES, SHAPES[:2], SHAPES[2:], [SHAPE] * 3)):
+    for seed, shapes in enumerate(ENSEMBLES):
         models = [model(seed * 10 + n, shape) for n, shape in enumerate(shapes)]
-        oracle, config, given = Mean(models), DecodingConfig(**values), sources(4)
+        oracle, config, given = Mean(models), DecodingConfig(**values), sources(counted(2, 4))
         for src, some in zip(
             given, search(Ensemble(models), pack(given), config, beam), strict=True
         ):
@@ -65,9 +69,9 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
 
 def test_the_projection_gives_log_probabilities_of_the_mean() -> None:
     models = [model(n, shape) for n, shape in enumerate(SHAPES)]
-    voice, src = Ensemble(models), pack([(4, 5, EOS)])
-    cache = voice.start(src, 1)
-    rows = voice.projection(voice.step(torch.tensor([2]), cache)).double()
+    ensemble, src = Ensemble(models), pack([(4, 5, EOS)])
+    cache = ensemble.start(src, 1)
+    rows = ensemble.projection(ensemble.step(torch.tensor([2]), cache)).double()
     expected = Mean(models).after((4, 5, EOS), ())
     assert rows[0].tolist() == pytest.approx(expected, abs=1e-5)
     assert float(rows.exp().sum()) == pytest.approx(1, abs=1e-6)
@@ -108,7 +112,7 @@ def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> 
             search(Ensemble(order), pack([(4,) * 7 + (EOS,)]), config)
 
 
-def test_made_ready_for_decoding_they_say_the_same() -> None:
+def test_models_prepared_for_decoding_translate_alike() -> None:
     models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
     ready = [prepare_for_decoding(one, False) for one in models]
     ways = [
