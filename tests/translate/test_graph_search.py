@@ -221,8 +221,8 @@ def search_recorded(
 @pytest.mark.parametrize("lag", [0, 3, 100] if IS_SOAK else [3])
 @pytest.mark.parametrize("way", WAYS)
 def test_recorded_steps_find_the_same_however_late_events_are(way: str, lag: int) -> None:
-    config, given, n_best = WAYS[way], sources(9, 5, 9), 1 if way == "greedy" else 2
-    for forced in (None, prefixes_of(given)):
+    config, given, n_best = WAYS[way], sources(counted(5, 9), 5, 9), 1 if way == "greedy" else 2
+    for forced in (None, prefixes_of(given)) if IS_SOAK else (prefixes_of(given),):
         expected = search(model(SHAPE), pack(given), config, n_best, forced)
         found = search_recorded(
             lambda device: device.to_device(model(SHAPE)), given, config, lag, n_best, forced
@@ -233,7 +233,7 @@ def test_recorded_steps_find_the_same_however_late_events_are(way: str, lag: int
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("name", [*SHAPES, "ensemble"])
 def test_recorded_steps_of_models_of_all_kinds(name: str) -> None:
-    given = sources(9, 6, 9)
+    given = sources(counted(5, 9), 6, 9)
     shapes = ENSEMBLE if name == "ensemble" else [SHAPES[name]]
 
     def made(device: PretendDevice | None = None) -> Decodable:
@@ -255,7 +255,7 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
     with pretend_device() as device:
         recorded = GraphSearch(device.to_device(model(SHAPE)), PLAIN, GPU)
         moves = []
-        for n, longest in ((8, 8), (8, 8), (3, 5), (20, 20), (8, 8), (2, 9), (20, 20)):
+        for n, longest in ((6, 8), (6, 8), (3, 5), (16, 16), (6, 8), (2, 9), (16, 16)):
             given = sources(n, n, longest)
             assert_same(
                 recorded.search(pack(given).to(GPU), 2), search(ours, pack(given), PLAIN, 2)
@@ -266,12 +266,12 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beam 4 and three layers: one launch, and a copy that nobody waits for. A step that is not recorded launches much
+    """Beam 4 and two layers: one launch, and a copy that nobody waits for. A step that is not recorded launches much
     more, but does not wait either."""
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0 if is_recorded else 1000)
-    shape = replace(SHAPE, n_layers=3)
+    shape = SHAPE
     config = DecodingConfig(max_extra=20, min_length=12)
-    given = sources(24, 7)
+    given = sources(8, 7)
     with pretend_device() as device:
         recorded = GraphSearch(device.to_device(model(shape)), config, GPU)
         recorded.search(pack(given).to(GPU))
@@ -301,7 +301,7 @@ def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -
     )  # while all sentences live nothing waits
     steady = [after[0] - before[0] for before, after in undisturbed if before[4] == after[4]]
     print(f"operations a step: {steady}; waits of a search: {n_waits}")
-    assert len(steady) >= 10 and max(steady) <= (10 if is_recorded else 400)
+    assert len(steady) >= 10 and max(steady) <= (10 if is_recorded else 300)
     assert n_waits <= 4  # of a whole search: to begin, when half are done, at the end
 
 
@@ -437,7 +437,7 @@ def largest_sum(work: Callable[[], object]) -> int:
     return most
 
 
-@pytest.mark.parametrize("way", ["greedy", "beam", "likely", "sample"])
+@pytest.mark.parametrize("way", ["greedy", "beam", "likely", "sample"] if IS_SOAK else ["likely"])
 def test_a_search_takes_no_more_memory_than_estimated(way: str) -> None:
     """And not much less, or a GPU would stay half empty."""
     torch.manual_seed(0)
