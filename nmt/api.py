@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "load", "load_config", "open_model", "prepare", "score", "train"]
 
-Engine = Literal["nmt", "ctranslate2"]
+EngineName = Literal["nmt", "ctranslate2"]
 
 
-def load(*paths: str | Path, settings: Sequence[str] = (), engine: Engine = "nmt") -> "TextToText":
+def load(
+    *paths: str | Path, settings: Sequence[str] = (), engine: EngineName = "nmt"
+) -> "TextToText":
     """Load what translates: a run, an average or a checkpoint; several with one vocabulary are an ensemble.
 
     With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's `translate(lines)` returns a
@@ -41,7 +43,7 @@ def load(*paths: str | Path, settings: Sequence[str] = (), engine: Engine = "nmt
 
 
 def open_model(
-    paths: Sequence[str], settings: Sequence[str] = (), engine: Engine = "nmt"
+    paths: Sequence[str], settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "LoadedModel":
     """Load a translator with its config and the checkpoints that it came from."""
     from nmt.system.runtime import tune_process
@@ -71,7 +73,7 @@ def train(config: RunConfig) -> int:
     from nmt.system.files import make_folder
     from nmt.system.runtime import tune_process
 
-    # A folder that cannot be written is refused now, not after an hour of preparation.
+    # Fail now, not after an hour of preparation, if the folder cannot be written.
     make_folder(config.folder)
     tune_process()  # before torch is imported
 
@@ -81,13 +83,13 @@ def train(config: RunConfig) -> int:
     with join_world(config.device) as world:
         world.on_main(lambda: prepare(config))
         exit_code = trainer.train(config, world)
-        # All ranks wait: torchrun ends the others as soon as one has left with an exit code.
+        # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))
         return exit_code
 
 
 def _write_page(folder: Path) -> None:
-    """Write the page of the run, also of one that was stopped; training is not lost if that fails."""
+    """Write the run's HTML report, even if the run was stopped. A failure only causes a warning: training is unaffected."""
     from nmt.report.page import write_report
     from nmt.system.errors import UserError
     from nmt.system.progress import say
@@ -104,7 +106,7 @@ def evaluate(
     src: str | None = None,
     ref: str | None = None,
     settings: Sequence[str] = (),
-    engine: Engine = "nmt",
+    engine: EngineName = "nmt",
     all_metrics: bool = False,
     verdict: bool = False,
 ) -> "Evaluation":

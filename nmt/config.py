@@ -1,9 +1,9 @@
 """The configuration: one frozen dataclass for each section of the YAML file, nested in `RunConfig`.
 
-Later ones win: the defaults below, the file that `extends` names, the file itself, `section.key=value` on the command
-line. Unknown keys, wrong types and values out of range are refused by file:line, key and value, with a remedy. A config
-speaks of the update and not of the machine: it counts tokens per update, never sentences per GPU. Where the paper
-leaves no choice, the default is its base model's.
+Values come from four sources, each overriding the one before: the defaults below, the file named by `extends`, the
+file itself, and `section.key=value` on the command line. Unknown keys, wrong types and out-of-range values are rejected
+with a message that gives file:line, key, value and a remedy. A config describes the update, not the machine: it counts
+tokens per update, never sentences per GPU. Where the paper gives a value, the default is that of its base model.
 """
 
 import copy
@@ -23,7 +23,7 @@ MAX_CONFIG_BYTES = 1 << 20
 CORPUS_FILES = {"src", "tgt"}
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
-# What values must be; a key that is null or a word has no rule to keep.
+# Rules for numeric values; a null or a string is not checked against them.
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
 FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
@@ -44,7 +44,7 @@ RANDOM_SEED = Rule(lambda x: 0 <= x < 2**31, "be in [0, 2^31)")
 class CorpusConfig:
     """Where sentence pairs come from: two files, one file, a dataset, a known test set, or the demo."""
 
-    # Two files with one sentence a line; .gz, .xz and .zst are unpacked while they are read.
+    # Two files with one sentence per line; .gz, .xz and .zst are decompressed on the fly.
     src: str | None = None
     tgt: str | None = None
     # The .tgz, .tar.gz or .tar that src and tgt are members of.
@@ -60,7 +60,7 @@ class CorpusConfig:
     sacrebleu: str | None = None
     # A split of the demo corpus, which comes with the library.
     demo: Literal["train", "valid", "test"] | None = None
-    # How many times each pair is trained on in an epoch.
+    # How many times each pair is used in an epoch.
     repeat: int = default(1, AT_LEAST_ONE)
 
     def check(self) -> str | None:
@@ -70,7 +70,7 @@ class CorpusConfig:
         if (self.src is None) != (self.tgt is None):
             return "needs both src and tgt"
         if self.src is not None and self.src == self.tgt:
-            return f"src and tgt are both {self.src!r}"
+            return f"src and tgt are both {self.src!r}; give two different files"
         if self.archive is not None and self.src is None:
             return "archive needs src and tgt, the names of two of its members"
         return None
@@ -78,10 +78,10 @@ class CorpusConfig:
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """Which pairs are kept out of training; null switches a rule off. A pair with an empty side is always dropped."""
+    """Rules for dropping training pairs; null turns a rule off. A pair with an empty side is always dropped."""
 
-    # Values for the keys below that are not given: the paper's En-De as its authors trained on it (at most 256 pieces
-    # with the end mark), and its En-Fr, the usual cut of 40.8M pairs to 36M.
+    # Sets the keys below that are not given. paper-ende: the paper's En-De data as its authors filtered it (at most 256
+    # pieces including the end mark); paper-enfr: its En-Fr data with the usual filter, from 40.8M pairs to 36M.
     preset: Literal["none", "paper-ende", "paper-enfr"] | None = None
     # Whether to drop pairs whose sides are the same text.
     identical: bool = False
@@ -89,9 +89,10 @@ class CleanConfig:
     max_words: int | None = default(250, AT_LEAST_ONE)
     # The largest ratio of the longer to the shorter side that is kept, in words.
     max_ratio: float | None = default(None, AT_LEAST_ONE)
-    # What becomes of training pairs that a dev or test set has too: drop where both sides agree, or either.
+    # What to do with training pairs that also occur in the dev or test set: keep them, drop those where both sides match
+    # (drop-pairs), or drop those where either side matches (drop-sides).
     held_out: Literal["keep", "drop-pairs", "drop-sides"] = "keep"
-    # Whether to drop all but the first of equal pairs, over all corpora.
+    # Whether to keep only the first of identical pairs, across all corpora.
     duplicates: bool = False
     # The longest side that is kept, in pieces of the vocabulary.
     max_pieces: int | None = default(250, AT_LEAST_ONE)
@@ -107,14 +108,14 @@ class CleanConfig:
 class DataConfig:
     """The corpora, and how they become a token store."""
 
-    # The languages, also the names of the columns of tables.
+    # The languages; they are also the column names in tables.
     src: str = "en"
     tgt: str = "de"
-    # The folder that relative paths of corpora start from.
+    # The folder that relative corpus paths are resolved against.
     root: str = "."
     # The folder for the prepared data.
     store: str = "data/store"
-    # Processes that prepare it; the result does not depend on their number.
+    # The number of processes that prepare the data; the result does not depend on it.
     workers: int = default(2, AT_LEAST_ONE)
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
@@ -124,30 +125,34 @@ class DataConfig:
     clean: CleanConfig = CleanConfig()
 
     def check(self) -> str | None:
-        return f"src and tgt are both {self.src!r}" if self.src == self.tgt else None
+        return (
+            f"src and tgt are both {self.src!r}; give two languages"
+            if self.src == self.tgt
+            else None
+        )
 
 
 @dataclass(frozen=True)
 class VocabConfig:
     """The joint BPE vocabulary of both languages."""
 
-    # Pieces, the four marks included.
+    # The number of pieces, including the four special ones (pad, unk, bos, eos).
     size: int = default(37_000, VOCAB_SIZE)
-    # The share of all characters in the text that the pieces must be able to write.
+    # The share of the characters in the text that the pieces must cover.
     character_coverage: float = default(1.0, COVERAGE)
-    # The most lines that BPE is learned from.
+    # The maximum number of lines to learn the BPE from.
     sample_sentences: int = default(2_000_000, AT_LEAST_ONE)
     # Whether unknown characters are written as bytes, instead of as <unk>.
     byte_fallback: bool = False
     # An existing SentencePiece model, to be used instead of learning one; it decides the size.
     model: str | None = None
-    # The probability that BPE leaves a merge out, drawn anew in each epoch (Provilkov et al. 2020).
+    # The probability of skipping a BPE merge; each epoch is segmented again (Provilkov et al. 2020).
     bpe_dropout: float = default(0.0, FRACTION)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The Transformer, in the letters of the paper's Table 3."""
+    """The dimensions of the Transformer, named as in Table 3 of the paper."""
 
     d_model: int = default(512, AT_LEAST_ONE)
     d_ff: int = default(2048, AT_LEAST_ONE)
@@ -156,14 +161,14 @@ class ModelConfig:
     # The size of a head's keys and of its values; d_model / n_heads unless given.
     d_k: int | None = default(None, AT_LEAST_ONE)
     d_v: int | None = default(None, AT_LEAST_ONE)
-    # On the output of each sub-layer, and on embeddings plus positions.
+    # Applied to the output of each sub-layer and to the sum of embeddings and positions.
     dropout: float = default(0.1, FRACTION)
     # LayerNorm after each sub-layer, as in the paper, or before it.
     norm: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    # Rows of the table of learned positions; sinusoids have no end.
+    # The number of rows in the table of learned positions; sinusoidal positions have no limit.
     max_positions: int = default(1024, AT_LEAST_ONE)
-    # How many neighbours to each side self-attention sees (section 4, "restricted"); null: all.
+    # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null: all.
     window: int | None = default(None, AT_LEAST_ONE)
     # Whether both embeddings and the output projection are one matrix (section 3.4).
     tied: bool = True
@@ -200,32 +205,32 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long to train, how much goes into an update, and what is done on the way."""
+    """How long to train, how large an update is, and what happens along the way."""
 
-    # Updates.
+    # The number of updates.
     steps: int = default(100_000, AT_LEAST_ONE)
-    # Tokens of one update, over all ranks.
+    # The token budget of an update on each side, summed over all ranks.
     src_tokens: int = default(25_000, AT_LEAST_ONE)
     tgt_tokens: int = default(25_000, AT_LEAST_ONE)
-    # The most tokens of each side in one forward and backward pass; auto: as many as
-    # are fast and fit (nmt/train/memory_probe.py).
+    # The maximum number of tokens per side in one forward and backward pass; auto: chosen for
+    # speed within the available memory (nmt/train/memory_probe.py).
     micro_tokens: int | Literal["auto"] = default("auto", AT_LEAST_ONE)
     label_smoothing: float = default(0.1, FRACTION)
-    # Of activations; weights, statistics and Adam's moments are always fp32.
+    # The precision of activations; weights, statistics and Adam's moments are always fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
-    # torch.compile and CUDA graphs, which constant shapes make possible; auto: on a GPU.
+    # Whether to use torch.compile and CUDA graphs, which rely on constant shapes; auto: only on a GPU.
     compile: Literal["auto", "on", "off"] = "auto"
-    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models that do not fit.
+    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models too large for one GPU.
     shard: bool = False
     # What to do when a loss or gradient is NaN or infinite; skip tolerates three such updates in a row.
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    # In updates.
+    # The number of updates between two log lines, and between two validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # A checkpoint is saved every so many updates, every so many minutes (the paper's way), or both.
+    # Save a checkpoint every N updates, every N minutes (as in the paper), or both; null turns either off.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
     checkpoint_minutes: float | None = default(10.0, POSITIVE)
-    # How many of the newest checkpoints are kept, beside the best one.
+    # How many of the newest checkpoints to keep, in addition to the best one.
     keep_checkpoints: int = default(20, AT_LEAST_ONE)
 
     def check(self) -> str | None:
@@ -236,37 +241,39 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """The search for a translation, by default as in section 6.1."""
+    """How to search for a translation; the defaults are those of section 6.1."""
 
-    # Whose search this is: the preset sets the next eight keys, but for those that are given.
+    # Which toolkit's search to reproduce: the preset sets those of the next eight keys that are not given.
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
     beam: int = default(4, BEAM_SIZE)
-    # What a log-probability is divided by: ((5+|Y|)/6)^alpha, |Y|^alpha, or 1; |Y| counts the end mark.
+    # The divisor of a log-probability: gnmt: ((5+|Y|)/6)^alpha, length: |Y|^alpha, none: 1. alpha is length_penalty, and
+    # |Y| counts the end mark.
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
     length_penalty: float = default(0.6, ALPHA)
-    # An output has at most max_ratio * source + max_extra pieces, and within that at least min_length;
-    # the end mark is not counted.
+    # An output has at most max_ratio * (source pieces) + max_extra pieces and, if that allows it, at least
+    # min_length; the end mark is not counted.
     max_ratio: float = default(1.0, LENGTH_RATIO)
     max_extra: int = default(50, LENGTH)
     min_length: int = default(0, LENGTH)
-    # Which hypotheses that end are accepted, and when a sentence is finished; see nmt/translate/search.py.
+    # Which finished hypotheses are accepted, and when the search for a sentence stops; see nmt/translate/search.py.
     finishing: Literal["any", "top", "shrink"] = "any"
     stopping: Literal["exact", "full", "likely", "never"] = "exact"
     # Whether to draw pieces by their probability, instead of searching.
     sample: bool = False
-    # Above 1 draws more evenly, below 1 favours the probable pieces.
+    # Above 1 the distribution becomes flatter, below 1 sharper.
     temperature: float = default(1.0, TEMPERATURE)
-    # Draw only from the k most probable pieces, and from the fewest that together have probability p.
+    # Sample only from the k most probable pieces (top_k), and only from the smallest set of pieces whose total
+    # probability reaches p (top_p).
     top_k: int | None = default(None, AT_LEAST_ONE)
     top_p: float = default(1.0, PROBABILITY)
-    # What is drawn for a sentence depends on this and on the sentence alone.
+    # The sample for a sentence depends only on this seed and on the sentence.
     seed: int = default(1, RANDOM_SEED)
-    # Of matrix products; bf16 is twice as fast where the hardware has it.
+    # The precision of matrix products; bf16 is twice as fast on hardware that supports it.
     precision: Literal["fp32", "bf16"] = "fp32"
-    # The longest source in pieces, and what becomes of a longer one, with a warning.
+    # The longest source in pieces, and what to do with a longer one: cut or split it with a warning, or refuse it.
     max_source: int = default(1_000, AT_LEAST_ONE)
     long_lines: Literal["cut", "split", "refuse"] = "cut"
-    # Source pieces that are decoded together; null: 4,096 on a CPU, on a GPU as many as its memory holds.
+    # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on a GPU.
     batch_tokens: int | None = default(None, AT_LEAST_ONE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -317,9 +324,9 @@ class DecodingConfig:
 class EvaluationConfig:
     """How the dev set is scored during training."""
 
-    # Whether to translate it and compute BLEU, beside the loss.
+    # Whether to translate the dev set and compute BLEU, in addition to the loss.
     bleu: bool = True
-    # Translate only the first lines; null: all.
+    # How many lines to translate, counted from the first; null: all.
     sentences: int | None = default(None, AT_LEAST_ONE)
 
 
@@ -328,7 +335,7 @@ class RunConfig:
     """All settings of a run. Only the commands and the trainer see it whole."""
 
     name: str = "run"
-    # Weights, the order of batches and dropout follow from it.
+    # Determines the initial weights, the order of batches and dropout.
     seed: int = default(1, RANDOM_SEED)
     # The run folder; runs/NAME unless given.
     out: str = ""
@@ -359,7 +366,7 @@ class RunConfig:
         return Path(self.out or f"runs/{self.name}")
 
 
-# The settings that may change when a run continues; with any other changed it would be another run.
+# Settings that may change when a run is resumed; changing any other would make it a different run.
 FREE_KEYS = (
     "name",
     "out",
@@ -382,7 +389,7 @@ FREE_KEYS = (
     "evaluation.sentences",
 )
 
-# Keys that are gone. Older runs wrote them down; they are read as long as they say what holds today.
+# Removed keys, with the only value that is still accepted, so that the configs of older runs can be read.
 RETIRED: dict[str, object] = {"model.attention_bias": False}
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
 
@@ -391,17 +398,17 @@ PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS
 
 
 def find_shipped_configs() -> Path:
-    """The folder of the shipped configs: beside the package in a checkout, inside it in a wheel."""
+    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 def find_config(name: str, beside: Path | None = None) -> Path:
-    """A path is taken as it is; a bare name that is not there is looked up among the shipped configs."""
+    """Return the path `name` if it exists; otherwise look a bare name up among the shipped configs."""
     is_relative = not Path(name).is_absolute()
     path = beside / name if beside and is_relative else Path(name)
-    if os.path.isfile(path):  # Path.is_file would raise where the name is too long
+    if os.path.isfile(path):  # Path.is_file would raise if the name is too long
         return path
     shipped = find_shipped_configs()
     is_bare = Path(name).name == name
@@ -415,7 +422,7 @@ def find_config(name: str, beside: Path | None = None) -> Path:
 
 
 def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
-    """The values of a file laid over those of the file that it extends; `seen` led here."""
+    """Read a file and merge it over the file that it extends; `seen` holds the files on the way here, to find cycles."""
     if path.resolve() in seen:
         circle = " -> ".join(p.name for p in (*seen, path))
         raise UserError(f"{path}: 'extends' goes in a circle: {circle}")
@@ -424,7 +431,9 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     if parent is None:
         return source
     if not isinstance(parent, str) or not parent.isprintable():
-        raise UserError(f"{source.places['extends']}: extends: {parent!r} is not a file name")
+        raise UserError(
+            f"{source.places['extends']}: extends: {parent!r} is not a file name; give a path to a YAML file"
+        )
     base = _read_file(find_config(parent, beside=path.parent), (*seen, path.resolve()))
     return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
@@ -447,7 +456,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any], section: str = "") -> dic
     """`over` laid over `base`, key by key."""
     result = dict(base)
     if section == "decoding":
-        # A preset takes the place of all that it sets, also of what the base gave.
+        # A preset replaces every key that it sets, including keys that the base gave.
         for name in DecodingConfig.PRESETS.get(str(over.get("preset")), {}):
             result.pop(name, None)
     for name, value in over.items():
@@ -463,8 +472,8 @@ def _merge(base: dict[str, Any], over: dict[str, Any], section: str = "") -> dic
 
 
 def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether `new` says where its pairs come from: {demo: x} laid over {src: y} would be neither. One of two files
-    can be exchanged alone."""
+    """Whether `new` names a corpus of its own, which replaces `old`: {demo: x} merged into {src: y} would be invalid.
+    If only src or only tgt is given, that file is exchanged and the other one kept."""
     if CORPUS_SOURCES.isdisjoint(new):
         return False
     is_one_file = len(CORPUS_FILES & new.keys()) == 1
@@ -472,7 +481,7 @@ def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def _override(source: YamlTree, text: str) -> YamlTree:
-    """`source` with one `section.key=value` laid over it."""
+    """Apply one `section.key=value` override to `source`."""
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
         raise UserError(
@@ -494,17 +503,17 @@ def _override(source: YamlTree, text: str) -> YamlTree:
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The config file `name` with `section.key=value` overrides applied, checked."""
+    """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
     return _build_config(_read_file(find_config(name)), overrides)
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """`config` with overrides applied: what nmt-eval does to the config of a checkpoint."""
+    """Apply overrides to `config`, as nmt-eval and nmt-translate do with the config of a checkpoint."""
     return _build_config(YamlTree(to_plain_values(config)), overrides)
 
 
 def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
-    """The device that the command line asks for. The one in a checkpoint was for the machine that trained it."""
+    """Return the device that the command line asks for; the one in a checkpoint was for the machine that trained it."""
     asked = [text for text in overrides if text.startswith("device=")]
     return override_config(RunConfig(), asked).device
 
@@ -533,7 +542,7 @@ def _drop_retired_keys(values: dict[str, Any], source: YamlTree) -> None:
 
 
 def _fill_in_presets(values: dict[str, Any]) -> None:
-    """Give each section with a preset the settings that it names, except for those that are given."""
+    """Fill in the settings of each section's preset, except those that are given."""
     for key, presets in PRESETS.items():
         section = _find_section(values, key)
         for name, value in presets.get(str(section.get("preset")), {}).items():
@@ -541,7 +550,7 @@ def _fill_in_presets(values: dict[str, Any]) -> None:
 
 
 def _find_section(values: Any, key: str) -> dict[str, Any]:
-    """The section by its dotted key; an empty one where there is none."""
+    """Return the section with this dotted key, or an empty one if there is none."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else {}
@@ -551,7 +560,7 @@ def _find_section(values: Any, key: str) -> dict[str, Any]:
 
 
 def to_plain_values(config: Any) -> Any:
-    """Dictionaries, lists and scalars, as YAML has them; a corpus shows only what was given."""
+    """Convert a config to dictionaries, lists and scalars, as in YAML; a corpus keeps only the keys that were given."""
     if isinstance(config, CorpusConfig):
         unset = vars(CorpusConfig())
         return {name: value for name, value in vars(config).items() if value != unset[name]}
@@ -563,14 +572,14 @@ def to_plain_values(config: Any) -> Any:
 
 
 def format_config(config: RunConfig) -> str:
-    """YAML that `load_config` reads back to an equal config."""
+    """Write the config as YAML that `load_config` reads back to an equal config."""
     return format_yaml(to_plain_values(config))
 
 
 def list_differences(
     old: RunConfig, new: RunConfig, free: tuple[str, ...] = FREE_KEYS
 ) -> list[str]:
-    """A line `key: old -> new` for each setting that differs and is not in `free`."""
+    """List the settings that differ and are not in `free`, each as a line `key: old -> new`."""
     before = _flatten(to_plain_values(old))
     after = _flatten(to_plain_values(new))
     lines = []
@@ -582,7 +591,7 @@ def list_differences(
 
 
 def _flatten(values: dict[str, Any], section: str = "") -> dict[str, Any]:
-    """The settings by their dotted keys."""
+    """Flatten nested settings into one dictionary with dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{section}.{name}" if section else name

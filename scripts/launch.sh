@@ -118,7 +118,7 @@ fi
 if [[ -z $gpus ]]; then
     # A GPU that torch cannot use is told here, in one line and with exit code 2, which torchrun would turn into 1.
     gpus=$(python3 -c 'import sys
-from nmt.commands.cli import guarded
+from nmt.commands.cli import run_command
 
 def count_gpus():
     import torch
@@ -128,7 +128,7 @@ def count_gpus():
     print(torch.cuda.device_count() if is_gpu else 1)
     return 0
 
-sys.exit(guarded(count_gpus, "launch.sh"))' "$(sed -nE 's/^device: *//p' <<<"$config")")
+sys.exit(run_command(count_gpus, "launch.sh"))' "$(sed -nE 's/^device: *//p' <<<"$config")")
 fi
 options+=("--nproc-per-node=$gpus")
 

@@ -97,8 +97,8 @@ def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
         again, _ = segment(merges, ids, counts, 0.0, np.random.default_rng(0))
         if not np.array_equal(again, ids):
             raise UserError(
-                f"{folder / VOCAB_FILE}: not a BPE that merges letters within words, as nmt-prepare "
-                "learns it; with this model set vocab.bpe_dropout=0"
+                f"{folder / VOCAB_FILE}: is not a BPE model that merges letters within words, as nmt-prepare "
+                "learns, so BPE-dropout does not work with it; set vocab.bpe_dropout=0"
             )
     return merges
 

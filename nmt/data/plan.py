@@ -1,10 +1,10 @@
-"""Which pairs form which update: a pure function of (seed, epoch, lengths).
+"""Plans which pairs form which update, as a pure function of (seed, epoch, lengths).
 
 An epoch is one shuffle, split into updates by a budget of source and target tokens (section 5.1). The pairs of an
-update are dealt to as few micro-batches as hold them, all about equally full. So the pairs of update k do not depend on
-the number of ranks or on what fits on each, a position in the data is two integers, and each epoch has every pair once.
-Where micro-batches must all have one shape, its sizes limit the dealing, so no data can ask for a second shape.
-Lengths always count the sentence mark, as `Side.lengths` does.
+update are dealt to as few micro-batches as can hold them, all about equally full. So the pairs of update k do not depend
+on the number of ranks or on what fits on each, a position in the data is two integers, and each epoch has every pair
+once. If all micro-batches must have one shape, dealing respects its limits, so no data ever needs a second shape.
+Lengths always include bos or eos, as in `Side.lengths`.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from nmt.system.records import COUNT, default
 
 Array = np.ndarray
 SPAN = 1 << 20  # pairs whose running sums are in memory at a time
-ROW_MULTIPLE = 64  # rows of tokens: kernels take them so, and freed memory is reused
-SPARE_TOKENS = 32  # of an equal share of an update, because pairs do not divide evenly
+ROW_MULTIPLE = 64  # numbers of tokens are rounded up to this: it suits the kernels, and memory is reused when sizes recur
+SPARE_TOKENS = 32  # added to an equal share of an update, because pairs cannot be split evenly
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Cursor:
 
 
 def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:
-    """Boundaries of consecutive runs of pairs within both budgets; a pair beyond a budget is a run of its own."""
+    """Return the boundaries of consecutive groups of pairs within both budgets; a pair beyond a budget is its own group."""
     bounds = [0]
-    # A span has more pairs than a run can hold, because each pair has at least its sentence mark.
+    # A span has more pairs than a group can hold, because each pair has at least one token.   ("run" is a training run)
     span = max(SPAN, src_budget + 1)
     while (start := bounds[-1]) < len(src_lengths):
         src_ends = np.cumsum(src_lengths[start : start + span], dtype=np.int64)
@@ -46,7 +46,7 @@ def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_bud
             tgt_end = int(tgt_ends.searchsorted(tgt_before + tgt_budget, side="right"))
             first = max(min(src_end, tgt_end), first + 1)
             if first == len(src_ends) and start + first < len(src_lengths):
-                break  # this run may continue in the next span, which begins with it
+                break  # this group may continue beyond the span, so the next span begins with it
             bounds.append(start + first)
             src_before, tgt_before = int(src_ends[first - 1]), int(tgt_ends[first - 1])
     return np.array(bounds, dtype=np.int64)
@@ -58,8 +58,8 @@ def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_bud
 def deal_pairs(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
     """Assign each pair, given longest first, to one of n micro-batches.
 
-    Round by round, the longest pair goes to the emptiest micro-batch. Both sides of all of them come out alike, so
-    shapes can be constant and little of them is empty.
+    In each round, the longest pair goes to the emptiest micro-batch. On both sides all micro-batches end up about equally
+    full, so shapes can be constant with little padding.
     """
     n_pairs = len(src_lengths)
     if n == 1:
@@ -101,9 +101,9 @@ def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
 def _find_best_swap(
     lengths: Array, owner: Array, held: Array, a: int, b: int, capacity: int
 ) -> tuple[int, int] | None:
-    """The pair of micro-batch `a` and the pair of `b` whose swap leaves the fewest tokens above the capacity.
+    """Find the pair of micro-batch `a` and the pair of `b` whose swap leaves the fewest tokens above the capacity.
 
-    None if no swap leaves fewer than there are now.
+    Return None if no swap reduces their number.
     """
     of_a = _one_of_each_size(lengths, owner == a)
     of_b = _one_of_each_size(lengths, owner == b)
@@ -130,7 +130,7 @@ def _one_of_each_size(lengths: Array, is_chosen: Array) -> Array:
 
 
 def divide_tokens(tokens: int, n: int) -> int:
-    """The tokens that a micro-batch must hold so that n of them hold an update of `tokens`."""
+    """Return how many tokens a micro-batch must hold so that n of them hold an update of `tokens`."""
     if n == 1:
         return tokens
     return -(-tokens // n) + SPARE_TOKENS
@@ -139,10 +139,10 @@ def divide_tokens(tokens: int, n: int) -> int:
 def choose_shape(
     src_lengths: Array, tgt_lengths: Array, micro_tokens: int, max_pieces: int | None = None
 ) -> BatchShape:
-    """The one shape of a run's micro-batches.
+    """Choose the one shape of a run's micro-batches.
 
-    It holds `micro_tokens` a side, or the longest sentence if that is more, and half as many sentences again as that
-    many tokens usually make. With BPE-dropout other epochs have other lengths, which `max_pieces` limits.
+    It holds `micro_tokens` per side, or the longest sentence if that is more, and one and a half times as many sentences
+    as that many tokens usually contain. With BPE-dropout lengths differ between epochs, up to `max_pieces`.
     """
     sides = (src_lengths, tgt_lengths)
     longest = max(int(side.max(initial=1)) for side in sides)
@@ -156,7 +156,7 @@ def choose_shape(
 
 
 def round_up(rows: int) -> int:
-    """The next multiple of ROW_MULTIPLE."""
+    """Round up to a multiple of ROW_MULTIPLE."""
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
@@ -170,7 +170,7 @@ class EpochPlan:
     src_lengths: Array
     tgt_lengths: Array
     order: Array  # the epoch's shuffle, uint32
-    bounds: Array  # where updates begin and end in it
+    bounds: Array  # boundaries of the updates in `order`
     micro_tokens: int
     micro_sentences: int | None = None  # at most; None: as many as fit
 
@@ -181,15 +181,15 @@ class EpochPlan:
         return self.order[self.bounds[update] : self.bounds[update + 1]]
 
     def n_tokens(self, update: int) -> tuple[int, int]:
-        """Source and target tokens of an update, over all ranks."""
+        """Count the source and target tokens of an update, over all ranks."""
         pairs = self._pairs(update)
         return int(self.src_lengths[pairs].sum()), int(self.tgt_lengths[pairs].sum())
 
     def micros(self, update: int) -> list[Array]:
-        """The pairs of each micro-batch of an update, in global order.
+        """Return the pairs of each micro-batch of an update, in global order.
 
-        Within a micro-batch they go from the longest target to the shortest. A pair that is longer than a micro-batch
-        may be has one of its own.
+        Within a micro-batch they are sorted from the longest target to the shortest. A pair that is too long for a
+        micro-batch gets one of its own.
         """
         pairs = self._pairs(update)
         src, tgt = (
@@ -209,7 +209,7 @@ class EpochPlan:
         return micros
 
     def _deal(self, lengths: Array) -> tuple[Array, int]:
-        """Assign pairs to as few micro-batches as hold them: the number of each pair's, and how many there are."""
+        """Assign pairs to as few micro-batches as can hold them; return each pair's micro-batch and how many there are."""
         n = -(-int(lengths.sum(1).max()) // self.micro_tokens)
         while True:
             owner = deal_pairs(lengths[0], lengths[1], n)
@@ -229,9 +229,9 @@ def plan_epoch(
     micro_tokens: int,
     shape: BatchShape | None = None,
 ) -> EpochPlan:
-    """The plan of epoch `epoch` over pairs of these lengths.
+    """Plan epoch `epoch` for pairs of these lengths.
 
-    A micro-batch holds at most `micro_tokens` a side or, where there is a fixed shape, what that holds.
+    A micro-batch holds at most `micro_tokens` per side or, if there is a fixed shape, as much as the shape allows.
     """
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
     order = np.arange(len(src_lengths), dtype=np.uint32)
@@ -246,5 +246,5 @@ def plan_epoch(
 
 
 def _shrink(lengths: Array) -> Array:
-    """The same numbers in the smallest type that holds them: a plan of 36 million pairs stays in memory."""
+    """Convert to the smallest integer type that holds the values: a plan of 36 million pairs stays in memory."""
     return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))

@@ -63,7 +63,7 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
         raise UserError(f"{vocab}: damaged, or not the one of {MANIFEST_FILE}; {AGAIN}")
     if ids_file(split, "src") not in manifest:
         raise UserError(
-            f"{folder}: holds no {split} split; give data.{split} and another data.store"
+            f"{folder}: has no {split} split; set data.{split} and prepare another data.store"
         )
     digest = manifest[VOCAB_FILE]["sha256"]
     if vocab_digest is not None and vocab_digest != digest:
@@ -97,7 +97,9 @@ def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
             raise ValueError(f"{size} bytes instead of {expected}")
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.dtype != dtype or array.ndim != 1:
-            raise ValueError(f"{array.dtype} of shape {array.shape} instead of a row of {dtype}")
+            raise ValueError(
+                f"{array.dtype} of shape {array.shape} instead of one-dimensional {dtype}"
+            )
         return array
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: damaged ({error}); {AGAIN}") from None

@@ -231,12 +231,12 @@ def _explain_training_error(message: str, config: VocabConfig) -> str:
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (
-            f"vocab.size: {config.size} is too small, the characters of the text alone need {smallest[1]}; "
+            f"vocab.size: {config.size} is too small: the characters of the text alone need {smallest[1]} pieces; "
             "raise it or lower vocab.character_coverage"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return (
-            "vocab: no text to learn the BPE from; every word is longer than 4192 bytes, "
-            "or there is none"
+            "vocab: there is no text to learn the BPE from (words of more than 4192 bytes are ignored); "
+            "check data.train"
         )
     return f"vocab: SentencePiece could not learn the BPE: {message.splitlines()[0]}"

@@ -1,7 +1,7 @@
-"""What nmt-eval answers: the scores of one system, the difference of two, or the spread of several.
+"""Computes what nmt-eval reports: the scores of one system, the difference between two, or the spread of several.
 
-Each answer goes the same way: choose the systems, translate, check the text, score, report, record. All systems of one
-evaluation have the same test set. What was scored of a run is kept in its results.json and in its average's model card.
+Every evaluation takes the same steps: choose the systems, translate, check the text, score, report, record. All systems
+in an evaluation share one test set. A run's scores are recorded in its results.json and its average's model card.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolde
 from nmt.translate.translator import LoadedModel, open_translator
 
 N_BOOTSTRAP = 1_000
-# What the command line may change: how to translate, and what. The rest was decided by training.
+# Settings that may be overridden: how to translate, and which test set. All others were fixed by training.
 OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "device=")
 
 
@@ -48,8 +48,8 @@ OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "
 class EvaluationRequest:
     test_set: TestSetChoice
     overrides: tuple[str, ...]
-    is_forced: bool = False  # score even what looks wrong
-    # Opens checkpoints, or what nmt-export wrote, given their paths and the overrides.
+    is_forced: bool = False  # score text even if `check_texts` would refuse it
+    # Opens checkpoints or exported models, given their paths and the overrides.
     open_translator: Callable[[Sequence[str], Sequence[str]], LoadedModel] = open_translator
 
 
@@ -61,7 +61,7 @@ class Evaluation:
     scores: Sequence[Sequence[Score]]  # of each system
 
 
-# ---- the three answers ----------------------------------------------------------------------------------------------
+# ---- the three kinds of evaluation ----------------------------------------------------------------------------------------------
 
 
 def evaluate_system(
@@ -72,11 +72,11 @@ def evaluate_system(
     with_all_metrics: bool = False,
     with_verdict: bool = False,
 ) -> Evaluation:
-    """Score a file of translations, a checkpoint, or several that translate together."""
-    # which system
+    """Score a file of translations, a checkpoint, or an ensemble of checkpoints."""
+    # choose the system and translate
     if with_verdict:
         average = RunFolder(Path(names[0])).average
-        if average.is_dir():  # the paper's recipe ends with averaging
+        if average.is_dir():  # the paper's results are those of averaged models
             names = [str(average), *names[1:]]
     system = make_system(request, names, is_text)
 
@@ -107,8 +107,8 @@ def evaluate_system(
 
 
 def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
-    """Test whether the difference between two systems is more than chance."""
-    seed = read_seed()  # a wrong one is refused before anything is translated
+    """Test whether the difference between two systems is statistically significant."""
+    seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
     a, b = systems = make_systems_of_one_test(request, names)
     comparison = compare_systems(HEADLINE.make_counter(), a.texts, b.texts, a.test.ref, seed=seed)
     scores = [score_headline(system) for system in systems]
@@ -126,12 +126,12 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
 
 
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
-    """Estimate what runs of one recipe with different seeds reach."""
+    """Estimate the spread of scores over runs of one recipe with different seeds."""
     systems = make_systems_of_one_test(request, names)
     weights = {system.model.checkpoints[0].sha256[MODEL_FILE] for system in systems if system.model}
     if len(weights) < len(systems):
         raise UserError(
-            f"{' '.join(names)}: some have the same weights; a spread is that of different runs"
+            f"{' '.join(names)}: some of these have the same weights; a spread needs different runs"
         )
     scores = [score_headline(system) for system in systems]
     spread = estimate_spread([score.value for score in scores])
@@ -148,7 +148,7 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
 
 
 def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool) -> System:
-    """Translate the test set with a checkpoint or an ensemble, or read its translations, and check them."""
+    """Translate the test set with a checkpoint or an ensemble, or read translations from a file; then check them."""
     if not is_text:
         _check_is_folder(names[0])
     for override in request.overrides:
@@ -221,7 +221,7 @@ def _format_head(system: System) -> str:
 
 
 def _format_scores(metrics: Sequence[Metric], scores: Sequence[Score]) -> Iterator[str]:
-    """One line for each score, with its 95 % interval and its signature."""
+    """Yield one line per score, with its 95% interval and its signature."""
     width = max(len(score.name) for score in scores)
     for metric, score in zip(metrics, scores, strict=True):
         mark = "*" if metric.is_of_paper else " "
@@ -232,7 +232,7 @@ def _format_scores(metrics: Sequence[Metric], scores: Sequence[Score]) -> Iterat
 
 
 def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:
-    """One line for each system, and the signature that they have in common."""
+    """Yield one line per system, then the signature they share."""
     first = systems[0]
     width = max(len(system.label) for system in systems)
     yield f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
@@ -256,7 +256,7 @@ def _explain_comparison(comparison: Comparison) -> str:
 
 
 def _describe_system(system: System) -> dict[str, Any]:
-    """What was scored, for JSON."""
+    """Describe what was scored, as JSON values."""
     figures: dict[str, Any] = {"system": system.name}
     if system.model is not None:
         figures["checkpoint"] = system.model.paths[0]
@@ -270,7 +270,7 @@ def _describe_system(system: System) -> dict[str, Any]:
 
 
 def _describe_systems(systems: Sequence[System], scores: Sequence[Score]) -> dict[str, Any]:
-    """What was scored on one test set, for JSON."""
+    """Describe several systems scored on one test set, as JSON values."""
     first = systems[0]
     return {
         "systems": [system.label for system in systems],
@@ -294,10 +294,9 @@ def _scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 
 def record_scores(evaluation: Evaluation) -> None:
-    """Write the scores into the results of the runs that the systems belong to.
+    """Record each system's scores in the results of its run.
 
-    Scores that cannot be recorded are valid all the same (a damaged file, somebody else's folder, a full disk), so
-    that is a warning.
+    If that fails (a damaged file, a folder owned by someone else, a full disk), it only warns: the scores are still valid.
     """
     for system, scores in zip(evaluation.systems, evaluation.scores, strict=True):
         try:
@@ -310,7 +309,9 @@ def record_scores(evaluation: Evaluation) -> None:
 
 def _record(system: System, scores: Sequence[Score]) -> None:
     model, test = system.model, system.test
-    if model is None or len(model.checkpoints) != 1:  # a file, an export or an ensemble
+    if (
+        model is None or len(model.checkpoints) != 1
+    ):  # a file, an export or an ensemble belongs to no single run
         return
     (checkpoint,) = model.checkpoints
     run = find_run(checkpoint.path)

@@ -92,7 +92,7 @@ def read_results(run: Path) -> list[Result]:
     read_file_size(path)  # refuses a pipe, which would never end
     entries = read_json(path)
     if not isinstance(entries, list):
-        raise UserError(f"{path}: is not a list of records; damaged, move it away")
+        raise UserError(f"{path}: is damaged (not a list of records); move it away")
     return [_from_json(entry, f"{path}: record {n}") for n, entry in enumerate(entries, 1)]
 
 

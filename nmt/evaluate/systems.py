@@ -34,7 +34,7 @@ class TestSetChoice:
         corpus = self.name or data.test
         if corpus is None:
             raise UserError(
-                "the config names no test set; give --test-set NAME, or --src and --ref"
+                "data.test: not set in the config; give --test-set NAME, or --src and --ref"
             )
         return open_test_set(corpus, data)
 

@@ -71,7 +71,7 @@ def read_seed() -> int:
     text = os.environ.get(SEED_VARIABLE, "12345")
     if not text.isdecimal() or int(text) == 0:
         raise UserError(
-            f"{SEED_VARIABLE} is {text!r}; it must be a whole number above 0, or unset for 12345"
+            f"{SEED_VARIABLE} is {text!r}; set it to a whole number above 0, or unset it to use 12345"
         )
     return int(text)
 
@@ -141,7 +141,9 @@ def _run_paired_test(
     for lines in systems:
         check_lengths(lines, references)
     if n < 1 or seed < 1:
-        raise UserError(f"{n} resamples with seed {seed}; both must be 1 or more")
+        raise UserError(
+            f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
+        )
     named = [(str(number), lines) for number, lines in enumerate(systems)]
     with _set_environment(SEED_VARIABLE, str(seed)):
         _, results = PairedTest(named, {"metric": counter}, [references], kind, n)()

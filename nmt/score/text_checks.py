@@ -1,22 +1,22 @@
-"""Finds text that would be scored wrongly, before a number is made of it.
+"""Finds text whose score would be wrong, before it is scored.
 
-A scorer counts whatever it is given, pieces of BPE, `&quot;` or half of a test set, and calls the result BLEU. A
-problem is fatal where the number would be wrong for certain; the others are warnings, because such text may be genuine.
-Both sides are compared line by line: real text contains entities and code too, but then so does its reference. Nothing
-is read, changed or printed here.
+A scorer accepts whatever it is given, be it BPE pieces, `&quot;` or half a test set, and calls the result BLEU. A
+problem is fatal if the score would certainly be wrong; the others are warnings, because such text may be genuine. Both
+sides are compared line by line: real text contains entities and code too, but then so does its reference. These
+functions read no files, change nothing and print nothing.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-# A file that was left in pieces or escaped shows it in far more than one line in a hundred, and fewer lines move a
-# score by less than a tenth of its interval. So one marked line of 3,003 is no reason to refuse; one of two is.
+# If a whole file is in pieces or escaped, far more than one line in a hundred shows it, and fewer lines change a score by
+# less than a tenth of its confidence interval. So one marked line in 3,003 is not fatal, but one in two is.
 MIN_SHARE = 0.01
-# Of the lines that could be marked (those with a comma, a quote, ...), a tool marks nearly all, and real text at most
-# one in a hundred.
+# Of the lines that could be marked (those with a comma, a quote, ...), nearly all are if a tool was used, and at most
+# one in a hundred is in real text.
 MIN_SHARE_OF_POSSIBLE = 0.5
-# Names, code and titles are copied from the source by nature, but not in more lines than this.
+# Names, code and titles are rightly copied from the source, but not in more lines than this.
 MAX_COPIED = 0.05
 
 UNSPACED = {"ja": "Japanese", "th": "Thai", "zh": "Chinese"}
@@ -37,7 +37,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Mark:
-    """What another tool leaves in a line, and what the same place looks like otherwise (None: it cannot be known)."""
+    """A trace of another tool in a line, and how the same text looks without it (None if that cannot be known)."""
 
     what: str
     pattern: re.Pattern[str]
@@ -57,7 +57,7 @@ class Mark:
         return len(marked) >= MIN_SHARE_OF_POSSIBLE * (len(marked) + len(unmarked))
 
 
-# Wrong on either side: nobody scores pieces, and nobody writes these two by hand.
+# Wrong on either side: pieces must not be scored, and nobody writes either of these by hand.
 PIECES = Mark(
     "BPE was left in",
     re.compile(r"\S@@(?= |$)|\u2581"),
@@ -65,14 +65,14 @@ PIECES = Mark(
     "join the pieces first (sed -E 's/@@( |$)//g', or SentencePiece's decoding)",
 )
 SPLIT = Mark(
-    "compounds are split already",
+    "compounds are already split",
     re.compile(r"##AT##|(?<=\S) @(?:-|/|&#45;)@ (?=\S)"),
     None,
     "the paper's BLEU splits them itself and would split twice: give detokenised text (sacremoses detokenize; "
     "sed 's/ ##AT##-##AT## /-/g; s/ @-@ /-/g')",
 )
-# Wrong where only one side has it. Spaces before ? ! : ; are correct French, so they do not count; and ` .` counts
-# only at the end of a line, because ` .NET` and ` ...` are words.
+# Wrong if only one side has it. Spaces before ? ! : ; are correct French, so they do not count; ` .` counts only at
+# the end of a line, because text may contain ` .NET` or ` ...`.
 ESCAPED = Mark(
     "entities of Moses or HTML",
     re.compile(r"&(?:quot|apos|amp|lt|gt|bar|bra|ket|#[0-9]{2,5}|#x[0-9a-f]+);"),
@@ -98,9 +98,9 @@ def find_problems(
     sources: Text | None = None,
     known_sizes: Mapping[int, str] | None = None,
 ) -> list[Problem]:
-    """Return all that is wrong or odd about scoring `hypotheses` against `references`, fatal problems first.
+    """Return everything that is wrong or suspicious about scoring `hypotheses` against `references`, fatal problems first.
 
-    `known_sizes` names test sets by their number of lines, for the advice where the numbers of lines differ.
+    `known_sizes` maps numbers of lines to names of test sets, for the message when the two sides differ in length.
     """
     unusable = [
         *_check_not_empty(hypotheses, references),
@@ -129,7 +129,8 @@ def find_problems(
 
 
 def _check_not_empty(hypotheses: Text, references: Text) -> Iterator[Problem]:
-    """Translations that are all empty are scored, as 0: a model at the beginning of its training writes them."""
+    """Report a side without any text. Translations that are all empty are allowed and score 0: a model early in training
+    produces them."""
     if not hypotheses.lines:
         yield _report_nothing(hypotheses)
     if not any(line.strip() for line in references.lines):
@@ -161,7 +162,7 @@ def _check_lengths(
     elif not any(line.strip() for line in longer.lines[shorter:]):
         remedy = f"the last lines of {longer.name} are empty: remove them if nothing belongs there"
     else:
-        remedy = "give one line for each source sentence on both sides, divided at \\n alone"
+        remedy = "give one line for each source sentence on both sides, separated only by \\n"
     yield Problem(
         True,
         f"{hypotheses.name}:{shorter + 1}: {n:,} translations cannot be scored against {m:,} "
@@ -173,7 +174,7 @@ def _check_lengths(
 
 
 def _check_either_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[Problem]:
-    """A mark that is wrong wherever it is."""
+    """Report a trace that is wrong on either side."""
     for text, other in ((hypotheses, references), (references, hypotheses)):
         marked = mark.find_lines(text)
         if mark.is_everywhere(text, marked):
@@ -185,7 +186,7 @@ def _check_either_side(mark: Mark, hypotheses: Text, references: Text) -> Iterat
 
 
 def _check_one_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[Problem]:
-    """A mark that is wrong where the other side does not have it."""
+    """Report a trace that is wrong if the other side does not have it."""
     for text, other in ((hypotheses, references), (references, hypotheses)):
         marked = mark.find_lines(text)
         unmatched = sorted(set(marked) - set(mark.find_lines(other)))
@@ -195,7 +196,9 @@ def _check_one_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[
             yield _report(text, marked, what, mark.remedy, mark.pattern, is_fatal=True)
         elif is_everywhere and text is hypotheses:
             what = f"{mark.what}, in {other.name} as well"
-            remedy = f"{mark.remedy} on both sides, or compare the score with nobody else's"
+            remedy = (
+                f"{mark.remedy} on both sides; as it is, the score is not comparable with others"
+            )
             yield _report(text, marked, what, remedy, mark.pattern)
         elif len(unmatched) >= MIN_SHARE * len(text.lines):
             what = f"{mark.what}, unlike the same lines of {other.name}"
@@ -213,19 +216,19 @@ def _check_empty_lines(hypotheses: Text, references: Text) -> Iterator[Problem]:
         lines = [i for i, line in enumerate(text.lines) if not line.strip()]
         if lines:
             yield _report(
-                text, lines, what, f"they are scored as they are; the cause may be {cause}"
+                text, lines, what, f"each is scored as an empty line; the cause may be {cause}"
             )
 
 
 def _check_characters(text: Text, other: Text) -> Iterator[Problem]:
     returns = _find_lines(CARRIAGE_RETURN, text)
     if returns:
-        remedy = "convert the file with dos2unix; lines end with \\n alone"
+        remedy = "convert the file with dos2unix; lines must end with \\n only"
         yield _report(text, returns, "a carriage return", remedy, CARRIAGE_RETURN)
-    # A manual may be about U+FFFD, and then so is its translation.
+    # A text may be about U+FFFD, but then its translation contains it too.
     replaced = sorted(set(_find_lines(REPLACEMENT, text)) - set(_find_lines(REPLACEMENT, other)))
     if replaced:
-        remedy = "it was decoded with the wrong encoding; make it UTF-8"
+        remedy = "the text was decoded with the wrong encoding; convert the original file to UTF-8"
         yield _report(text, replaced, "the replacement character U+FFFD", remedy, REPLACEMENT)
     byte_order_marks = _find_lines(BYTE_ORDER_MARK, text)
     if byte_order_marks:
@@ -258,7 +261,7 @@ def _check_script(hypotheses: Text) -> Iterator[Problem]:
     if language in UNSPACED:
         yield Problem(
             False,
-            f"{hypotheses.name}: {UNSPACED[language]} has no spaces between words, so BLEU of words "
+            f"{hypotheses.name}: {UNSPACED[language]} has no spaces between words, so word-level BLEU "
             "means little; use chrF2, or sacreBLEU with a tokenizer for the language",
         )
 
@@ -269,7 +272,7 @@ def _check_copies(hypotheses: Text, references: Text, sources: Text) -> Iterator
         yield Problem(
             False,
             f"{sources.name}:1: {len(sources.lines):,} source sentences for {n:,} translations; "
-            "check that they are of one test set",
+            "check that both belong to the same test set",
         )
         return
     copied = []

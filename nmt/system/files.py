@@ -62,10 +62,10 @@ def make_folder(path: Path) -> Path:
 def check_writable(path: Path) -> None:
     """Fail now if the file `path` cannot be written later; nothing but a plain file is ever replaced."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise UserError(f"{path}: is not a plain file; give another place")
+        raise UserError(f"{path}: is not a regular file; choose another path")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(
-            f"{path}: its folder does not exist or cannot be written; choose another place"
+            f"{path}: its folder does not exist or is not writable; choose another path"
         )
 
 
@@ -101,7 +101,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
-        raise UserError(f"{path}: damaged (not JSON)") from None
+        raise UserError(f"{path}: is damaged (not JSON); use another copy") from None
 
 
 def read_file_size(path: Path) -> int:
@@ -109,11 +109,13 @@ def read_file_size(path: Path) -> int:
     try:
         status = path.lstat()
     except FileNotFoundError:
-        raise UserError(f"{path}: missing; the folder is damaged, use another copy") from None
+        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: is not a plain file; the folder is damaged, use another copy")
+        raise UserError(
+            f"{path}: is not a regular file, so the folder is damaged; use another copy"
+        )
     return status.st_size
 
 
@@ -185,12 +187,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {size} bytes are too many; damaged, use another copy")
     entries = read_json(path)
     if not isinstance(entries, dict):
-        raise UserError(f"{path}: damaged, use another copy")
+        raise UserError(f"{path}: is damaged (not a JSON object); use another copy")
     for name, entry in entries.items():
         # No separators, so that no name leads out of the folder.
         is_plain_name = re.fullmatch(r"\w[\w.-]*", name, re.ASCII)
         if not is_plain_name or not _is_entry(entry):
-            raise UserError(f"{path}: damaged at {ascii(name[:99])}, use another copy")
+            raise UserError(f"{path}: is damaged (entry {ascii(name[:99])}); use another copy")
     return entries
 
 
@@ -230,7 +232,7 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
             ) from None
         if sha256 != entries[name]["sha256"]:
             raise UserError(
-                f"{folder / name}: its sha256 is not the one in {MANIFEST_FILE}; damaged, "
+                f"{folder / name}: is damaged: its sha256 does not match {MANIFEST_FILE}; "
                 "use another copy"
             )
 

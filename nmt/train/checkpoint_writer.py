@@ -1,8 +1,8 @@
 """Writes, links and prunes the checkpoints of a run, and tolerates a disk that is full for a while.
 
-On a GPU the tensors are copied to the host, which is all that training waits for; a thread writes them. A checkpoint
-that cannot be written costs a warning, and the next one that is due is another try; the third failure in a row ends
-the run. The last good checkpoint is never touched before its successor is whole.
+On a GPU, training only waits until the tensors are copied to the host; a thread then writes them. If a checkpoint cannot
+be written, there is a warning, and the next one is attempted when it is due; the third failure in a row ends the run.
+The last good checkpoint is never touched before its successor is complete.
 """
 
 import shutil
@@ -27,7 +27,7 @@ SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write 
 
 
 class CheckpointWriter:
-    """Belongs to the main rank, which alone writes. `in_background`: training goes on while a thread writes."""
+    """Writes the checkpoints of a run; only the main rank has one. `in_background` lets training continue meanwhile."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CheckpointWriter:
         return self.failures >= MAX_FAILURES
 
     def save(self, snapshot: Snapshot, state: TrainState) -> None:
-        """Write the checkpoint of `state`, or start to."""
+        """Write a checkpoint, or start writing it in the background."""
         self.wait()
         if self.in_background:
             snapshot = self._copy_to_host(snapshot)
@@ -67,12 +67,12 @@ class CheckpointWriter:
             self.wait()
 
     def poll(self) -> None:
-        """Take note of how the last save went, if it has ended."""
+        """Record the outcome of the last save if it has finished."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the last save to end, and take note of how it went."""
+        """Wait for the last save to finish and record its outcome."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -84,16 +84,16 @@ class CheckpointWriter:
             self.failures, self.saved_step = 0, self._tried_step
 
     def finish(self) -> None:
-        """Make sure that the last checkpoint has been written."""
+        """Wait for the last checkpoint; raise a `Failure` if it could not be written."""
         self.wait()
         if self.failures:
             raise Failure(
                 f"the checkpoint of update {self._tried_step} could not be written: {self._trouble}; "
-                "make room, then start the same command again: it continues from the last good one"
+                "free some disk space and run the same command again; it continues from the last good checkpoint"
             )
 
     def link_and_prune(self, state: TrainState) -> None:
-        """Link `last` and `best` and remove old checkpoints, also those that a killed predecessor left behind."""
+        """Update the links `last` and `best` and remove old checkpoints, including those that a killed process left behind."""
         best_link = self.run.checkpoints / "best"
         try:
             if self.run.checkpoint(state.step).exists():
@@ -117,7 +117,7 @@ class CheckpointWriter:
         self.wait()
 
     def _copy_to_host(self, snapshot: Snapshot) -> Snapshot:
-        """Copy into the same pinned memory each time, from which the thread writes."""
+        """Copy the tensors into pinned memory, which is reused each time and which the thread writes from."""
         copied = Snapshot(self._copy(snapshot.weights), self._copy(snapshot.moments))
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
@@ -138,7 +138,7 @@ class CheckpointWriter:
         n_needed = snapshot.size + SPARE_BYTES
         if n_free < n_needed:
             raise Failure(
-                f"{self.run.checkpoints}: {n_needed:,} bytes are needed, {n_free:,} are free"
+                f"{self.run.checkpoints}: {n_needed:,} bytes are needed, but only {n_free:,} are free"
             )
         path = self.run.checkpoint(state.step)
         checkpoint.save_checkpoint(path, snapshot, state, self.config, self.vocab)

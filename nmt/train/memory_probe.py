@@ -1,8 +1,8 @@
-"""What fits into memory: the micro-batches that need most of it, and how large they may be.
+"""Finds out what fits into memory: which micro-batches need the most, and how large they may be.
 
-Where micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise the longest sentences
-and the most sentences need most: run before all others, they fail in the first minute and not after hours. The size of
-a micro-batch follows from the ranks: an equal share of an update for each, halved until it fits.
+If all micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise those with the longest
+sentences or with the most sentences need the most memory; they are run first, so that a failure comes in the first
+minute and not after hours. By default a micro-batch is an equal share of an update for each rank, halved until it fits.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from nmt.train.parallel import Replica, has_fixed_shape, make_replica
 CPU_MICRO_TOKENS = 4_096  # the fastest size, see docs/benchmarks.md
 TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
 MAX_ROUNDS = 64  # micro-batches of an update on one rank
-# A run that continues on other ranks keeps its micro-batches, unless less than this share of the ranks would work.
+# A run resumed on another number of ranks keeps its micro-batches, unless less than this share of the ranks would be busy.
 MIN_USEFUL_SHARE = 0.9
 
 
 def run_shape(
     config: RunConfig, micro_tokens: int, store: TokenStore, world: World
 ) -> BatchShape | None:
-    """The one shape of the run's micro-batches; None where code is not compiled, and they need none."""
+    """Choose the one shape of the run's micro-batches; return None if code is not compiled, so that shapes may vary."""
     if not has_fixed_shape(config.model, config.training, world):
         return None
     max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
@@ -51,8 +51,8 @@ def run_shape(
 
 
 def order_by_memory(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs in two orders; a micro-batch of the first ones needs most memory, because it has the longest sentences
-    or the most."""
+    """Return all pairs in two orders. A micro-batch of the first pairs needs the most memory: in one order it has the
+    longest sentences, in the other the most sentences."""
     src, tgt = store.src.lengths, store.tgt.lengths
     return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
 
@@ -64,7 +64,7 @@ def load_excerpt(
     device: torch.device,
     shape: BatchShape | None = None,
 ) -> tuple[Loader, int]:
-    """Updates of nothing but the first pairs of `order` that fill a micro-batch, and how many pairs these are."""
+    """Return a loader whose updates hold only the first pairs of `order` that fill a micro-batch, and how many they are."""
     first = order[:micro_tokens]  # a sentence has at least one token
     n_pairs = len(first)
     for side in (store.src, store.tgt):
@@ -87,7 +87,7 @@ def _select(side: Side, pair_ids: np.ndarray) -> Side:
 
 
 def try_worst(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
-    """Run forward and backward over the micro-batches that need most memory, and throw the gradients away."""
+    """Run forward and backward over the micro-batches that need the most memory, and discard the gradients."""
     for order in order_by_memory(store):
         updates, _ = load_excerpt(store, order, micro_tokens, world.device, replica.shape)
         with updates:
@@ -100,7 +100,7 @@ def try_worst(replica: Replica, store: TokenStore, micro_tokens: int, world: Wor
 
 @contextlib.contextmanager
 def explain_out_of_memory(micro_tokens: int) -> Iterator[None]:
-    """Turn an out-of-memory error into advice."""
+    """Turn an out-of-memory error into a `UserError` that proposes a smaller micro-batch."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -108,7 +108,7 @@ def explain_out_of_memory(micro_tokens: int) -> Iterator[None]:
             raise
         raise UserError(
             f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
-            f"training.micro_tokens={max(1, micro_tokens // 2)}; updates keep their sentences"
+            f"training.micro_tokens={max(1, micro_tokens // 2)}, which does not change the updates"
         ) from None
 
 
@@ -116,8 +116,8 @@ def explain_out_of_memory(micro_tokens: int) -> Iterator[None]:
 
 
 def resolve_micro_tokens(config: RunConfig, world: World) -> int:
-    """The number that `training.micro_tokens` gives or, where it is `auto`, the one that the run began with, if that
-    keeps the ranks busy, or else an equal share of an update that fits."""
+    """Return `training.micro_tokens`. If it is `auto`, return the number that the run began with, provided that it keeps
+    the ranks busy, or else an equal share of an update that fits into memory."""
     if isinstance(config.training.micro_tokens, int):
         return config.training.micro_tokens
 
@@ -129,20 +129,21 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
         say(f"training.micro_tokens: auto is {micro_tokens} here")
         return micro_tokens
 
-    # By the main rank alone, which later writes the file that this reads: others may look too late.
+    # Only the main rank decides: it later writes the file that is read here, and a slower rank would find it written.
     return int(world.broadcast(world.on_main(find_micro_tokens) or 0))
 
 
 def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
-    """The number that an earlier sitting wrote into the run folder; None if there is none, or ranks would idle."""
+    """Read the number that an earlier session wrote into the run folder; return None if there is none or it would leave
+    ranks idle."""
     path = RunFolder(config.folder).config
     if not path.is_file():
         return None
     micro_tokens = load_config(str(path)).training.micro_tokens
     if isinstance(micro_tokens, str):
         raise UserError(
-            f"{path}: training.micro_tokens is {micro_tokens}, where nmt-train writes a number; "
-            "give one on the command line, or remove the folder to start anew"
+            f"{path}: training.micro_tokens is {micro_tokens}, but nmt-train records a number there; "
+            "give one on the command line, or remove the folder to start over"
         )
     if useful_share(config.training, micro_tokens, world.size) >= MIN_USEFUL_SHARE:
         return micro_tokens
@@ -154,15 +155,15 @@ def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
 
 
 def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> float:
-    """The share of the ranks that have a micro-batch to work on, on average over an update."""
+    """Compute the share of the ranks that have a micro-batch to work on, averaged over an update."""
     n_micros = -(-max(training.src_tokens, training.tgt_tokens) // micro_tokens)
     n_rounds = -(-n_micros // n_ranks)
     return n_micros / (n_rounds * n_ranks)
 
 
 def choose_micro_tokens(config: RunConfig, world: World) -> int:
-    """An equal share of an update for each rank: on a GPU halved until it fits into memory, on a CPU divided until it
-    is small enough for the caches."""
+    """Return an equal share of an update for each rank, halved until it fits into memory on a GPU, or divided until it
+    fits into the caches on a CPU."""
     training = config.training
     update_tokens = max(training.src_tokens, training.tgt_tokens)
     if world.device.type == "cpu":
@@ -183,9 +184,9 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
 
 
 def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
-    """Whether model, optimizer and the worst micro-batches of that size fit into memory. It leaves nothing there."""
+    """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it is freed again."""
     is_cuda = world.device.type == "cuda"
-    if is_cuda:  # NCCL and others take memory beside torch
+    if is_cuda:  # NCCL and others use memory that torch does not count
         torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
     try:
         _try_update(config, micro_tokens, replace(world, rank=0, size=1))
@@ -194,7 +195,7 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
             raise
         return False
     finally:
-        gc.collect()  # autograd's and the compiler's cycles hold tensors
+        gc.collect()  # reference cycles in autograd and the compiler keep tensors alive
         if is_cuda:
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(1.0, world.device)

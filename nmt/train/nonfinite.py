@@ -1,7 +1,7 @@
-"""What is known about an update that was not applied: `nonfinite-STEP.json` in the run folder, for a person to read.
+"""Reports an update that was not applied, in `nonfinite-STEP.json` in the run folder, for a person to read.
 
-The file lists the micro-batches with their losses and the numbers of their pairs in the prepared store, and the text
-of those whose loss is NaN or infinite. Where every loss is finite, the gradient was not.
+The file lists the micro-batches with their losses and the indices of their pairs in the prepared store, and the text
+of those whose loss is NaN or infinite. If every loss is finite, the gradient was not.
 """
 
 import math
@@ -31,7 +31,7 @@ def report_nonfinite(
     vocab: Vocab,
     world: World,
 ) -> str:
-    """Write the file and return a summary of it in one line. All ranks take part: each knows only its own
+    """Write the file and return a one-line summary. All ranks must call this, because each knows only its own
     micro-batches."""
     pending, figures = outcome.pending, outcome.figures
     path = run.nonfinite(pending.step)
@@ -56,7 +56,7 @@ def _nonfinite_weights(model: nn.Module) -> list[str]:
 
 
 def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:
-    """The smoothed loss of each micro-batch of the update, from all ranks; those of blank ones come last."""
+    """Collect the smoothed loss of each micro-batch from all ranks; blank micro-batches of idle ranks come last."""
     update = pending.update
     losses = torch.zeros(len(update.pairs) + world.size, dtype=torch.float64)
     numbers = [micro.number for micro in update.micros]
@@ -109,5 +109,5 @@ def _text(side: Side, pair: int, vocab: Vocab) -> str:
 
 
 def _to_json(value: float) -> float | str:
-    """JSON has no NaN and no infinity."""
+    """Return NaN and infinity as text, because JSON cannot represent them."""
     return value if math.isfinite(value) else str(value)

@@ -1,9 +1,9 @@
-"""What makes a model train fast, applied from outside: compiled code, a CUDA graph, gradients summed over ranks.
+"""Makes a model train fast without changing it: compiled code, a CUDA graph, gradients summed over ranks.
 
 The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and backward pass is compiled
 once, recorded as one CUDA graph, and replayed: the same graph on every rank, with dropout drawn from the micro-batch's
-own seed. Gradients are added up in one flat fp32 buffer, and after an update's last micro-batch one sum over the ranks
-makes them whole. With `training.shard`, FSDP2 has each rank hold a share of weights, gradients and moments instead.
+own seed. Gradients accumulate in one flat fp32 buffer, which is summed over the ranks once, after the last micro-batch
+of an update. With `training.shard`, each rank instead holds only a share of weights, gradients and moments (FSDP2).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from nmt.system.ranks import World, gather_shards
 from nmt.train.loss import Objective
 
 BACKEND = "inductor"
-ALIGNMENT = 64  # each gradient begins at a multiple of it in the flat buffer, so that kernels can use wide loads
+ALIGNMENT = 64  # elements; each gradient starts at a multiple of this in the flat buffer, so that kernels can use wide loads
 
 
 def is_compiled(training: TrainingConfig, device: str) -> bool:
@@ -34,13 +34,13 @@ def is_compiled(training: TrainingConfig, device: str) -> bool:
 
 
 def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
-    """Whether micro-batches are to have one shape: where code is compiled for them."""
+    """Whether all micro-batches must have one shape, because code is compiled for it."""
     if not is_compiled(training, world.device.type):
         return False
     if world.device.type == "cpu" or _has_kernels(model):
         return True
     if world.is_main:
-        reason = "triton is missing"
+        reason = "Triton is not installed"
         if triton is not None:
             reason = f"no attention kernel takes heads wider than {WIDEST_HEAD}"
         say(f"not compiled, which costs speed: {reason}")
@@ -59,7 +59,7 @@ class CompiledObjective(nn.Module):
         self.objective, self.shape = objective, shape
         import torch._inductor.config
 
-        # Choices by timing could change the order of sums from start to start, and so the bits of a continued run.
+        # Autotuning by timing could choose another order of summation at each start, so a resumed run would not be identical.
         torch._inductor.config.deterministic = True
         self.sums = torch.compile(
             self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
@@ -84,7 +84,7 @@ class CompiledObjective(nn.Module):
 def forward_backward(
     objective: nn.Module, batch: Batch, scale: Tensor | float, is_bf16: bool
 ) -> Tensor:
-    """Add the gradient of scale * the smoothed loss; returns the (smoothed, plain) sums, on the device."""
+    """Add the gradient of scale * the smoothed loss; return the sums of the smoothed and the plain loss, on the device."""
     with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=is_bf16):
         loss, nll = objective(batch)
     (loss * scale).backward()
@@ -92,7 +92,7 @@ def forward_backward(
 
 
 class FlatGradients:
-    """The gradients of all parameters, end to end in one fp32 buffer that stays in place."""
+    """The gradients of all parameters, end to end in one fp32 buffer whose address never changes."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         begins, end = [], 0
@@ -126,7 +126,9 @@ class Replica:
         is_cuda = world.device.type == "cuda"
         if is_sharded and world.size > 1:
             shard_model(objective, world)
-        elif is_cuda or world.size > 1:  # one CPU alone saves a pass over the gradients
+        elif (
+            is_cuda or world.size > 1
+        ):  # a single CPU rank saves a pass over the gradients by having no buffer
             self.flat = FlatGradients(list(objective.parameters()))
         if shape is not None:
             # The table must have its final address before a graph records it.
@@ -134,8 +136,8 @@ class Replica:
             self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
 
     def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
-        """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`; returns the
-        (smoothed, plain) sums, on the device, which the next call may overwrite."""
+        """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`. Return the sums of the
+        smoothed and the plain loss, on the device; the next call may overwrite them."""
         has_shape = self.shape is not None and batch.has_shape(self.shape)
         if has_shape and self.compiled is not None and self.replay is None:
             self.record(batch)
@@ -157,7 +159,7 @@ class Replica:
         self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
         self.scale = torch.zeros((), device=device)
         model = self.objective.model
-        # The graph reads these tables. Decoding may replace them by longer ones, so they are kept alive here.
+        # The graph reads these tables. Decoding may replace them with longer ones, so the old ones are kept alive here.
         self.tables = model.src_positions.table, model.tgt_positions.table
 
         def work() -> Tensor:
@@ -172,10 +174,10 @@ class Replica:
             first_line = str(error).partition("\n")[0]
             reason = f"{type(error).__name__}: {first_line}"
             if isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                say(f"warning: not compiled, which costs much speed: {reason}")
+                say(f"warning: the model cannot be compiled, so training is much slower: {reason}")
                 self.compiled = None
             else:
-                say(f"warning: no CUDA graph, which costs speed: {reason}")
+                say(f"warning: the CUDA graph cannot be recorded, so training is slower: {reason}")
                 self.replay = work
         if self.flat is not None and before is not None:
             self.flat.buffer.copy_(before)  # recording ran the work, which added to the gradients
@@ -192,10 +194,9 @@ class Replica:
             self.flat.buffer.zero_()
 
     def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of all gradients; NaN or infinite if any element is."""
-        if (
-            self.flat is not None
-        ):  # in fp64, because a sum of millions of squares loses digits in fp32
+        """Compute the Euclidean norm of all gradients; it is NaN or infinite if any element is."""
+        if self.flat is not None:
+            # in fp64, because a sum of millions of squares loses digits in fp32
             return torch.linalg.vector_norm(self.flat.buffer, dtype=torch.float64)
         return total_norm([p.grad for p in self.objective.parameters() if p.grad is not None])
 
@@ -215,13 +216,13 @@ def make_replica(
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements, over all ranks that hold a share; NaN or infinite if any element is."""
+    """Compute the Euclidean norm of all elements on all ranks; it is NaN or infinite if any element is."""
     return gather_shards(nn.utils.get_total_norm(tensors))
 
 
 def shard_model(objective: Objective, world: World) -> None:
-    """Have each rank hold a share of every weight; gradients are summed after each micro-batch, so that no rank ever
-    holds them whole."""
+    """Split every weight over the ranks. Gradients are summed after each micro-batch, so that no rank ever holds all of
+    them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 

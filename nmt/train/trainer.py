@@ -1,9 +1,9 @@
 """The training loop.
 
-What must continue after a stop is in `TrainState`, a handful of numbers, because the rest follows from (seed, update):
-batch order from the plan, dropout from a seed per micro-batch. So ten updates, a stop and ten more end in the same bits
-as twenty in one go, and the pairs of update k are the same on any number of ranks. All ranks decide alike, because they
-decide by outcomes that all of them have.
+Besides weights and Adam's moments, a run is resumed from `TrainState`, a handful of numbers. Everything else is derived
+from (seed, update): the plan gives the batch order, and each micro-batch has its own dropout seed. So ten updates, a
+stop and ten more give bit-identical weights to twenty in one go, and update k has the same pairs on any number of
+ranks. All ranks make the same decisions, because they base them on outcomes that are summed over all ranks.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Speed:
 
 
 class Trainer:
-    """A model, its optimizer and how far training has come. `train` below runs it."""
+    """Holds the model, the optimizer and the training state, and runs the loop. The entry point is `train` below."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Trainer:
         self.shape = run_shape(config, micro_tokens, self.store, world)
         self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
 
-        # model and optimizer, from the seed or from the newest checkpoint
+        # model and optimizer, initialised from the seed or restored from the newest checkpoint
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         objective = Objective(self.model, config.training.label_smoothing)
@@ -100,13 +100,13 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.state = self.resume()
 
-        # what is known only while this process lives
+        # state of this process only, not checkpointed
         self.began = clock() - self.state.elapsed_s  # as if there had been one sitting
         self.saved_at, self.saved_step = clock(), self.state.step
         self.speed = Speed(clock())
         self.outcomes = Outcomes(world.device)
         self.grad_norm = 0.0  # of the last update
-        self.is_save_due = False  # by the clock of some rank
+        self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
             self.writer = CheckpointWriter(
@@ -119,8 +119,8 @@ class Trainer:
             )
 
     def resume(self) -> TrainState:
-        """Load the newest good checkpoint into model and optimizer, if there is one."""
-        # Only the main rank verifies it: on every rank the digests would take as many times as long.
+        """Load the newest valid checkpoint, if there is one, into the model and the optimizer."""
+        # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times as long.
         found = self.world.on_main(lambda: checkpoint.find_newest(self.run, self.config))
         step = int(self.world.broadcast(found.step if found else 0))
         if not step:
@@ -128,8 +128,8 @@ class Trainer:
         found = found or checkpoint.open_after_main(self.run, step)
         if found.vocab.digest != self.vocab.digest:
             raise UserError(
-                f"{self.store_folder}: its BPE model is not the one of {found.path}; "
-                "give the data.store that belongs to this run, or another out=DIR"
+                f"{self.store_folder}: its BPE model differs from the one in {found.path}; "
+                "set data.store to the store this run was trained on, or choose another out=DIR"
             )
         checkpoint.load_weights(found, self.model)
         return checkpoint.load_optimizer(found, self.model, self.optimizer)
@@ -137,11 +137,11 @@ class Trainer:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def loop(self) -> None:
-        """Run updates until the recipe ends or someone asks for a stop."""
+        """Run updates until training.steps is reached or a stop is requested."""
         training, world = self.config.training, self.world
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
         epoch_stores = self.make_epoch_stores()
-        # epoch_stores are closed first: otherwise the loader may block on an epoch that is no longer needed
+        # epoch_stores is last so that it is closed first: otherwise the loader could block on an epoch nobody needs
         with (
             contextlib.closing(progress),
             explain_out_of_memory(self.micro_tokens),
@@ -150,7 +150,7 @@ class Trainer:
         ):
             self.prepare_loop()
             while self.state.step < training.steps and not self.stop.exit_code:
-                # the next update
+                # wait for the next update's data
                 step = self.state.step + 1
                 began = clock()
                 update = next(updates)
@@ -166,7 +166,7 @@ class Trainer:
                     self.state, step=step, cursor=update.after, elapsed_s=elapsed_s
                 )
 
-                # what came of earlier updates
+                # handle the outcomes of earlier updates
                 is_logged = self.is_due(training.log_every) or step in (1, training.steps)
                 is_saved = self.is_due(training.checkpoint_every) or step == training.steps
                 self.apply_outcomes(is_all=is_logged or is_saved or self.is_validation_due)
@@ -186,10 +186,10 @@ class Trainer:
 
         is_complete = self.state.step == training.steps and not self.is_validation_due
         if is_complete:
-            self.stop.exit_code = 0  # nothing is left to continue
+            self.stop.exit_code = 0  # a stop was requested, but the run is complete anyway
         if world.is_main and not self.stop.exit_code:
             epoch_stores.remove()
-        # All ranks wait for this: torchrun ends the others as soon as one has left with an exit code.
+        # All ranks wait for this: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(self.finish)
 
     def make_epoch_stores(self) -> EpochStores:
@@ -214,15 +214,16 @@ class Trainer:
         )
 
     def prepare_loop(self) -> None:
-        """Do what must come before the first update of this sitting."""
-        # Before any search records graphs: a CUDA graph must not outlive an older one.
+        """Probe peak memory and finish an interrupted validation, before the first update of this process."""
+        # Training's CUDA graph must be recorded before those of validation's search, which are freed earlier:
+        # a CUDA graph must not outlive one that was recorded before it.
         if self.world.device.type == "cuda":
             try_worst(self.replica, self.store, self.micro_tokens, self.world)
-        self.validate()  # what a stop cut short
+        self.validate()  # if a stop interrupted the last validation
         is_at_end = self.state.step == self.config.training.steps
         if is_at_end and not self.stop.exit_code:
-            # No later checkpoint will hold that score, so this one is written again.
-            self.saved_step = -1
+            # No later checkpoint will record this score, so rewrite the last one.
+            self.saved_step = -1  # makes save() write although this step is already saved
             self.save()
         self.speed = Speed(clock())
 
@@ -242,14 +243,14 @@ class Trainer:
         is_broken = self.world.is_main and self.writer.is_broken
         return StopVotes(*self.stop.votes, is_late, is_broken)
 
-    # ---- what came of an update ------------------------------------------------------------------------------------
+    # ---- outcomes of updates ------------------------------------------------------------------------------------
 
     def apply_outcomes(self, is_all: bool) -> None:
         for outcome in self.outcomes.completed(is_all):
             self.apply_outcome(outcome)
 
     def apply_outcome(self, outcome: UpdateOutcome) -> None:
-        """Count what an update did, and heed what the ranks voted for."""
+        """Add an update's results to the running totals, and act on the ranks' votes."""
         state, update, figures = self.state, outcome.pending.update, outcome.figures
         if outcome.is_applied:
             self.grad_norm = figures.grad_norm
@@ -270,10 +271,12 @@ class Trainer:
         self.stop.agree(votes.interrupt, votes.preempt)
         self.is_save_due = self.is_save_due or votes.checkpoint > 0
         if votes.broken:
-            self.world.on_main(lambda: self.writer.finish())  # only the main rank has a writer
+            # finish() raises the writer's Failure, which on_main passes to all ranks; only the main rank has a writer,
+            # hence the lambda.
+            self.world.on_main(lambda: self.writer.finish())
 
     def reject_update(self, outcome: UpdateOutcome) -> None:
-        """Report an update that was not applied, and stop if the config says so or too many were skipped."""
+        """Report an update that was not applied; fail if the config says so or too many in a row were skipped."""
         world, figures = self.world, outcome.figures
         summary = report_nonfinite(outcome, self.run, self.model, self.store, self.vocab, world)
         self.log(
@@ -292,8 +295,8 @@ class Trainer:
 
         def fail() -> None:
             raise Failure(
-                f"{summary}; the last checkpoint is good: continue from it with "
-                "training.on_nonfinite=skip, or start anew (out=DIR) with a lower optimizer.scale "
+                f"{summary}; the last checkpoint is intact: continue from it with "
+                "training.on_nonfinite=skip, or start over in another out=DIR with a lower optimizer.scale "
                 "or more optimizer.warmup_steps"
             )
 
@@ -304,7 +307,7 @@ class Trainer:
             self.metrics.write(figures)
 
     def log_window(self) -> str:
-        """Log the updates since the last log line; returns the short form for the progress bar."""
+        """Log a summary of the updates since the last log line; return a short form of it for the progress bar."""
         state, n_tokens = self.state, self.state.window_tokens
         speed, self.speed = self.speed.figures(), Speed(clock())
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
@@ -332,8 +335,10 @@ class Trainer:
     # ---- validation and checkpoints --------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Score the dev set, if that is due, and keep a new best as a checkpoint. If a stop cuts it short, it comes
-        first when the run continues."""
+        """Score the dev set if validation is due, and save a checkpoint if the score is the best so far.
+
+        If a stop interrupts it, the next start validates before it trains.
+        """
         if self.dev is None or self.stop.exit_code or not self.is_validation_due:
             return
         model = self.model
@@ -376,9 +381,9 @@ class Trainer:
             )
 
     def save(self) -> None:
-        """Write a checkpoint of this update, unless there is one."""
+        """Write a checkpoint for the current update unless it already has one."""
         if self.state.skipped and not self.has_finite_weights():
-            return  # the checkpoint would not be good
+            return  # a run cannot be resumed from NaN or infinite weights
         if self.saved_step != self.state.step:
             snapshot = checkpoint.take_snapshot(self.model, self.optimizer, self.world.is_main)
 
@@ -386,10 +391,12 @@ class Trainer:
                 self.writer.save(snapshot, self.state)
                 self.write_status("running")
 
-            # All ranks wait: a slow disk must not make the others give up in their next update.
+            # All ranks wait, so that a slow disk on the main rank cannot time out the others' next collective.
             self.world.on_main(write)
             self.saved_step = self.state.step
-        elif self.state.best_step == self.state.step:
+        elif (
+            self.state.best_step == self.state.step
+        ):  # already written, but it has just become the best: relink only
 
             def link_best() -> None:
                 self.writer.wait()
@@ -407,11 +414,11 @@ class Trainer:
         self.status.write(state, code, message)
 
     def finish(self) -> None:
-        """Leave, on the main rank, what the next start will find."""
+        """On the main rank: wait for the last checkpoint, and record in status.json how the run ended."""
         self.writer.finish()
         code = self.stop.exit_code
         if code:
-            message = f"asked to stop by {self.stop.reason}; the same command continues"
+            message = f"stopped by {self.stop.reason}; run the same command again to continue"
             self.write_status("preempted", code, message)
         else:
             self.write_status("done", 0)
@@ -421,11 +428,11 @@ class Trainer:
         )
 
 
-# ---- a sitting -------------------------------------------------------------------------------------------------------
+# ---- entry point -------------------------------------------------------------------------------------------------------
 
 
 def train(config: RunConfig, world: World) -> int:
-    """Train, or continue, the run in `config.folder`; returns the exit code."""
+    """Start or continue the run in `config.folder`; return its exit code."""
     micro_tokens = resolve_micro_tokens(config, world)
     config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     run, stop = RunFolder(config.folder), StopRequest()
@@ -452,7 +459,7 @@ def train(config: RunConfig, world: World) -> int:
             if not is_rank_lost(error, world):
                 raise
             _report_lost_rank(error, status, world)
-            # A return would take down the process group, and wait for the rank that is gone.
+            # Returning would destroy the process group, which waits for the rank that was lost.
             raise SystemExit(PREEMPTED) from error
         return stop.exit_code
 
@@ -460,7 +467,7 @@ def train(config: RunConfig, world: World) -> int:
 def _claim_folder(
     config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
 ) -> None:
-    """Lock the run folder and record this config in it, or refuse and name what differs from the recorded one."""
+    """Lock the run folder and record the config there; raise UserError with the differences if another is recorded."""
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
@@ -471,8 +478,8 @@ def _claim_folder(
     changes = list_differences(recorded, config) if recorded else []
     if changes:
         raise UserError(
-            f"{run.path}: this run began with other settings ({'; '.join(changes)}); "
-            "restore them, choose another out=DIR, or remove the folder to start anew"
+            f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "
+            "restore them, choose another out=DIR, or remove the folder to start over"
         )
     if recorded != config:
         write_text(run.config, format_config(config))
@@ -495,11 +502,13 @@ def _begin(trainer: Trainer) -> None:
 
 
 def _report_lost_rank(error: Exception, status: StatusFile, world: World) -> None:
-    """The connection to another rank broke: either it failed and says why itself, or it was killed."""
+    """Report a broken connection to another rank, which was killed or failed (then it reports why itself)."""
     first_line = str(error).partition("\n")[0]
     say(
         f"stopped: another rank is gone ({first_line}); "
         "the same command continues from the last checkpoint"
     )
     if world.is_main and not status.has_failed:
-        status.write("preempted", PREEMPTED, "another rank is gone; the same command continues")
+        status.write(
+            "preempted", PREEMPTED, "lost another rank; run the same command again to continue"
+        )

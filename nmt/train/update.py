@@ -1,9 +1,9 @@
-"""One optimizer update, the same on any number of ranks, and what came of it.
+"""Runs one optimizer update, identical on any number of ranks, and reads back its outcome.
 
-After the last micro-batch one sum makes the gradients those of all ranks. A second, small one tells every rank the loss
-and which ranks vote to stop or to save, so that all stop and save together, after the very same update. Where loss or
-gradient is NaN or infinite, the optimizer changes nothing. It learns that on the device, so nothing waits: on a GPU an
-outcome is read one update later.
+After the last micro-batch, one all-reduce sums the gradients over all ranks. A second, small one sums the loss and the
+ranks' votes to stop or save, so all ranks stop or save after the same update. If the loss or a gradient is NaN or
+infinite, the optimizer skips the step. That is decided on the device, so the host does not wait: on a GPU it reads each
+outcome one update later.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ from nmt.train.parallel import Replica
 
 
 class StopVotes(NamedTuple):
-    """What a rank asks for after an update and, once summed, how many ranks do."""
+    """The requests of one rank after an update, each 0 or 1; once summed, the number of ranks making each request."""
 
     interrupt: float = 0  # stop, because of Ctrl-C
     preempt: float = 0  # stop, because of any other signal
-    checkpoint: float = 0  # save, because the clock says so
-    broken: float = 0  # fail, because checkpoints cannot be written any more
+    checkpoint: float = 0  # save, because checkpoint_minutes have passed
+    broken: float = 0  # fail, because checkpoints can no longer be written
 
 
 class Figures(NamedTuple):
     """What an update computed, over all ranks."""
 
     loss: float  # label-smoothed, summed over the target tokens
-    nll: float  # likewise
+    nll: float  # without label smoothing, summed over the target tokens
     grad_norm: float
 
     @property
@@ -49,7 +49,7 @@ N_FIGURES = len(Figures._fields)
 
 @dataclass(frozen=True)
 class PendingOutcome:
-    """What came of an update, still on the device."""
+    """The outcome of an update, still on the device."""
 
     step: int
     update: Update
@@ -63,7 +63,7 @@ class PendingOutcome:
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """What came of an update, the same on each rank."""
+    """The outcome of an update, copied to the host; the same on every rank."""
 
     pending: PendingOutcome
     figures: Figures
@@ -89,7 +89,7 @@ def run_update(
     world: World,
     votes: Callable[[], StopVotes] = StopVotes,
 ) -> PendingOutcome:
-    """Run one optimizer update without waiting for its results. This rank is asked for its `votes` near the end."""
+    """Run one optimizer update without waiting for its results. `votes` is called late, just before they are summed."""
     # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
     scale = 1.0 / update.n_tgt
@@ -97,15 +97,15 @@ def run_update(
         seed = micro_seed(config.seed, step, micro.number)
         micro_sums[index] = replica.run(micro.batch, scale, seed)
 
-    # what all ranks have found together
+    # combine the results of all ranks
     replica.sum_gradients(world)
-    # The gradient's norm is the same on all ranks, and the sum below must return it.
+    # All ranks have the same gradient norm by now; divide, because the sum below adds it up once per rank.
     grad_norm = replica.gradient_norm() / world.size
     mine = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
     values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], mine)))
     outcome = PendingOutcome(step, update, micro_sums, values)
 
-    # one step of the optimizer, unless something is NaN or infinite, on one rank and so on all
+    # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all ranks
     optimizer.found_inf = 1.0 - outcome.figures.isfinite().all().float()
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
@@ -114,9 +114,9 @@ def run_update(
 
 
 class Outcomes:
-    """The outcomes of the updates so far, on their way from the device.
+    """A queue of outcomes that are being copied from the device to the host.
 
-    On a GPU the newest is left alone, so that the host never waits for the update that is running.
+    On a GPU the newest one stays queued, so that the host never waits for the update that is still running.
     """
 
     def __init__(self, device: torch.device) -> None:

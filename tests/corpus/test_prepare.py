@@ -130,7 +130,7 @@ def test_without_a_dev_set_there_is_none(root: Path) -> None:
     data = config(root, valid=None)
     prepare(data, VOCAB, 1)
     assert not list(Path(data.store).glob("valid*"))
-    with pytest.raises(UserError, match="holds no valid split"):
+    with pytest.raises(UserError, match="has no valid split"):
         open_store(Path(data.store), "valid")
 
 

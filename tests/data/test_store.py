@@ -96,7 +96,7 @@ def test_refuses_another_bpe_model(folder: Path) -> None:
 def test_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no prepared data here; make it with nmt-prepare"):
         open_store(tmp_path / "nothing", "train")
-    with pytest.raises(UserError, match=r"holds no valid split; give data\.valid"):
+    with pytest.raises(UserError, match=r"has no valid split; set data\.valid"):
         open_store(folder, "valid")
 
 

@@ -192,7 +192,7 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
         (5000, r"vocab\.size: 5000 is too large .* at most (\d+) is possible"),
         (
             20,
-            r"vocab\.size: 20 is too small, .* need (\d+); raise it or lower vocab\.character_coverage",
+            r"vocab\.size: 20 is too small: .* need (\d+) pieces; raise it or lower vocab\.character_coverage",
         ),
     ],
 )

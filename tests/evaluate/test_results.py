@@ -181,7 +181,7 @@ def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
         if kind == "link":
             (tmp_path / "elsewhere").write_text("[]")
     for attempt in (lambda: read_results(tmp_path), lambda: add_result(tmp_path, RESULT)):
-        with pytest.raises(UserError, match="results.json: is not a plain file"):
+        with pytest.raises(UserError, match="results.json: is not a regular file"):
             attempt()
     assert os.path.lexists(path) and not path.is_file() or kind == "link"
 

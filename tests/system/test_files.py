@@ -106,7 +106,7 @@ def test_json_round_trip_and_damage(tmp_path: Path) -> None:
     write_json(path, {"step": 3, "names": ["ä"], "best": None})
     assert read_json(path) == {"step": 3, "names": ["ä"], "best": None}
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UserError, match=r"state\.json: damaged"):
+    with pytest.raises(UserError, match=r"state\.json: is damaged"):
         read_json(path)
     with pytest.raises(UserError, match=r"none\.json: cannot be read"):
         read_json(tmp_path / "none.json")

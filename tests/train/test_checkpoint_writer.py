@@ -121,7 +121,10 @@ def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
     *warnings, last = capsys.readouterr().err.splitlines()
     full = [line for line in warnings if "bytes are needed" in line]
     assert len(full) == 3 and all(line.startswith("warning") for line in full)
-    assert last.startswith("nmt-train: failed: the checkpoint of update 5") and "make room" in last
+    assert (
+        last.startswith("nmt-train: failed: the checkpoint of update 5")
+        and "free some disk space" in last
+    )
     assert {path: path.stat().st_mtime_ns for path in (run / "checkpoints").rglob("*")} == before
     verify(run / "checkpoints/last")
     ballast.unlink()

@@ -109,7 +109,9 @@ BETWEEN_MICRO_BATCHES = """
                 shares += one.sharded_param.grad.to_local().numel()
                 kept = [one.unsharded_accumulated_grad, getattr(getattr(one, "_unsharded_param", None), "grad", None)]
                 whole += sum(grad.numel() for grad in kept if grad is not None)
-        print(f"whole {whole}, shares {shares}, model {sum(p.numel() for p in make(POST).parameters())}")
+        n_parameters = sum(p.numel() for p in make(POST).parameters())
+        # In one write: the ranks share one output.
+        sys.stdout.write(f"whole {whole}, shares {shares}, model {n_parameters}\\n")
 """
 
 
