@@ -1,9 +1,9 @@
 """Checkpoints: folders that are complete or absent, verified when they are opened, never unpickled, self-contained.
 
-`model.safetensors` holds each weight once, tied ones too; `optimizer.safetensors` holds Adam's moments by the name of
-their weight; `state.json` holds the few integers that training continues from. `config.yaml` and `vocab.model` make the
-folder usable on any machine. `manifest.json` has the sha256 of each file. An average (nmt/average/mean.py) is the same
-without the optimizer, and its `state.json` says what it is the mean of.
+`model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's moments, keyed by
+weight name; `state.json` holds the few numbers that training resumes from. `config.yaml` and `vocab.model` make the
+folder usable on any machine. `manifest.json` has the sha256 of each file. An average (nmt/average/mean.py) has the same
+files except the optimizer's, and its `state.json` lists the averaged checkpoints.
 """
 
 import contextlib
@@ -58,14 +58,14 @@ from nmt.system.strict_yaml import parse_yaml
 # The files of every checkpoint; training adds the optimizer.
 PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
-# Small files are read whole, so a damaged or hostile one must not be able to fill the memory.
+# Small files are read into memory whole, so their size is limited in case one is damaged or hostile.
 MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: 8 << 20}
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """What training continues from, apart from weights and moments. Its fields are the keys of state.json."""
+    """Everything that training resumes from, apart from weights and moments. Its fields are the keys of state.json."""
 
     step: int = default(0, COUNT)  # updates done
     cursor: Cursor = Cursor()
@@ -84,11 +84,13 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Average:
-    """What the mean of several checkpoints was made of, oldest first. Its fields are the keys of state.json."""
+    """The checkpoints an average was computed from, oldest first. Its fields are the keys of state.json."""
 
     averaged: list[str]  # the names of the checkpoints' folders
     step: int  # of the newest
-    elapsed_s: list[float] | None = None  # of training, at each; None in the mean of averages
+    elapsed_s: list[float] | None = (
+        None  # elapsed_s of each checkpoint; None for an average of averages
+    )
     weights: list[float] | None = None  # the share of each; None if all are equal
 
     def check(self) -> str | None:
@@ -103,7 +105,7 @@ Origin = TrainState | Average
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder that has been verified."""
+    """An opened checkpoint folder."""
 
     path: Path
     config: RunConfig
@@ -117,7 +119,7 @@ class Checkpoint:
 
     @property
     def averaged(self) -> list[str]:
-        """The names of the checkpoints that an average is the mean of; empty for a checkpoint of training."""
+        """The folder names of an average's checkpoints; empty for a training checkpoint."""
         return self.origin.averaged if isinstance(self.origin, Average) else []
 
 
@@ -138,10 +140,10 @@ class Snapshot:
 
 
 def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
-    """Collect weights and moments; all ranks must call this together.
+    """Collect weights and moments. This is a collective operation: all ranks must call it.
 
-    A tensor that this rank holds in full is not copied. A sharded one is gathered, and the main rank keeps it on the
-    host; one after the other, so that the GPU never holds more than one of them in full.
+    A tensor that this rank holds in full is not copied. Sharded tensors are gathered one at a time and moved to the main
+    rank's host memory, so that the GPU never holds more than one of them in full.
     """
 
     def collect(tensor: Tensor) -> Tensor:
@@ -163,7 +165,7 @@ def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool =
 def save_checkpoint(
     path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab: Vocab
 ) -> None:
-    """Write the folder `path`; after a crash it is complete or absent."""
+    """Write a checkpoint to the folder `path`, atomically: after a crash it is complete or absent."""
 
     def fill(folder: Path) -> None:
         save_file(_to_host(snapshot.moments), folder / OPTIMIZER_FILE)
@@ -174,9 +176,9 @@ def save_checkpoint(
 
 
 def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vocab) -> None:
-    """Write every file of a checkpoint that holds no tensors."""
+    """Write the files of a checkpoint that hold no tensors."""
     values = asdict(origin)
-    if isinstance(origin, Average):  # what does not apply to it is left out
+    if isinstance(origin, Average):  # omit fields that do not apply
         values = {key: value for key, value in values.items() if value is not None}
     write_json(folder / STATE_FILE, values)
     write_text(folder / CONFIG_FILE, format_config(config))
@@ -199,7 +201,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         except Failure as error:
             raise UserError(str(error)) from None
         if found is None:
-            raise UserError(f"{path}: this run has no checkpoint yet")
+            raise UserError(
+                f"{path}: this run has no checkpoint yet; wait for nmt-train to save one"
+            )
         return found
     if not path.is_dir():
         raise UserError(
@@ -209,8 +213,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_for_average(path: Path) -> Checkpoint:
-    """Open a checkpoint as `open_checkpoint` does, but leave the optimizer's moments unread: they are twice as large
-    as the weights, and an average does not need them."""
+    """Open a checkpoint like `open_checkpoint`, but without hashing the optimizer's file.
+
+    That file is twice as large as the weights, and an average does not need it.
+    """
     if not path.is_dir() or (path / "checkpoints").is_dir():
         path = open_checkpoint(path).path
     if path.is_symlink():
@@ -227,13 +233,15 @@ def open_after_main(run: RunFolder, step: int) -> Checkpoint:
 
 def _open_verified(path: Path) -> Checkpoint:
     checkpoint = _open_unverified(path)
-    verify(path)  # last, because it takes a second for each gigabyte or two
+    verify(path)  # last, because hashing takes about a second per gigabyte or two
     return checkpoint
 
 
 def _open_unverified(path: Path) -> Checkpoint:
-    """Check everything that can be checked without reading a tensor: the small files, and that the tensors have the
-    names, shapes and types that the config asks for."""
+    """Open a checkpoint after checking everything that can be checked without reading tensor data.
+
+    That is file sizes, the small files, and whether the tensors' names, shapes and dtypes match the config.
+    """
     entries = read_manifest(path)
     for name, entry in entries.items():
         if name not in (*PARTS, OPTIMIZER_FILE):
@@ -250,14 +258,14 @@ def _open_unverified(path: Path) -> Checkpoint:
     weight_shapes = partial(_weight_shapes, config.model, vocab.size, path / CONFIG_FILE)
     _check_tensors(path / MODEL_FILE, weight_shapes())
     if isinstance(origin, TrainState):
-        verify(path, (OPTIMIZER_FILE,), only=())
+        verify(path, (OPTIMIZER_FILE,), only=())  # must be in the manifest; nothing is hashed here
         _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(weight_shapes()))
     digests = {name: entry["sha256"] for name, entry in entries.items()}
     return Checkpoint(path, config, vocab, origin, digests)
 
 
 def _read_config(path: Path) -> RunConfig:
-    """Read the config, which must not extend another file: that could name any file of this machine."""
+    """Read the config. It must not extend another file: a hostile checkpoint could name any file on this machine."""
     try:
         source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
         if "extends" in source.values:
@@ -279,7 +287,7 @@ def read_origin(folder: Path) -> Origin:
     reader = RecordReader(
         lambda key: f"{path}: {key}" if key else str(path),
         needs_all_keys=not is_average,
-        remedy="damaged, or of another version of nmt",
+        remedy="damaged, or written by another version of nmt",
     )
     kind: type[Origin] = Average if is_average else TrainState
     origin: Origin = reader.read(kind, values)
@@ -289,7 +297,7 @@ def read_origin(folder: Path) -> Origin:
         match = re.fullmatch(r"step-([0-9]{7,})", name)
         if match and int(match[1]) != origin.step:
             raise UserError(
-                f"{path}: is of step {origin.step}; files or folders were exchanged, use another copy"
+                f"{path}: belongs to step {origin.step}, not to this folder; files or folders were mixed up, use another copy"
             )
     return origin
 
@@ -300,7 +308,7 @@ def read_origin(folder: Path) -> Origin:
 def _weight_shapes(
     config: ModelConfig, vocab_size: int, path: Path
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield the name and shape of each weight that the config in `path` asks for.
+    """Yield the name and shape of each weight that the config in `path` implies.
 
     A hostile config may ask for millions of layers, so only one layer is built and nothing is collected in a list.
     """
@@ -308,7 +316,9 @@ def _weight_shapes(
         with torch.device("meta"):  # takes no memory
             model = Transformer(replace(config, n_layers=1), vocab_size)
     except (RuntimeError, TypeError):
-        raise UserError(f"{path}: model: no tensor can be that large; use another copy") from None
+        raise UserError(
+            f"{path}: model: its sizes are too large for a tensor; use another copy"
+        ) from None
     for name, p in model.named_parameters():
         side, _, rest = name.partition(".0.")
         if not rest:  # it belongs to no layer
@@ -329,7 +339,7 @@ def _moment_shapes(
 
 @contextlib.contextmanager
 def open_tensors(path: Path, framework: str) -> Iterator[Any]:
-    """Open a safetensors file; reads its header, but none of its tensors."""
+    """Open a safetensors file, reading its header but no tensors."""
     try:
         with open(path, "rb") as file:
             n_bytes = int.from_bytes(file.read(8), "little")
@@ -341,36 +351,42 @@ def open_tensors(path: Path, framework: str) -> Iterator[Any]:
         with safe_open(path, framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read: {ascii(str(error)[:199])[1:-1]}") from None
+        raise UserError(
+            f"{path}: cannot be read ({ascii(str(error)[:199])[1:-1]}); use another copy"
+        ) from None
 
 
 def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
-    """Compare names, shapes and types in a file's header with those `expected`, all of them fp32."""
-    # With torch as the framework the kernel would have to promise memory for the whole file.
+    """Raise UserError unless a file's header lists exactly the `expected` names and shapes, all in fp32."""
+    # "numpy", because with "pt" the kernel would have to commit memory for the whole file.
     with open_tensors(path, "numpy") as file:
         remaining = set(file.keys())
         for name, shape in expected:
             if name not in remaining:
-                raise UserError(f"{path}: lacks tensor {name}; damaged, or not of this config")
+                raise UserError(
+                    f"{path}: tensor {name} is missing; the file is damaged or does not match its config"
+                )
             remaining.remove(name)
             tensor = file.get_slice(name)
             found_shape, dtype = tensor.get_shape(), tensor.get_dtype()
             if found_shape != shape:
                 raise UserError(
                     f"{path}: tensor {name} has shape {str(found_shape)[:99]}, "
-                    f"the config and the vocabulary ask for {shape}"
+                    f"but the config and the vocabulary require {shape}"
                 )
             if dtype != "F32":
                 raise UserError(
-                    f"{path}: tensor {name} is of type {dtype}, not F32; use another copy"
+                    f"{path}: tensor {name} has type {dtype} instead of F32; use another copy"
                 )
         if remaining:
             stray = ascii(min(remaining)[:99])[1:-1]
-            raise UserError(f"{path}: has a stray tensor {stray}; damaged, or not of this config")
+            raise UserError(
+                f"{path}: has an unexpected tensor {stray}, so it is damaged or belongs to another config; ..."
+            )
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Copy the weights into `model`, whose names and shapes must be those of the checkpoint."""
+    """Copy the weights into `model`, whose parameters must have the checkpoint's names and shapes."""
     _copy_tensors(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
 
 
@@ -406,7 +422,7 @@ def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
 
 
 def list_steps(run: RunFolder) -> list[int]:
-    """List the updates at which the run has a checkpoint, ascending."""
+    """Return the steps at which the run has a checkpoint, in ascending order."""
     if not run.checkpoints.is_dir():
         return []
     steps = []
@@ -428,10 +444,12 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
             checkpoint = _open_verified(path)
             if isinstance(checkpoint.origin, Average):
                 raise UserError(
-                    f"{path / STATE_FILE}: of an average; training cannot continue from it"
+                    f"{path / STATE_FILE}: belongs to an average; training cannot continue from it"
                 )
             if config and (changes := list_differences(config, checkpoint.config)):
-                raise UserError(f"{path / CONFIG_FILE}: of another run ({'; '.join(changes)})")
+                raise UserError(
+                    f"{path / CONFIG_FILE}: belongs to another run ({'; '.join(changes)})"
+                )
             return checkpoint
         except UserError as error:
             say(f"warning: {error}; trying the one before")
@@ -446,8 +464,8 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
 def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
     """Remove all checkpoints but the newest `keep` and the best.
 
-    Any after `last_step` are damaged, or training would have continued from them: they do not count here, and
-    training will replace them.
+    Checkpoints after `last_step` must be damaged, because otherwise training would have resumed from them. They are not
+    counted, and training will overwrite them.
     """
     steps = [step for step in list_steps(run) if step <= last_step]
     for step in steps[:-keep]:
@@ -456,5 +474,5 @@ def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int)
 
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:
-    """Let the link `checkpoints/NAME` (last, best) point to the folder of that step."""
+    """Point the link `checkpoints/NAME` (`last` or `best`) at the folder of a step."""
     point_link(run.checkpoints / name, run.checkpoint(step).name)

@@ -128,16 +128,16 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
     [
         (
             lambda w: w.pop("decoder.0.feed_forward.inner.bias"),
-            "lacks tensor decoder.0.feed_forward.inner.bias",
+            "tensor decoder.0.feed_forward.inner.bias is missing",
         ),
-        (lambda w: w.update(extra=torch.zeros(1)), "stray tensor extra"),
+        (lambda w: w.update(extra=torch.zeros(1)), "unexpected tensor extra"),
         (
             lambda w: w.update({"decoder.0.feed_forward.inner.bias": torch.zeros(3)}),
             r"has shape \[3\]",
         ),
         (
             lambda w: w.update({name: value.bfloat16() for name, value in w.items()}),
-            "is of type BF16, not F32",
+            "has type BF16 instead of F32",
         ),
     ],
 )

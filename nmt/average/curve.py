@@ -34,7 +34,7 @@ class Point:
 
     n: int
     steps: list[int]
-    minutes: list[float]  # of training, at each of them
+    minutes: list[float]  # of training, at each of these updates
     bleu: float
     nll: float
 

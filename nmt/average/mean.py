@@ -1,7 +1,7 @@
 """Averages checkpoints, as the paper does before it evaluates (section 6.1): summed in float64, rounded to fp32 once.
 
 Files are read tensor by tensor, so that twenty checkpoints take no more memory than one model. An average is a
-checkpoint folder without the optimizer; its state.json names the checkpoints that it was made of, oldest first.
+checkpoint folder without the optimizer; its state.json lists the checkpoints it was made from, oldest first.
 """
 
 import contextlib
@@ -119,7 +119,7 @@ def average_checkpoints(
 
 def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:
     def is_average(names: object) -> bool:
-        return names == set(PARTS)  # a checkpoint of training has its optimizer too
+        return names == set(PARTS)  # a training checkpoint also contains the optimizer
 
     check_replaceable(out, "an average", is_average, is_forced, inputs)
 

@@ -77,7 +77,7 @@ def take_last(
 
 
 def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate]:
-    """Give the newest the largest weight, and each older one `decay` times that of the next."""
+    """Weight the newest checkpoint 1, and each older one `decay` times as much as the next newer one."""
     newest = len(candidates) - 1
     return [
         replace(candidate, weight=decay ** (newest - i)) for i, candidate in enumerate(candidates)
@@ -95,7 +95,7 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
     if len(validated) < n:
         raise UserError(
             f"--best {n}: {run.path} has {len(candidates)} checkpoints, of which {len(validated)} "
-            "were validated; lower it, or let training.checkpoint_every and validate_every coincide"
+            "were validated; lower --best, or make training.checkpoint_every a multiple of training.validate_every"
         )
     bleus = [scores[candidate.step].get("bleu") for candidate in validated]
     has_bleu = all(isinstance(bleu, int | float) for bleu in bleus)

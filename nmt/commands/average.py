@@ -118,7 +118,7 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 def _parse_minutes(text: str) -> float:
     minutes = _parse_number(text)
     if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give minutes, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
     return minutes
 
 
@@ -148,7 +148,9 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
             if value is not None:
                 raise UserError(f"--best and {name} exclude each other; leave one out")
     if args.curve is not None and args.output:
-        raise UserError("--curve and -o do not go together: the curve writes no average")
+        raise UserError(
+            "--curve and -o cannot be combined, because --curve writes no average; leave one out"
+        )
 
 
 def average_run(args: argparse.Namespace) -> int:

@@ -106,7 +106,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = Tr
         "--config",
         required=is_required,
         metavar="FILE",
-        help="a YAML file, or the name of a shipped one (base.yaml, big.yaml, demo.yaml, ...)",
+        help="a YAML file, or the name of a bundled config (base.yaml, big.yaml, demo.yaml, ...)",
     )
     add_overrides(parser)
 
@@ -124,7 +124,7 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offline",
         action="store_true",
-        help="touch no network: only local files and what earlier downloads left in their caches",
+        help="do not access the network: use only local files and cached downloads",
     )
 
 

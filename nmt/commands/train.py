@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from nmt.config import RunConfig
 
 EXAMPLES = """\
-  nmt-train --config demo.yaml                          the embedded corpus, minutes on two cores
+  nmt-train --config demo.yaml                          train on the embedded corpus; takes minutes on two cores
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then exit
-  nmt-train --config base.yaml --explain                each setting and rule beside the paper's, with deviations counted
-  nmt-train --config base.yaml --profile                where the time of an update goes, after half a minute
-  nmt-train --config base.yaml --plan --price 3.50      memory, hours and cost of the recipe, before it starts
+  nmt-train --config base.yaml --explain                compare each setting and rule with the paper's, and count deviations
+  nmt-train --config base.yaml --profile                show where the time of an update goes; takes half a minute
+  nmt-train --config base.yaml --plan --price 3.50      estimate memory, hours and cost before starting the run
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
 
-The same command again continues the run where it stopped. Results go to the run folder (out=DIR, by default runs/NAME):
+Run the same command again to continue where it stopped. Results go to the run folder (out=DIR, by default runs/NAME):
 config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, with links `last` and `best`.
-Ctrl-C, SIGTERM and SIGUSR1 stop it after the current update, with a checkpoint (exit codes 130, 75, 75); a second
-signal stops it at once."""
+Ctrl-C (exit code 130), SIGTERM and SIGUSR1 (exit code 75) stop it after the current update and save a checkpoint; a
+second signal stops it at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="print each setting and rule beside the paper's and its released code's, and exit",
+        help="compare each setting and rule with the paper and its released code, and exit",
     )
     parser.add_argument(
         "--profile",
@@ -51,19 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="run the worst and some typical updates, print what the whole recipe will take, and exit",
+        help="time the largest and some typical updates, print the memory, time and cost of the whole run, and exit",
     )
     parser.add_argument(
-        "--price", type=float, metavar="X", help="with --plan: the price of an hour of the machine"
+        "--price", type=float, metavar="X", help="with --plan: the machine's price per hour"
     )
     add_offline(parser)
     args = parser.parse_intermixed_args(argv)
     if args.profile and args.plan:
-        parser.error("--profile and --plan: one at a time")
+        parser.error("--profile and --plan cannot be combined")
     if (args.trace and not args.profile) or (args.price is not None and not args.plan):
-        parser.error("--trace goes with --profile, --price with --plan")
+        parser.error("--trace requires --profile, and --price requires --plan")
     if args.price is not None and not 0 <= args.price < 1e9:
-        parser.error(f"--price {args.price}: give a price of at least 0")
+        parser.error(f"--price {args.price}: must be at least 0 and below 1e9")
     return run_command(lambda: train_model(args), "nmt-train")
 
 

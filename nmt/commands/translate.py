@@ -168,7 +168,7 @@ def parse_positive(text: str) -> int:
 def find_option_conflict(args: argparse.Namespace) -> str:
     """Return what is wrong with a combination of options, "" if nothing is."""
     if not args.checkpoints:
-        return "a checkpoint is missing; it comes before settings"
+        return "no checkpoint is given; put it before the settings"
     if args.resume and not args.output:
         return "--resume needs -o FILE, the output to continue"
     if args.resume and args.n_best and not args.json:

@@ -125,7 +125,9 @@ def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
         ) from None
     except Exception as error:  # whatever somebody's dataset can do wrong, in its own words
         name = " ".join(part for part in (corpus.dataset, corpus.subset, corpus.split) if part)
-        raise UserError(f"dataset {name}: {describe_error(error)}") from None
+        raise UserError(
+            f"dataset {name}: {describe_error(error)}; check its id, subset, split and revision"
+        ) from None
 
 
 def _is_reachable(url: str) -> bool:

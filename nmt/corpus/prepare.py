@@ -1,7 +1,7 @@
-"""From raw corpora to a sealed store: the stages one after the other, then one rename.
+"""Builds a sealed store from raw corpora: runs the stages in order, then publishes the result with one rename.
 
-The store appears complete or not at all. What a killed run has finished stays in `STORE.work/`, and the next run ends
-with the same bytes. The ledger accounts for every line, and its digest of the store depends neither on the machine nor
+The store appears complete or not at all. A killed run leaves its finished work in `STORE.work/`; the next run reuses it
+and produces the same bytes. The ledger accounts for every line. The store's digest depends neither on the machine nor
 on the number of workers.
 """
 
@@ -61,7 +61,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     store = Path(data.store).resolve()
     work = store.with_name(f"{store.name}.work")
 
-    # is it there?
+    # an existing store is kept
     if _is_complete(store):
         check_same(store, data, vocab)
         _remove_work(work)  # left by a run killed after its last rename
@@ -71,7 +71,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
             f"{store}: exists and is not a prepared store; give another data.store=DIR or remove it"
         )
 
-    # mistakes are found now, not after an hour
+    # detect mistakes in the config now, not after an hour of work
     parts = _list_parts(data)
     for part in parts:
         find_local_files(part.corpus, data)
@@ -79,12 +79,13 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     make_folder(store.parent)
 
     with lock(store, "preparing", f".{store.name}.lock"):
-        if _is_complete(store):  # another process was faster
+        if _is_complete(store):  # another process finished it before this one took the lock
             return False
         _claim_work(work)
         n_bytes = sum(_estimate_bytes(part, data) for part in parts)
+        # The text is about half of the estimate; refuse if not even that fits.
         if shutil.disk_usage(store.parent).free + _count_bytes(work) < n_bytes // 2:
-            raise UserError(_describe_full_disk(work, n_bytes))  # not even room for the text
+            raise UserError(_describe_full_disk(work, n_bytes))
         try:
             make_folder(work)
             (work / WORK_MARK).touch()
@@ -94,7 +95,9 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
                 raise
             raise UserError(_describe_full_disk(work, n_bytes)) from None
         finally:
-            if not any(work.rglob("?????.json")):  # no shard is finished: nothing to continue from
+            if not any(
+                work.rglob("?????.json")
+            ):  # no shard report (00000.json, ...): no finished work to keep
                 _remove_work(work)
     return True
 
@@ -121,19 +124,19 @@ def _list_parts(data: DataConfig) -> list[Part]:
 
 
 def _claim_work(work: Path) -> None:
-    """Refuse a folder that somebody else made; say that work continues."""
+    """Raise UserError if nmt-prepare did not make this folder; print a line if earlier work in it is reused."""
     is_used = any(work.glob("[!.]*"))
     if work.is_symlink() or (is_used and not (work / WORK_MARK).is_file()):
         raise UserError(
-            f"{work}: was not made by nmt-prepare, which needs this name; "
-            "give another data.store=DIR or move that folder"
+            f"{work}: was not made by nmt-prepare, which needs this name for its work folder; "
+            "give another data.store=DIR or move it away"
         )
     if is_used:
-        say(f"continuing with the finished work in {work}")
+        say(f"reusing the finished work in {work}")
 
 
 def _remove_work(work: Path) -> None:
-    if (work / WORK_MARK).is_file():  # never what somebody else has put there
+    if (work / WORK_MARK).is_file():  # never remove a folder that nmt-prepare did not make
         shutil.rmtree(work, ignore_errors=True)
 
 
@@ -159,7 +162,7 @@ def _describe_full_disk(work: Path, n_bytes: int) -> str:
     )
 
 
-# ---- the phases -------------------------------------------------------------------------------------------------
+# ---- the stages -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
     job.clock.finish("encode")
     if dev_ids and not dev_ids[0].report.kept:
         raise UserError(
-            "data.valid: no pair of it can be read; look at the file, or leave the dev set out"
+            "data.valid: it contains no usable pair; check the files, or leave data.valid unset"
         )
     if not any(encoded.report.kept for encoded in train_ids):
         raise UserError(NOTHING_LEFT)
@@ -264,7 +267,7 @@ def _publish(store: Path, folder: Path, ledger: Ledger, root: str) -> None:
 def _account_for(
     collected: CollectedPart, encoded: EncodedPart, n_repeats: Mapping[str, int]
 ) -> CorpusAccount:
-    """A corpus in the ledger."""
+    """Return the ledger's account of one corpus."""
     part = collected.part
     is_train = part.split == "train"
     before = collected.report

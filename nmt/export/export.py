@@ -93,7 +93,7 @@ def _encode_lines(translator: Translator, vocab: Vocab, lines: Sequence[str]) ->
             src.append(translator.shorten(ids, n))
     if not src:
         raise UserError(
-            "there is nothing to compare: all lines are empty; give --check-lines a file with text"
+            "--check-lines: all lines are empty, so there is nothing to compare; give a file with text"
         )
     return src
 

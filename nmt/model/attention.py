@@ -1,10 +1,10 @@
 """Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for its three uses.
 
-On the CPU sentences of similar length are padded to one width and attended with plain batched matrix products; at
-translation lengths this is faster than fused kernels. Rows are padded and packed again by look-ups of one head's row
-each, so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel reads the packed rows where they
-are: ours (`attention_triton.py`), or torch's where that was measured to be faster (`attention_choice.py`). Decoding steps
-have their own attention, over a cache (`cache.py`).
+On the CPU, sentences of similar length are padded to one width, and attention is computed with plain batched matrix
+products; at the lengths of translation this is faster than fused kernels. Padding and packing gather one head's row at
+a time by index, so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel reads the packed rows
+in place: ours (`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`). Decoding
+steps have their own attention, over a cache (`cache.py`).
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from nmt.model.attention_varlen import supports_varlen, varlen_attention
 TRITON, VARLEN = "triton", "varlen"  # the paths on a GPU: our kernels, or torch's
 
 MASKED_SCORE = -1e30  # finite, because a sentence without tokens must not give NaN
-# Below a vector register of fp32 torch's softmax is three times slower.
+# torch's softmax is three times slower for rows shorter than a vector register of fp32.
 WIDTH_MULTIPLE = 16
 
 
@@ -32,16 +32,18 @@ def round_up_width(longest: int) -> int:
 class PaddedGroups:
     """One side of a batch, padded: groups of sentences of similar length, each group padded to its own width.
 
-    A cell is one head's row at one place of a sentence, also of a place that has no token. The cells of a group are
-    ordered by sentence, head and place, and one group follows the other.
+    A cell is one head's row at one position of a sentence, including positions without a token. The cells of a group are
+    ordered by sentence, head and position, and the groups are stored one after another.
     """
 
     def __init__(self, packed: Packed, groups: list[Tensor], widths: list[int]) -> None:
         self.packed, self.widths = packed, widths
         self.sizes = [group.numel() * width for group, width in zip(groups, widths, strict=True)]
-        self.live: list[Tensor] = []  # of each group (S, L): whether there is a token
-        self.tokens: list[Tensor] = []  # of each group (S, L): its row, 0 where there is none
-        # Where the cells of a sentence begin if there is one head, and how far it is to the next head's.
+        self.live: list[Tensor] = []  # per group, (S, L): whether the position has a token
+        self.tokens: list[
+            Tensor
+        ] = []  # per group, (S, L): the packed row of the token, 0 where there is none
+        # Per sentence: its first cell if there were one head, and the number of cells from one head to the next.
         self.starts = packed.offsets.new_zeros(packed.n_sentences + 1)
         self.strides = torch.zeros_like(self.starts)
         self.indices: dict[tuple[int, ...], Tensor] = {}
@@ -54,7 +56,7 @@ class PaddedGroups:
             self.starts[group] = first + width * torch.arange(group.numel(), device=group.device)
             self.strides[group] = width
             first += size
-        self.starts[-1] = first  # the dead tail takes the zero row after all cells
+        self.starts[-1] = first  # the dead tail reads the row of zeros after the last cell
 
     def pad(self, x: Tensor, group: int) -> Tensor:
         """Pad the packed heads x (T, H, D) to the cells of a group: (S * H, L, D)."""
@@ -110,25 +112,26 @@ class AttentionMask:
     ) -> None:
         self.packed, self.causal, self.window, self.path = (queries, keys), causal, window, path
         self.is_on_cpu = queries.tokens.device.type == "cpu"
-        # Grouping reads lengths back, and a GPU would have to be waited for.
+        # Grouping reads the lengths on the host, which on a GPU would force a synchronisation.
         self.is_single_group = is_single_group or not self.is_on_cpu
 
     @property
     def uses_varlen(self) -> bool:
-        """Whether torch's kernel is chosen and applies: it aligns the ends of sentences, we align their beginnings."""
+        """Whether torch's kernel is chosen and gives our result: under causal or window masks it aligns the ends of queries
+        and keys, while we align their beginnings."""
         queries, keys = self.packed
         return self.path == VARLEN and (queries is keys or not self.causal and self.window is None)
 
     @lazy_property
     def key_intervals(self) -> Tensor:
-        """For each query the first key row it attends to and one past the last; 0, 0 in the dead tail: (2, Tq)."""
+        """The first key row that each query attends to and one past the last, (2, Tq); both are 0 in the dead tail."""
         queries, keys = self.packed
         ahead = 0 if self.causal else self.window
         return self.intervals(queries, keys, ahead=ahead, behind=self.window)
 
     @lazy_property
     def query_intervals(self) -> Tensor:
-        """For each key the first query row that attends to it and one past the last; 0, 0 in the dead tail: (2, Tk)."""
+        """The first query row that attends to each key and one past the last, (2, Tk); both are 0 in the dead tail."""
         queries, keys = self.packed
         behind = 0 if self.causal else self.window
         return self.intervals(keys, queries, ahead=self.window, behind=behind)
@@ -136,8 +139,9 @@ class AttentionMask:
     def intervals(
         self, rows: Packed, others: Packed, ahead: int | None, behind: int | None
     ) -> Tensor:
-        """Of each row's sentence, the rows of `others` at most `ahead` places after it and `behind` before it: (2, T)."""
-        # The dead tail belongs to one more sentence, which has no tokens.
+        """For each row, find the first and one past the last row of `others` in the same sentence that is at most `behind`
+        positions before it and `ahead` positions after it, (2, T). None means no limit."""
+        # The dead tail counts as one more sentence, without tokens.
         bounds = torch.stack((others.offsets[:-1], others.offsets[1:]))
         first, last = F.pad(bounds, (0, 1))[:, rows.sentence]  # (T,)
         place = first + rows.positions
@@ -149,7 +153,7 @@ class AttentionMask:
 
     @lazy_property
     def groups(self) -> list[Tensor]:
-        """The sentences whose longer side is padded to the same width."""
+        """The sentences of each group: those whose longer side is padded to the same width."""
         queries, keys = self.packed
         if self.is_single_group:
             return [torch.arange(queries.n_sentences, device=queries.tokens.device)]
@@ -177,7 +181,7 @@ class AttentionMask:
 
     @lazy_property
     def score_biases(self) -> list[Tensor]:
-        """What is added to the scores of each group, (S, 1, Lq or 1, Lk) fp32: 0, or MASKED_SCORE where a key is hidden."""
+        """The bias on the scores of each group, (S, 1, Lq or 1, Lk) fp32: 0, or MASKED_SCORE where a key is masked out."""
         biases = []
         for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
             may = live[:, None, None, :]
@@ -192,7 +196,7 @@ class AttentionMask:
 
     @lazy_property
     def has_empty_rows(self) -> bool:
-        """Whether some query may attend to no key: softmax spreads its weights evenly, and they must become zeros."""
+        """Whether some query may have no key to attend to: softmax would give it uniform weights, so they are set to zero."""
         queries, keys = self.packed
         return not self.is_on_cpu or bool(((keys.lengths == 0) & (queries.lengths > 0)).any())
 

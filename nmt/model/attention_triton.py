@@ -19,13 +19,16 @@ try:
     import triton
     import triton.language as tl
     from triton.language import constexpr
-except ImportError:  # the plain path needs none of it
+except ImportError:  # the padded path works without Triton
     triton = tl = constexpr = None
 
-# Triton itself reads the environment only once.
+# Read once, at import, as Triton itself does.
 IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's registers
-ROW_COUNTS = ("n_queries", "n_keys")  # Triton would compile anew for a 1 or a multiple of 16
+ROW_COUNTS = (
+    "n_queries",
+    "n_keys",
+)  # otherwise Triton recompiles when they are 1 or a multiple of 16
 
 
 def triton_function(function):
@@ -37,7 +40,7 @@ def triton_kernel(function):
 
 
 def supports_triton(q: Tensor, v: Tensor) -> bool:
-    """Whether `triton_attention` takes such heads; if not, `attention.attend` computes them."""
+    """Whether `triton_attention` supports these heads; if not, `attention.attend` uses the padded path."""
     has_device = triton is not None and (q.is_cuda or IS_INTERPRETED)
     has_dtype = q.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
     return has_device and has_dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST_HEAD
@@ -64,7 +67,7 @@ def _store_rows(base, first, row, n_rows, is_written, rows, SIZE: constexpr, PAD
 
 @triton_function
 def _load_intervals(intervals, rows, n_rows):
-    """Load for each row the first row of the other side and one past the last; past the end 0, 0."""
+    """For each row, load its first row on the other side and one past the last; rows past the end get 0, 0."""
     first = tl.load(intervals + rows, rows < n_rows, 0)
     last = tl.load(intervals + n_rows + rows, rows < n_rows, 0)
     return first, last
@@ -90,7 +93,7 @@ def attention_forward(
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Compute for a tile of queries the mixed values and the log2-sum-exp2 of their scores.
+    """Compute the attention output of a tile of queries, and log2(sum(exp2(scores))) of each.
 
     The softmax is online, so that no row of scores is ever stored whole: `top` is the highest score
     so far, `total` the sum of 2^(score - top), and `fade` rescales both sums when `top` rises.
@@ -164,7 +167,7 @@ def _differentiate_queries(
         of_weights = _product(of_out, tl.trans(values)) - mean[:, None]
         of_scores = tl.where(may, weights * of_weights, 0.0)
         of_queries = _product(of_scores.to(keys.dtype), keys, of_queries)
-    of_queries *= scale * 0.6931471805599453  # `scale` counts in powers of two
+    of_queries *= scale * 0.6931471805599453  # `scale` includes log2(e), so multiply by ln(2)
     _store_rows(grad_q + head * K, start, n_heads * K, TILE, exists, of_queries, K, K_PADDED)
 
 
@@ -256,7 +259,7 @@ def choose_kernel_shape(dtype: torch.dtype, padded_size: int, is_backward: bool)
 
 
 class Launch(NamedTuple):
-    """What both kernels are launched with, after their tensors."""
+    """The launch arguments that follow the tensors, for either kernel."""
 
     numbers: list[Any]
     tile: int
@@ -265,12 +268,14 @@ class Launch(NamedTuple):
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
-    assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "a head's numbers must lie side by side"
+    assert q.stride(2) == k.stride(2) == v.stride(2) == 1, (
+        "the last dimension of queries, keys and values must be contiguous"
+    )
     sizes = q.shape[2], v.shape[2]
     # tl.arange takes powers of two only, and tl.dot no dimension below 16
     padded_sizes = [max(16, triton.next_power_of_2(size)) for size in sizes]
     shape = choose_kernel_shape(q.dtype, max(padded_sizes), is_backward)
-    scale = q.shape[2] ** -0.5 * 1.4426950408889634  # log2(e): hardware has exp2 only
+    scale = q.shape[2] ** -0.5 * 1.4426950408889634  # log2(e), because the hardware only has exp2
     numbers = [
         len(q),
         len(k),
@@ -330,7 +335,7 @@ def _empty_gradients(
 def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, key_intervals, query_intervals = inputs
     ctx.save_for_backward(q, k, v, *output, key_intervals, query_intervals)
-    # Otherwise zeros would be made for the gradient of the log-sum-exp, which nothing uses.
+    # Otherwise autograd would allocate zeros as the gradient of the log-sum-exp, which nothing uses.
     ctx.set_materialize_grads(False)
 
 
@@ -351,5 +356,7 @@ def triton_attention(
     `query_intervals` (2, Tk) int32 holds the same relation from the keys' side. Neither end falls from one
     row with a nonempty interval to the next. A row whose interval is empty gives exact zeros.
     """
-    assert key_intervals.dtype == query_intervals.dtype == torch.int32, "rows are counted in int32"
+    assert key_intervals.dtype == query_intervals.dtype == torch.int32, (
+        "key_intervals and query_intervals must be int32"
+    )
     return _attention(q, k, v, key_intervals, query_intervals)[0]

@@ -1,9 +1,9 @@
 """The decoder's keys and values between steps, and attention of one new position over them.
 
-A sentence's hypotheses share one block of keys and values. Each writes at its own places and never moves what it wrote;
-a mask says which places belong to each hypothesis, so reordering the beam changes only the mask. On the CPU a `Cache`
-grows with the steps. On a GPU a step is recorded once and replayed (`nmt/system/cuda_graph.py`), so a `StaticCache` keeps
-its addresses and shapes, and the number of the step is a tensor on the device.
+A sentence's hypotheses share one block of keys and values. Each writes to its own slots and never moves what it wrote;
+a mask says which slots belong to each hypothesis, so reordering the beam changes only the mask. On the CPU a `Cache`
+grows step by step. On a GPU a step is recorded once and replayed (`nmt/system/cuda_graph.py`), so a `StaticCache` keeps
+its addresses and shapes, and the step number is a tensor on the device.
 """
 
 import itertools
@@ -17,21 +17,26 @@ from torch import Tensor
 from nmt.config import ModelConfig
 from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
-SMALL_PRODUCT = 1 << 16  # multiplications; below, waking threads takes longer than the product
+SMALL_PRODUCT = (
+    1 << 16
+)  # multiplications; waking other threads takes longer than computing a product smaller than this
 FP32_BYTES = 4
 
 
 @dataclass
 class Cache:
-    """Keys and values of the memory, and of the pieces of each hypothesis, for S sentences of `beam` = B hypotheses.
+    """The keys and values of the encoder's output (the memory) and of the pieces of each hypothesis, for S sentences with
+    B = `beam` hypotheses each.
 
-    The places of a layer are ordered by step, then hypothesis. Those not yet written are zero, because products read
-    them all.
+        The slots of a layer are ordered by step, then by hypothesis. Slots not yet written are zero, because matrix products
+        read all of them.
     """
 
     beam: int
     n_heads: int
-    memory_keys: list[Tensor]  # of each layer (S * H, Ls, K)
+    memory_keys: list[
+        Tensor
+    ]  # per layer: (S * H, Ls, K)   (the same for "of each layer" in lines 36, 37, 145 and 147)
     memory_values: list[Tensor]  # (S * H, Ls, V)
     memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else MASKED_SCORE
     keys: list[Tensor]  # of each layer (S * H, capacity * B, K)
@@ -43,7 +48,7 @@ class Cache:
         """Begin another step, in which each hypothesis attends to itself; grow if necessary."""
         first = self.length * self.beam
         if first == self.mask.shape[3]:
-            # whole steps, and at least a vector register of places
+            # grow by whole steps, and by at least a vector register of slots
             unit = self.beam * -(-WIDTH_MULTIPLE // self.beam)
             more = unit * max(1, first // (4 * unit))
             for rows in (self.keys, self.values):
@@ -58,23 +63,23 @@ class Cache:
         return Step(self)
 
     def positions(self, tokens: Tensor) -> Tensor:
-        """The position of each of a step's tokens."""
+        """Return the position of each token of this step."""
         return torch.full_like(tokens, self.length - 1)
 
     def write(self, cells: Tensor, new: Tensor) -> None:
-        """Put a step's keys or values (S, H, B, K) into those of all steps, (S, H, capacity * B, K)."""
+        """Write the keys or values of this step (S, H, B, K) into those of all steps, (S, H, capacity * B, K)."""
         first = (self.length - 1) * self.beam
         cells[:, :, first : first + self.beam].copy_(new)
 
     def window_mask(self, window: int) -> Tensor:
-        """The mask for a layer that attends to its own step and the `window` steps before it only."""
+        """Return the mask for a layer that attends only to this step and the `window` steps before it."""
         mask = self.mask.clone()
         n_before = max(0, (self.length - 1 - window) * self.beam)  # places before the window
         mask[:, :, :, :n_before] = MASKED_SCORE
         return mask
 
     def reorder(self, parents: Tensor) -> None:
-        """Let each hypothesis continue the one of its sentence that `parents` (S, B) names."""
+        """Make each hypothesis continue the hypothesis of its sentence whose index `parents` (S, B) holds."""
         # Keys and values stay: a new hypothesis sees the places that its parent saw.
         index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         self.mask = self.mask.gather(2, index)
@@ -97,8 +102,8 @@ class Cache:
 class Buffers:
     """Named tensors that keep their addresses while their shapes change: each uses the beginning of a flat allocation.
 
-    A step recorded for some shape is therefore valid again whenever that shape comes back, also for other sentences,
-    until `n_moves` grows: then a larger allocation was necessary.
+    So a step recorded for a shape can be replayed whenever that shape recurs, even for other sentences, until `n_moves`
+    grows, which means that a larger allocation was necessary.
     """
 
     def __init__(self) -> None:
@@ -108,9 +113,9 @@ class Buffers:
     def place(
         self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()
     ) -> Tensor:
-        """Return a tensor of that shape with `x`, which must be elsewhere, in its first corner and `fill` around it.
+        """Copy `x` into the first corner of the tensor `name` of this shape, with `fill` around it, and return that tensor.
 
-        Memory is allocated for `largest` at once, the shape that is expected later.
+        The allocation has room for `largest`, the shape expected later. `x` must not be in that allocation.
         """
         size = max(math.prod(shape), math.prod(largest) if largest else 0)
         memory = self.memory.get(name)
@@ -131,14 +136,14 @@ class Buffers:
 class StaticCache:
     """A cache for recorded steps: a step changes it in place, and it changes its shape only between steps.
 
-    The first dimension of its tensors is the sentence: of `n` rows the first are in use, the others are padding.
+    The first dimension of its tensors is the sentence. Of the `n` rows, the first ones are in use and the rest are padding.
     """
 
     def __init__(self, beam: int, n_heads: int) -> None:
         self.beam, self.n_heads, self.buffers = beam, n_heads, Buffers()
         self.n = self.capacity = self.max_capacity = self.n_source = self.n_positions = 0
         self.table: Tensor | None = None
-        self.tensors: dict[str, Tensor] = {}  # by name and, of keys and values, layer
+        self.tensors: dict[str, Tensor] = {}  # by name; those of keys and values end with the layer
         self.memory_keys: list[Tensor] = []  # of each layer (n, H, Ls, K)
         self.memory_values: list[Tensor] = []  # (n, H, Ls, V)
         self.keys: list[Tensor] = []  # of each layer (n, H, capacity * B, K)
@@ -146,7 +151,7 @@ class StaticCache:
 
     @property
     def n_moves(self) -> int:
-        """How often all recorded steps became invalid."""
+        """The number of times that all recorded steps became invalid."""
         return self.buffers.n_moves
 
     def load(self, fresh: Cache, n: int, capacity: int, max_capacity: int, table: Tensor) -> None:
@@ -188,7 +193,7 @@ class StaticCache:
         self._bind(len(self.keys))
 
     def _place(self, name: str, x: Tensor) -> Tensor:
-        """Copy the tensor into its buffer, padded to the capacity with zeros or hidden places."""
+        """Copy the tensor into its buffer, padded to the capacity: with MASKED_SCORE if it is a mask, else with zeros."""
         axis, fill = 2, 0.0
         if name.endswith("mask"):
             axis, fill = 3, MASKED_SCORE
@@ -201,7 +206,7 @@ class StaticCache:
         return self.buffers.place(name, x, shape, fill, largest)
 
     def _bind(self, n_layers: int) -> None:
-        """Name the tensors as those of `Cache` are named."""
+        """Make the tensors available under the attribute names of `Cache`."""
         tensors, layers = self.tensors, range(n_layers)
         self.memory_mask, self.mask = tensors["memory mask"], tensors["mask"]
         self.memory_keys = [tensors[f"memory keys {layer}"] for layer in layers]
@@ -216,7 +221,7 @@ class StaticCache:
     # ---- within a recorded step ----
 
     def advance(self) -> "Step":
-        # The place of this step. Warm-ups before a recording may go one step too far; the last place serves them.
+        # The slot of this step. Warm-ups before a recording may go one step too far; they use the last slot again.
         self.place = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
         hypotheses = torch.arange(self.beam, device=self.place.device)
         self.here = self.place * self.beam + hypotheses  # (B,)
@@ -254,7 +259,7 @@ def count_static_bytes(
 def round_up_to_class(n: int) -> int:
     """Round n up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
-    So there are few shapes to record, and at most a third of the rows is padding.
+    This keeps the number of shapes to record small, and at most a third of the rows are padding.
     """
     power = 1 << max(n - 1, 0).bit_length()  # the least power of two that is at least n
     between = power * 3 // 4
@@ -270,7 +275,7 @@ def round_up_source_width(longest: int) -> int:
 
 @dataclass
 class Step:
-    """One step of decoding, with a cache that has advanced."""
+    """One decoding step, on a cache whose `advance` was just called."""
 
     cache: Cache | StaticCache
 

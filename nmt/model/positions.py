@@ -1,8 +1,8 @@
 """Positional encodings (section 3.5): what is added to the embeddings so that the model knows the order of pieces.
 
-Sinusoids have no end: a sentence longer than the table gets a longer one, which is kept. A learned table ends, and says
-so. The sines fill the first half of the columns and the cosines the second, as in the authors' code; the paper
-interleaves them, which is the same up to a permutation of columns.
+Sinusoids are defined for any length: a sentence longer than the table gets a longer table, which is kept. A learned table
+has a fixed length, and longer sentences raise UserError. The sines fill the first half of the columns and the cosines
+the second, as in the authors' code; the paper interleaves them, which differs only by a permutation of columns.
 """
 
 import math
@@ -32,7 +32,7 @@ class Positions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.d_model, self.is_learned = config.d_model, config.positions == "learned"
-        self.longer_table: Tensor | None = None  # of sinusoids, for sentences beyond the table
+        self.longer_table: Tensor | None = None  # sinusoids for sentences longer than `table`
         if self.is_learned:
             self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
         else:
@@ -57,6 +57,6 @@ class Positions(nn.Module):
         return table.to(self.table)
 
     def reserve(self, longest: int) -> None:
-        """Make the model's own table long enough for such a sentence."""
+        """Make `self.table` long enough for a sentence of `longest` pieces."""
         if longest > len(self.table):
             self.table = self.extend_table(longest)

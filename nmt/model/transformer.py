@@ -1,8 +1,9 @@
-"""The Transformer of section 3, named as in the paper, over packed sentences.
+"""The Transformer of section 3 of "Attention Is All You Need", with the paper's names, for packed sentences.
 
-Post-norm, ReLU, biased feed-forward, no biases in attention, dropout on each sub-layer's output and on embedding +
-position and nowhere else; one matrix serves both embeddings and the projection. Options (`ModelConfig`) cover every row
-of Table 3. The model knows nothing of compile, ranks, checkpoints or devices; those are applied from outside.
+By default it is post-norm with ReLU; feed-forward layers have biases, attention has none; dropout is applied to each
+sub-layer's output and to embedding + position, and nowhere else; both embeddings and the projection share one matrix.
+Options (`ModelConfig`) cover every row of Table 3. The model knows nothing about compilation, ranks, checkpoints or
+devices; its callers handle those.
 """
 
 import math
@@ -33,19 +34,19 @@ Weights = list[Tensor] | None
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm with statistics in fp32 and a result of the input's type."""
+    """LayerNorm that computes in fp32 and returns the input's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         device = x.device.type
         if device == "cpu" or not torch.is_autocast_enabled(device):
             return super().forward(x)
-        # Autocast on a GPU, unlike that of the CPU, would return fp32 and so double what each layer reads and writes.
+        # GPU autocast, unlike CPU autocast, would return fp32 and so double each layer's memory traffic.
         with torch.autocast(device, enabled=False):
             return super().forward(x.float()).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2). One product computes queries, keys and values of self-attention."""
+    """What self-attention and memory attention share of multi-head attention (section 3.2.2)."""
 
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class MemoryAttention(Attention):
 
 
 class BiasedLinear(nn.Linear):
-    """nn.Linear that adds its bias in place: on the CPU torch would write the bias to the output first and read it again."""
+    """nn.Linear that adds its bias in place: torch's CPU kernel first fills the output with the bias and reads it back."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight)
@@ -125,7 +126,10 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """The connection around a sub-layer f: LayerNorm(x + Dropout(f(x))) as in section 3.1, or x + Dropout(f(LayerNorm(x)))."""
+    """The residual connection around a sub-layer f.
+
+    Post-norm, as in section 3.1: LayerNorm(x + Dropout(f(x))). Pre-norm: x + Dropout(f(LayerNorm(x))).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -207,7 +211,7 @@ class Transformer(nn.Module):
         layers = range(config.n_layers)
         self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in layers))
         self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in layers))
-        # With pre-norm nothing has normalised the residual stream at its end.
+        # Pre-norm layers leave their residual stream unnormalised, so each stack needs a final LayerNorm.
         is_pre = config.norm == "pre"
         self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
         self.decoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
@@ -216,8 +220,7 @@ class Transformer(nn.Module):
     def reset(self) -> None:
         """Draw the initial weights, which the paper does not specify, as the authors' code does.
 
-        Embeddings come from N(0, 1/d_model), products from a uniform distribution by fan-in + fan-out, fused products
-        counting as one.
+        Embeddings are drawn from N(0, 1/d_model). Linear layers are Xavier-uniform; a fused matrix counts as one matrix.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.projection:
@@ -240,7 +243,7 @@ class Transformer(nn.Module):
             nn.init.normal_(weight, std=self.config.d_model**-0.5)
 
     def reserve_positions(self, longest: int) -> None:
-        """Make the tables of positions long enough for sentences of `longest` pieces."""
+        """Make the position tables long enough for sentences of `longest` pieces."""
         self.src_positions.reserve(longest)
         self.tgt_positions.reserve(longest)
 
@@ -252,7 +255,7 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def encode(self, src: Packed, weights: Weights = None) -> Tensor:
-        """Compute the memory: (Ts,) pieces -> (Ts, d_model)."""
+        """Compute the encoder's output, called the memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
         mask = AttentionMask(
             src,
@@ -266,7 +269,7 @@ class Transformer(nn.Module):
         return self.encoder_norm(x)
 
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
-        """Compute what the projection turns into logits of the next piece: (Tt,) pieces -> (Tt, d_model)."""
+        """Compute the decoder's hidden states, from which `projection` computes logits: (Tt,) pieces -> (Tt, d_model)."""
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
         self_mask = AttentionMask(
             tgt, tgt, causal=True, window=self.config.window, path=self.attention_path
@@ -307,7 +310,7 @@ class Transformer(nn.Module):
         return cache
 
     def make_static_cache(self, beam: int) -> StaticCache:
-        """Make a cache for recorded steps, still without sentences."""
+        """Make an empty cache for steps that are recorded as CUDA graphs."""
         return StaticCache(beam, self.config.n_heads)
 
     def restart(
@@ -320,7 +323,7 @@ class Transformer(nn.Module):
         cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        """Bound the memory that a sentence of `longest` pieces takes in a search by recorded steps."""
+        """Return an upper bound on the bytes that a sentence of `longest` pieces takes in a CUDA-graph search."""
         config = self.config
         size = self.tgt_embedding.weight.element_size()
         cache = count_static_bytes(config, beam, longest, capacity, size)
@@ -337,7 +340,7 @@ class Transformer(nn.Module):
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
-        """Compute what the projection turns into logits after one more piece: (S * B,) -> (S * B, d_model)."""
+        """Advance by one piece; return hidden states, from which `projection` computes logits: (S * B,) -> (S * B, d_model)."""
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
         # `restart` made the table long enough for a static cache.

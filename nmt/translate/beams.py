@@ -1,9 +1,13 @@
 """The state of a search, and what beam search and sampling share: lengths, penalties, prefixes, finished hypotheses.
 
-A hypothesis' score is its log-probability over a penalty of its length |Y|, closing eos included. `stopping` says when
-a sentence is done: when no living hypothesis can still win (`exact`, which cannot change the result, because
-log-probabilities only fall and penalties only grow); when `beam` hypotheses have finished (`full`); when `beam` have
-finished and the best living one is no better at its present length (`likely`); or at the length limit (`never`).
+A hypothesis's score is its log-probability divided by a penalty that depends on its length |Y|, which counts the final
+eos. `decoding.stopping` selects when a sentence is done:
+- `exact`: when no active hypothesis can still win, which cannot change the result, because log-probabilities only fall
+  and penalties only grow;
+- `full`: when `beam` hypotheses have finished;
+- `likely`: when `beam` have finished, and the best active one would score no better than the worst of them if it ended
+  at its current length;
+- `never`: only at the length limit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +26,9 @@ from nmt.system.errors import Failure, UserError
 NEG_INF = float("-inf")
 LOGITS_AT_ONCE = 1 << 22  # on CPU: as many as its cache holds
 
-# The number of a step, from 1 on. An int on the CPU: tensors grow by a column with each step. A tensor (1,) in a
-# recorded step on the GPU: there tensors have columns for later steps too, and keep their shapes.
+# The length of the hypotheses after the current step, which is also the step's number, counted from 1. Usually an int,
+# and tensors grow by one column per step. In a step recorded as a CUDA graph it is a tensor (1,), and tensors have
+# columns for later steps from the start, so that their shapes never change.
 Length = int | Tensor
 
 
@@ -34,10 +39,10 @@ class Hypothesis:
 
 
 class Decodable(Protocol):
-    """What can be searched: a Transformer, an ensemble, or a test's substitute.
+    """A model that can be decoded with: a Transformer, an ensemble, or a test double.
 
-    It makes and takes its own kind of cache, which has `reorder` and `keep` as `Cache` of nmt/model/cache.py has them;
-    that of recorded steps has the methods of `StaticCache`.
+    Each model defines its own caches. The one that `start` returns has `reorder` and `keep`, like `Cache` in
+    nmt/model/cache.py; the one that `make_static_cache` returns has the methods of `StaticCache`.
     """
 
     config: ModelConfig
@@ -55,15 +60,15 @@ class Decodable(Protocol):
 
 @dataclass
 class Beams:
-    """The S sentences that are still searched, each with B = beam living hypotheses and its n best finished ones.
+    """The S sentences still being searched, each with B = beam active hypotheses and its n best finished ones.
 
-    A row belongs to the sentence that `sentences` names; rows change places when sentences leave.
+    Row i belongs to sentence number `sentences[i]`; rows are reordered when finished sentences are removed.
     """
 
     sentences: Tensor  # (S,)
-    limits: Tensor  # (S,) the most pieces before eos
+    limits: Tensor  # (S,) the maximum number of pieces before eos
     forced: Tensor  # (S, P) the prefix that a translation must begin with; -1 where it is free
-    tokens: Tensor  # (S, B) the last piece of each living hypothesis; bos at first
+    tokens: Tensor  # (S, B) the last piece of each active hypothesis; bos at first
     ids: Tensor  # (S, B, t) all of its pieces; eos in the columns of later steps
     scores: Tensor  # (S, B) log-probabilities, best first; NEG_INF where there is no hypothesis
     finished_ids: Tensor  # (S, n, t)
@@ -71,19 +76,19 @@ class Beams:
     n_finished: Tensor  # (S,)
 
     def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
-        """Keep the first `n` sentences, after the rows `movers` have taken the places `holes`."""
+        """Move the rows `movers` to the rows `holes`, then keep only the first `n`."""
         for name, rows in vars(self).items():
             rows[holes] = rows[movers]
             setattr(self, name, rows[:n])
 
 
 def count_hypotheses(config: DecodingConfig, n_best: int) -> int:
-    """How many hypotheses of a sentence live at a time."""
+    """Return how many hypotheses of a sentence are active at a time."""
     if config.sample:
         return n_best
     if n_best > config.beam:
         raise UserError(
-            f"a beam of {config.beam} cannot give the {n_best} best translations; raise decoding.beam"
+            f"a beam of {config.beam} is too small for the {n_best} best translations; raise decoding.beam"
         )
     return config.beam
 
@@ -95,16 +100,16 @@ def start_beams(
     n_best: int,
     prefixes: Sequence[Sequence[int]] | None,
 ) -> Beams:
-    """Each sentence at bos, with its length limit and its prefix."""
+    """Return the state before the first step: each sentence at bos, with its length limit and its prefix."""
     n, device, beam = src.n_sentences, src.tokens.device, count_hypotheses(config, n_best)
 
-    # Prefixes, side by side.
+    # Pad the prefixes to equal length.
     prefixes = prefixes or [[]] * n
     longest_prefix = max(map(len, prefixes))
     padded = [[*prefix, *[-1] * (longest_prefix - len(prefix))] for prefix in prefixes]
     forced = torch.tensor(padded, dtype=torch.int64, device=device)
 
-    # Length limits: by the source, never shorter than the prefix, never beyond the table of positions.
+    # The length limit grows with the source; it is never below the prefix's length nor above the position table's.
     limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
@@ -117,8 +122,12 @@ def start_beams(
 
     scores = torch.zeros(n, beam, device=device)
     if not config.sample:
-        scores[:, 1:] = NEG_INF  # all hypotheses would begin alike, so only one does begin
-    n_kept = beam if config.stopping == "likely" else n_best
+        scores[:, 1:] = (
+            NEG_INF  # start from one hypothesis, because identical ones would stay identical
+        )
+    n_kept = (
+        beam if config.stopping == "likely" else n_best
+    )  # `likely` compares with the beam-th best
     return Beams(
         sentences=torch.arange(n, device=device),
         limits=limits,
@@ -133,7 +142,7 @@ def start_beams(
 
 
 def compute_penalty(length: Length, config: DecodingConfig) -> Tensor:
-    """The divisor of the log-probability of a hypothesis of `length` pieces, eos included (section 6.1)."""
+    """Return what a log-probability is divided by for a hypothesis of `length` pieces, eos included (section 6.1)."""
     size = torch.as_tensor(length, dtype=torch.float32)
     if config.penalty == "gnmt":
         return ((5.0 + size) / 6.0) ** config.length_penalty
@@ -143,13 +152,13 @@ def compute_penalty(length: Length, config: DecodingConfig) -> Tensor:
 
 
 def find_done(beams: Beams, length: Length, config: DecodingConfig, n_best: int) -> Tensor:
-    """Which sentences are done after this step, (S,)."""
+    """Return a mask of the sentences that are done after this step, (S,)."""
     best = beams.scores.amax(1)
     done = (best == NEG_INF) | (beams.limits < length)
     if config.sample:
         return done
     if config.stopping == "exact":
-        # No living hypothesis can do better than to end at the limit with the probability that it has now.
+        # At best, an active hypothesis reaches the length limit without losing any probability.
         bound = best / compute_penalty(beams.limits + 1, config).to(best.device)
         done |= bound <= beams.finished_scores[:, n_best - 1]
     elif config.stopping == "full":
@@ -161,14 +170,14 @@ def find_done(beams: Beams, length: Length, config: DecodingConfig, n_best: int)
 
 
 def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothesis]:
-    """The finished hypotheses of a sentence that is done, best first."""
+    """Return the finished hypotheses of one sentence, best first."""
     finished = []
     for row, score in zip(rows, scores, strict=True):
         if score > NEG_INF:
             finished.append(Hypothesis(row[: row.index(EOS)], score))
     if not finished:
         raise Failure(
-            "search found no hypothesis: the model's scores are NaN or infinite; take another checkpoint"
+            "search found no hypothesis: the model's scores are NaN or infinite; try another checkpoint"
         )
     return sorted(finished, key=lambda one: -one.score)
 
@@ -179,7 +188,7 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
 def compute_logit_blocks(
     model: Decodable, hidden: Tensor, beam: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The logits (s * B, V) of some sentences after others; on CPU in blocks that fit into its cache."""
+    """Yield logits (s * B, V) for one block of s sentences after another; on a CPU, blocks that fit into its cache."""
     n_sentences = hidden.shape[0] // beam
     size = n_sentences
     if hidden.device.type == "cpu":
@@ -190,7 +199,7 @@ def compute_logit_blocks(
 
 
 def find_required_pieces(beams: Beams, length: Length) -> Tensor:
-    """The piece that each sentence must take in this step, (S,): of its prefix, or eos at its limit; -1 if free."""
+    """Return the piece each sentence must take in this step, (S,): its prefix's, eos at the limit, or -1 for any piece."""
     required = torch.where(beams.limits < length, EOS, -1)
     if isinstance(length, Tensor):
         forced = beams.forced.index_select(1, find_step_column(beams.forced, length)).squeeze(1)
@@ -202,7 +211,7 @@ def find_required_pieces(beams: Beams, length: Length) -> Tensor:
 
 
 def forbid_pieces(logits: Tensor, is_eos_forbidden: bool | Tensor) -> None:
-    """Rule out, in logits (R, V), the pieces that no free choice may take."""
+    """Set the logits (R, V) of pieces that may not be chosen freely to -inf: pad, bos and, if forbidden, eos."""
     logits[:, PAD] = NEG_INF
     logits[:, BOS] = NEG_INF
     if isinstance(is_eos_forbidden, Tensor):
@@ -212,23 +221,23 @@ def forbid_pieces(logits: Tensor, is_eos_forbidden: bool | Tensor) -> None:
 
 
 def find_step_column(rows: Tensor, length: Tensor) -> Tensor:
-    """The column (1,) of a recorded step. The last one serves steps beyond capacity, whose result is not used."""
+    """Return the column (1,) of a recorded step. Steps beyond capacity, whose results are discarded, use the last one."""
     return (length - 1).clamp(max=rows.shape[-1] - 1)
 
 
 def append_pieces(ids: Tensor, pieces: Tensor, length: Length) -> Tensor:
-    """Add a piece to each row: (S, N, t), (S, N) -> (S, N, t + 1), or into the step's column of a recorded step."""
+    """Append a piece to each row: (S, N, t), (S, N) -> (S, N, t + 1). A recorded step writes its own column instead."""
     if isinstance(length, Tensor):
         return ids.index_copy(2, find_step_column(ids, length), pieces.unsqueeze(2))
     return torch.cat((ids, pieces.unsqueeze(2)), 2)
 
 
 def pad_width(ids: Tensor, like: Tensor) -> Tensor:
-    """Rows of pieces as wide as those of `like`, with eos at their ends."""
+    """Pad rows of pieces with eos to the width of `like`."""
     n_missing = like.shape[2] - ids.shape[2]
     return F.pad(ids, (0, n_missing), value=EOS) if n_missing else ids
 
 
 def gather_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """tensor[s, index[s, i]]: (S, N, T), (S, M) -> (S, M, T)."""
+    """Return tensor[s, index[s, i]] for all s and i: (S, N, T), (S, M) -> (S, M, T)."""
     return tensor.gather(1, index.unsqueeze(2).expand(-1, -1, tensor.shape[2]))

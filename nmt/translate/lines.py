@@ -51,7 +51,7 @@ class LineReader:
             first += len(block)
         if first <= skip:
             raise UserError(
-                f"{self.name}: has {first - 1:,} lines, fewer than the {skip:,} that are done; give the "
+                f"{self.name}: has {first - 1:,} lines, fewer than the {skip:,} already translated; give the "
                 "input that the output was made from"
             )
         if self.n_invalid > MAX_WARNINGS:
@@ -99,7 +99,7 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
             size = min(largest, 2 * size)
         if n_rest > MAX_LINE_BYTES:
             raise UserError(
-                f"{name}:{n_lines + 1}: more than {MAX_LINE_BYTES:,} bytes without a line end; is it text?"
+                f"{name}:{n_lines + 1}: is longer than {MAX_LINE_BYTES:,} bytes; give a text file with one sentence per line"
             )
 
     # the end of the stream
@@ -162,5 +162,5 @@ def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> 
         del waiting[:needed]
     if waiting or next(prefix_chunks, None) is not None:
         raise UserError(
-            f"{reader.name}: has more lines than the input, which has {n:,}; give a line for each of it"
+            f"{reader.name}: has more lines than the input ({n:,}); give exactly one line for each input line"
         )

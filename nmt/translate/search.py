@@ -1,9 +1,11 @@
-"""Beam search with a cache, for many sentences at once: section 6.1 of the paper, and other toolkits' rules by name.
+"""Cached beam search over a batch of sentences, by the rules of the paper's section 6.1 or those of another toolkit.
 
-Each step considers the 2 * beam best continuations of a sentence; a beam of 1 considers only the best, which is greedy.
-`finishing` says which continuations that end with eos count as finished: `any` of them (the paper's code); those among
-the `beam` best (`top`: fairseq, Hugging Face, CTranslate2); or those, and each narrows the beam by one from then on
-(`shrink`: Marian). Length penalty and stopping are in beams.py, sampling in sampling.py.
+Each step considers the 2 * beam best continuations of a sentence, or just the best one if beam is 1 (greedy search).
+`decoding.finishing` selects the continuations ending in eos that count as finished hypotheses:
+- `any`: all of them (the authors' code);
+- `top`: those among the `beam` best (fairseq, Hugging Face, CTranslate2);
+- `shrink`: the same, and each one reduces the beam by one for the rest of the search (Marian).
+Length penalty and stopping are in beams.py, sampling is in sampling.py.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,9 @@ from nmt.translate.beams import (
 )
 from nmt.translate.sampling import draw_uniforms, sample_step
 
-GROUP_SIZE = 64  # pieces of which only the best is considered at first
+GROUP_SIZE = (
+    64  # pieces per group in `find_topk_by_group`, which first compares only the best of each group
+)
 
 
 @torch.inference_mode()
@@ -46,7 +50,7 @@ def search(
     n_best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find the `n_best` best translations of each sentence, best first; with `config.sample`, draw as many.
+    """Find the `n_best` best translations of each sentence, best first; with `config.sample`, draw `n_best` samples.
 
     Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence.
     """
@@ -58,7 +62,7 @@ def search(
     results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
     length = 0  # of the hypotheses, eos included
     while True:
-        # one piece more for each hypothesis
+        # extend each hypothesis by one piece
         length += 1
         hidden = model.step(beams.tokens.flatten(), cache)  # (S * B, D)
         if config.sample:
@@ -77,7 +81,7 @@ def search(
         for sentence, rows, row_scores in zip(sentences, ids, scores, strict=True):
             results[sentence] = make_hypotheses(rows, row_scores)
 
-        # go on with the others, in fewer rows
+        # move the unfinished sentences into the first n rows and drop the rest
         n = int((~done).sum())
         if n == 0:
             return results
@@ -90,7 +94,7 @@ def search(
 def beam_step(
     beams: Beams, model: Decodable, hidden: Tensor, length: Length, config: DecodingConfig
 ) -> Tensor:
-    """Give each hypothesis one piece more; returns which hypothesis each of the new ones continues, (S, B)."""
+    """Extend the hypotheses by one piece; return the index of each new hypothesis's parent, (S, B)."""
     beam = config.beam
 
     # The best continuations of each sentence.
@@ -126,7 +130,7 @@ def beam_step(
         torch.cat((pad_width(beams.finished_ids, grown), grown), 1), order
     )
 
-    # The living: the best of the others.
+    # Active hypotheses: keep the `beam` best continuations that have not ended.
     beams.scores, order = scores.masked_fill(ended, NEG_INF).topk(beam, 1)
     beams.tokens = pieces.gather(1, order)
     beams.ids = gather_rows(grown, order)
@@ -136,11 +140,12 @@ def beam_step(
 def _best_continuations(
     logits: Tensor, scores: Tensor, required: Tensor, is_eos_forbidden: bool | Tensor, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The n best (parent, piece, log-probability) of each sentence, each (S, n).
+    """Return the n best continuations of each sentence: parents, pieces and log-probabilities, each (S, n).
 
-    From logits (S * B, V), the scores (S, B) of the hypotheses, and the sentences' required pieces (S,), -1 for none.
+    Takes logits (S * B, V), the scores (S, B) of the hypotheses, and each sentence's required piece (S,), or -1.
     """
-    # What to add to a logit for the score of the continuation. torch's log_softmax takes half the time of logsumexp.
+    # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits). The difference below
+    # equals logsumexp, and torch computes log_softmax in half the time.
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required = required[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
     required_logits = logits.gather(1, required.clamp(min=0))
@@ -159,14 +164,16 @@ def _best_continuations(
     if totals.shape[1] < n:  # a toy vocabulary
         totals = F.pad(totals, (0, n - totals.shape[1]), value=NEG_INF)
     best, index = totals.topk(n, 1)
-    index = index.clamp(max=scores.shape[1] * n_each - 1)
+    index = index.clamp(
+        max=scores.shape[1] * n_each - 1
+    )  # padding, of score NEG_INF, lies beyond the last candidate
     return index // n_each, pieces.view(len(scores), -1).gather(1, index), best
 
 
 def find_topk_by_group(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """logits.topk(n, 1), faster: only the n groups with the highest maxima can hold the n highest logits."""
+    """Compute logits.topk(n, 1) faster: the n highest logits all lie in the n groups with the highest maxima."""
     n_groups = logits.shape[1] // GROUP_SIZE
-    if n_groups < 4 * n:
+    if n_groups < 4 * n:  # too few groups to be faster
         return logits.topk(min(n, logits.shape[1]), 1)
     n_grouped = n_groups * GROUP_SIZE
     grouped = logits[:, :n_grouped].unflatten(1, (n_groups, GROUP_SIZE))
@@ -174,7 +181,7 @@ def find_topk_by_group(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
     rest = logits[:, n_grouped:]
     values, index = torch.cat((gather_rows(grouped, groups).flatten(1), rest), 1).topk(n, 1)
 
-    # From places among the chosen groups and the rest to pieces.
+    # Translate indices into the chosen groups and the rest back into piece ids.
     group = (index // GROUP_SIZE).clamp(max=n - 1)
     place = index - index // GROUP_SIZE * GROUP_SIZE
     pieces = groups.gather(1, group) * GROUP_SIZE + place

@@ -62,8 +62,8 @@ def translate_stream(
                 raise
             except OSError as error:
                 raise Failure(
-                    f"{out.name}: cannot be written ({error.strerror}); with --resume a file goes on from "
-                    "its last whole line"
+                    f"{out.name}: cannot be written ({error.strerror}); --resume continues a file after "
+                    "its last complete line"
                 ) from None
             yield result
             if result.error is not None:
@@ -169,17 +169,17 @@ def open_output(
         if not is_regular:  # a pipe or a device: nothing to lock or count
             if is_resumed:
                 raise UserError(
-                    f"{path}: is not a regular file, so --resume cannot count its lines; leave one of them out"
+                    f"{path}: is not a regular file, so --resume cannot count its lines; leave --resume out, or give another -o FILE"
                 )
             yield file, 0
             return
         if any(os.path.sameopenfile(file.fileno(), handle) for handle in input_handles):
-            raise UserError(f"{path}: is the input too; choose another -o FILE")
+            raise UserError(f"{path}: is also the input; choose another -o FILE")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
-                f"{path}: another nmt-translate writes there; wait for it or choose another -o FILE"
+                f"{path}: another nmt-translate is writing to it; wait for it or choose another -o FILE"
             ) from None
         if is_resumed:
             yield file, keep_whole_lines(path)

@@ -81,7 +81,9 @@ class TextToText(ABC):
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """Find for each piece of a translation the index of its source piece."""
-        raise UserError(f"{self.engine} does not support alignments")
+        raise UserError(
+            f"{self.engine} does not support alignments; leave out --alignments or --engine"
+        )
 
     def translate(
         self, lines: Sequence[str], progress: Progress | None = None, first: int = 1
@@ -208,7 +210,7 @@ class TextToText(ABC):
             raise LineTooLong(
                 index,
                 f"{line}, more than {self.longest:,}; split it, raise decoding.max_source, or "
-                "take decoding.long_lines=split or cut",
+                "set decoding.long_lines=split or cut",
             )
         if self.config.long_lines == "cut":
             say(
@@ -282,7 +284,7 @@ class Translator(TextToText):
             except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
                 if is_out_of_memory(error):
                     raise Failure(
-                        "not enough memory for this search; lower decoding.beam (or --n-best of samples) or "
+                        "the search ran out of memory; lower decoding.beam (--n-best if you sample) or "
                         "decoding.batch_tokens"
                     ) from None
                 raise

@@ -233,7 +233,7 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_work(
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--profile", "--plan"], "one at a time"),
+        (["--profile", "--plan"], "cannot be combined"),
         (["--trace", "t.json"], "--profile"),
         (["--plan", "--trace", "t.json"], "--profile"),
         (["--price", "3"], "--plan"),

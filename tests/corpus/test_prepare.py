@@ -635,7 +635,7 @@ def test_bad_lines_of_the_dev_set_are_accounted_for(root: Path) -> None:
     dev = ledger_of(str(root.parent / "store"))["corpora"][-1]
     assert (dev["lines"], dev["kept"], dev["dropped"]) == (3, 2, {"unreadable": 1})
     (root / "dev.en").write_bytes(b"\xff\n" * 3)
-    with pytest.raises(UserError, match=r"data\.valid: no pair of it can be read"):
+    with pytest.raises(UserError, match=r"data\.valid: it contains no usable pair"):
         prepare(config(root, on_bad_line="skip", store=str(root / "two")), VOCAB, 1)
 
 

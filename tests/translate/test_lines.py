@@ -97,12 +97,12 @@ def test_a_file_without_line_ends_is_an_error() -> None:
         b"one\n" + bytes(MAX_LINE_BYTES + 200_000), itertools.repeat(1 << 16)
     ).read_chunks()
     assert next(chunks).lines == ["one"]
-    with pytest.raises(UserError, match="x:2: .*line end"):
+    with pytest.raises(UserError, match="x:2: is longer than"):
         next(chunks)
 
 
 @pytest.mark.parametrize(
-    ("n", "message"), [(300, None), (299, "ends after 299 lines"), (301, "has more lines .* 300")]
+    ("n", "message"), [(300, None), (299, "ends after 299 lines"), (301, "has more lines .*300")]
 )
 @pytest.mark.parametrize("skip", [0, 150])
 def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) -> None:
