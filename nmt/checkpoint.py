@@ -246,11 +246,14 @@ def _open_unverified(path: Path) -> Checkpoint:
     for name, entry in entries.items():
         if name not in (*PARTS, OPTIMIZER_FILE):
             raise UserError(
-                f"{path / MANIFEST_FILE}: names {name}, which is not a file of a checkpoint; "
+                f"{path / MANIFEST_FILE}: lists {name}, which does not belong to a checkpoint; "
                 "use another copy"
             )
         if name in MAX_BYTES and entry["size"] > MAX_BYTES[name]:
-            raise UserError(f"{path / name}: {entry['size']} bytes are too many; use another copy")
+            raise UserError(
+                f"{path / name}: has {entry['size']:,} bytes, but at most {MAX_BYTES[name]:,} are "
+                "allowed; use another copy"
+            )
     verify(path, PARTS, only=MAX_BYTES)
     origin = read_origin(path)
     config = _read_config(path / CONFIG_FILE)
@@ -452,7 +455,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
                 )
             return checkpoint
         except UserError as error:
-            say(f"warning: {error}; trying the one before")
+            say(f"warning: {error}; trying the previous checkpoint")
     if steps:
         raise Failure(
             f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "

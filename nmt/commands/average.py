@@ -140,7 +140,9 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
     if not is_run:
         for name, value in choices.items():
             if value is not None:
-                raise UserError(f"{name} goes with one run folder, not with a list of checkpoints")
+                raise UserError(
+                    f"{name} needs a run folder, not a list of checkpoints; give one run folder or leave it out"
+                )
         if not args.output:
             raise UserError("give -o DIR for the average of a list of checkpoints")
     if args.best is not None:

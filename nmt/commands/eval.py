@@ -107,11 +107,11 @@ def find_misuse(args: argparse.Namespace) -> str | None:
     if n_checkpoints != 1 and (
         args.ensemble or args.engine != "nmt" or args.output or args.verdict
     ):
-        return "--ensemble, --engine, --output and --verdict go with one CHECKPOINT"
+        return "--ensemble, --engine, --output and --verdict need exactly one CHECKPOINT"
     if args.engine != "nmt" and (args.ensemble or args.verdict):
-        return f"--engine {args.engine} has neither --ensemble nor --verdict; leave one of them out"
+        return f"--engine {args.engine} supports neither --ensemble nor --verdict; leave one of them out"
     if args.ladder and (n_checkpoints > 1 or is_pair):
-        return "--ladder goes with one system"
+        return "--ladder accepts only one system; give one checkpoint or one file"
     return None
 
 
@@ -124,7 +124,7 @@ def check_files(args: argparse.Namespace) -> None:
     from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
-        raise UserError(f"{args.hypotheses}: no such file of translations")
+        raise UserError(f"{args.hypotheses}: not found; give a file of translations")
     inputs = [args.src, args.ref, args.hypotheses, *(args.compare or ())]
     taken = {os.path.realpath(name) for name in inputs if name}
     for file in (args.output, args.json):
@@ -133,7 +133,9 @@ def check_files(args: argparse.Namespace) -> None:
         path = Path(file)
         check_writable(path)
         if os.path.realpath(file) in taken:
-            raise UserError(f"{file}: is read and written at once; choose another file")
+            raise UserError(
+                f"{file}: is given twice, and one of the two is an output; choose another file"
+            )
         taken.add(os.path.realpath(file))
         folder = path.resolve().parent
         is_of_run = RunFolder(folder).checkpoints.exists() and path.name in RUN_FILES

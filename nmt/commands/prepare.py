@@ -75,7 +75,7 @@ def print_store(args: argparse.Namespace) -> int:
 
     if args.overrides:
         raise UserError(
-            f"{args.overrides[0]}: --inspect takes no settings, it shows the store as it was made"
+            f"{args.overrides[0]}: --inspect shows the store as it was made and accepts no settings; leave it out"
         )
     report = inspect_store(Path(args.inspect))
     if args.json:

@@ -84,8 +84,8 @@ def inspect_store(folder: Path) -> StoreReport:
     word_starts = np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])
     splits = {
         split: {
-            "src": count_side(store.src, word_starts),
-            "tgt": count_side(store.tgt, word_starts),
+            "src": count_side(folder, store.src, word_starts),
+            "tgt": count_side(folder, store.tgt, word_starts),
         }
         for split, store in stores.items()
     }
@@ -93,8 +93,8 @@ def inspect_store(folder: Path) -> StoreReport:
     return StoreReport(str(folder), ledger, splits, pairs)
 
 
-def count_side(side: Side, word_starts: np.ndarray) -> SideFigures:
-    """The figures of one side; `word_starts[i]` is the number of words that begin in piece i."""
+def count_side(store: Path, side: Side, word_starts: np.ndarray) -> SideFigures:
+    """The figures of one side of `store`; `word_starts[i]` is the number of words that begin in piece i."""
     # lengths, from the offsets: without the mark that ends each sentence
     counts: Counter[int] = Counter()
     for first in range(0, len(side), CHUNK):
@@ -109,8 +109,8 @@ def count_side(side: Side, word_starts: np.ndarray) -> SideFigures:
         n = np.bincount(side.ids[first : first + CHUNK], minlength=len(word_starts))
         if len(n) > len(word_starts):
             raise UserError(
-                f"store: id {len(n) - 1} is beyond its BPE of {len(word_starts)} pieces; "
-                "damaged, prepare it again"
+                f"{store}: holds id {len(n) - 1}, but its BPE model has only {len(word_starts)} "
+                "pieces; the store is damaged, prepare it again"
             )
         n_by_piece += n
 

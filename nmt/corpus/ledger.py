@@ -203,7 +203,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     """Refuse a store that was made with other settings, another BPE model or other files."""
     open_store(store, "train")
     ledger = read_ledger(store)
-    remedy = "give another data.store=DIR or remove that folder"
+    remedy = f"give another data.store=DIR or remove {store}"
 
     # the settings
     wanted = list_settings(data, vocab)
@@ -216,7 +216,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             differences.append(f"{key} {before} -> {after}")
     if differences:
         shown = ", ".join(differences[:5])
-        raise UserError(f"{store}: prepared with other settings: {shown}; {remedy}")
+        raise UserError(f"{store}: was prepared with other settings ({shown}); {remedy}")
 
     # the files
     files = list_corpus_files(ledger.corpora)
@@ -236,7 +236,9 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         if is_same and known.get(file.name) != _stamp_source(path):
             is_same = digest_file(path) == file.sha256
         if not is_same:
-            raise UserError(f"{path}: not the file that {store} was prepared from; {remedy}")
+            raise UserError(
+                f"{path}: differs from the file that {store} was prepared from; {remedy}"
+            )
 
 
 def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:

@@ -68,7 +68,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
         return False
     if store.is_file() or (store.is_dir() and any(store.iterdir())):
         raise UserError(
-            f"{store}: exists and is not a prepared store; give another data.store=DIR or remove it"
+            f"{store}: exists but is not a prepared store; give another data.store=DIR or remove it"
         )
 
     # detect mistakes in the config now, not after an hour of work
@@ -156,9 +156,9 @@ def _count_bytes(work: Path) -> int:
 def _describe_full_disk(work: Path, n_bytes: int) -> str:
     free = shutil.disk_usage(work.parent).free
     return (
-        f"{work.parent}: the disk is full: about {n_bytes:,} bytes are needed, "
-        f"{_count_bytes(work):,} of them are written and {free:,} are free; "
-        "make room or give another data.store=DIR, and run it again: what is finished is kept"
+        f"{work.parent}: not enough disk space: about {n_bytes:,} bytes are needed, of which "
+        f"{_count_bytes(work):,} are already written, and {free:,} are free; free some space and run "
+        "the same command again, which keeps finished work, or give another data.store=DIR"
     )
 
 

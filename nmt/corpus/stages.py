@@ -49,7 +49,7 @@ from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
 LAYOUT = 2  # of the files in the work folder: what another layout left is not continued
-NOTHING_LEFT = "data.train: no pair is left after cleaning; look at data.clean and at the corpora"
+NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
 Json = dict[str, Any]
 
 
@@ -165,7 +165,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
             if read_file_stamp(path) != before:
-                raise UserError(f"{path}: was changed while it was read; run it again")
+                raise UserError(f"{path}: changed while it was being read; run the command again")
         return {"report": asdict(report), "files": [asdict(file) for file in sources]}
 
     rules = None

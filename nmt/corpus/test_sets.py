@@ -63,7 +63,7 @@ def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
     test_set = _make_test_set(asked, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
         raise UserError(
-            f"{test_set.warning}; put the real one there, or remove it and let sacreBLEU fetch it"
+            f"{test_set.warning}; replace it with the real test set, or remove it so that sacreBLEU downloads it"
         )
     return test_set
 
@@ -222,15 +222,15 @@ def _describe_difference(lines: list[str], known: KnownSet, ours: str, theirs: s
     if known.lines is not None and len(lines) != known.lines:
         return f"{len(lines):,} lines, not {known.lines:,}"
     changes: dict[str, Callable[[str], str]] = {
-        "is not in the normal form NFC": partial(unicodedata.normalize, "NFC"),
-        "has characters written as in HTML": html.unescape,
+        "is not in Unicode normal form NFC": partial(unicodedata.normalize, "NFC"),
+        "contains HTML escapes": html.unescape,
     }
     for what, change in changes.items():
         changed = [change(line) for line in lines]
         if digest_lines(changed) == theirs:
             differs = [a != b for a, b in zip(lines, changed, strict=True)]
             number = differs.index(True) + 1
-            return f"line {number} {what}, and perhaps others; else it is the same"
+            return f"line {number} {what}, and perhaps others; otherwise the text is the same"
     return f"its sha256 begins with {ours[:12]}, not {theirs[:12]}"
 
 

@@ -64,7 +64,7 @@ def export(
             format.check_tokenizer(folder, vocab, lines)
         if not agreement.is_within(quantization):
             raise Failure(
-                f"the exported model disagrees with the checkpoint: {agreement}; bound: "
+                f"the exported model disagrees with the checkpoint: {agreement}, but the limit is "
                 f"{describe_bound(quantization)}; nothing was written"
             )
         agreements.append(agreement)

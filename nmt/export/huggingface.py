@@ -303,9 +303,10 @@ def check_tokenizer(folder: Path, vocab: Vocab, lines: Sequence[str]) -> None:
         known = [i for i in ours if i != UNK]  # `skip_special_tokens` drops unknown pieces
         text = tokenizer.decode(known, skip_special_tokens=True)
         expected = vocab.decode([known])[0].strip()
-        if theirs != ours or text != expected:
+        found, wanted = (text, expected) if theirs == ours else (theirs, ours)
+        if found != wanted:
             raise Failure(
-                f"the exported tokenizer disagrees on {line!r}: {theirs} instead of {ours}; "
+                f"the exported tokenizer disagrees on {line!r}: {found!r} instead of {wanted!r}; "
                 "nothing was written"
             )
 

@@ -53,8 +53,9 @@ def write_report(run: Path) -> Path:
     folder = RunFolder(run)
     try:
         settings = parse_yaml(folder.config.read_text(encoding="utf-8"), str(folder.config)).values
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"{folder.config}: cannot be read; give the folder of a run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UserError(f"{folder.config}: cannot be read ({reason}); give a run folder") from None
     metrics, n_damaged = read_metrics(folder.metrics)
     report = folder.report
     write_text(report, render_page(settings, metrics, n_damaged))

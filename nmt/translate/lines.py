@@ -21,6 +21,8 @@ FIRST_CHUNK, LARGEST_CHUNK = 32, 1_024
 READ_BYTES = 1 << 16
 MAX_CHUNK_BYTES, MAX_LINE_BYTES = 2 << 20, 16 << 20
 PAUSE_S = 0.05  # a source that is silent for so long has nothing more at the moment
+# the tool for each suffix of a compressed file, which is refused
+DECOMPRESSORS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd", ".bz2": "bzip2"}
 MAX_WARNINGS = 3  # lines that are not UTF-8, named one by one
 
 
@@ -123,9 +125,10 @@ def open_input(path: str | None) -> Iterator[LineReader]:
     if path is None:
         yield LineReader(0, "standard input")
         return
-    if path.endswith((".gz", ".xz", ".zst", ".bz2")):
+    tool = DECOMPRESSORS.get(os.path.splitext(path)[1])
+    if tool is not None:
         raise UserError(
-            f"{path}: is compressed; give its text, such as gzip -dc {path} | nmt-translate ..."
+            f"{path}: is compressed; decompress it first: {tool} -dc {path} | nmt-translate ..."
         )
     try:
         handle = os.open(path, os.O_RDONLY)

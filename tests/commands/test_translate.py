@@ -736,6 +736,7 @@ def test_options_that_do_not_go_together(
         (["-i", "nowhere"], "nowhere: cannot be read"),
         (["-i", "."], ".: cannot be read"),
         (["-i", "x.gz"], "gzip -dc x.gz"),
+        (["-i", "x.xz"], "xz -dc x.xz"),
         (["-o", "nowhere/x"], "nowhere/x: cannot be"),
         (["-o", "."], ".: cannot be written"),
         (["decoding.baem=3"], "did you mean beam"),

@@ -117,7 +117,7 @@ def test_memory_does_not_grow_with_the_store(store: Path, monkeypatch: pytest.Mo
     def peak(n: int) -> int:
         side = Side(np.full(8 * n, 5, np.uint16), np.arange(n + 1, dtype=np.int64) * 8)
         tracemalloc.start()
-        found = count_side(side, words)
+        found = count_side(store, side, words)
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert found.words == 8 * n
@@ -236,7 +236,10 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
         ([], "--config FILE"),
         (["--inspect", "STORE", "--config", "demo.yaml"], "--config FILE"),
         (["--config", "demo.yaml", "--json"], "--json needs --inspect"),
-        (["--inspect", "STORE", "vocab.size=3"], "vocab.size=3: --inspect takes no settings"),
+        (
+            ["--inspect", "STORE", "vocab.size=3"],
+            "vocab.size=3: --inspect shows the store as it was made and accepts no settings",
+        ),
         (["--inspect", "nowhere"], "nowhere: no prepared data here"),
     ],
 )

@@ -431,7 +431,9 @@ def test_a_test_set_that_decides_must_stay_what_it_was(root: Path) -> None:
         if rule == "keep":
             assert not prepare(data, VOCAB, 1)
         else:
-            with pytest.raises(UserError, match=r"test\.en: not the file that .*was prepared from"):
+            with pytest.raises(
+                UserError, match=r"test\.en: differs from the file that .*was prepared from"
+            ):
                 prepare(data, VOCAB, 1)
         shutil.copy(root / "dev.en", root / "test.en")
 
@@ -477,7 +479,9 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
         prepare(config(root, store=str(root / "four")), VocabConfig(model="none"), 1)
     prepare(config(root, store=str(root / "three")), VocabConfig(size=50), 1)
     shutil.copy(root / "three" / "vocab.model", root / "own.model")
-    with pytest.raises(UserError, match=r"own\.model: not the file that .*two was prepared from"):
+    with pytest.raises(
+        UserError, match=r"own\.model: differs from the file that .*two was prepared from"
+    ):
         prepare(data, VocabConfig(model="own.model"), 1)
 
 
@@ -508,7 +512,7 @@ def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(config(root, store=str(root / "truth")), VOCAB, 1)
-    message = r"the disk is full: about [\d,]+ bytes are needed, [\d,]+ of them are written and [\d,]+ are free; make"
+    message = r"not enough disk space: about [\d,]+ bytes are needed, of which [\d,]+ are already written, and [\d,]+ are free; free"
     for n in (1, 2, 2):
         left = iter(range(n))
 
@@ -561,7 +565,8 @@ def test_other_settings_are_refused_by_name(
 ) -> None:
     prepare(config(root), VOCAB, 1)
     with pytest.raises(
-        UserError, match=rf"prepared with other settings: .*{named}.*; give another data\.store=DIR"
+        UserError,
+        match=rf"prepared with other settings \(.*{named}.*\); give another data\.store=DIR",
     ):
         prepare(config(root, **changes), VocabConfig(size=size), 1)
 
@@ -573,7 +578,9 @@ def test_changed_inputs_are_noticed(root: Path) -> None:
     for change in (lambda text: text + "more\tmehr\n", lambda text: text.replace("ba", "bo", 1)):
         original = (root / "b.tsv").read_text()
         (root / "b.tsv").write_text(change(original))
-        with pytest.raises(UserError, match=r"b\.tsv: not the file that .*store was prepared from"):
+        with pytest.raises(
+            UserError, match=r"b\.tsv: differs from the file that .*store was prepared from"
+        ):
             prepare(config(root), VOCAB, 1)
         (root / "b.tsv").write_text(original)
     assert not prepare(config(root), VOCAB, 1)
@@ -588,7 +595,7 @@ def test_other_files_of_the_same_size_are_noticed(root: Path) -> None:
     (other / "b.tsv").write_text("\n".join([swapped[1], swapped[0], *swapped[2:]]))
     os.utime(other / "b.tsv", (1e9, 1e9))
     with pytest.raises(
-        UserError, match=r"other/b\.tsv: not the file that .*store was prepared from"
+        UserError, match=r"other/b\.tsv: differs from the file that .*store was prepared from"
     ):
         prepare(config(other), VOCAB, 1)
 
@@ -602,7 +609,9 @@ def test_a_file_changed_while_it_is_read_is_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.digest_file", change_and_digest)
-        with pytest.raises(UserError, match=r"b\.tsv: was changed while it was read; run it again"):
+        with pytest.raises(
+            UserError, match=r"b\.tsv: changed while it was being read; run the command again"
+        ):
             prepare(config(root, train=(CorpusConfig(file="b.tsv"),)), VOCAB, 1)
     assert prepare(config(root, train=(CorpusConfig(file="b.tsv"),)), VOCAB, 1)
 
@@ -689,11 +698,11 @@ def test_two_processes_do_not_meet(root: Path) -> None:
             60,
             "a.tgz: an archive; give archive: a.tgz",
         ),
-        ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pair is left after cleaning"),
-        ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pair is left after cleaning"),
+        ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pairs are left after cleaning"),
+        ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pairs are left after cleaning"),
         ({}, 5000, "vocab.size: 5000 is too large"),
         ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
-        ({"store": "RAW"}, 60, "exists and is not a prepared store"),
+        ({"store": "RAW"}, 60, "exists but is not a prepared store"),
     ],
 )
 def test_mistakes_leave_no_store(

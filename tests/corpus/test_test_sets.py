@@ -259,11 +259,11 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
 
 CHANGES = {
     "3 lines, not 4": (SRC[:3], REF[:3]),
-    "line 1 is not in the normal form NFC, and perhaps others; else it is the same": (
+    "line 1 is not in Unicode normal form NFC, and perhaps others; otherwise the text is the same": (
         SRC,
         [unicodedata.normalize("NFD", line) for line in REF],
     ),
-    "line 2 has characters written as in HTML, and perhaps others; else it is the same": (
+    "line 2 contains HTML escapes, and perhaps others; otherwise the text is the same": (
         SRC,
         [line.replace("&", "&amp;") for line in REF],
     ),
@@ -285,7 +285,7 @@ def test_another_text_is_refused_by_name_and_warned_of_in_files(
     for name, lines in (("newstest2013.en", src), ("newstest2013.de", ref)):
         write(Path(data.root) / name, lines)
     file = Path(data.root) / f"newstest2013.{language}"
-    remedy = "put the real one there, or remove it and let sacreBLEU fetch it"
+    remedy = "replace it with the real test set, or remove it so that sacreBLEU downloads it"
     assert (
         complaint("newstest2013", data)
         == f"{file} is not the {language} side of newstest2013: {what}; {remedy}"
@@ -329,7 +329,7 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
     for language, lines in (("en", SRC), ("de", REF)):
         write(Path(data.root) / f"{name}.{language}", lines)
     assert complaint(name, data).startswith(
-        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; put the real one there"
+        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; replace it with the real test set"
     )
     found = testsets.open_test_set(CorpusConfig(src=f"{name}.en", tgt=f"{name}.de"), data)
     assert found.known_as == "newstest2013"

@@ -773,7 +773,7 @@ def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capt
 
 # ---- usage --------------------------------------------------------------------------------------------------------
 
-ONE = "go with one CHECKPOINT"
+ONE = "need exactly one CHECKPOINT"
 MISUSED: dict[str, str] = {
     "": "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B",
     "decoding.beam=2": "give CHECKPOINT, or several",
@@ -793,10 +793,10 @@ MISUSED: dict[str, str] = {
         for system in ("--hypotheses a --ref b", "--compare a b", "a b")
         for option in ("--ensemble c", "--engine ctranslate2", "--output c", "--verdict")
     },
-    "a --engine ctranslate2 --ensemble b": "has neither --ensemble nor --verdict",
-    "a --engine ctranslate2 --verdict": "has neither --ensemble nor --verdict",
-    "a b --ladder": "--ladder goes with one system",
-    "--compare a b --ladder": "--ladder goes with one system",
+    "a --engine ctranslate2 --ensemble b": "supports neither --ensemble nor --verdict",
+    "a --engine ctranslate2 --verdict": "supports neither --ensemble nor --verdict",
+    "a b --ladder": "--ladder accepts only one system",
+    "--compare a b --ladder": "--ladder accepts only one system",
     "--hypotheses a --test-set=": "--test-set is empty",
     "a --engine other": "invalid choice: 'other'",
     "--compare a": "expected 2 arguments",
@@ -817,7 +817,7 @@ def test_what_does_not_go_together(words: str, capsys: Capture) -> None:
 REF = "--ref {ref}"
 TOGETHER = "--src {ref} --ref {ref}"
 MISTAKEN: dict[str, str] = {
-    f"--hypotheses nowhere {REF}": "nowhere: no such file of translations",
+    f"--hypotheses nowhere {REF}": "nowhere: not found; give a file of translations",
     f"--hypotheses {{folder}} {REF}": "{folder}: cannot be read (Is a directory)",
     "--hypotheses {ref} --ref nowhere": "nowhere: cannot be read",
     f"nowhere {TOGETHER}": "nowhere: no such checkpoint folder",
@@ -826,8 +826,8 @@ MISTAKEN: dict[str, str] = {
     f"{{ref}} {TOGETHER} --verdict": "{ref}: is a file; translations are given with --hypotheses",
     f"{{ref}} {TOGETHER} --ensemble nowhere": "{ref}: is a file; translations are given with --hypotheses",
     f"{{folder}} {TOGETHER} training.steps=5": "training.steps=5: is decided by training",
-    f"--hypotheses {{ref}} {REF} --json {{ref}}": "{ref}: is read and written at once",
-    "--hypotheses {ref} --test-set newstest2013 --json {ref}": "{ref}: is read and written at once",
+    f"--hypotheses {{ref}} {REF} --json {{ref}}": "{ref}: is given twice, and one of the two is an output",
+    "--hypotheses {ref} --test-set newstest2013 --json {ref}": "{ref}: is given twice, and one of the two is an output",
     f"--hypotheses {{ref}} {REF} --json nowhere/a.json": "nowhere/a.json: its folder does not exist",
     f"--hypotheses {{ref}} {REF} --json {{folder}}": "{folder}: is not a regular file",
     f"--hypotheses {{ref}} {REF} data.tgt=en": "src and tgt are both 'en'",
@@ -855,7 +855,7 @@ def test_what_is_read_or_belongs_to_a_run_is_not_written_over(
         assert "belongs to a run, a checkpoint or a store" in get_refusal(
             capsys, run, "--json", file
         )
-    assert "read and written at once" in get_refusal(
+    assert "given twice, and one of the two is an output" in get_refusal(
         capsys, run, "--output", tmp_path / "x", "--json", tmp_path / "x"
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept

@@ -570,7 +570,7 @@ def answers(folder: Path) -> dict[str, Answer]:
 def test_a_checkpoint_of_a_stranger(case: str, answers: dict[str, Answer], folder: Path) -> None:
     answer, number, name = answers[case], list(CASES).index(case), CASES[case][1]
     place = str(folder / str(number) / "checkpoints" / "step-0000009")
-    begin, end = "warning: ", "; trying the one before\n"
+    begin, end = "warning: ", "; trying the previous checkpoint\n"
     assert answer.said.startswith(f"{begin}{place}") and answer.said.endswith(end)
     complaint = answer.said.removeprefix(begin).removesuffix(end)
     assert name in complaint.removeprefix(place)
