@@ -180,7 +180,7 @@ class ModelConfig:
                 "give d_k and d_v"
             )
         if self.d_model % 2 and self.positions == "sinusoidal":
-            return f"d_model is {self.d_model}; sinusoidal positions need an even one"
+            return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
         return None
 
     @property
@@ -332,7 +332,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of a run. Only the commands and the trainer see it whole."""
+    """All settings of a run."""
 
     name: str = "run"
     # Determines the initial weights, the order of batches and dropout.
@@ -355,9 +355,12 @@ class RunConfig:
         rows = self.model.max_positions
         longest = self.data.clean.max_pieces
         if longest is None or longest + 1 > rows:
+            limit = "any number of pieces"
+            if longest is not None:
+                limit = f"up to {longest} pieces (data.clean.max_pieces) and an end mark"
             return (
                 f"model.max_positions {rows} is too small for learned positions: training sentences "
-                f"have up to {longest or 'any number of'} pieces (data.clean.max_pieces) and a mark"
+                f"have {limit}; raise model.max_positions or lower data.clean.max_pieces"
             )
         return None
 
@@ -424,8 +427,10 @@ def find_config(name: str, beside: Path | None = None) -> Path:
 def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     """Read a file and merge it over the file that it extends; `seen` holds the files on the way here, to find cycles."""
     if path.resolve() in seen:
-        circle = " -> ".join(p.name for p in (*seen, path))
-        raise UserError(f"{path}: 'extends' goes in a circle: {circle}")
+        cycle = " -> ".join(p.name for p in (*seen, path))
+        raise UserError(
+            f"{path}: 'extends' forms a cycle: {cycle}; remove it from one of these files"
+        )
     source = parse_yaml(_read_text(path), str(path))
     parent = source.values.pop("extends", None)
     if parent is None:
@@ -443,23 +448,28 @@ def _read_text(path: Path) -> str:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not valid UTF-8 at byte {error.start}") from None
+        raise UserError(
+            f"{path}:{line}: byte {error.start} of the file is not valid UTF-8; convert it to UTF-8"
+        ) from None
     if len(data) > MAX_CONFIG_BYTES:
-        raise UserError(f"{path}: {len(data)} bytes are too many for a config")
+        raise UserError(
+            f"{path}: has {len(data):,} bytes, but a config may have {MAX_CONFIG_BYTES:,}; "
+            "is it the right file?"
+        )
     return text
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any], section: str = "") -> dict[str, Any]:
-    """`over` laid over `base`, key by key."""
+def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """Merge `overrides` into a copy of `base`, key by key."""
     result = dict(base)
     if section == "decoding":
         # A preset replaces every key that it sets, including keys that the base gave.
-        for name in DecodingConfig.PRESETS.get(str(over.get("preset")), {}):
+        for name in DecodingConfig.PRESETS.get(str(overrides.get("preset")), {}):
             result.pop(name, None)
-    for name, value in over.items():
+    for name, value in overrides.items():
         key = f"{section}.{name}" if section else name
         old = result.get(name)
         if not isinstance(old, dict) or not isinstance(value, dict):
@@ -476,8 +486,8 @@ def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
     If only src or only tgt is given, that file is exchanged and the other one kept."""
     if CORPUS_SOURCES.isdisjoint(new):
         return False
-    is_one_file = len(CORPUS_FILES & new.keys()) == 1
-    return not (is_one_file and "src" in old)
+    is_one_side = len(CORPUS_FILES & new.keys()) == 1
+    return not (is_one_side and "src" in old)
 
 
 def _override(source: YamlTree, text: str) -> YamlTree:
@@ -490,7 +500,7 @@ def _override(source: YamlTree, text: str) -> YamlTree:
     written = f"{{value: {value}}}" if value.strip() else "value: ''"
     parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
-        raise UserError(f"{text!r}: quote the value: {key}='\"...\"'")
+        raise UserError(f"{text!r}: the value contains YAML syntax; quote it: {key}='\"...\"'")
     tree: Any = parsed.values["value"]
     for part in reversed(key.split(".")):
         tree = {part: tree}
@@ -528,15 +538,15 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
 
 
 def _drop_retired_keys(values: dict[str, Any], source: YamlTree) -> None:
-    for key, kept in RETIRED.items():
+    for key, accepted in RETIRED.items():
         section_key, _, name = key.rpartition(".")
         section = _find_section(values, section_key)
         if name not in section:
             continue
-        if section[name] is not kept:
+        if section[name] is not accepted:
             raise UserError(
-                f"{source.name_place(key)}: this key is gone; only {kept!r} is still read, "
-                f"not {section[name]!r}"
+                f"{source.name_place(key)}: this key was removed; only {accepted!r} is still accepted, "
+                f"not {section[name]!r}; delete it"
             )
         del section[name]
 

@@ -166,7 +166,7 @@ def test_a_checkpoint_from_before_a_key_was_removed_is_read(tmp_path: Path) -> N
     assert path.read_text() != text and open_checkpoint(tmp_path).config == CONFIG
     path.write_text(text.replace("model:\n", "model:\n  attention_bias: true\n"))
     seal(tmp_path)
-    with pytest.raises(UserError, match="model.attention_bias: this key is gone"):
+    with pytest.raises(UserError, match="model.attention_bias: this key was removed"):
         open_checkpoint(tmp_path)
 
 
@@ -194,7 +194,7 @@ STATES: dict[str, tuple[dict[str, object], Average | str]] = {
         "weights has 0 values for 1",
     ),
     "unknown": ({"averaged": ["a"], "step": 9, "why": []}, "why: unknown key"),
-    "no step": ({"averaged": ["a"]}, "step: missing"),
+    "no step": ({"averaged": ["a"]}, "step: is missing"),
 }
 
 

@@ -105,8 +105,8 @@ def _find_best_swap(
 
     Return None if no swap reduces their number.
     """
-    of_a = _one_of_each_size(lengths, owner == a)
-    of_b = _one_of_each_size(lengths, owner == b)
+    of_a = _pick_one_per_size(lengths, owner == a)
+    of_b = _pick_one_per_size(lengths, owner == b)
     moved = lengths[:, of_a, None] - lengths[:, None, of_b]  # (2, pairs of a, pairs of b)
     above_a = np.maximum(held[:, a, None, None] - moved - capacity, 0)
     above_b = np.maximum(held[:, b, None, None] + moved - capacity, 0)
@@ -118,8 +118,8 @@ def _find_best_swap(
     return int(of_a[i]), int(of_b[j])
 
 
-def _one_of_each_size(lengths: Array, is_chosen: Array) -> Array:
-    """The first of the chosen pairs for each combination of lengths that they have."""
+def _pick_one_per_size(lengths: Array, is_chosen: Array) -> Array:
+    """Return the first of the chosen pairs for each combination of source and target length."""
     pairs = np.flatnonzero(is_chosen)
     sizes = lengths[0, pairs] << 32 | lengths[1, pairs]
     _, firsts = np.unique(sizes, return_index=True)
@@ -214,8 +214,8 @@ class EpochPlan:
         while True:
             owner = deal_pairs(lengths[0], lengths[1], n)
             limit = self.micro_sentences
-            is_few = limit is None or np.bincount(owner).max() <= limit
-            if is_few and swap_until_fit(lengths, owner, n, self.micro_tokens):
+            has_room = limit is None or np.bincount(owner).max() <= limit
+            if has_room and swap_until_fit(lengths, owner, n, self.micro_tokens):
                 return owner, n
             n += 1
 

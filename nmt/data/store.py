@@ -17,7 +17,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import read_manifest
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
 
-AGAIN = "remove the folder and prepare again"
+REMEDY = "remove the folder and run nmt-prepare again"
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
@@ -55,12 +55,14 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
     Only sizes are checked against the manifest, because this must be quick; `nmt.system.files.verify` reads everything.
     """
     if not (folder / MANIFEST_FILE).is_file():
-        raise UserError(f"{folder}: no prepared data here; make it with nmt-prepare")
+        raise UserError(f"{folder}: contains no prepared data; run nmt-prepare first")
     manifest = read_manifest(folder)
     vocab = folder / VOCAB_FILE
     size = vocab.stat().st_size if vocab.is_file() else None
     if VOCAB_FILE not in manifest or size != manifest[VOCAB_FILE]["size"]:
-        raise UserError(f"{vocab}: damaged, or not the one of {MANIFEST_FILE}; {AGAIN}")
+        raise UserError(
+            f"{vocab}: is damaged, or is not the file listed in {MANIFEST_FILE}; {REMEDY}"
+        )
     if ids_file(split, "src") not in manifest:
         raise UserError(
             f"{folder}: has no {split} split; set data.{split} and prepare another data.store"
@@ -75,7 +77,7 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
     tgt = _open_side(folder, split, "tgt", manifest)
     if len(src) != len(tgt):
         raise UserError(
-            f"{folder}: {split} has {len(src)} source and {len(tgt)} target sentences; damaged, {AGAIN}"
+            f"{folder}: is damaged ({split} has {len(src)} source and {len(tgt)} target sentences); {REMEDY}"
         )
     return TokenStore(src, tgt)
 
@@ -85,7 +87,7 @@ def _open_side(folder: Path, split: str, side: str, manifest: Manifest) -> Side:
     offsets = _map_array(folder / offsets_file(split, side), "int64", manifest)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids):
         raise UserError(
-            f"{folder / offsets_file(split, side)}: does not fit its ids; damaged, {AGAIN}"
+            f"{folder / offsets_file(split, side)}: is damaged (it does not match the file of ids); {REMEDY}"
         )
     return Side(ids, offsets)
 
@@ -102,7 +104,7 @@ def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
             )
         return array
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged ({error}); {AGAIN}") from None
+        raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
 
 
 class ArrayWriter:

@@ -226,8 +226,7 @@ def _explain_training_error(message: str, config: VocabConfig) -> str:
     """SentencePiece's message in our words: it knows the smallest and the largest size that the text allows."""
     if largest := re.search(r"value <= (\d+)", message):
         return (
-            f"vocab.size: {config.size} is too large for this little text; "
-            f"at most {largest[1]} is possible"
+            f"vocab.size: {config.size} is too large for so little text; use at most {largest[1]}"
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (

@@ -75,7 +75,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     path = folder / CARD_FILE
     if os.path.lexists(path) and not is_unedited_card(path):
         raise UserError(
-            f"{path}: was edited since nmt wrote it, or is not nmt's, so it is left as it is; "
+            f"{path}: was edited, or was not written by nmt, so it is left unchanged; "
             "move it away to get a new one"
         )
     manifest = read_manifest(folder)

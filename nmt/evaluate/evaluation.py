@@ -94,7 +94,7 @@ def evaluate_system(
     if with_all_metrics and system.test.subset:
         filtered = score_system(system, metrics, system.test.subset)
         report.append(
-            f"the {len(system.test.subset):,} of these lines that are in sacreBLEU's wmt14"
+            f"on the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 contains:"
         )
         report += _format_scores(metrics, filtered)
         figures["filtered"] = _scores_to_json(filtered)
@@ -137,8 +137,8 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
     spread = estimate_spread([score.value for score in scores])
     report = [
         *_format_side_by_side(systems, scores),
-        f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; 95 % interval of the mean "
-        f"of such runs [{spread.low:.2f}, {spread.high:.2f}] (Student's t)",
+        f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; "
+        f"95 % confidence interval of the mean [{spread.low:.2f}, {spread.high:.2f}] (Student's t)",
     ]
     figures = _describe_systems(systems, scores) | {"spread": asdict(spread)}
     return Evaluation("\n".join(report), figures, systems, [[score] for score in scores])
@@ -154,7 +154,7 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
     for override in request.overrides:
         if not override.startswith(OVERRIDES):
             raise UserError(
-                f"{override}: is decided by training; nmt-eval takes {', '.join(OVERRIDES)}"
+                f"{override}: was fixed by training; nmt-eval accepts only {', '.join(OVERRIDES)}"
             )
     if is_text:
         config = override_config(RunConfig(), request.overrides)
@@ -169,7 +169,7 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
 def _check_is_folder(name: str) -> None:
     path = Path(name)
     if path.is_file():
-        raise UserError(f"{name}: is a file; translations are given with --hypotheses FILE")
+        raise UserError(f"{name}: is a file; give translations with --hypotheses FILE")
     if not path.is_dir():
         raise UserError(
             f"{name}: no such checkpoint folder or file; give RUN, RUN/average or "
@@ -183,8 +183,9 @@ def make_systems_of_one_test(request: EvaluationRequest, names: Sequence[str]) -
     for other in systems[1:]:
         if other.test.ref != first.test.ref or other.pair != first.pair:
             raise UserError(
-                f"{other.name}: its test set is {other.test.name}, {other.pair}, that of "
-                f"{first.name} is {first.test.name}, {first.pair}; give --test-set NAME or files for all"
+                f"{other.name}: its test set is {other.test.name} ({other.pair}), but that of "
+                f"{first.name} is {first.test.name} ({first.pair}); choose one for all with "
+                "--test-set NAME, or --src and --ref"
             )
     return systems
 
@@ -228,7 +229,7 @@ def _format_scores(metrics: Sequence[Metric], scores: Sequence[Score]) -> Iterat
         interval = _format_interval(score)
         yield f"  {score.name:<{width}} {score.value:6.2f}{mark} {interval:<14}  {score.signature}"
     if any(metric.is_of_paper for metric in metrics):
-        yield "  * as Table 2 of the paper was counted"
+        yield "  * computed as in Table 2 of the paper"
 
 
 def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:
@@ -248,11 +249,11 @@ def _format_interval(score: Score) -> str:
 def _explain_comparison(comparison: Comparison) -> str:
     if max(comparison.p_bootstrap, comparison.p_randomisation) >= 0.05:
         return (
-            "not significant: two systems that are equally good differ as much by chance "
-            "in 5 of 100 cases or more"
+            "not significant: two equally good systems would differ this much by chance "
+            "in at least 5 of 100 cases"
         )
-    better = "the second" if comparison.difference > 0 else "the first"
-    return f"significant at p < 0.05: {better} is better on such text"
+    better = "second" if comparison.difference > 0 else "first"
+    return f"significant at p < 0.05: the {better} system is better on this kind of text"
 
 
 def _describe_system(system: System) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     test = choice.open(model.config)
     if not test.src:
         raise UserError(
-            f"{model.paths[0]}: has nothing to translate; give --src FILE beside --ref FILE"
+            f"{model.paths[0]}: there is nothing to translate; give --src FILE as well as --ref FILE"
         )
     began = clock()
     progress = Progress("translating", len(test.src), "sentences")

@@ -65,7 +65,7 @@ def judge(score: Score, system: System) -> Verdict:
     """Compare a score with the paper's; it must be on the metric of Table 2 and have an interval."""
     if system.model is None or not system.model.checkpoints or score.interval is None:
         raise UserError(
-            f"{system.name}: a verdict needs a checkpoint, because it judges the training too"
+            f"{system.name}: a verdict judges the training too, so it needs a checkpoint; give RUN or RUN/average"
         )
     checkpoint, *others = system.model.checkpoints
     # The checkpoint knows how it was trained; of what the command line changed, only the search took effect.

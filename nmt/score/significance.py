@@ -173,7 +173,7 @@ def _set_environment(name: str, value: str) -> Iterator[None]:
 def estimate_spread(values: Sequence[float]) -> Spread:
     n = len(values)
     if n < 2:
-        raise UserError(f"{n} score has no spread; score two runs or more")
+        raise UserError(f"a spread needs at least two scores, not {n}; score more runs")
     mean, std = statistics.fmean(values), statistics.stdev(values)
     half_width = student_t(n - 1) * std / math.sqrt(n)
     return Spread(n, mean, std, mean - half_width, mean + half_width)

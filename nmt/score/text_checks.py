@@ -74,7 +74,7 @@ SPLIT = Mark(
 # Wrong if only one side has it. Spaces before ? ! : ; are correct French, so they do not count; ` .` counts only at
 # the end of a line, because text may contain ` .NET` or ` ...`.
 ESCAPED = Mark(
-    "entities of Moses or HTML",
+    "Moses or HTML entities",
     re.compile(r"&(?:quot|apos|amp|lt|gt|bar|bra|ket|#[0-9]{2,5}|#x[0-9a-f]+);"),
     re.compile(r"[\"'&|<>\[\]]"),
     "unescape them (sacremoses detokenize, or html.unescape)",
@@ -138,11 +138,11 @@ def _check_not_empty(hypotheses: Text, references: Text) -> Iterator[Problem]:
 
 
 def _report_nothing(text: Text) -> Problem:
-    seen = "only empty lines" if text.lines else "no lines"
+    n = len(text.lines)
+    seen = f"all {n:,} lines are empty" if n else "there are no lines"
     return Problem(
         True,
-        f"{text.name}:1: nothing to score: {seen} ({len(text.lines):,}); give one line of text "
-        "for each source sentence",
+        f"{text.name}:1: nothing to score: {seen}; give one line of text for each source sentence",
     )
 
 
@@ -251,8 +251,8 @@ def _check_case(hypotheses: Text, references: Text) -> Iterator[Problem]:
         return
     cased = [i for i, line in enumerate(references.lines) if line != line.lower()]
     if len(cased) >= 0.5 * len(references.lines):
-        what = f"no upper-case letter at all, but {references.name} has them"
-        remedy = "score with lower case on both sides, or restore the case"
+        what = f"no upper-case letters, but {references.name} has some"
+        remedy = "lower-case both sides before scoring, or restore the case"
         yield _report(hypotheses, cased, what, remedy)
 
 
@@ -281,7 +281,7 @@ def _check_copies(hypotheses: Text, references: Text, sources: Text) -> Iterator
         if hypothesis.strip() == source and source not in ("", reference):
             copied.append(i)
     if copied and len(copied) >= MAX_COPIED * n:
-        what = f"the source sentence of {sources.name}, untranslated"
+        what = f"a copy of the source sentence in {sources.name}"
         remedy = "check the file, and that the model was trained on pairs in two languages"
         yield _report(hypotheses, copied, what, remedy)
 

@@ -33,11 +33,11 @@ def choose_device(asked: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -
     if not has_nvidia() or is_hidden:
         return torch.device("cpu")
     cuda = torch.version.cuda
-    build = f"built for CUDA {cuda}" if cuda else "built for the CPU alone"
+    build = f"built for CUDA {cuda}" if cuda else "built for the CPU only"
     raise UserError(
         f"this machine has an NVIDIA GPU ({read_driver_version()}) that torch {torch.__version__}, "
         f"{build}, cannot use; install the torch wheel for this driver (see pytorch.org) or a newer "
-        "driver, in a container pass the GPUs in, or ask for the CPU with device=cpu"
+        "driver, make the GPUs visible in the container if this is one, or choose device=cpu"
     )
 
 

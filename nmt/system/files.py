@@ -181,10 +181,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The sha256 and size of each file, by its name. The manifest itself may come from a stranger."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        raise UserError(f"{folder}: no {MANIFEST_FILE}; not a complete checkpoint or store")
+        raise UserError(
+            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store"
+        )
     size = read_file_size(path)
     if size > MAX_MANIFEST_BYTES:
-        raise UserError(f"{path}: {size} bytes are too many; damaged, use another copy")
+        raise UserError(
+            f"{path}: is damaged ({size:,} bytes, but at most {MAX_MANIFEST_BYTES:,} are allowed); "
+            "use another copy"
+        )
     entries = read_json(path)
     if not isinstance(entries, dict):
         raise UserError(f"{path}: is damaged (not a JSON object); use another copy")
@@ -214,14 +219,14 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     for name in needed:
         if name not in entries:
             raise UserError(
-                f"{folder}: its {MANIFEST_FILE} names no {name}; not a complete folder of its kind"
+                f"{folder}: is incomplete: its {MANIFEST_FILE} does not list {name}; use another copy"
             )
     for name, entry in entries.items():
         size = read_file_size(folder / name)
         if size != entry["size"]:
             raise UserError(
-                f"{folder / name}: {size} bytes, not {entry['size']} as {MANIFEST_FILE} says; "
-                "damaged, use another copy"
+                f"{folder / name}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
+                "use another copy"
             )
     for name in entries if only is None else only:
         try:

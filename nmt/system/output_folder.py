@@ -45,15 +45,15 @@ def check_replaceable(
     if not os.path.lexists(out):
         return
     refusal = UserError(
-        f"{out}: exists and is not just {kind}; choose another -o DIR, or replace it with --force; "
-        "nothing was changed"
+        f"{out}: exists and contains something other than {kind}; choose another -o DIR, or replace it "
+        "with --force; nothing was changed"
     )
     if not out.is_dir():
         raise refusal
     if is_forced:
         for path in inputs:
             if path.resolve().is_relative_to(out):
-                raise UserError(f"{out}: holds {path}, which is read; choose another -o DIR")
+                raise UserError(f"{out}: contains the input {path}; choose another -o DIR")
         return
     names = {path.name for path in out.iterdir()}
     if not names:
@@ -66,7 +66,7 @@ def check_replaceable(
         raise refusal
     if CARD_FILE in names and not _is_own_card(out / CARD_FILE, manifest.get(CARD_FILE)):
         raise UserError(
-            f"{out / CARD_FILE}: was edited since nmt wrote it, or is not nmt's; move it away, choose "
+            f"{out / CARD_FILE}: was edited, or was not written by nmt; move it away, choose "
             "another -o DIR, or replace the folder with --force; nothing was changed"
         )
     if names - {CARD_FILE, MANIFEST_FILE} != manifest.keys() - {CARD_FILE}:

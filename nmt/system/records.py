@@ -63,7 +63,7 @@ class RecordReader:
                 raise self._complain(inner, f"is {value}; it must {rule.words}", " ")
         for name, field in fields.items():
             if name not in given and (self.needs_all_keys or not _has_default(field)):
-                raise self._complain(_join(key, name), "missing")
+                raise self._complain(_join(key, name), "is missing")
         record: Any = kind(**given)
         complaint = record.check() if hasattr(record, "check") else None
         if complaint:
@@ -118,7 +118,9 @@ class RecordReader:
         is_number = type(value) in (int, float)
         # NaN, infinity, and what neither int64 nor float64 holds
         if is_number and not abs(value) < 2**63:
-            raise self._complain(key, f"{_show(value)} is not a finite number of sensible size")
+            raise self._complain(
+                key, f"{_show(value)} is not a finite number between -2^63 and 2^63"
+            )
         if kind is float and is_number:
             return float(value)
         if type(value) is not kind:  # by type: Python takes true for 1

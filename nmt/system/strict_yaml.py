@@ -81,10 +81,12 @@ def parse_yaml(text: str, name: str) -> YamlTree:
         place = f"{name}:{mark.line + 1}" if mark else name
         raise UserError(f"{place}: not valid YAML: {problem}") from None
     except (RecursionError, ValueError):
-        raise UserError(f"{name}: not valid YAML: nested too deeply or a number too long") from None
+        raise UserError(
+            f"{name}: not valid YAML: it is nested too deeply, or a number is too long"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(
-            f"{name}: a config is a mapping of sections, this is {type(values).__name__}"
+            f"{name}: a config must be a mapping of sections, not a {type(values).__name__}"
         )
     return YamlTree(values, places)
 

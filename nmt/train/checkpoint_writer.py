@@ -43,10 +43,10 @@ class CheckpointWriter:
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
         self._tried_step = saved_step
-        self._trouble = ""  # why the last one failed
+        self._failure_reason = ""  # of the last failure
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
-        self._host: dict[str, Tensor] = {}  # the copies that the thread reads
+        self._host_copies: dict[str, Tensor] = {}  # read by the thread
 
     @property
     def is_broken(self) -> bool:
@@ -88,7 +88,7 @@ class CheckpointWriter:
         self.wait()
         if self.failures:
             raise Failure(
-                f"the checkpoint of update {self._tried_step} could not be written: {self._trouble}; "
+                f"the checkpoint of update {self._tried_step} could not be written: {self._failure_reason}; "
                 "free some disk space and run the same command again; it continues from the last good checkpoint"
             )
 
@@ -107,7 +107,7 @@ class CheckpointWriter:
             checkpoint.prune_checkpoints(self.run, n_kept, best_step, state.step)
         except OSError as error:
             say(
-                f"warning: {self.run.checkpoints}: links and old checkpoints could not be updated "
+                f"warning: {self.run.checkpoints}: could not update the links or remove old checkpoints "
                 f"({_describe(error)})"
             )
 
@@ -125,12 +125,12 @@ class CheckpointWriter:
 
     def _copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in tensors.items():
-            if name not in self._host:
-                self._host[name] = torch.empty(
+            if name not in self._host_copies:
+                self._host_copies[name] = torch.empty(
                     value.shape, dtype=value.dtype, pin_memory=value.is_cuda
                 )
-            self._host[name].copy_(value, non_blocking=True)
-        return {name: self._host[name] for name in tensors}
+            self._host_copies[name].copy_(value, non_blocking=True)
+        return {name: self._host_copies[name] for name in tensors}
 
     def _write(self, snapshot: Snapshot, state: TrainState) -> None:
         self._tried_step = state.step
@@ -146,11 +146,10 @@ class CheckpointWriter:
 
     def _count_failure(self, step: int, error: Exception) -> None:
         self.failures += 1
-        self._tried_step, self._trouble = step, _describe(error)
+        self._tried_step, self._failure_reason = step, _describe(error)
         say(
-            f"warning: the checkpoint of update {step} could not be written: {self._trouble}; "
-            f"training continues and will try again ({self.failures} of the {MAX_FAILURES} failures "
-            "in a row that end the run)"
+            f"warning: the checkpoint of update {step} could not be written: {self._failure_reason}; "
+            f"training will try again (failure {self.failures} in a row; after {MAX_FAILURES} the run ends)"
         )
 
 

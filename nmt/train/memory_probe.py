@@ -122,18 +122,18 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
         return config.training.micro_tokens
 
     def find_micro_tokens() -> int:
-        began_with = _micro_tokens_of_run(config, world)
-        if began_with is not None:
-            return began_with
+        recorded = _read_micro_tokens(config, world)
+        if recorded is not None:
+            return recorded
         micro_tokens = choose_micro_tokens(config, world)
-        say(f"training.micro_tokens: auto is {micro_tokens} here")
+        say(f"training.micro_tokens: auto has chosen {micro_tokens}")
         return micro_tokens
 
     # Only the main rank decides: it later writes the file that is read here, and a slower rank would find it written.
     return int(world.broadcast(world.on_main(find_micro_tokens) or 0))
 
 
-def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
+def _read_micro_tokens(config: RunConfig, world: World) -> int | None:
     """Read the number that an earlier session wrote into the run folder; return None if there is none or it would leave
     ranks idle."""
     path = RunFolder(config.folder).config
@@ -145,11 +145,12 @@ def _micro_tokens_of_run(config: RunConfig, world: World) -> int | None:
             f"{path}: training.micro_tokens is {micro_tokens}, but nmt-train records a number there; "
             "give one on the command line, or remove the folder to start over"
         )
-    if useful_share(config.training, micro_tokens, world.size) >= MIN_USEFUL_SHARE:
+    share = useful_share(config.training, micro_tokens, world.size)
+    if share >= MIN_USEFUL_SHARE:
         return micro_tokens
     say(
-        f"the run began with micro-batches of {micro_tokens} tokens, "
-        f"which would leave most of {world.size} ranks idle"
+        f"the run began with micro-batches of {micro_tokens} tokens, which would leave "
+        f"{world.size} ranks idle for {1 - share:.0%} of their time; choosing another size"
     )
     return None
 
@@ -179,7 +180,8 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
             return micro_tokens
         n_rounds *= 2
     raise UserError(
-        "training.micro_tokens: auto finds nothing that fits; lower model.d_model or model.n_layers"
+        f"training.micro_tokens: auto tried down to {micro_tokens} tokens, and none fit into memory; "
+        "lower model.d_model or model.n_layers"
     )
 
 
@@ -212,6 +214,7 @@ def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     replica = make_replica(objective, world, config.training, shape)
     optimizer = make_optimizer(model, config.optimizer)
     try_worst(replica, store, micro_tokens, world)
+    # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
     batch = make_batch(store, np.arange(min(1, len(store))), replica.shape).to(world.device)
     replica.run(batch, 0.0, 0)
-    optimizer.step()  # allocates the moments
+    optimizer.step()

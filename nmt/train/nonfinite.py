@@ -40,10 +40,10 @@ def report_nonfinite(
     if world.is_main:
         _write_file(path, outcome, losses, weights, store, vocab)
     mean_loss = figures.loss / pending.update.n_tgt
-    also = f", and so is {weights[0]}" if weights else ""
+    weights_note = f", and the weight {weights[0]} is NaN or infinite" if weights else ""
     return (
-        f"update {pending.step} was not applied: its loss is {mean_loss:.4g}, its gradient's norm "
-        f"{figures.grad_norm:.4g}{also}; {path} has its sentences"
+        f"update {pending.step} was not applied: loss {mean_loss:.4g}, gradient norm {figures.grad_norm:.4g}"
+        f"{weights_note}; its sentences are listed in {path}"
     )
 
 

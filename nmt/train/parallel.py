@@ -42,8 +42,8 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     if world.is_main:
         reason = "Triton is not installed"
         if triton is not None:
-            reason = f"no attention kernel takes heads wider than {WIDEST_HEAD}"
-        say(f"not compiled, which costs speed: {reason}")
+            reason = f"the attention kernels support heads of at most {WIDEST_HEAD}"
+        say(f"warning: the model is not compiled, so training is slower: {reason}")
     return False
 
 
@@ -144,8 +144,8 @@ class Replica:
         if not has_shape or self.replay is None:
             torch.manual_seed(seed)
             return forward_backward(self.objective, batch, scale, self.is_bf16)
-        for mine, given in zip(self.inputs.tensors, batch.tensors, strict=True):
-            mine.copy_(given)
+        for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
+            recorded.copy_(new)
         self.scale.fill_(scale)
         torch.manual_seed(seed)
         return self.replay()

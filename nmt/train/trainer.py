@@ -167,22 +167,22 @@ class Trainer:
                 )
 
                 # handle the outcomes of earlier updates
-                is_logged = self.is_due(training.log_every) or step in (1, training.steps)
-                is_saved = self.is_due(training.checkpoint_every) or step == training.steps
-                self.apply_outcomes(is_all=is_logged or is_saved or self.is_validation_due)
-                progress.advance(1, self.log_window() if is_logged else None)
+                is_log_step = self.is_due(training.log_every) or step in (1, training.steps)
+                is_save_step = self.is_due(training.checkpoint_every) or step == training.steps
+                self.apply_outcomes(is_all=is_log_step or is_save_step or self.is_validation_due)
+                progress.advance(1, self.log_window() if is_log_step else None)
 
                 # validate
                 began = clock()
                 self.validate()
 
                 # save
-                if is_saved or self.is_save_due or self.stop.exit_code:
+                if is_save_step or self.is_save_due or self.stop.exit_code:
                     self.apply_outcomes(is_all=True)
                     self.save()
                 elif world.is_main:
                     self.writer.poll()
-                self.speed.began += clock() - began  # speed is that of updates alone
+                self.speed.began += clock() - began  # validating and saving do not count
 
         is_complete = self.state.step == training.steps and not self.is_validation_due
         if is_complete:
@@ -233,15 +233,15 @@ class Trainer:
     @property
     def is_validation_due(self) -> bool:
         step, training = self.state.step, self.config.training
-        is_at = self.is_due(training.validate_every) or step == training.steps
-        return self.dev is not None and is_at and self.state.validated < step
+        is_validation_step = self.is_due(training.validate_every) or step == training.steps
+        return self.dev is not None and is_validation_step and self.state.validated < step
 
     def votes(self) -> StopVotes:
-        """What this rank asks all of them to do after this update."""
+        """What this rank asks all ranks to do after this update."""
         minutes = self.config.training.checkpoint_minutes
-        is_late = minutes is not None and clock() - self.saved_at >= 60 * minutes
+        is_checkpoint_due = minutes is not None and clock() - self.saved_at >= 60 * minutes
         is_broken = self.world.is_main and self.writer.is_broken
-        return StopVotes(*self.stop.votes, is_late, is_broken)
+        return StopVotes(*self.stop.votes, is_checkpoint_due, is_broken)
 
     # ---- outcomes of updates ------------------------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ def train(config: RunConfig, world: World) -> int:
             trainer = Trainer(config, micro_tokens, world, run, stop, status)
             if world.is_main:
                 stack.callback(trainer.writer.close)
-            world.on_main(lambda: _begin(trainer))
+            world.on_main(lambda: _announce_run(trainer))
             if trainer.state.step < config.training.steps or trainer.is_validation_due:
                 trainer.loop()
             elif world.is_main:
@@ -485,8 +485,8 @@ def _claim_folder(
         write_text(run.config, format_config(config))
 
 
-def _begin(trainer: Trainer) -> None:
-    """On the main rank: say what is about to be trained, and put the run folder in order."""
+def _announce_run(trainer: Trainer) -> None:
+    """On the main rank: print what is trained, and update the vocabulary, links and status in the run folder."""
     config, store = trainer.config, trainer.store
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     say(
@@ -505,8 +505,8 @@ def _report_lost_rank(error: Exception, status: StatusFile, world: World) -> Non
     """Report a broken connection to another rank, which was killed or failed (then it reports why itself)."""
     first_line = str(error).partition("\n")[0]
     say(
-        f"stopped: another rank is gone ({first_line}); "
-        "the same command continues from the last checkpoint"
+        f"stopped: lost the connection to another rank ({first_line}); "
+        "run the same command again to continue from the last checkpoint"
     )
     if world.is_main and not status.has_failed:
         status.write(

@@ -101,8 +101,8 @@ def run_update(
     replica.sum_gradients(world)
     # All ranks have the same gradient norm by now; divide, because the sum below adds it up once per rank.
     grad_norm = replica.gradient_norm() / world.size
-    mine = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
-    values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], mine)))
+    own_votes = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
+    values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], own_votes)))
     outcome = PendingOutcome(step, update, micro_sums, values)
 
     # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all ranks

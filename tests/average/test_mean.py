@@ -266,7 +266,7 @@ def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     for out in ("mine", "mine/thesis.tex", "a"):
-        with pytest.raises(UserError, match="is not just an average.*--force"):
+        with pytest.raises(UserError, match="contains something other than an average.*--force"):
             average_checkpoints([tmp_path / "a"], tmp_path / out)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
 
@@ -286,7 +286,7 @@ def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -
         assert sorted(path.name for path in (tmp_path / out).iterdir()) == sorted(
             [MANIFEST_FILE, *PARTS]
         )
-    with pytest.raises(UserError, match="holds .*, which is read"):
+    with pytest.raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)
     assert open_checkpoint(tmp_path / "a").step
 

@@ -61,7 +61,7 @@ def test_force_replaces_what_is_in_the_way(
     (run.average / "notes.txt").write_text("mine")
     assert nmt_average([str(run.path)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert "is not just an average" in lines[-1] and "--force" in lines[-1]
+    assert "contains something other than an average" in lines[-1] and "--force" in lines[-1]
     assert (run.average / "notes.txt").read_text() == "mine"
     assert nmt_average([str(run.path), "--force"]) == 0
     assert not (run.average / "notes.txt").exists() and is_unedited_card(run.average / "README.md")

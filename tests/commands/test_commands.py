@@ -278,7 +278,7 @@ def test_micro_tokens_auto_is_resolved_once(
     options = ["--config", str(toy), "training.micro_tokens=auto"]
     assert nmt_train([*options, "training.steps=2"]) == 0
     assert (
-        "training.micro_tokens: auto is 300 here" in capsys.readouterr().err
+        "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
     )  # an update has no more
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     monkeypatch.setattr(

@@ -240,7 +240,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
             ["--inspect", "STORE", "vocab.size=3"],
             "vocab.size=3: --inspect shows the store as it was made and accepts no settings",
         ),
-        (["--inspect", "nowhere"], "nowhere: no prepared data here"),
+        (["--inspect", "nowhere"], "nowhere: contains no prepared data"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -94,7 +94,7 @@ def test_refuses_another_bpe_model(folder: Path) -> None:
 
 
 def test_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no prepared data here; make it with nmt-prepare"):
+    with pytest.raises(UserError, match="contains no prepared data; run nmt-prepare first"):
         open_store(tmp_path / "nothing", "train")
     with pytest.raises(UserError, match=r"has no valid split; set data\.valid"):
         open_store(folder, "valid")
@@ -115,8 +115,8 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
     ("wrong", "message"),
     [
         (np.zeros(4, np.int32), "int32 of shape"),
-        (np.array([0, 1, 2]), "does not fit its ids"),
-        (np.array([], np.int64), "does not fit its ids"),
+        (np.array([0, 1, 2]), "does not match the file of ids"),
+        (np.array([], np.int64), "does not match the file of ids"),
         (np.array(["x"], object), "Python objects"),
     ],
 )

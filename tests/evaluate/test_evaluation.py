@@ -338,7 +338,7 @@ def good(n: int) -> list[str]:
 Damage = Callable[[list[str]], list[str]]
 REFUSED: dict[str, tuple[Damage, int, str]] = {
     "BPE": (bpe, 40, "BPE was left in"),
-    "entities": (escaped, 40, "entities of Moses or HTML"),
+    "entities": (escaped, 40, "Moses or HTML entities"),
     "split": (doubly_split, 40, "would split twice"),
     "tokenised": (tokenised, 40, "spaces before commas"),
     "SentencePiece": (lambda lines: [f"▁{line}" for line in lines], 40, "BPE was left in"),
@@ -653,7 +653,7 @@ def test_a_checkpoint_is_compared_on_source_and_reference(
     run: Path, ground: Path, capsys: Capture
 ) -> None:
     test = ground / "test.de"
-    assert "has nothing to translate; give --src FILE" in get_refusal(
+    assert "there is nothing to translate; give --src FILE" in get_refusal(
         capsys, "--compare", run, test, "--ref", test
     )
 
@@ -742,7 +742,7 @@ def test_the_full_set_is_followed_by_the_filtered_one(
             str(len(numbers))
         }
     assert found["scores"][0]["value"] != found["filtered"][0]["value"]
-    assert "the 26 of these lines that are in sacreBLEU's wmt14" in capsys.readouterr().out
+    assert "on the 26 of these lines that sacreBLEU's wmt14 contains:" in capsys.readouterr().out
     assert "filtered" not in evaluate(tmp_path, *words)
     [record] = json.loads((run / "results.json").read_text())
     assert {parse_signature(score["signature"])["lines"] for score in record["scores"]} == {"30"}
@@ -823,9 +823,9 @@ MISTAKEN: dict[str, str] = {
     f"nowhere {TOGETHER}": "nowhere: no such checkpoint folder",
     f"--compare {{ref}} nowhere {REF}": "nowhere: no such checkpoint folder",
     "--compare {ref} {ref}": "data.test: not set",
-    f"{{ref}} {TOGETHER} --verdict": "{ref}: is a file; translations are given with --hypotheses",
-    f"{{ref}} {TOGETHER} --ensemble nowhere": "{ref}: is a file; translations are given with --hypotheses",
-    f"{{folder}} {TOGETHER} training.steps=5": "training.steps=5: is decided by training",
+    f"{{ref}} {TOGETHER} --verdict": "{ref}: is a file; give translations with --hypotheses",
+    f"{{ref}} {TOGETHER} --ensemble nowhere": "{ref}: is a file; give translations with --hypotheses",
+    f"{{folder}} {TOGETHER} training.steps=5": "training.steps=5: was fixed by training",
     f"--hypotheses {{ref}} {REF} --json {{ref}}": "{ref}: is given twice, and one of the two is an output",
     "--hypotheses {ref} --test-set newstest2013 --json {ref}": "{ref}: is given twice, and one of the two is an output",
     f"--hypotheses {{ref}} {REF} --json nowhere/a.json": "nowhere/a.json: its folder does not exist",

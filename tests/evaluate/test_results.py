@@ -140,13 +140,13 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "numbers": (b"[1]", "record 1"),
     "nested": (b"[" * 100_000, "not JSON"),
     "a key too many": (changed(note="x"), "record 2: note: unknown key"),
-    "a key too few": (b'[{"when": "x"}]', "record 1: checkpoint: missing"),
+    "a key too few": (b'[{"when": "x"}]', "record 1: checkpoint: is missing"),
     "a number in words": (changed(step="ten"), "record 2: step: 'ten' is not an integer"),
     "true for a number": (changed(step=True), "record 2: step: True is not an integer"),
     "NaN": (changed(seconds=float("nan")), "record 2: seconds: nan is not a finite number"),
     "a score of nothing": (
         changed(scores=[{"name": "BLEU"}]),
-        "record 2: scores[0].value: missing",
+        "record 2: scores[0].value: is missing",
     ),
     "a list for a setting": (
         changed(decoding={"beam": [4]}),

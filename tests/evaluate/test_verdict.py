@@ -325,5 +325,8 @@ def test_without_training_there_is_no_verdict() -> None:
         LoadedModel(cast(TextToText, None), BASE, ["export"]),
     )
     for system in (texts, replace(texts, model=export)):
-        with pytest.raises(UserError, match=r"^out\.txt: a verdict needs a checkpoint"):
+        with pytest.raises(
+            UserError,
+            match=r"^out\.txt: a verdict judges the training too, so it needs a checkpoint",
+        ):
             judge(REACHED, system)

@@ -243,7 +243,7 @@ def test_an_export_is_replaced_and_nothing_else_unless_forced(
         export(checkpoint, "safetensors", out, "float32", LINES)
     export(checkpoint, "safetensors", out, "float32", LINES, is_forced=True)
     assert "my own card" not in (out / "README.md").read_text()
-    with pytest.raises(UserError, match="which is read"):
+    with pytest.raises(UserError, match="contains the input"):
         export(checkpoint, "safetensors", checkpoint.path, "float32", LINES, is_forced=True)
 
 

@@ -202,7 +202,7 @@ def test_the_source_as_translation_is_warned_of() -> None:
     for hypotheses in (mixed, ENGLISH):
         found = look(hypotheses, sources=ENGLISH)
         assert not any(problem.is_fatal for problem in found)
-        assert any("untranslated" in problem.message for problem in found)
+        assert any("a copy of the source sentence" in problem.message for problem in found)
 
 
 def test_sources_of_another_size_are_warned_of() -> None:

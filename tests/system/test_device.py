@@ -63,7 +63,7 @@ def test_with_a_gpu_it_is_the_ranks_own(machine: Machine, monkeypatch: pytest.Mo
     [(PROPRIETARY, "driver 550.54.15"), (OPEN, "driver 570.86"), ("", "driver of unknown version")],
 )
 @pytest.mark.parametrize(
-    ("cuda", "build"), [(None, "built for the CPU alone"), ("13.0", "built for CUDA 13.0")]
+    ("cuda", "build"), [(None, "built for the CPU only"), ("13.0", "built for CUDA 13.0")]
 )
 def test_a_gpu_that_torch_cannot_use_is_refused(
     machine: Machine,

@@ -31,16 +31,16 @@ def test_only_what_the_command_wrote(out: Path, tmp_path: Path) -> None:
     check(tmp_path / "empty")
     (out / "notes.txt").write_text("mine")
     for way in (out, out / "notes.txt"):
-        with pytest.raises(UserError, match="is not just a result.*--force"):
+        with pytest.raises(UserError, match="contains something other than a result.*--force"):
             check(way)
     check(out, is_forced=True)
-    with pytest.raises(UserError, match="is not just a result"):
+    with pytest.raises(UserError, match="contains something other than a result"):
         check(out / "notes.txt", is_forced=True)  # a file
-    with pytest.raises(UserError, match="which is read"):
+    with pytest.raises(UserError, match="contains the input"):
         check(out, is_forced=True, inputs=(out / "part",))
     (out / "notes.txt").unlink()
     (out / MANIFEST_FILE).write_text("{}")
-    with pytest.raises(UserError, match="is not just a result"):
+    with pytest.raises(UserError, match="contains something other than a result"):
         check(out)
 
 

@@ -50,11 +50,14 @@ def test_a_complete_record_is_read() -> None:
     [
         ({"n": -1}, "x.json: n is -1; it must not be negative; use another copy"),
         ({"n": True}, "x.json: n: True is not an integer; use another copy"),
-        ({"n": 2**63}, "x.json: n: 9223372036854775808 is not a finite number of sensible size"),
+        (
+            {"n": 2**63},
+            "x.json: n: 9223372036854775808 is not a finite number between -2^63 and 2^63",
+        ),
         ({"more": 1}, "x.json: more: unknown key; use another copy"),
         ({"\x1b[2J" * 99: 1}, r"x.json: \x1b[2J"),
         ({"names": "a"}, "x.json: names: 'a' is not a list"),
-        ({"scores": [{"value": 1}]}, "x.json: scores[0].low: missing; use another copy"),
+        ({"scores": [{"value": 1}]}, "x.json: scores[0].low: is missing; use another copy"),
         ({"scores": [{"value": float("nan"), "low": 1}]}, "scores[0].value: nan is not a finite"),
         ({"settings": {"beam": [4]}}, "settings.beam: [4] is not a string or an integer or true"),
         ({"settings": 5}, "x.json: settings: 5 is not a section of keys and values"),
@@ -71,5 +74,5 @@ def test_damage_is_named_by_place_and_key(change: dict[str, Any], complaint: str
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(UserError, match=r"x\.json: \[1\] is not a section of keys and values"):
         READER.read(Outer, [1])
-    with pytest.raises(UserError, match=r"x\.json: names: missing"):
+    with pytest.raises(UserError, match=r"x\.json: names: is missing"):
         READER.read(Outer, {"n": 3})
