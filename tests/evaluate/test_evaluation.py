@@ -640,8 +640,8 @@ def test_a_system_against_itself_and_against_a_damaged_copy(
     gold = lines_of(ground / "test.de")
     damaged = put(tmp_path / "damaged", [" ".join(reversed(line.split())) for line in gold])
     for first, second, better in (
-        (tmp_path / "damaged", ground / "test.de", "the second is better"),
-        (ground / "test.de", damaged, "the first is better"),
+        (tmp_path / "damaged", ground / "test.de", "the second system is better"),
+        (ground / "test.de", damaged, "the first system is better"),
     ):
         worse = evaluate(tmp_path, "--compare", first, second, *test)["comparison"]
         assert worse["p_bootstrap"] < 0.01 and worse["p_randomisation"] < 0.01
