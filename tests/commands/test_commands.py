@@ -285,7 +285,7 @@ def test_micro_tokens_auto_is_resolved_once(
         "nmt.train.memory_probe.CPU_MICRO_TOKENS", 50
     )  # as another machine would have it
     assert nmt_train([*options, "training.steps=3"]) == 0
-    assert "auto is" not in capsys.readouterr().err
+    assert "auto has chosen" not in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
 

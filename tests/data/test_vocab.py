@@ -189,7 +189,7 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (5000, r"vocab\.size: 5000 is too large .* at most (\d+) is possible"),
+        (5000, r"vocab\.size: 5000 is too large .* use at most (\d+)"),
         (
             20,
             r"vocab\.size: 20 is too small: .* need (\d+) pieces; raise it or lower vocab\.character_coverage",
