@@ -1,4 +1,6 @@
-"""Where the figures of training go: `metrics.jsonl`, one line for each event. A new destination is one more class here.
+"""What training measures in each update, and where it is logged: `metrics.jsonl`, one line for each event.
+
+A new figure is a field of `Figures`, which update.py fills; a new destination is one more sink.
 
 A resumed run continues the file after the last line that its checkpoint counts. A line that cannot be written, because
 the disk is full, waits in memory for the next one. So no line is lost, doubled or cut in two as long as the process
@@ -6,11 +8,27 @@ lives, and when it dies the checkpoint says how much of the file counts.
 """
 
 import json
+import math
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nmt.system.progress import say
+
+
+class Figures(NamedTuple):
+    """What an update computed, over all ranks."""
+
+    loss: float  # label-smoothed, summed over the target tokens
+    nll: float  # without label smoothing, summed over the target tokens
+    grad_norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(value) for value in self)
+
+
+N_FIGURES = len(Figures._fields)
 
 
 class MetricSink(Protocol):

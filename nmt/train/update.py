@@ -7,7 +7,6 @@ outcome one update later.
 """
 
 import hashlib
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
+from nmt.train.metrics_log import N_FIGURES, Figures
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
 
@@ -30,21 +30,6 @@ class StopVotes(NamedTuple):
     preempt: float = 0  # stop, because of any other signal
     checkpoint: float = 0  # save, because checkpoint_minutes have passed
     broken: float = 0  # fail, because checkpoints can no longer be written
-
-
-class Figures(NamedTuple):
-    """What an update computed, over all ranks."""
-
-    loss: float  # label-smoothed, summed over the target tokens
-    nll: float  # without label smoothing, summed over the target tokens
-    grad_norm: float
-
-    @property
-    def is_finite(self) -> bool:
-        return all(math.isfinite(value) for value in self)
-
-
-N_FIGURES = len(Figures._fields)
 
 
 @dataclass(frozen=True)

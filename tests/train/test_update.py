@@ -1,6 +1,7 @@
 """What an update is made of: its seeds, and the figures that ranks sum by name."""
 
-from nmt.train.update import Figures, micro_seed
+from nmt.train.metrics_log import Figures
+from nmt.train.update import micro_seed
 
 
 def test_dropout_seeds_do_not_repeat() -> None:
