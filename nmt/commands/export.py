@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--quantization",
         default="float32",
         metavar="TYPE",
-        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float16, int8_bfloat16",
+        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float32, "
+        "int8_float16, int8_bfloat16",
     )
     parser.add_argument(
         "--check-lines",
