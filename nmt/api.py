@@ -10,9 +10,10 @@
     nmt.api.train(config)
     print(nmt.api.evaluate("runs/short").report)
 
-The commands call these functions too. Settings are written as on the command line, such as "decoding.beam=1". What the
-user got wrong raises `nmt.system.errors.UserError`, with the message that the command would print. Importing this file
-is quick: torch is imported by the first function that needs it.
+The commands call these functions too. Settings are written as on the command line, such as
+"decoding.beam=1". What the user got wrong raises `nmt.system.errors.UserError`, with the message
+that the command would print. Importing this file is quick: torch is imported by the first function
+that needs it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,10 +35,12 @@ EngineName = Literal["nmt", "ctranslate2"]
 def load(
     *paths: str | Path, settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "TextToText":
-    """Load what translates: a run, an average or a checkpoint; several with one vocabulary are an ensemble.
+    """Load what translates: a run, an average or a checkpoint; several with one vocabulary are an
+    ensemble.
 
-    With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's `translate(lines)` returns a
-    translation with `text` and `score` for each line, `find_candidates(lines, request)` the best few of each.
+    With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's
+    `translate(lines)` returns a translation with `text` and `score` for each line,
+    `find_candidates(lines, request)` the best few of each.
     """
     return open_model([str(path) for path in paths], settings, engine).translator
 
@@ -67,8 +70,8 @@ def prepare(config: RunConfig) -> bool:
 def train(config: RunConfig) -> int:
     """Prepare what is missing, then train or continue the run in `config.folder`.
 
-    Returns the exit code of nmt-train: 0 when training is complete, 75 or 130 when a signal stopped it; the run is
-    saved then. Under torchrun every rank calls this.
+    Returns the exit code of nmt-train: 0 when training is complete, 75 or 130 when a signal stopped
+    it; the run is saved then. Under torchrun every rank calls this.
     """
     from nmt.system.files import make_folder
     from nmt.system.runtime import tune_process
@@ -89,7 +92,9 @@ def train(config: RunConfig) -> int:
 
 
 def _write_page(folder: Path) -> None:
-    """Write the run's HTML report, even if the run was stopped. A failure only causes a warning: training is unaffected."""
+    """Write the run's HTML report, even if the run was stopped. A failure only causes a warning:
+    training is unaffected.
+    """
     from nmt.report.page import write_report
     from nmt.system.errors import UserError
     from nmt.system.progress import say
@@ -110,10 +115,12 @@ def evaluate(
     all_metrics: bool = False,
     verdict: bool = False,
 ) -> "Evaluation":
-    """Translate a test set and score it: by default the one of the config, else `test_set` or the files `src`, `ref`.
+    """Translate a test set and score it: by default the one of the config, else `test_set` or the
+    files `src`, `ref`.
 
-    Several paths are an ensemble. The result has a `report` for people, `figures` for JSON, and the scores with their
-    intervals and signatures. Nothing is recorded in the run's folder; nmt-eval does that.
+    Several paths are an ensemble. The result has a `report` for people, `figures` for JSON, and the
+    scores with their intervals and signatures. Nothing is recorded in the run's folder; nmt-eval
+    does that.
     """
     from functools import partial
 

@@ -1,9 +1,11 @@
-"""Checkpoints: folders that are complete or absent, verified when they are opened, never unpickled, self-contained.
+"""Checkpoints: folders that are complete or absent, verified when they are opened, never unpickled,
+self-contained.
 
-`model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's moments, keyed by
-weight name; `state.json` holds the few numbers that training resumes from. `config.yaml` and `vocab.model` make the
-folder usable on any machine. `manifest.json` has the sha256 of each file. An average (nmt/average/mean.py) has the same
-files except the optimizer's, and its `state.json` lists the averaged checkpoints.
+`model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's
+moments, keyed by weight name; `state.json` holds the few numbers that training resumes from.
+`config.yaml` and `vocab.model` make the folder usable on any machine. `manifest.json` has the
+sha256 of each file. An average (nmt/average/mean.py) has the same files except the optimizer's, and
+its `state.json` lists the averaged checkpoints.
 """
 
 import contextlib
@@ -58,14 +60,17 @@ from nmt.system.strict_yaml import parse_yaml
 # The files of every checkpoint; training adds the optimizer.
 PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
-# Small files are read into memory whole, so their size is limited in case one is damaged or hostile.
+# Small files are read into memory whole, so their size is limited in case one is damaged or
+# hostile.
 MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: 8 << 20}
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that training resumes from, apart from weights and moments. Its fields are the keys of state.json."""
+    """Everything that training resumes from, apart from weights and moments. Its fields are the
+    keys of state.json.
+    """
 
     step: int = default(0, COUNT)  # updates done
     cursor: Cursor = Cursor()
@@ -84,7 +89,9 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Average:
-    """The checkpoints an average was computed from, oldest first. Its fields are the keys of state.json."""
+    """The checkpoints an average was computed from, oldest first. Its fields are the keys of
+    state.json.
+    """
 
     averaged: list[str]  # the names of the checkpoints' folders
     step: int  # of the newest
@@ -142,8 +149,9 @@ class Snapshot:
 def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
     """Collect weights and moments. This is a collective operation: all ranks must call it.
 
-    A tensor that this rank holds in full is not copied. Sharded tensors are gathered one at a time and moved to the main
-    rank's host memory, so that the GPU never holds more than one of them in full.
+    A tensor that this rank holds in full is not copied. Sharded tensors are gathered one at a time
+    and moved to the main rank's host memory, so that the GPU never holds more than one of them in
+    full.
     """
 
     def collect(tensor: Tensor) -> Tensor:
@@ -194,7 +202,9 @@ def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, or the newest checkpoint of a run folder, after verifying all its files."""
+    """Open a checkpoint folder, or the newest checkpoint of a run folder, after verifying all its
+    files.
+    """
     if (path / "checkpoints").is_dir():
         try:
             found = find_newest(RunFolder(path))
@@ -227,7 +237,9 @@ def open_for_average(path: Path) -> Checkpoint:
 
 
 def open_after_main(run: RunFolder, step: int) -> Checkpoint:
-    """Open a checkpoint that the main rank has just verified, so that other ranks do not read all of it again."""
+    """Open a checkpoint that the main rank has just verified, so that other ranks do not read all
+    of it again.
+    """
     return _open_unverified(run.checkpoint(step))
 
 
@@ -240,7 +252,8 @@ def _open_verified(path: Path) -> Checkpoint:
 def _open_unverified(path: Path) -> Checkpoint:
     """Open a checkpoint after checking everything that can be checked without reading tensor data.
 
-    That is file sizes, the small files, and whether the tensors' names, shapes and dtypes match the config.
+    That is file sizes, the small files, and whether the tensors' names, shapes and dtypes match the
+    config.
     """
     entries = read_manifest(path)
     for name, entry in entries.items():
@@ -268,7 +281,9 @@ def _open_unverified(path: Path) -> Checkpoint:
 
 
 def _read_config(path: Path) -> RunConfig:
-    """Read the config. It must not extend another file: a hostile checkpoint could name any file on this machine."""
+    """Read the config. It must not extend another file: a hostile checkpoint could name any file on
+    this machine.
+    """
     try:
         source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
         if "extends" in source.values:
@@ -313,7 +328,8 @@ def _weight_shapes(
 ) -> Iterator[tuple[str, list[int]]]:
     """Yield the name and shape of each weight that the config in `path` implies.
 
-    A hostile config may ask for millions of layers, so only one layer is built and nothing is collected in a list.
+    A hostile config may ask for millions of layers, so only one layer is built and nothing is
+    collected in a list.
     """
     try:
         with torch.device("meta"):  # takes no memory
@@ -360,7 +376,9 @@ def open_tensors(path: Path, framework: str) -> Iterator[Any]:
 
 
 def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
-    """Raise UserError unless a file's header lists exactly the `expected` names and shapes, all in fp32."""
+    """Raise UserError unless a file's header lists exactly the `expected` names and shapes, all in
+    fp32.
+    """
     # "numpy", because with "pt" the kernel would have to commit memory for the whole file.
     with open_tensors(path, "numpy") as file:
         remaining = set(file.keys())
@@ -467,8 +485,8 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
 def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
     """Remove all checkpoints but the newest `keep` and the best.
 
-    Checkpoints after `last_step` must be damaged, because otherwise training would have resumed from them. They are not
-    counted, and training will overwrite them.
+    Checkpoints after `last_step` must be damaged, because otherwise training would have resumed
+    from them. They are not counted, and training will overwrite them.
     """
     steps = [step for step in list_steps(run) if step <= last_step]
     for step in steps[:-keep]:

@@ -1,9 +1,10 @@
 """The configuration: one frozen dataclass for each section of the YAML file, nested in `RunConfig`.
 
-Values come from four sources, each overriding the one before: the defaults below, the file named by `extends`, the
-file itself, and `section.key=value` on the command line. Unknown keys, wrong types and out-of-range values are rejected
-with a message that gives file:line, key, value and a remedy. A config describes the update, not the machine: it counts
-tokens per update, never sentences per GPU. Where the paper gives a value, the default is that of its base model.
+Values come from four sources, each overriding the one before: the defaults below, the file named by
+`extends`, the file itself, and `section.key=value` on the command line. Unknown keys, wrong types
+and out-of-range values are rejected with a message that gives file:line, key, value and a remedy. A
+config describes the update, not the machine: it counts tokens per update, never sentences per GPU.
+Where the paper gives a value, the default is that of its base model.
 """
 
 import copy
@@ -42,7 +43,9 @@ RANDOM_SEED = Rule(lambda x: 0 <= x < 2**31, "be in [0, 2^31)")
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Where sentence pairs come from: two files, one file, a dataset, a known test set, or the demo."""
+    """Where sentence pairs come from: two files, one file, a dataset, a known test set, or the
+    demo.
+    """
 
     # Two files with one sentence per line; .gz, .xz and .zst are decompressed on the fly.
     src: str | None = None
@@ -78,10 +81,13 @@ class CorpusConfig:
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """Rules for dropping training pairs; null turns a rule off. A pair with an empty side is always dropped."""
+    """Rules for dropping training pairs; null turns a rule off. A pair with an empty side is always
+    dropped.
+    """
 
-    # Sets the keys below that are not given. paper-ende: the paper's En-De data as its authors filtered it (at most 256
-    # pieces including the end mark); paper-enfr: its En-Fr data with the usual filter, from 40.8M pairs to 36M.
+    # Sets the keys below that are not given. paper-ende: the paper's En-De data as its authors
+    # filtered it (at most 256 pieces including the end mark); paper-enfr: its En-Fr data with the
+    # usual filter, from 40.8M pairs to 36M.
     preset: Literal["none", "paper-ende", "paper-enfr"] | None = None
     # Whether to drop pairs whose sides are the same text.
     identical: bool = False
@@ -89,8 +95,8 @@ class CleanConfig:
     max_words: int | None = default(250, AT_LEAST_ONE)
     # The largest ratio of the longer to the shorter side that is kept, in words.
     max_ratio: float | None = default(None, AT_LEAST_ONE)
-    # What to do with training pairs that also occur in the dev or test set: keep them, drop those where both sides match
-    # (drop-pairs), or drop those where either side matches (drop-sides).
+    # What to do with training pairs that also occur in the dev or test set: keep them, drop those
+    # where both sides match (drop-pairs), or drop those where either side matches (drop-sides).
     held_out: Literal["keep", "drop-pairs", "drop-sides"] = "keep"
     # Whether to keep only the first of identical pairs, across all corpora.
     duplicates: bool = False
@@ -146,7 +152,8 @@ class VocabConfig:
     byte_fallback: bool = False
     # An existing SentencePiece model, to be used instead of learning one; it decides the size.
     model: str | None = None
-    # The probability of skipping a BPE merge; each epoch is segmented again (Provilkov et al. 2020).
+    # The probability of skipping a BPE merge; each epoch is segmented again (Provilkov et al.
+    # 2020).
     bpe_dropout: float = default(0.0, FRACTION)
 
 
@@ -168,7 +175,8 @@ class ModelConfig:
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     # The number of rows in the table of learned positions; sinusoidal positions have no limit.
     max_positions: int = default(1024, AT_LEAST_ONE)
-    # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null: all.
+    # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null:
+    # all.
     window: int | None = default(None, AT_LEAST_ONE)
     # Whether both embeddings and the output projection are one matrix (section 3.4).
     tied: bool = True
@@ -194,7 +202,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam, with the learning rate scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (section 5.3)."""
+    """Adam, with the learning rate scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)
+    (section 5.3).
+    """
 
     warmup_steps: int = default(4000, AT_LEAST_ONE)
     scale: float = default(1.0, POSITIVE)
@@ -218,16 +228,20 @@ class TrainingConfig:
     label_smoothing: float = default(0.1, FRACTION)
     # The precision of activations; weights, statistics and Adam's moments are always fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
-    # Whether to use torch.compile and CUDA graphs, which rely on constant shapes; auto: only on a GPU.
+    # Whether to use torch.compile and CUDA graphs, which rely on constant shapes; auto: only on a
+    # GPU.
     compile: Literal["auto", "on", "off"] = "auto"
-    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models too large for one GPU.
+    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models too
+    # large for one GPU.
     shard: bool = False
-    # What to do when a loss or gradient is NaN or infinite; skip tolerates three such updates in a row.
+    # What to do when a loss or gradient is NaN or infinite; skip tolerates three such updates in a
+    # row.
     on_nonfinite: Literal["stop", "skip"] = "stop"
     # The number of updates between two log lines, and between two validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # Save a checkpoint every N updates, every N minutes (as in the paper), or both; null turns either off.
+    # Save a checkpoint every N updates, every N minutes (as in the paper), or both; null turns
+    # either off.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
     checkpoint_minutes: float | None = default(10.0, POSITIVE)
     # How many of the newest checkpoints to keep, in addition to the best one.
@@ -243,37 +257,41 @@ class TrainingConfig:
 class DecodingConfig:
     """How to search for a translation; the defaults are those of section 6.1."""
 
-    # Which toolkit's search to reproduce: the preset sets those of the next eight keys that are not given.
+    # Which toolkit's search to reproduce: the preset sets those of the next eight keys that are not
+    # given.
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
     beam: int = default(4, BEAM_SIZE)
-    # The divisor of a log-probability: gnmt: ((5+|Y|)/6)^alpha, length: |Y|^alpha, none: 1. alpha is length_penalty, and
-    # |Y| counts the end mark.
+    # The divisor of a log-probability: gnmt: ((5+|Y|)/6)^alpha, length: |Y|^alpha, none: 1. alpha
+    # is length_penalty, and |Y| counts the end mark.
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
     length_penalty: float = default(0.6, ALPHA)
-    # An output has at most max_ratio * (source pieces) + max_extra pieces and, if that allows it, at least
-    # min_length; the end mark is not counted.
+    # An output has at most max_ratio * (source pieces) + max_extra pieces and, if that allows it,
+    # at least min_length; the end mark is not counted.
     max_ratio: float = default(1.0, LENGTH_RATIO)
     max_extra: int = default(50, LENGTH)
     min_length: int = default(0, LENGTH)
-    # Which finished hypotheses are accepted, and when the search for a sentence stops; see nmt/translate/search.py.
+    # Which finished hypotheses are accepted, and when the search for a sentence stops; see
+    # nmt/translate/search.py.
     finishing: Literal["any", "top", "shrink"] = "any"
     stopping: Literal["exact", "full", "likely", "never"] = "exact"
     # Whether to draw pieces by their probability, instead of searching.
     sample: bool = False
     # Above 1 the distribution becomes flatter, below 1 sharper.
     temperature: float = default(1.0, TEMPERATURE)
-    # Sample only from the k most probable pieces (top_k), and only from the smallest set of pieces whose total
-    # probability reaches p (top_p).
+    # Sample only from the k most probable pieces (top_k), and only from the smallest set of pieces
+    # whose total probability reaches p (top_p).
     top_k: int | None = default(None, AT_LEAST_ONE)
     top_p: float = default(1.0, PROBABILITY)
     # The sample for a sentence depends only on this seed and on the sentence.
     seed: int = default(1, RANDOM_SEED)
     # The precision of matrix products; bf16 is twice as fast on hardware that supports it.
     precision: Literal["fp32", "bf16"] = "fp32"
-    # The longest source in pieces, and what to do with a longer one: cut or split it with a warning, or refuse it.
+    # The longest source in pieces, and what to do with a longer one: cut or split it with a
+    # warning, or refuse it.
     max_source: int = default(1_000, AT_LEAST_ONE)
     long_lines: Literal["cut", "split", "refuse"] = "cut"
-    # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on a GPU.
+    # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on
+    # a GPU.
     batch_tokens: int | None = default(None, AT_LEAST_ONE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -392,7 +410,8 @@ FREE_KEYS = (
     "evaluation.sentences",
 )
 
-# Removed keys, with the only value that is still accepted, so that the configs of older runs can be read.
+# Removed keys, with the only value that is still accepted, so that the configs of older runs can be
+# read.
 RETIRED: dict[str, object] = {"model.attention_bias": False}
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
 
@@ -401,7 +420,9 @@ PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS
 
 
 def find_shipped_configs() -> Path:
-    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a wheel."""
+    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a
+    wheel.
+    """
     package = Path(__file__).resolve().parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -425,7 +446,9 @@ def find_config(name: str, beside: Path | None = None) -> Path:
 
 
 def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
-    """Read a file and merge it over the file that it extends; `seen` holds the files on the way here, to find cycles."""
+    """Read a file and merge it over the file that it extends; `seen` holds the files on the way
+    here, to find cycles.
+    """
     if path.resolve() in seen:
         cycle = " -> ".join(p.name for p in (*seen, path))
         raise UserError(
@@ -482,8 +505,9 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -
 
 
 def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether `new` names a corpus of its own, which replaces `old`: {demo: x} merged into {src: y} would be invalid.
-    If only src or only tgt is given, that file is exchanged and the other one kept."""
+    """Whether `new` names a corpus of its own, which replaces `old`: {demo: x} merged into {src: y}
+    would be invalid. If only src or only tgt is given, that file is exchanged and the other one
+    kept."""
     if CORPUS_SOURCES.isdisjoint(new):
         return False
     is_one_side = len(CORPUS_FILES & new.keys()) == 1
@@ -518,12 +542,16 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Apply overrides to `config`, as nmt-eval and nmt-translate do with the config of a checkpoint."""
+    """Apply overrides to `config`, as nmt-eval and nmt-translate do with the config of a
+    checkpoint.
+    """
     return _build_config(YamlTree(to_plain_values(config)), overrides)
 
 
 def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
-    """Return the device that the command line asks for; the one in a checkpoint was for the machine that trained it."""
+    """Return the device that the command line asks for; the one in a checkpoint was for the machine
+    that trained it.
+    """
     asked = [text for text in overrides if text.startswith("device=")]
     return override_config(RunConfig(), asked).device
 
@@ -570,7 +598,9 @@ def _find_section(values: Any, key: str) -> dict[str, Any]:
 
 
 def to_plain_values(config: Any) -> Any:
-    """Convert a config to dictionaries, lists and scalars, as in YAML; a corpus keeps only the keys that were given."""
+    """Convert a config to dictionaries, lists and scalars, as in YAML; a corpus keeps only the keys
+    that were given.
+    """
     if isinstance(config, CorpusConfig):
         unset = vars(CorpusConfig())
         return {name: value for name, value in vars(config).items() if value != unset[name]}

@@ -1,7 +1,9 @@
-"""The one table of known test sets: their names, sizes, digests, where others keep them, and what the paper calls them.
+"""The one table of known test sets: their names, sizes, digests, where others keep them, and what
+the paper calls them.
 
-A set is known by its lines: the sha256 of each side, which two copies of different origin agreed on. To add a set, add a
-row; whatever compares, names, downloads or advises reads this table. Rows without digests are known by name alone.
+A set is known by its lines: the sha256 of each side, which two copies of different origin agreed
+on. To add a set, add a row; whatever compares, names, downloads or advises reads this table. Rows
+without digests are known by name alone.
 """
 
 from collections.abc import Mapping
@@ -33,7 +35,9 @@ class KnownSet:
         return self.name if len(self.texts) == 1 else f"{self.name} {'-'.join(sorted(text))}"
 
     def list_names(self, hub_config: str) -> tuple[str, ...]:
-        """As `nmt.paper` names it, after files, a split of the hub and sacreBLEU: all the same text."""
+        """As `nmt.paper` names it, after files, a split of the hub and sacreBLEU: all the same
+        text.
+        """
         hub = f"wmt14 {hub_config} {self.hub_split}"
         return self.name, hub, f"sacrebleu {self.sacrebleu}"
 
@@ -86,8 +90,8 @@ NEWSTEST2014 = KnownSet(
         },
     ),
     hub_split="test",
-    # WMT's filtered English-German set of 2014: without 14 documents of German origin, 266 lines. Worked out from a
-    # tokenised copy of it, which has the other 150 documents in another order.
+    # WMT's filtered English-German set of 2014: without 14 documents of German origin, 266 lines.
+    # Worked out from a tokenised copy of it, which has the other 150 documents in another order.
     subset=KnownSubset(
         "wmt14",
         ("en", "de"),

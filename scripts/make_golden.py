@@ -1,10 +1,11 @@
-"""Write tests/golden: what the Perl scripts of Moses make of the lines that tests/awkward.py makes, and of real ones.
+"""Write tests/golden: what the Perl scripts of Moses make of the lines that tests/awkward.py makes,
+and of real ones.
 
     git clone https://github.com/moses-smt/mosesdecoder && git -C mosesdecoder checkout 3a0631a05b
     python scripts/make_golden.py mosesdecoder/scripts --data ../shared/data
 
-That commit is the last of 2017. Run once, and again only when the generator changes; the tests need no Perl. Of real
-text, which is not ours to hand on, only a digest per line is kept.
+That commit is the last of 2017. Run once, and again only when the generator changes; the tests need
+no Perl. Of real text, which is not ours to hand on, only a digest per line is kept.
 """
 
 import argparse
@@ -43,12 +44,16 @@ def digest(lines: Sequence[str]) -> str:
 
 
 def line_digest(tokens: str, split: str) -> str:
-    """32 bits for the two outputs of one line: enough to see that one differs, too few to find the line again."""
+    """32 bits for the two outputs of one line: enough to see that one differs, too few to find the
+    line again.
+    """
     return hashlib.sha256(f"{tokens}\n{split}".encode()).hexdigest()[:8]
 
 
 def perl(lines: Sequence[str], *command: str) -> list[str]:
-    """The lines that a Perl script makes of lines, byte by byte, whatever the environment says about languages."""
+    """The lines that a Perl script makes of lines, byte by byte, whatever the environment says
+    about languages.
+    """
     done = subprocess.run(
         ["perl", *command],
         input="".join(line + "\n" for line in lines).encode(),
@@ -70,8 +75,8 @@ def outputs(scripts: Path, language: str, lines: Sequence[str]) -> tuple[list[st
 
 
 def pairs(split: dict[str, list[str]]) -> list[tuple[list[str], list[str]]]:
-    """Hypotheses and references, tokenised and split. A line of a lone no-break space is a word to multi-bleu's bytes
-    and none to sacreBLEU, so empty lines are left out; damage makes others."""
+    """Hypotheses and references, tokenised and split. A line of a lone no-break space is a word to
+    multi-bleu's bytes and none to sacreBLEU, so empty lines are left out; damage makes others."""
     lines = [[line for line in split[language] if line.strip()] for language in LANGUAGES]
     return [damaged_pair(lines[seed % len(lines)], seed) for seed in range(N_PAIRS)]
 

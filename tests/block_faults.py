@@ -1,4 +1,5 @@
-"""What replaces `draw_block` in tests: slow enough for other processes to be asked, and killed in those.
+"""What replaces `draw_block` in tests: slow enough for other processes to be asked, and killed in
+those.
 
 A file of its own, because those processes import it, and nothing heavy with it.
 """

@@ -1,10 +1,11 @@
 """Triton kernels without a GPU: interpreted, in a process of their own.
 
-Triton decides at its import whether kernels are interpreted, and torch or another test may have imported it by then. So
-the files with tests of kernels are run once more, in a process that says so from the start. The interpreter takes what
-the compiler refuses (test_gpu_dry.py compiles). It keeps bf16 as bare bits: it multiplies those in products and truncates
-where hardware rounds; both are mended here. It is slow, so `make test` takes some of the cases, and `make soak` or a GPU
-all of them.
+Triton decides at its import whether kernels are interpreted, and torch or another test may have
+imported it by then. So the files with tests of kernels are run once more, in a process that says so
+from the start. The interpreter takes what the compiler refuses (test_gpu_dry.py compiles). It keeps
+bf16 as bare bits: it multiplies those in products and truncates where hardware rounds; both are
+mended here. It is slow, so `make test` takes some of the cases, and `make soak` or a GPU all of
+them.
 """
 
 import importlib.util

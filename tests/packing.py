@@ -1,7 +1,8 @@
 """Bytes packed as corpora come: gzip, xz, zstd with a checksum, tar in each of them.
 
-The zstd frames of pyarrow bear no checksum, those of the zstd command do, and only those can prove damage. So the
-checksum is computed here and appended; that the decoder takes it shows that it is right.
+The zstd frames of pyarrow bear no checksum, those of the zstd command do, and only those can prove
+damage. So the checksum is computed here and appended; that the decoder takes it shows that it is
+right.
 """
 
 import gzip

@@ -1,8 +1,10 @@
-"""Search as its rules read, one sentence and one hypothesis at a time, and a language small enough to look through.
+"""Search as its rules read, one sentence and one hypothesis at a time, and a language small enough
+to look through.
 
-Nothing here is shared with the search under test: log-probabilities are sums of Python floats over whole prefixes,
-candidates are sorted lists. `Toy` stands for a model: the logits after a prefix are a row of a random table, which row
-follows from the source and from each piece said. `Full` asks a Transformer, by its full forward pass.
+Nothing here is shared with the search under test: log-probabilities are sums of Python floats over
+whole prefixes, candidates are sorted lists. `Toy` stands for a model: the logits after a prefix are
+a row of a random table, which row follows from the source and from each piece said. `Full` asks a
+Transformer, by its full forward pass.
 """
 
 import itertools
@@ -198,7 +200,9 @@ def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = (
 def recursion(
     oracle: Oracle, src: Ids, config: DecodingConfig, n_best: int = 1, prefix: Ids = ()
 ) -> Ranked:
-    """The best that a beam search finishes, step by step, as the head of nmt/translate/search.py tells it."""
+    """The best that a beam search finishes, step by step, as the head of nmt/translate/search.py
+    tells it.
+    """
     beam, longest = config.beam, limit(src, config, oracle.config, prefix)
     living: Ranked = [(0.0, ())]
     finished: Ranked = []
@@ -253,7 +257,9 @@ def assert_same(
     where: str = "",
     within: float = 1e-5,
 ) -> None:
-    """The same hypotheses and scores; two whose scores are nearer than the bound may stand in either order."""
+    """The same hypotheses and scores; two whose scores are nearer than the bound may stand in
+    either order.
+    """
     got = [one.score for one in found]
     assert len(got) == len(expected), where
     assert np.allclose(got, [score for score, _ in expected], rtol=0, atol=within), (

@@ -1,4 +1,5 @@
-"""A pretend GPU: tensors that say cuda:0 and compute on the CPU, for tests of what a real one would punish.
+"""A pretend GPU: tensors that say cuda:0 and compute on the CPU, for tests of what a real one would
+punish.
 
     with pretend_device() as device:
         device.to_device(module)
@@ -6,11 +7,12 @@
         ...
     device.waits, device.operations
 
-Mixing host and device tensors raises. Each wait for the device is counted with its place in nmt/. Operations are
-counted as the dispatcher sees them, each of which would be about one launch. CUDA graphs are recorded and replayed for
-real: what is recorded does not happen, and a replay repeats the operations on the very tensors of the recording, so
-that whatever Python decides anew in a step goes wrong here as it would there. A wait while recording raises. Events
-complete late, after `event_lag` later events have been recorded, so that code which does not wait is seen to go on.
+Mixing host and device tensors raises. Each wait for the device is counted with its place in nmt/.
+Operations are counted as the dispatcher sees them, each of which would be about one launch. CUDA
+graphs are recorded and replayed for real: what is recorded does not happen, and a replay repeats
+the operations on the very tensors of the recording, so that whatever Python decides anew in a step
+goes wrong here as it would there. A wait while recording raises. Events complete late, after
+`event_lag` later events have been recorded, so that code which does not wait is seen to go on.
 """
 
 import traceback
@@ -73,8 +75,8 @@ NO_WORK = {
 
 
 class DeviceTensor(Tensor):
-    """A tensor of the pretend device; `on_host` holds its values. To torch's own code it lies on the meta device, which
-    every build of torch has; to Python it says cuda:0."""
+    """A tensor of the pretend device; `on_host` holds its values. To torch's own code it lies on
+    the meta device, which every build of torch has; to Python it says cuda:0."""
 
     on_host: Tensor
     device = GPU
@@ -382,9 +384,8 @@ def pretend_device(event_lag: int = 0) -> Iterator[PretendDevice]:
         mock.patch("nmt.model.attention.supports_triton", lambda *_: False),
     ):  # Triton's kernels need a driver
         _open.append(device)
-        torch._C._set_only_lift_cpu_tensors(
-            True
-        )  # torch.tensor copies to the device where the mode sees it
+        # Torch.tensor copies to the device where the mode sees it
+        torch._C._set_only_lift_cpu_tensors(True)
         try:
             with _Mode():
                 yield device

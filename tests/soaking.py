@@ -1,9 +1,10 @@
 """Real starts of nmt-train by the hundred, and what may happen to them: kills, signals, slow disks.
 
-A start costs three seconds because torch is imported. Here one process imports everything and computes nothing, and
-each start is a fork of it: a process and a group of its own that calls the real command, with the environment that
-torchrun would give a rank. test_kills.py shows that it ends in the bits of a start from the shell. Faults are armed in
-the fork alone, and where they strike follows from a seed or from a number. NMT_SOAK=1 asks for more of everything.
+A start costs three seconds because torch is imported. Here one process imports everything and
+computes nothing, and each start is a fork of it: a process and a group of its own that calls the
+real command, with the environment that torchrun would give a rank. test_kills.py shows that it ends
+in the bits of a start from the shell. Faults are armed in the fork alone, and where they strike
+follows from a seed or from a number. NMT_SOAK=1 asks for more of everything.
 """
 
 import contextlib
@@ -37,9 +38,8 @@ from nmt.system.run_folder import OPTIMIZER_FILE, RunFolder
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 WAIT_S = 60.0  # for what takes a second where nothing is wrong
-SEPARATE = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"
-}  # else ranks started again look for dead ones, for hours
+# Else ranks started again look for dead ones, for hours
+SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 T = TypeVar("T")
 CHANGES = (
     "os.rename",
@@ -76,9 +76,8 @@ class Order:
     environment: dict[str, str] = field(default_factory=dict)
     watched: str = ""  # the folder in which changes of files are counted
     die_at: int = 0  # kill -9 before the so-manieth of them; 0: never
-    slow: dict[str, float] = field(
-        default_factory=dict
-    )  # seconds more for each save, decode, update
+    # Seconds more for each save, decode, update
+    slow: dict[str, float] = field(default_factory=dict)
     is_recorded: bool = False  # each update to updates.jsonl
 
 
@@ -86,7 +85,9 @@ class Order:
 
 
 def serve() -> None:
-    """Fork a child for each line of standard input; tell its pid, later its exit code, on standard output."""
+    """Fork a child for each line of standard input; tell its pid, later its exit code, on standard
+    output.
+    """
     _import_all()
     gc.collect()
     gc.freeze()  # what is never collected is never copied
@@ -144,7 +145,9 @@ def _import_all() -> None:
 
 
 def _run(order: Order) -> None:
-    """Be a start from the shell, to the end, except that the modules are not taken down, which takes a second."""
+    """Be a start from the shell, to the end, except that the modules are not taken down, which
+    takes a second.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -249,7 +252,9 @@ def _tell_phases(file: int) -> None:
 
 
 def _record(path: Path) -> None:
-    """Append each update as this rank sees it: what its micro-batches say, their sums, the target tokens of all."""
+    """Append each update as this rank sees it: what its micro-batches say, their sums, the target
+    tokens of all.
+    """
     import nmt.train.trainer
 
     run_update: Any = nmt.train.trainer.run_update
@@ -288,8 +293,8 @@ def content(batch: Any) -> str:
 def _count_changes(order: Order, trace: int) -> None:
     """Write each change of a file under `watched` to `trace`; die before number `die_at`.
 
-    The interpreter's audit events tell of each, whoever makes it. They know nothing of fsync nor of what safetensors
-    writes, which is half a file when the end comes in the middle.
+    The interpreter's audit events tell of each, whoever makes it. They know nothing of fsync nor of
+    what safetensors writes, which is half a file when the end comes in the middle.
     """
     import safetensors.torch
 
@@ -351,7 +356,9 @@ def _count_changes(order: Order, trace: int) -> None:
 
 
 class Forks:
-    """The process that forks, as the tests see it. It ends when they end, and what it started with it."""
+    """The process that forks, as the tests see it. It ends when they end, and what it started with
+    it.
+    """
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in RANK}
@@ -432,7 +439,9 @@ class Start:
         return [forks().codes.get(pid) for pid in self.pids]
 
     def wait(self, seconds: float = WAIT_S, is_agent: bool = True) -> list[int]:
-        """The exit codes. `is_agent`: as torchrun does it, the failure of one rank is the end of all."""
+        """The exit codes. `is_agent`: as torchrun does it, the failure of one rank is the end of
+        all.
+        """
         deadline, mercy = time.monotonic() + seconds, 0.0
         while None in (codes := self.codes):
             assert time.monotonic() < deadline, f"still there after {seconds} s:\n{self.told()}"
@@ -481,7 +490,9 @@ class Start:
 
 
 class Torchrun:
-    """One start of nmt-train by a real torchrun. All its processes bear a mark in their environment."""
+    """One start of nmt-train by a real torchrun. All its processes bear a mark in their
+    environment.
+    """
 
     def __init__(
         self, folder: Path, argv: Sequence[str], size: int = 2, options: Sequence[str] = ()
@@ -617,7 +628,9 @@ WORDS = {
 
 
 def make_ground(folder: Path) -> Ground:
-    """A toy run of 16 updates with dropout: log lines, validations and checkpoints come at odds with each other."""
+    """A toy run of 16 updates with dropout: log lines, validations and checkpoints come at odds
+    with each other.
+    """
     rng = random.Random(1)
     for split, n in (("train", 300), ("valid", 12)):
         drawn = [[rng.choice(list(WORDS)) for _ in range(rng.randint(2, 9))] for _ in range(n)]
@@ -678,7 +691,9 @@ def contents(run: RunFolder) -> dict[str, Any]:
 
 
 def check_same(run: RunFolder, whole: RunFolder) -> None:
-    """A run ended like the one that nobody disturbed. What differs is told before the digests are compared."""
+    """A run ended like the one that nobody disturbed. What differs is told before the digests are
+    compared.
+    """
     one, other = contents(run), contents(whole)
     assert one["state"] == other["state"], f"{run.path}: {one['state']} and not {other['state']}"
     for got, expected in zip(one["metrics"], other["metrics"], strict=False):
@@ -710,13 +725,17 @@ def lines(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def steps_logged(run: RunFolder) -> int:
-    """The last update of which metrics.jsonl tells, 0 if it tells of none; a line that is being written is none."""
+    """The last update of which metrics.jsonl tells, 0 if it tells of none; a line that is being
+    written is none.
+    """
     text = run.metrics.read_text() if run.metrics.exists() else ""
     return max((json.loads(line)["step"] for line in text.split("\n")[:-1]), default=0)
 
 
 def check_readable(run: RunFolder) -> list[int]:
-    """What must hold at any moment at all: each checkpoint that has its name is whole, and so is what is linked."""
+    """What must hold at any moment at all: each checkpoint that has its name is whole, and so is
+    what is linked.
+    """
     found = checkpoint.list_steps(run)
     for step in found:
         verify(run.checkpoint(step), (*checkpoint.PARTS, OPTIMIZER_FILE))
@@ -732,7 +751,9 @@ def check_readable(run: RunFolder) -> list[int]:
 
 
 def traces(run: RunFolder) -> set[tuple[str, int | str]]:
-    """What the next start can see: names and sizes, where links lead; of what is hidden and half-written, its kind."""
+    """What the next start can see: names and sizes, where links lead; of what is hidden and
+    half-written, its kind.
+    """
     found: set[tuple[str, int | str]] = set()
     for path in run.path.rglob("*"):
         name = re.sub(r"\.\d+\.tmp", ".tmp", str(path.relative_to(run.path)))

@@ -1,7 +1,8 @@
 """The house keeps its shape: levels, imports and names are read from the source.
 
-A folder has a level; a file imports its own folder, without a circle, and lower levels. A new file needs no row
-anywhere, a new folder one. What a command needs before it answers --help is measured by running it.
+A folder has a level; a file imports its own folder, without a circle, and lower levels. A new file
+needs no row anywhere, a new folder one. What a command needs before it answers --help is measured
+by running it.
 """
 
 import ast

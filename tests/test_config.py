@@ -1,7 +1,8 @@
-"""The configuration's promises: strict reading, complaints of one line that name the place, and dumps that read back.
+"""The configuration's promises: strict reading, complaints of one line that name the place, and
+dumps that read back.
 
-The bad inputs are a table of (text, what the complaint must say); each of them once was, or would have been, a silent
-default, another value than the one written, or a traceback.
+The bad inputs are a table of (text, what the complaint must say); each of them once was, or would
+have been, a silent default, another value than the one written, or a traceback.
 """
 
 import dataclasses
@@ -93,7 +94,9 @@ def test_numbers(load: Loader, text: str, value: float) -> None:
     ],
 )
 def test_words_stay_words(load: Loader, text: str, value: str) -> None:
-    """YAML 1.1, which PyYAML speaks, takes several of these for truth values, dates and numbers in base 60."""
+    """YAML 1.1, which PyYAML speaks, takes several of these for truth values, dates and numbers in
+    base 60.
+    """
     assert load(f"name: {text}").name == value
 
 

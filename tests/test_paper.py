@@ -244,9 +244,8 @@ def test_a_preset_is_what_it_sets() -> None:
 
 def test_the_nearer_model_is_the_measure_and_base_in_a_tie() -> None:
     size = ["model.d_model=1024", "model.d_ff=4096"]
-    assert (
-        check_conformance(load_config("base.yaml", size)).model == "base"
-    )  # h, dropout and updates are base's still
+    # H, dropout and updates are base's still
+    assert check_conformance(load_config("base.yaml", size)).model == "base"
     assert check_conformance(load_config("big.yaml", ["training.steps=100000"])).model == "big"
     tie = check_conformance(
         load_config(

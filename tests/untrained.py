@@ -1,5 +1,5 @@
-"""Checkpoints that take no training: random weights over the vocabulary of the toy corpus, sharp enough to say
-something else for each line."""
+"""Checkpoints that take no training: random weights over the vocabulary of the toy corpus, sharp
+enough to say something else for each line."""
 
 from pathlib import Path
 

@@ -1,7 +1,9 @@
-"""Processes that start at once: forks of a server that has imported what nmt-translate imports and computed nothing.
+"""Processes that start at once: forks of a server that has imported what nmt-translate imports and
+computed nothing.
 
-A process from the shell spends seconds of processor time on importing torch. These are as real as it is where the
-system is concerned: they have a pid, a group of signals and standard streams of their own.
+A process from the shell spends seconds of processor time on importing torch. These are as real as
+it is where the system is concerned: they have a pid, a group of signals and standard streams of
+their own.
 """
 
 import multiprocessing

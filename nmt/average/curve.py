@@ -1,8 +1,10 @@
-"""Measures dev BLEU against the number of checkpoints averaged: the paper took 5 and 20, your run may want another.
+"""Measures dev BLEU against the number of checkpoints averaged: the paper took 5 and 20, your run
+may want another.
 
-Only the dev set of the run's store is decoded, by the code that validation uses. The test set is never opened, because
-a score that was tuned on it could not be reported. Each mean is made in memory, which takes as much as one model;
-the only file written is RUN/averaging.json, complete or not at all.
+Only the dev set of the run's store is decoded, by the code that validation uses. The test set is
+never opened, because a score that was tuned on it could not be reported. Each mean is made in
+memory, which takes as much as one model; the only file written is RUN/averaging.json, complete or
+not at all.
 """
 
 import math
@@ -47,7 +49,9 @@ def measure_curve(
     choice: str = "last",
     asked: Literal["auto", "cpu"] = "auto",
 ) -> list[Point]:
-    """Score the mean of the newest N candidates for each N, weighted if there is a decay; write RUN/averaging.json."""
+    """Score the mean of the newest N candidates for each N, weighted if there is a decay; write
+    RUN/averaging.json.
+    """
     world = World(0, 1, choose_device(asked))
     paths = [run.checkpoint(candidate.step) for candidate in candidates[-max(sizes) :]]
 

@@ -1,7 +1,9 @@
-"""Averages checkpoints, as the paper does before it evaluates (section 6.1): summed in float64, rounded to fp32 once.
+"""Averages checkpoints, as the paper does before it evaluates (section 6.1): summed in float64,
+rounded to fp32 once.
 
-Files are read tensor by tensor, so that twenty checkpoints take no more memory than one model. An average is a
-checkpoint folder without the optimizer; its state.json lists the checkpoints it was made from, oldest first.
+Files are read tensor by tensor, so that twenty checkpoints take no more memory than one model. An
+average is a checkpoint folder without the optimizer; its state.json lists the checkpoints it was
+made from, oldest first.
 """
 
 import contextlib
@@ -33,7 +35,9 @@ from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 @dataclass(frozen=True)
 class CheckpointMean:
-    """The weighted mean of checkpoints of one run, oldest first. Files are read only when `tensors` is iterated."""
+    """The weighted mean of checkpoints of one run, oldest first. Files are read only when `tensors`
+    is iterated.
+    """
 
     checkpoints: Sequence[Checkpoint]
     weights: Sequence[float]
@@ -99,7 +103,9 @@ def average_checkpoints(
     weights: Sequence[float] | None = None,
     is_forced: bool = False,
 ) -> list[str]:
-    """Write the mean of the checkpoints' weights as the folder `out`; return their names, oldest first."""
+    """Write the mean of the checkpoints' weights as the folder `out`; return their names, oldest
+    first.
+    """
     out = out.resolve()
     _check_place(out)
     _check_output(out, is_forced, paths)
@@ -125,7 +131,9 @@ def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:
 
 
 def _check_place(out: Path) -> None:
-    """Refuse a place among a run's checkpoints: training would take the average for one of them, or prune it."""
+    """Refuse a place among a run's checkpoints: training would take the average for one of them, or
+    prune it.
+    """
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
         if folder.name == run.checkpoints.name and (run.config.is_file() or list_steps(run)):
@@ -156,10 +164,11 @@ def _check_distinct(paths: Sequence[Path]) -> None:
 def combine(
     checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = None
 ) -> CheckpointMean:
-    """Check that the checkpoints are of one run, and return their mean; the weights are equal by default.
+    """Check that the checkpoints are of one run, and return their mean; the weights are equal by
+    default.
 
-    Checkpoints of one run have the same settings and vocabulary. Then their tensors have the same shapes too, because
-    each file was compared with its own config when it was opened.
+    Checkpoints of one run have the same settings and vocabulary. Then their tensors have the same
+    shapes too, because each file was compared with its own config when it was opened.
     """
     pairs = list(zip(checkpoints, weights or [1.0] * len(checkpoints), strict=True))
     pairs.sort(key=lambda pair: pair[0].step)

@@ -1,8 +1,9 @@
-"""Selects the checkpoints of a run to average: the last, the best on the dev set, or some minutes apart; and weights.
+"""Selects the checkpoints of a run to average: the last, the best on the dev set, or some minutes
+apart; and weights.
 
-Minutes are minutes of training, which state.json counts over all sittings, as the paper does (section 6.1). Scores are
-those that validation wrote to metrics.jsonl. If there are too few checkpoints, that is an error: the mean of fewer
-would be another recipe than the one asked for.
+Minutes are minutes of training, which state.json counts over all sittings, as the paper does
+(section 6.1). Scores are those that validation wrote to metrics.jsonl. If there are too few
+checkpoints, that is an error: the mean of fewer would be another recipe than the one asked for.
 """
 
 import json
@@ -52,7 +53,8 @@ def choose_checkpoints(
 def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
     """List the checkpoints of a run, oldest first.
 
-    With `minutes`, only those that are at least that far apart in training, counted back from the newest.
+    With `minutes`, only those that are at least that far apart in training, counted back from the
+    newest.
     """
     found: list[Candidate] = []
     for step in reversed(list_steps(run)):
@@ -77,7 +79,9 @@ def take_last(
 
 
 def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate]:
-    """Weight the newest checkpoint 1, and each older one `decay` times as much as the next newer one."""
+    """Weight the newest checkpoint 1, and each older one `decay` times as much as the next newer
+    one.
+    """
     newest = len(candidates) - 1
     return [
         replace(candidate, weight=decay ** (newest - i)) for i, candidate in enumerate(candidates)
@@ -85,7 +89,8 @@ def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate
 
 
 def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
-    """Return the `n` of highest dev BLEU (lowest dev NLL if BLEU is off), oldest first, and a text with their scores.
+    """Return the `n` of highest dev BLEU (lowest dev NLL if BLEU is off), oldest first, and a text
+    with their scores.
 
     Of two that score the same, the newer counts as better.
     """
@@ -115,7 +120,9 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
 
 
 def read_validations(run: RunFolder) -> dict[int, dict[str, Any]]:
-    """Read the `valid` lines of metrics.jsonl by update, and skip lines that are damaged or still being written."""
+    """Read the `valid` lines of metrics.jsonl by update, and skip lines that are damaged or still
+    being written.
+    """
     try:
         lines = run.metrics.read_bytes().split(b"\n")
     except OSError as error:

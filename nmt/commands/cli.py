@@ -1,8 +1,9 @@
 """What all commands share: exit codes, the arguments that name a configuration, and --offline.
 
-Exit codes: 0 done; 1 a failure, in one line if it was foreseen, otherwise with a traceback to report; 2 the user's
-mistake, in one line; 75 preempted, the same command continues; 130 interrupted. Nothing heavy is imported here,
-because `--help` must answer at once, and --offline must be known before any library goes online.
+Exit codes: 0 done; 1 a failure, in one line if it was foreseen, otherwise with a traceback to
+report; 2 the user's mistake, in one line; 75 preempted, the same command continues; 130
+interrupted. Nothing heavy is imported here, because `--help` must answer at once, and --offline
+must be known before any library goes online.
 """
 
 import argparse
@@ -47,7 +48,9 @@ def run_command(work: Callable[[], int], program: str) -> int:
 
 
 def report_error(error: BaseException, program: str) -> int | None:
-    """Report an error in one line and return its exit code, or None for an error that nobody foresaw."""
+    """Report an error in one line and return its exit code, or None for an error that nobody
+    foresaw.
+    """
     if isinstance(error, UserError):
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
@@ -69,8 +72,8 @@ def report_error(error: BaseException, program: str) -> int | None:
 def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
     """End this process, which is one rank of many, at once.
 
-    An ordinary exit destroys the process group, and NCCL then waits for collectives that this rank has left: torchrun
-    would see no exit, and the other ranks would hold their GPUs until a timeout.
+    An ordinary exit destroys the process group, and NCCL then waits for collectives that this rank
+    has left: torchrun would see no exit, and the other ranks would hold their GPUs until a timeout.
     """
     code = 1 if reported is None else reported
     if isinstance(error, SystemExit):
@@ -85,7 +88,9 @@ def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser that reports errors in one line, because the usage of our commands takes ten."""
+    """An argument parser that reports errors in one line, because the usage of our commands takes
+    ten.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
@@ -129,6 +134,8 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
 
 
 def go_offline(args: argparse.Namespace) -> None:
-    """Keep huggingface_hub off the network; call this before it is imported, because it reads the variable once."""
+    """Keep huggingface_hub off the network; call this before it is imported, because it reads the
+    variable once.
+    """
     if args.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,4 +1,6 @@
-"""nmt-eval: translate a test set and score the result, every score with its signature; or score anybody's output."""
+"""nmt-eval: translate a test set and score the result, every score with its signature; or score
+anybody's output.
+"""
 
 import argparse
 import os
@@ -116,7 +118,9 @@ def find_misuse(args: argparse.Namespace) -> str | None:
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Refuse before the work, not after it, what cannot be read or written and what must not be overwritten."""
+    """Refuse before the work, not after it, what cannot be read or written and what must not be
+    overwritten.
+    """
     from pathlib import Path
 
     from nmt.system.errors import UserError

@@ -1,7 +1,9 @@
-"""nmt-prepare: from the corpora that a config names to the token store that training reads, and a look into a store.
+"""nmt-prepare: from the corpora that a config names to the token store that training reads, and a
+look into a store.
 
-Only the command line is known here; `nmt.corpus.prepare` and `nmt.corpus.inspection` do the work. nmt-train prepares
-what is missing by itself, so this command is for preparing beforehand, on another machine, or for looking.
+Only the command line is known here; `nmt.corpus.prepare` and `nmt.corpus.inspection` do the work.
+nmt-train prepares what is missing by itself, so this command is for preparing beforehand, on
+another machine, or for looking.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""nmt-translate at a terminal: a line, its translation, the next; with editing and history where readline is there.
+"""nmt-translate at a terminal: a line, its translation, the next; with editing and history where
+readline is there.
 
-Ctrl-C drops the present line, Ctrl-D ends. Prompts go to standard error, unless readline needs to write them itself, so
-that standard output holds only translations.
+Ctrl-C drops the present line, Ctrl-D ends. Prompts go to standard error, unless readline needs to
+write them itself, so that standard output holds only translations.
 """
 
 import contextlib

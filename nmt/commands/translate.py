@@ -1,7 +1,8 @@
-"""nmt-translate: one line in, one line out, from a stream of any length or from a person at a terminal.
+"""nmt-translate: one line in, one line out, from a stream of any length or from a person at a
+terminal.
 
-The command parses, opens the model, and gives it the lines of a file, a pipe or a prompt. Whatever can be wrong with the
-options is reported before torch is imported.
+The command parses, opens the model, and gives it the lines of a file, a pipe or a prompt. Whatever
+can be wrong with the options is reported before torch is imported.
 """
 
 import argparse
@@ -207,7 +208,9 @@ def is_setting(text: str) -> bool:
 
 
 def collect_overrides(args: argparse.Namespace) -> list[str]:
-    """Return the options as settings, then the settings that were written out, which take precedence."""
+    """Return the options as settings, then the settings that were written out, which take
+    precedence.
+    """
     options = {
         "preset": args.preset,
         "beam": args.beam,

@@ -167,7 +167,8 @@ def find_duplicates(files: Sequence[Path]) -> np.ndarray:
         digests = np.concatenate(found)
         pairs = np.concatenate(places)
 
-        # equal digests come together, and stay in the order of the corpus because the sort is stable
+        # equal digests come together, and stay in the order of the corpus because the sort is
+        # stable
         order = np.argsort(digests, kind="stable")
         in_order = digests[order]
         equals_previous = in_order[1:] == in_order[:-1]

@@ -1,9 +1,11 @@
-"""The embedded English-German corpus: a small synchronous grammar with real words, to try the whole toolkit offline.
+"""The embedded English-German corpus: a small synchronous grammar with real words, to try the whole
+toolkit offline.
 
-It has what makes German hard (gender, case, adjective endings, verb-second and verb-final order, separable verbs, names
-and numbers to copy) but no free choice: an English sentence always has one translation, so a model that learned the
-grammar scores BLEU near 100, and no sentence occurs twice. Stores and scores of the demo are compared by digest: the
-text, and so every draw and its place in the order of draws, must not change.
+It has what makes German hard (gender, case, adjective endings, verb-second and verb-final order,
+separable verbs, names and numbers to copy) but no free choice: an English sentence always has one
+translation, so a model that learned the grammar scores BLEU near 100, and no sentence occurs twice.
+Stores and scores of the demo are compared by digest: the text, and so every draw and its place in
+the order of draws, must not change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,8 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 SPLITS = ("train", "valid", "test")
-# Which of the generated sentences each split has; held-out text comes first, so that it is there at once.
+# Which of the generated sentences each split has; held-out text comes first, so that it is there at
+# once.
 RANGES = {"test": (0, 500), "valid": (500, 1000), "train": (1000, 21000)}
 SENTENCE_WORDS = range(4, 17)  # in either language
 DRAW_SEED = 170603762  # of arXiv:1706.03762
@@ -222,7 +225,9 @@ def join_words(*parts: str) -> str:
 def decline(
     determiner: str, noun: Cells, adjective: Cells = NOTHING, is_plural: bool = False
 ) -> NP:
-    """The determiner is an English one ("no" for the a of `not ... a`), a number word, or an owner's name."""
+    """The determiner is an English one ("no" for the a of `not ... a`), a number word, or an
+    owner's name.
+    """
     word, gender, german, german_plural = noun
     if determiner in DETERMINERS:
         en = determiner
@@ -347,7 +352,8 @@ def build_clause(
     objects = [phrase.en for phrase, _ in what.objects]
     en = join_words(*objects, what.rest[0], time[0])
 
-    # German: pronouns, time, definite objects, nicht, the rest; kein is of the rest, and makes nicht superfluous
+    # German: pronouns, time, definite objects, nicht, the rest; kein is of the rest, and makes
+    # nicht superfluous
     by_kind = {"pronoun": "", "definite": "", "indefinite": "", "negative": ""}
     for phrase, case in what.objects:
         by_kind[phrase.kind] = join_words(by_kind[phrase.kind], phrase.de[case])

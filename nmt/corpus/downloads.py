@@ -1,8 +1,8 @@
 """What may come over the network: datasets of the Hugging Face hub and sacreBLEU's test sets.
 
-Both are other people's, so their failures are reported in one line, soon, and with the local way out. With
-HF_HUB_OFFLINE set nothing touches the network: only what is in their caches, or below data.root in the hub's layout, is
-read.
+Both are other people's, so their failures are reported in one line, soon, and with the local way
+out. With HF_HUB_OFFLINE set nothing touches the network: only what is in their caches, or below
+data.root in the hub's layout, is read.
 """
 
 import contextlib
@@ -80,13 +80,16 @@ def read_dataset_tables(corpus: CorpusConfig, data: DataConfig) -> Iterator["pya
             rows = datasets.load_dataset(**arguments, split=split, streaming=is_local)
             yield from rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
     finally:
-        # Arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow 45214).
+        # Arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow
+        # 45214).
         rows = None
         gc.collect()
 
 
 def _choose_dataset(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:
-    """Whether it is a folder below data.root rather than an id of the hub, and what `datasets` is asked for."""
+    """Whether it is a folder below data.root rather than an id of the hub, and what `datasets` is
+    asked for.
+    """
     folder = Path(data.root) / str(corpus.dataset)
     if not folder.is_dir():
         return False, {"path": corpus.dataset, "name": corpus.subset, "revision": corpus.revision}
@@ -100,7 +103,8 @@ def _choose_dataset(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[
 def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
     """`datasets`, quiet, its failures reported in one line.
 
-    If the hub does not answer at once only its cache is used: left to itself, `datasets` tries for 23 seconds.
+    If the hub does not answer at once only its cache is used: left to itself, `datasets` tries for
+    23 seconds.
     """
     import datasets
     import huggingface_hub

@@ -1,8 +1,8 @@
 """Rows to pairs: the cells of .tsv, .jsonl, .parquet and of whatever gives Arrow tables.
 
-Columns are named after the languages, or `src` and `tgt`, or inside a column `translation` as on the hub. A cell is text
-or the row is bad: a bad row is a complaint beside an empty pair, never a missing row, so nothing shifts. Tables pass
-through in record batches and are never whole in memory.
+Columns are named after the languages, or `src` and `tgt`, or inside a column `translation` as on
+the hub. A cell is text or the row is bad: a bad row is a complaint beside an empty pair, never a
+missing row, so nothing shifts. Tables pass through in record batches and are never whole in memory.
 """
 
 import contextlib
@@ -81,7 +81,9 @@ def _parse_rows(
     parse_row: Callable[[AnyRow, int], tuple[str, str]],
     bad: Complaints,
 ) -> ParsedSides:
-    """Both sides of all rows, an empty pair for a bad one. A complaint that is there already has precedence."""
+    """Both sides of all rows, an empty pair for a bad one. A complaint that is there already has
+    precedence.
+    """
     sides: list[tuple[str, str]] = []
     for i, row in enumerate(rows):
         try:
@@ -110,7 +112,9 @@ def _choose_columns(names: Sequence[str], data: DataConfig, place: str) -> tuple
 
 
 def _check_cell(value: Any, column: str, place: str) -> str:
-    """The text of a cell. A line break inside it becomes a space: from here on a sentence is a line."""
+    """The text of a cell. A line break inside it becomes a space: from here on a sentence is a
+    line.
+    """
     remedy = "mend or remove the row"
     if isinstance(value, UnicodeDecodeError):
         raise UserError(f"{place}: {column} is not valid UTF-8; {remedy}")

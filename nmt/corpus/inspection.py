@@ -1,8 +1,10 @@
-"""What a store holds, for people: its ledger, what each rule dropped, lengths, pieces per word, a few pairs.
+"""What a store holds, for people: its ledger, what each rule dropped, lengths, pieces per word, a
+few pairs.
 
-Everything is counted from the store alone, chunk by chunk, so that 36 million pairs need little memory and neither
-corpora nor torch; every figure is exact. A damaged store is refused, not described. Text of corpora is shown with its
-control and direction marks written out, so that nothing in it can act on the terminal.
+Everything is counted from the store alone, chunk by chunk, so that 36 million pairs need little
+memory and neither corpora nor torch; every figure is exact. A damaged store is refused, not
+described. Text of corpora is shown with its control and direction marks written out, so that
+nothing in it can act on the terminal.
 """
 
 import unicodedata
@@ -94,7 +96,9 @@ def inspect_store(folder: Path) -> StoreReport:
 
 
 def count_side(store: Path, side: Side, word_starts: np.ndarray) -> SideFigures:
-    """The figures of one side of `store`; `word_starts[i]` is the number of words that begin in piece i."""
+    """The figures of one side of `store`; `word_starts[i]` is the number of words that begin in
+    piece i.
+    """
     # lengths, from the offsets: without the mark that ends each sentence
     counts: Counter[int] = Counter()
     for first in range(0, len(side), CHUNK):
@@ -169,7 +173,9 @@ def escape_invisible(text: str) -> str:
 
 
 def truncate(text: str, width: int) -> str:
-    """`text`, made visible, in at most `width` columns of a terminal, of which a wide character takes two."""
+    """`text`, made visible, in at most `width` columns of a terminal, of which a wide character
+    takes two.
+    """
     visible = escape_invisible(text)
     columns = 0
     end = 0  # where to cut so that the ellipsis fits

@@ -231,7 +231,8 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         path = Path(data.root) / file.name
         if not path.is_file():
             continue  # raw corpora may be gone: the store is all that training needs
-        # A size and a time that have not changed save reading gigabytes; otherwise the digest decides.
+        # A size and a time that have not changed save reading gigabytes; otherwise the digest
+        # decides.
         is_same = path.stat().st_size == file.size
         if is_same and known.get(file.name) != _stamp_source(path):
             is_same = digest_file(path) == file.sha256

@@ -1,8 +1,9 @@
-"""Builds a sealed store from raw corpora: runs the stages in order, then publishes the result with one rename.
+"""Builds a sealed store from raw corpora: runs the stages in order, then publishes the result with
+one rename.
 
-The store appears complete or not at all. A killed run leaves its finished work in `STORE.work/`; the next run reuses it
-and produces the same bytes. The ledger accounts for every line. The store's digest depends neither on the machine nor
-on the number of workers.
+The store appears complete or not at all. A killed run leaves its finished work in `STORE.work/`;
+the next run reuses it and produces the same bytes. The ledger accounts for every line. The store's
+digest depends neither on the machine nor on the number of workers.
 """
 
 import errno
@@ -57,7 +58,9 @@ SMALLER_THAN_TEXT = (*COMPRESSED, ".tgz", ".parquet")
 
 
 def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
-    """Make `data.store` and return True, or return False if it is there; `UserError` if it has other settings."""
+    """Make `data.store` and return True, or return False if it is there; `UserError` if it has
+    other settings.
+    """
     store = Path(data.store).resolve()
     work = store.with_name(f"{store.name}.work")
 
@@ -95,9 +98,8 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
                 raise
             raise UserError(_describe_full_disk(work, n_bytes)) from None
         finally:
-            if not any(
-                work.rglob("?????.json")
-            ):  # no shard report (00000.json, ...): no finished work to keep
+            # No shard report (00000.json, ...): no finished work to keep
+            if not any(work.rglob("?????.json")):
                 _remove_work(work)
     return True
 
@@ -107,7 +109,9 @@ def _is_complete(store: Path) -> bool:
 
 
 def _list_parts(data: DataConfig) -> list[Part]:
-    """List the corpora; the dev set comes first, because the training text is searched for its sentences."""
+    """List the corpora; the dev set comes first, because the training text is searched for its
+    sentences.
+    """
     if not data.train:
         raise UserError(
             "data.train: no corpus given; for example data.train=[{src: train.en, tgt: train.de}]"
@@ -124,7 +128,9 @@ def _list_parts(data: DataConfig) -> list[Part]:
 
 
 def _claim_work(work: Path) -> None:
-    """Raise UserError if nmt-prepare did not make this folder; print a line if earlier work in it is reused."""
+    """Raise UserError if nmt-prepare did not make this folder; print a line if earlier work in it
+    is reused.
+    """
     is_used = any(work.glob("[!.]*"))
     if work.is_symlink() or (is_used and not (work / WORK_MARK).is_file()):
         raise UserError(
@@ -141,7 +147,9 @@ def _remove_work(work: Path) -> None:
 
 
 def _estimate_bytes(part: Part, data: DataConfig) -> int:
-    """Estimate the bytes that a part takes: its text, its ids, half as large, and these again in the store."""
+    """Estimate the bytes that a part takes: its text, its ids, half as large, and these again in
+    the store.
+    """
     text = 0
     for file in find_local_files(part.corpus, data):
         factor = 3 if file.suffix in SMALLER_THAN_TEXT else 1  # about what text compresses by

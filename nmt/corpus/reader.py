@@ -1,8 +1,10 @@
-"""Sentence pairs from wherever they are: texts, archives, tables, the hub's datasets, sacreBLEU's test sets, the demo.
+"""Sentence pairs from wherever they are: texts, archives, tables, the hub's datasets, sacreBLEU's
+test sets, the demo.
 
-A source is a stream of raw blocks and a function that parses one, so that a restart skips blocks without parsing them.
-Line n of one side meets line n of the other, always: a pair that cannot be read stops the reading with file:line or, if
-data.on_bad_line says so, is dropped as a whole with its complaint. One pass, constant memory.
+A source is a stream of raw blocks and a function that parses one, so that a restart skips blocks
+without parsing them. Line n of one side meets line n of the other, always: a pair that cannot be
+read stops the reading with file:line or, if data.on_bad_line says so, is dropped as a whole with
+its complaint. One pass, constant memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -252,7 +254,9 @@ def _explain_unequal_lengths(src: TextFile, tgt: TextFile) -> UserError:
 
 
 def _log_lengths(text: TextFile) -> "numpy.ndarray":
-    """The logarithm of the characters of each line, minus its mean, because languages differ in length."""
+    """The logarithm of the characters of each line, minus its mean, because languages differ in
+    length.
+    """
     import numpy as np
 
     blocks = []

@@ -1,8 +1,9 @@
 """The work on one shard of a corpus, from file to file: collect, count its words, encode.
 
-A shard is PAIRS_PER_SHARD consecutive pairs of the source, whatever becomes of them. Its report is written last and says
-that the rest is there: a later run passes over it. All of this runs in worker processes and depends on nothing but its
-arguments, so that neither the number of workers nor a restart can change a byte.
+A shard is PAIRS_PER_SHARD consecutive pairs of the source, whatever becomes of them. Its report is
+written last and says that the rest is there: a later run passes over it. All of this runs in worker
+processes and depends on nothing but its arguments, so that neither the number of workers nor a
+restart can change a byte.
 """
 
 import hashlib
@@ -84,7 +85,9 @@ def add_encode_reports(reports: Sequence[EncodeReport]) -> EncodeReport:
 
 @dataclass(frozen=True)
 class ShardText:
-    """The collected pairs of a shard, in a text file a side: line n of one is the translation of line n of the other."""
+    """The collected pairs of a shard, in a text file a side: line n of one is the translation of
+    line n of the other.
+    """
 
     folder: Path
     number: int
@@ -117,7 +120,9 @@ def find_finished_shards(folder: Path) -> set[int]:
 
 
 class ShardCollector:
-    """Cleans blocks and searches them for sentences of held-out sets; without rules it takes them as they are."""
+    """Cleans blocks and searches them for sentences of held-out sets; without rules it takes them
+    as they are.
+    """
 
     def __init__(self, folder: Path, rules: CleanConfig | None, held_out: Path | None) -> None:
         """`held_out`: a file of the dev and test sets by name, lists of pairs."""
@@ -160,8 +165,8 @@ class WordSample:
 
 def count_words(sample: WordSample) -> Counter[bytes]:
     """Count how often each word occurs in the lines of the sample."""
-    # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the order
-    # in which words occur decide which BPE is learned: a change would change every store.
+    # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the
+    # order in which words occur decide which BPE is learned: a change would change every store.
     usable = np.flatnonzero(np.repeat(~sample.text.read_repeat_mask(), 2))
     if sample.n_lines < len(usable):
         seed = np.random.SeedSequence(sample.seed)

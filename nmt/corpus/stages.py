@@ -1,8 +1,8 @@
 """The stages from raw corpora to encoded shards: collect, find repeats, learn the BPE, encode.
 
-A stage works in a folder of `STORE.work/` whose name comes from all that decides its result, shard by shard, in several
-processes; its `done.json` holds the result. So a run that was killed, or whose config has changed since, finds what is
-still valid and does the rest.
+A stage works in a folder of `STORE.work/` whose name comes from all that decides its result, shard
+by shard, in several processes; its `done.json` holds the result. So a run that was killed, or whose
+config has changed since, finds what is still valid and does the rest.
 """
 
 import hashlib
@@ -83,7 +83,9 @@ class Preparation:
     def run_stage(
         self, name: str, made_with: Json, make: Callable[[Path], Json]
     ) -> tuple[Path, Json]:
-        """Return the folder that `make` fills and the plain values that it returns; run once for equal `made_with`."""
+        """Return the folder that `make` fills and the plain values that it returns; run once for
+        equal `made_with`.
+        """
         deciding = [LAYOUT, made_with, list_versions()]
         key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
@@ -124,7 +126,9 @@ class CollectedPart:
         return [shard_file(self.folder, number, kind) for number in numbers]
 
     def texts(self, repeats: Path | None) -> list[ShardText]:
-        """Its shards; the folder `repeats` holds for each training part which pairs are not to be used."""
+        """Its shards; the folder `repeats` holds for each training part which pairs are not to be
+        used.
+        """
         mask = None
         if repeats is not None and self.part.split == "train":
             mask = repeats / f"{self.part.name}.npy"
@@ -237,7 +241,8 @@ def gather_held_out(
 ) -> tuple[Path, TestSetAccount | None]:
     """Write the dev and test sets into one file; returns it and the account of the test set.
 
-    A test set that cannot be read is left out with a note, unless data.clean.held_out drops pairs because of it.
+    A test set that cannot be read is left out with a note, unless data.clean.held_out drops pairs
+    because of it.
     """
     sets: dict[str, list[Pair]] = {}
     test = None
@@ -269,7 +274,9 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
 
 
 def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path, dict[str, int]]:
-    """Find the pairs that equal an earlier one; returns a folder with a mask for each part, and their numbers."""
+    """Find the pairs that equal an earlier one; returns a folder with a mask for each part, and
+    their numbers.
+    """
 
     def make(folder: Path) -> Json:
         digests: list[Path] = []
@@ -298,7 +305,9 @@ def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path
 def learn_bpe(
     job: Preparation, train: Sequence[CollectedPart], repeats: Path | None
 ) -> tuple[Path, BpeAccount]:
-    """Learn the joint BPE of both sides of all training corpora, each taken once whatever its `repeat`."""
+    """Learn the joint BPE of both sides of all training corpora, each taken once whatever its
+    `repeat`.
+    """
     texts: list[ShardText] = []
     for each in train:
         texts += each.texts(repeats)
@@ -362,7 +371,9 @@ def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
 def _learn_from_samples(
     folder: Path, samples: list[WordSample], workers: int, vocab: VocabConfig
 ) -> int:
-    """Count the words of the samples and learn the BPE from them; returns the number of different words."""
+    """Count the words of the samples and learn the BPE from them; returns the number of different
+    words.
+    """
     words = folder / WORDS
     n_lines = sum(sample.n_lines for sample in samples)
     if not words.with_suffix(".json").is_file():

@@ -1,9 +1,10 @@
 """A test set by its name, and whether it is what its name says.
 
-newstest2014 is scored in at least three versions, and a BLEU score names none of them: the full 3,003 lines, the 2,737
-that WMT scored in 2014, copies with other quotes or other Unicode. So the lines of the known sets are compared with
-their digests: a set asked for by name that differs is refused, files that differ are read with a warning. A set asked
-for by name is the same text wherever it comes from.
+newstest2014 is scored in at least three versions, and a BLEU score names none of them: the full
+3,003 lines, the 2,737 that WMT scored in 2014, copies with other quotes or other Unicode. So the
+lines of the known sets are compared with their digests: a set asked for by name that differs is
+refused, files that differ are read with a warning. A set asked for by name is the same text
+wherever it comes from.
 """
 
 import contextlib
@@ -43,7 +44,9 @@ class TestSet:
 
     @property
     def label(self) -> str:
-        """For signatures: a known set's name, or those of the files with the beginning of the reference's digest."""
+        """For signatures: a known set's name, or those of the files with the beginning of the
+        reference's digest.
+        """
         if self.known_as is not None:
             return self.known_as
         files = "+".join(Path(part).name for part in self.name.split(" + "))
@@ -81,7 +84,9 @@ def open_reference(path: Path, data: DataConfig) -> TestSet:
 
 
 def normalize_line(line: str) -> str:
-    """As sacreBLEU writes the lines of its test sets: words with one plain space between them, none at the ends."""
+    """As sacreBLEU writes the lines of its test sets: words with one plain space between them, none
+    at the ends.
+    """
     return " ".join(line.split())
 
 
@@ -92,7 +97,9 @@ def digest_lines(lines: Sequence[str]) -> str:
 
 
 def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] | None:
-    """Which pairs of `whole`, from 0 and in its order, make up `part`, in whatever order; None if others do."""
+    """Which pairs of `whole`, from 0 and in its order, make up `part`, in whatever order; None if
+    others do.
+    """
     places: dict[tuple[str, str], list[int]] = {}
     for i, pair in enumerate(whole):
         key = normalize_line(pair.src), normalize_line(pair.tgt)
@@ -112,7 +119,9 @@ def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] |
 
 
 def _find_files(name: str, data: DataConfig) -> tuple[Path, Path]:
-    """The two files of a set: sacreBLEU's own, else NAME.LANG or NAME-src.LANG and NAME-ref.LANG beside the corpora."""
+    """The two files of a set: sacreBLEU's own, else NAME.LANG or NAME-src.LANG and NAME-ref.LANG
+    beside the corpora.
+    """
     try:
         texts = find_test_set_files(name, f"{data.src}-{data.tgt}")
         return texts[0].path, texts[1].path
@@ -191,7 +200,9 @@ def _identify(
     data: DataConfig,
     labels: tuple[str, str],
 ) -> tuple[str | None, str | None]:
-    """The known set that these lines are, and what is wrong with them if they claim to be one or half are one."""
+    """The known set that these lines are, and what is wrong with them if they claim to be one or
+    half are one.
+    """
     languages = data.src, data.tgt
     warning = None
     for known, text in _list_texts():
@@ -237,7 +248,9 @@ def _describe_difference(lines: list[str], known: KnownSet, ours: str, theirs: s
 def _find_subset(
     known_as: str | None, data: DataConfig, pairs: list[Pair]
 ) -> tuple[int, ...] | None:
-    """The lines that are in sacreBLEU's filtered wmt14 too: by its own copy if that is in its cache, else by the table."""
+    """The lines that are in sacreBLEU's filtered wmt14 too: by its own copy if that is in its
+    cache, else by the table.
+    """
     known = next((known for known in KNOWN_SETS if known.name == known_as), None)
     subset = known.find_subset(data.src, data.tgt) if known is not None else None
     if known is None or subset is None:

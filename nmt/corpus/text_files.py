@@ -1,9 +1,10 @@
-"""Lines from bytes: of a file, a compressed file, a member of an archive, many at a time and none on disk.
+"""Lines from bytes: of a file, a compressed file, a member of an archive, many at a time and none
+on disk.
 
-A line ends with `\\n` and nothing else: Python's other line ends (U+2028, U+0085, VT, FF, a lone CR) occur inside
-sentences of real corpora and would shift one side against the other. A compressed file and the archive around a member
-are read to their very end, because the checksum is there. A block is decoded as a whole; only if that fails is the bad
-line looked for.
+A line ends with `\\n` and nothing else: Python's other line ends (U+2028, U+0085, VT, FF, a lone
+CR) occur inside sentences of real corpora and would shift one side against the other. A compressed
+file and the archive around a member are read to their very end, because the checksum is there. A
+block is decoded as a whole; only if that fails is the bad line looked for.
 """
 
 import contextlib
@@ -41,7 +42,9 @@ class TextFile:
 
 
 def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], float]]:
-    """Blocks of `size` undecoded lines, and the share of the bytes read by then. An empty file is refused."""
+    """Blocks of `size` undecoded lines, and the share of the bytes read by then. An empty file is
+    refused.
+    """
     n = 0
     lines: list[bytes] = []
     try:
@@ -84,7 +87,8 @@ def read_lines(text: TextFile) -> Iterator[str]:
 
 
 def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], Complaints]:
-    """The texts of a block that begins at line `first`; for one that is not UTF-8, an empty text and a complaint.
+    """The texts of a block that begins at line `first`; for one that is not UTF-8, an empty text
+    and a complaint.
 
     One CR before the end of a line is dropped, and a byte order mark at the start of the file.
     """

@@ -1,9 +1,10 @@
 """The tensors that cross rooms: sentences laid end to end, without padding.
 
-`Packed` is one side of a batch: all tokens in a row, and where each sentence begins. The row may have a dead tail
-beyond the last offset, offsets may repeat (empty sentences), and `longest` is only an upper bound. So every micro-batch
-of a run can have one `BatchShape`, which compiled code and CUDA graphs need. What follows from the offsets alone is
-computed here, once for a batch, because all layers share it.
+`Packed` is one side of a batch: all tokens in a row, and where each sentence begins. The row may
+have a dead tail beyond the last offset, offsets may repeat (empty sentences), and `longest` is only
+an upper bound. So every micro-batch of a run can have one `BatchShape`, which compiled code and
+CUDA graphs need. What follows from the offsets alone is computed here, once for a batch, because
+all layers share it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ Computed = TypeVar("Computed")
 
 
 class lazy_property(Generic[Computed]):
-    """Like functools.cached_property, without the lock of Python 3.11, which torch.compile cannot trace."""
+    """Like functools.cached_property, without the lock of Python 3.11, which torch.compile cannot
+    trace.
+    """
 
     def __init__(self, make: Callable[[Any], Computed]) -> None:
         self.make = make
@@ -32,7 +35,9 @@ class lazy_property(Generic[Computed]):
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The sizes that all micro-batches of a run share, so that their code is compiled and recorded once."""
+    """The sizes that all micro-batches of a run share, so that their code is compiled and recorded
+    once.
+    """
 
     tokens: int  # of each side, including a dead tail
     sentences: int  # at most; the rest are empty

@@ -1,10 +1,11 @@
 """BPE-dropout (Provilkov et al. 2020, algorithm 1) on arrays.
 
-At each step every possible merge of a word is left out with chance `rate`, the best of the others is done, and a word
-is finished where none is left. All words of n symbols take a step together, so a text costs as many steps as its
-longest word has letters. At rate 0 the pieces are SentencePiece's. Its own sampling does not serve here: it salts the
-seed in each process, so no epoch could be drawn twice, and a merge that was once left out never comes back, which makes
-text longer than the paper's rule at the same rate.
+At each step every possible merge of a word is left out with chance `rate`, the best of the others
+is done, and a word is finished where none is left. All words of n symbols take a step together, so
+a text costs as many steps as its longest word has letters. At rate 0 the pieces are
+SentencePiece's. Its own sampling does not serve here: it salts the seed in each process, so no
+epoch could be drawn twice, and a merge that was once left out never comes back, which makes text
+longer than the paper's rule at the same rate.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ KNUTH = np.uint32(2_654_435_769)  # multiplicative hashing
 
 
 class MergeTable:
-    """What can be merged, best first, and the letters of each piece. Bytes and the unknown id stay as they are."""
+    """What can be merged, best first, and the letters of each piece. Bytes and the unknown id stay
+    as they are.
+    """
 
     def __init__(self, model: bytes) -> None:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -96,7 +99,8 @@ def segment(
     rate: float,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the pieces of sentences anew: all pieces end to end (uint16), and how many each sentence has.
+    """Draw the pieces of sentences anew: all pieces end to end (uint16), and how many each sentence
+    has.
 
     `ids` are the pieces of the sentences end to end, `counts` how many each has.
     """
@@ -131,13 +135,16 @@ def _merge_words(
     rate: float,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces of all words, each of which begins at `words` among the letters, and how many each has."""
+    """The pieces of all words, each of which begins at `words` among the letters, and how many each
+    has.
+    """
     lengths = np.diff(words, append=len(letters))
     by_length = np.argsort(lengths, kind="stable")
     longest = int(lengths.max(initial=0))
     bounds = np.searchsorted(lengths[by_length], np.arange(longest + 2))
 
-    # From the longest words down: those that lost a symbol go on together with those that have n letters.
+    # From the longest words down: those that lost a symbol go on together with those that have n
+    # letters.
     finished: list[_Words] = []
     current = _Words(by_length[:0], np.empty((longest, 0), np.uint32))
     for n in range(longest, 0, -1):
@@ -153,7 +160,9 @@ def _merge_words(
 def _take_step(
     merges: MergeTable, words: _Words, rate: float, random: np.random.Generator
 ) -> tuple[_Words, _Words]:
-    """Do one merge in each word: the words that have one symbol less now, and those where no merge is left."""
+    """Do one merge in each word: the words that have one symbol less now, and those where no merge
+    is left.
+    """
     symbols, n = words.symbols, len(words.symbols)
     ranks = merges.find_ranks(symbols[:-1], symbols[1:])  # (n - 1, words)
     ranks[random.random(ranks.shape, np.float32) < rate] = NO_RANK

@@ -1,9 +1,10 @@
 """The training text segmented anew for each epoch, as BPE-dropout asks: one token store an epoch.
 
-An epoch's plan needs all of its lengths, so the whole epoch is drawn before it begins: by other processes, while the
-one before it trains, because at WMT's size training would otherwise wait. It appears beside the store by one rename,
-once for all ranks and runs that share the store, and is removed when it is left behind. It follows from (store, rate,
-seed, epoch) alone. A sentence that would have more than `max_pieces` pieces keeps its stored ones.
+An epoch's plan needs all of its lengths, so the whole epoch is drawn before it begins: by other
+processes, while the one before it trains, because at WMT's size training would otherwise wait. It
+appears beside the store by one rename, once for all ranks and runs that share the store, and is
+removed when it is left behind. It follows from (store, rate, seed, epoch) alone. A sentence that
+would have more than `max_pieces` pieces keeps its stored ones.
 """
 
 import fcntl
@@ -58,7 +59,9 @@ class StoredPairs:
 
 
 def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
-    """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given all that it reads."""
+    """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given
+    all that it reads.
+    """
     if parent_process() is not None:
         os.setpriority(os.PRIO_PROCESS, 0, 19)  # training goes first
     rows = []
@@ -107,7 +110,8 @@ def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
 
 
 class EpochStores:
-    """`stores(epoch)` is the token store of that epoch; drawing the next one begins. Close it to end that work.
+    """`stores(epoch)` is the token store of that epoch; drawing the next one begins. Close it to
+    end that work.
 
     At rate 0 it is always the store itself.
     """
@@ -161,7 +165,9 @@ class EpochStores:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Wait until no other process works in the folder; the kernel unlocks it when a process dies."""
+        """Wait until no other process works in the folder; the kernel unlocks it when a process
+        dies.
+        """
         with open(make_folder(self.epochs) / ".lock", "a") as file:
             while True:
                 self._stop_if_closed()

@@ -1,8 +1,9 @@
 """Plan + store -> micro-batches on the device, made ahead of training in a thread.
 
-Each update comes with the `Cursor` that follows it, which is all that a checkpoint must hold to continue. Micro-batches
-are numbered over the whole update and dealt to ranks by stride. A rank that has none in the last round gets a blank one,
-whose labels do not count, because all ranks must take part in every sum of gradients.
+Each update comes with the `Cursor` that follows it, which is all that a checkpoint must hold to
+continue. Micro-batches are numbered over the whole update and dealt to ranks by stride. A rank that
+has none in the last round gets a blank one, whose labels do not count, because all ranks must take
+part in every sum of gradients.
 """
 
 import queue
@@ -44,7 +45,8 @@ class Update:
 
 
 def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None) -> Batch:
-    """A batch of pairs: the source closed by eos, the target opened by bos, the labels closed by eos.
+    """A batch of pairs: the source closed by eos, the target opened by bos, the labels closed by
+    eos.
 
     It has the given shape, if the pairs fit into it.
     """
@@ -63,7 +65,8 @@ def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape | None) -> Packed
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     n_live, longest = int(offsets[-1]), int(lengths.max())
 
-    # The place of each token in the store. For bos it is the piece before the sentence, which is overwritten.
+    # The place of each token in the store. For bos it is the piece before the sentence, which is
+    # overwritten.
     places = np.arange(n_live) + np.repeat(firsts - 1 - offsets[:-1], lengths)
     begins = offsets[:-1]
 

@@ -1,10 +1,11 @@
 """Plans which pairs form which update, as a pure function of (seed, epoch, lengths).
 
-An epoch is one shuffle, split into updates by a budget of source and target tokens (section 5.1). The pairs of an
-update are dealt to as few micro-batches as can hold them, all about equally full. So the pairs of update k do not depend
-on the number of ranks or on what fits on each, a position in the data is two integers, and each epoch has every pair
-once. If all micro-batches must have one shape, dealing respects its limits, so no data ever needs a second shape.
-Lengths always include bos or eos, as in `Side.lengths`.
+An epoch is one shuffle, split into updates by a budget of source and target tokens (section 5.1).
+The pairs of an update are dealt to as few micro-batches as can hold them, all about equally full.
+So the pairs of update k do not depend on the number of ranks or on what fits on each, a position in
+the data is two integers, and each epoch has every pair once. If all micro-batches must have one
+shape, dealing respects its limits, so no data ever needs a second shape. Lengths always include bos
+or eos, as in `Side.lengths`.
 """
 
 from dataclasses import dataclass
@@ -33,9 +34,12 @@ class Cursor:
 
 
 def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_budget: int) -> Array:
-    """Return the boundaries of consecutive groups of pairs within both budgets; a pair beyond a budget is its own group."""
+    """Return the boundaries of consecutive groups of pairs within both budgets; a pair beyond a
+    budget is its own group.
+    """
     bounds = [0]
-    # A span has more pairs than a group can hold, because each pair has at least one token.   ("run" is a training run)
+    # A span has more pairs than a group can hold, because each pair has at least one token. ("run"
+    # is a training run)
     span = max(SPAN, src_budget + 1)
     while (start := bounds[-1]) < len(src_lengths):
         src_ends = np.cumsum(src_lengths[start : start + span], dtype=np.int64)
@@ -58,8 +62,8 @@ def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_bud
 def deal_pairs(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
     """Assign each pair, given longest first, to one of n micro-batches.
 
-    In each round, the longest pair goes to the emptiest micro-batch. On both sides all micro-batches end up about equally
-    full, so shapes can be constant with little padding.
+    In each round, the longest pair goes to the emptiest micro-batch. On both sides all
+    micro-batches end up about equally full, so shapes can be constant with little padding.
     """
     n_pairs = len(src_lengths)
     if n == 1:
@@ -77,7 +81,8 @@ def deal_pairs(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
 
 
 def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
-    """Swap pairs between the n micro-batches, in place, until none has more than `capacity` tokens on a side.
+    """Swap pairs between the n micro-batches, in place, until none has more than `capacity` tokens
+    on a side.
 
     `lengths` are (2, pairs), `owner` is from `deal_pairs`. Returns whether it succeeded.
     """
@@ -101,7 +106,8 @@ def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
 def _find_best_swap(
     lengths: Array, owner: Array, held: Array, a: int, b: int, capacity: int
 ) -> tuple[int, int] | None:
-    """Find the pair of micro-batch `a` and the pair of `b` whose swap leaves the fewest tokens above the capacity.
+    """Find the pair of micro-batch `a` and the pair of `b` whose swap leaves the fewest tokens
+    above the capacity.
 
     Return None if no swap reduces their number.
     """
@@ -141,8 +147,9 @@ def choose_shape(
 ) -> BatchShape:
     """Choose the one shape of a run's micro-batches.
 
-    It holds `micro_tokens` per side, or the longest sentence if that is more, and one and a half times as many sentences
-    as that many tokens usually contain. With BPE-dropout lengths differ between epochs, up to `max_pieces`.
+    It holds `micro_tokens` per side, or the longest sentence if that is more, and one and a half
+    times as many sentences as that many tokens usually contain. With BPE-dropout lengths differ
+    between epochs, up to `max_pieces`.
     """
     sides = (src_lengths, tgt_lengths)
     longest = max(int(side.max(initial=1)) for side in sides)
@@ -188,8 +195,8 @@ class EpochPlan:
     def micros(self, update: int) -> list[Array]:
         """Return the pairs of each micro-batch of an update, in global order.
 
-        Within a micro-batch they are sorted from the longest target to the shortest. A pair that is too long for a
-        micro-batch gets one of its own.
+        Within a micro-batch they are sorted from the longest target to the shortest. A pair that is
+        too long for a micro-batch gets one of its own.
         """
         pairs = self._pairs(update)
         src, tgt = (
@@ -209,7 +216,9 @@ class EpochPlan:
         return micros
 
     def _deal(self, lengths: Array) -> tuple[Array, int]:
-        """Assign pairs to as few micro-batches as can hold them; return each pair's micro-batch and how many there are."""
+        """Assign pairs to as few micro-batches as can hold them; return each pair's micro-batch and
+        how many there are.
+        """
         n = -(-int(lengths.sum(1).max()) // self.micro_tokens)
         while True:
             owner = deal_pairs(lengths[0], lengths[1], n)
@@ -231,7 +240,8 @@ def plan_epoch(
 ) -> EpochPlan:
     """Plan epoch `epoch` for pairs of these lengths.
 
-    A micro-batch holds at most `micro_tokens` per side or, if there is a fixed shape, as much as the shape allows.
+    A micro-batch holds at most `micro_tokens` per side or, if there is a fixed shape, as much as
+    the shape allows.
     """
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
     order = np.arange(len(src_lengths), dtype=np.uint32)
@@ -246,5 +256,7 @@ def plan_epoch(
 
 
 def _shrink(lengths: Array) -> Array:
-    """Convert to the smallest integer type that holds the values: a plan of 36 million pairs stays in memory."""
+    """Convert to the smallest integer type that holds the values: a plan of 36 million pairs stays
+    in memory.
+    """
     return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))

@@ -1,9 +1,11 @@
-"""Token ids on disk: for each side of a split a row of uint16 and the int64 offsets of its sentences, plain `.npy`.
+"""Token ids on disk: for each side of a split a row of uint16 and the int64 offsets of its
+sentences, plain `.npy`.
 
-They are memory-mapped, so that 36 million pairs open in milliseconds and all processes of a machine share them. A store
-is a sealed folder that is enough to train from: `vocab.model`, `{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev
-text `valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json`, which ties the ids to the BPE model that made them.
-On disk there are pieces only; tokens are what the model reads: pieces and a sentence mark (bos or eos).
+They are memory-mapped, so that 36 million pairs open in milliseconds and all processes of a machine
+share them. A store is a sealed folder that is enough to train from: `vocab.model`,
+`{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev text `valid.{src,tgt}.txt`, `ledger.json`,
+and `manifest.json`, which ties the ids to the BPE model that made them. On disk there are pieces
+only; tokens are what the model reads: pieces and a sentence mark (bos or eos).
 """
 
 import io
@@ -52,7 +54,8 @@ class TokenStore:
 def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
     """The `split` of a sealed store, if `vocab_digest` is that of its BPE model.
 
-    Only sizes are checked against the manifest, because this must be quick; `nmt.system.files.verify` reads everything.
+    Only sizes are checked against the manifest, because this must be quick;
+    `nmt.system.files.verify` reads everything.
     """
     if not (folder / MANIFEST_FILE).is_file():
         raise UserError(f"{folder}: contains no prepared data; run nmt-prepare first")
@@ -108,7 +111,9 @@ def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
 
 
 class ArrayWriter:
-    """A one-dimensional `.npy` file that grows by appending; `close` puts the length into its header."""
+    """A one-dimensional `.npy` file that grows by appending; `close` puts the length into its
+    header.
+    """
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.dtype = np.dtype(dtype)

@@ -1,11 +1,13 @@
 """The joint BPE (section 5.1): learned, kept and applied by SentencePiece inside this process.
 
-Text goes in as it is (`identity`, not SentencePiece's default `nmt_nfkc`, which turns a half into 1/2 and U+2028 into
-a space): scores are computed against raw references, so whatever a reference contains must be writable. Only runs of
-spaces shrink to one. The model's bytes are the vocabulary; every store and checkpoint holds their sha256.
+Text goes in as it is (`identity`, not SentencePiece's default `nmt_nfkc`, which turns a half into
+1/2 and U+2028 into a space): scores are computed against raw references, so whatever a reference
+contains must be writable. Only runs of spaces shrink to one. The model's bytes are the vocabulary;
+every store and checkpoint holds their sha256.
 
-No piece spans a space. So the BPE is learned from words and their counts, which are few where lines are many, and a
-corpus is encoded by looking up its words, several times as fast: the same pieces, the same ids.
+No piece spans a space. So the BPE is learned from words and their counts, which are few where lines
+are many, and a corpus is encoded by looking up its words, several times as fast: the same pieces,
+the same ids.
 """
 
 import hashlib
@@ -25,7 +27,8 @@ from nmt.system.errors import UserError
 from nmt.system.files import read_json, write_bytes, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
-# What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown character.
+# What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
+# character.
 CONTROL_IDS = (PAD, BOS, EOS)
 SPACE = "\u2581"  # how a piece writes the space before it
 SPACE_BYTES = SPACE.encode()
@@ -85,7 +88,9 @@ class Vocab:
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The detokenised text of each list of ids; pad, bos and eos are left out wherever they are."""
+        """The detokenised text of each list of ids; pad, bos and eos are left out wherever they
+        are.
+        """
         rows = [[i for i in map(int, row) if i not in CONTROL_IDS] for row in ids]
         texts: list[str] = self._processor.decode(rows)
         return texts
@@ -98,7 +103,8 @@ class Vocab:
 
 
 class CorpusEncoder:
-    """The ids of very many lines, equal to those of `Vocab.encode`, by looking up words that it has seen.
+    """The ids of very many lines, equal to those of `Vocab.encode`, by looking up words that it has
+    seen.
 
     Lines are bytes, which are cheaper to split and to look up than text.
     """
@@ -151,7 +157,9 @@ def _encode_to_bytes(vocab: Vocab, line: bytes) -> bytes:
 
 
 def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
-    """How often each word occurs, for `train_bpe`. Tabs also separate words; they are counted as a pseudo-word."""
+    """How often each word occurs, for `train_bpe`. Tabs also separate words; they are counted as a
+    pseudo-word.
+    """
     counts: Counter[bytes] = Counter()
     for i in range(0, len(lines), LINES_AT_A_TIME):
         text = b" ".join(lines[i : i + LINES_AT_A_TIME])
@@ -164,7 +172,8 @@ def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
 
 
 def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
-    """Write the file that `train_bpe` reads: `word, tab, count` in each line, the frequent words first.
+    """Write the file that `train_bpe` reads: `word, tab, count` in each line, the frequent words
+    first.
 
     A `.json` beside it says whether the text has tabs, which such a line cannot hold.
     """
@@ -194,7 +203,9 @@ def _read_word_lines(path: Path) -> Iterator[str]:
 
 
 def train_bpe(words: Path, config: VocabConfig) -> bytes:
-    """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are ignored."""
+    """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are
+    ignored.
+    """
     model = io.BytesIO()
     has_tabs = read_json(words.with_suffix(".json"))["has_tabs"]
     try:
@@ -213,7 +224,8 @@ def train_bpe(words: Path, config: VocabConfig) -> bytes:
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            # More threads are no faster for BPE, and the model notes their number: its digest would depend on them.
+            # More threads are no faster for BPE, and the model notes their number: its digest would
+            # depend on them.
             num_threads=1,
             minloglevel=2,
         )
@@ -223,7 +235,9 @@ def train_bpe(words: Path, config: VocabConfig) -> bytes:
 
 
 def _explain_training_error(message: str, config: VocabConfig) -> str:
-    """SentencePiece's message in our words: it knows the smallest and the largest size that the text allows."""
+    """SentencePiece's message in our words: it knows the smallest and the largest size that the
+    text allows.
+    """
     if largest := re.search(r"value <= (\d+)", message):
         return (
             f"vocab.size: {config.size} is too large for so little text; use at most {largest[1]}"

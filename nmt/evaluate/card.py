@@ -1,8 +1,10 @@
-"""The model card, README.md: what a model is, where it comes from, how it scored, and how to use it.
+"""The model card, README.md: what a model is, where it comes from, how it scored, and how to use
+it.
 
-Averages and exports share one template. A card states only what the checkpoint and results.json know, and says so where
-they do not know: the licence, for example. The card of an average is written again whenever a score is added, so it is
-not in the manifest; its last line holds a digest of the rest, and a card that somebody has edited is never overwritten.
+Averages and exports share one template. A card states only what the checkpoint and results.json
+know, and says so where they do not know: the licence, for example. The card of an average is
+written again whenever a score is added, so it is not in the manifest; its last line holds a digest
+of the rest, and a card that somebody has edited is never overwritten.
 """
 
 import os
@@ -113,7 +115,8 @@ def render_export_card(
 ) -> str:
     """Return the card that is sealed with an export in the format `to`.
 
-    `agreement` is the result of comparing the export with the checkpoint, and `usage` how its library loads it.
+    `agreement` is the result of comparing the export with the checkpoint, and `usage` how its
+    library loads it.
     """
     config = checkpoint.config
     weights = _describe_origin(checkpoint.averaged, checkpoint.step, config)

@@ -1,7 +1,9 @@
-"""Computes what nmt-eval reports: the scores of one system, the difference between two, or the spread of several.
+"""Computes what nmt-eval reports: the scores of one system, the difference between two, or the
+spread of several.
 
-Every evaluation takes the same steps: choose the systems, translate, check the text, score, report, record. All systems
-in an evaluation share one test set. A run's scores are recorded in its results.json and its average's model card.
+Every evaluation takes the same steps: choose the systems, translate, check the text, score, report,
+record. All systems in an evaluation share one test set. A run's scores are recorded in its
+results.json and its average's model card.
 """
 
 import hashlib
@@ -40,7 +42,8 @@ from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolde
 from nmt.translate.translator import LoadedModel, open_translator
 
 N_BOOTSTRAP = 1_000
-# Settings that may be overridden: how to translate, and which test set. All others were fixed by training.
+# Settings that may be overridden: how to translate, and which test set. All others were fixed by
+# training.
 OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "device=")
 
 
@@ -148,7 +151,9 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
 
 
 def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool) -> System:
-    """Translate the test set with a checkpoint or an ensemble, or read translations from a file; then check them."""
+    """Translate the test set with a checkpoint or an ensemble, or read translations from a file;
+    then check them.
+    """
     if not is_text:
         _check_is_folder(names[0])
     for override in request.overrides:
@@ -297,7 +302,8 @@ def _scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
 def record_scores(evaluation: Evaluation) -> None:
     """Record each system's scores in the results of its run.
 
-    If that fails (a damaged file, a folder owned by someone else, a full disk), it only warns: the scores are still valid.
+    If that fails (a damaged file, a folder owned by someone else, a full disk), it only warns: the
+    scores are still valid.
     """
     for system, scores in zip(evaluation.systems, evaluation.scores, strict=True):
         try:
@@ -310,9 +316,8 @@ def record_scores(evaluation: Evaluation) -> None:
 
 def _record(system: System, scores: Sequence[Score]) -> None:
     model, test = system.model, system.test
-    if (
-        model is None or len(model.checkpoints) != 1
-    ):  # a file, an export or an ensemble belongs to no single run
+    # A file, an export or an ensemble belongs to no single run
+    if model is None or len(model.checkpoints) != 1:
         return
     (checkpoint,) = model.checkpoints
     run = find_run(checkpoint.path)

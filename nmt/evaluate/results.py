@@ -1,8 +1,10 @@
-"""RUN/results.json: what was scored, when, and by which digests, so that any number in a paper or a card can be traced.
+"""RUN/results.json: what was scored, when, and by which digests, so that any number in a paper or a
+card can be traced.
 
-A result names weights, vocabulary, test set and hypotheses by sha256, and the search by all its settings. The file is
-replaced as a whole, under a lock, so that two evaluations at a time lose nothing. Scoring the very same thing again
-replaces its result, except for scores that were not asked for again.
+A result names weights, vocabulary, test set and hypotheses by sha256, and the search by all its
+settings. The file is replaced as a whole, under a lock, so that two evaluations at a time lose
+nothing. Scoring the very same thing again replaces its result, except for scores that were not
+asked for again.
 """
 
 import contextlib
@@ -97,7 +99,9 @@ def read_results(run: Path) -> list[Result]:
 
 
 def find_run(checkpoint: Path) -> Path | None:
-    """Return the run folder that a checkpoint or an average is in, or that it is; None if it is in none."""
+    """Return the run folder that a checkpoint or an average is in, or that it is; None if it is in
+    none.
+    """
     place = checkpoint.resolve()
     candidates = [place, place.parent]
     if place.parent.name == "checkpoints":

@@ -1,7 +1,7 @@
 """A system that is to be scored: its translations of one test set, made here or read from a file.
 
-Every system passes `check_texts` before it is scored: it refuses text whose score would be wrong for certain and warns
-of what is odd. Nothing here knows a metric.
+Every system passes `check_texts` before it is scored: it refuses text whose score would be wrong
+for certain and warns of what is odd. Nothing here knows a metric.
 """
 
 from dataclasses import dataclass, replace

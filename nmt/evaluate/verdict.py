@@ -1,8 +1,10 @@
-"""Whether a run reproduces the paper: its score on the paper's metric, the steps of the recipe left out, a verdict.
+"""Whether a run reproduces the paper: its score on the paper's metric, the steps of the recipe left
+out, a verdict.
 
-`not comparable`: another language pair, test set or training text, or more than one system; or the paper's figure was
-reached, but by another recipe. `not reproduced`: the figure is above the whole 95 % interval. `reproduced`: every step
-was applied, and the figure is within the interval or below it.
+`not comparable`: another language pair, test set or training text, or more than one system; or the
+paper's figure was reached, but by another recipe. `not reproduced`: the figure is above the whole
+95 % interval. `reproduced`: every step was applied, and the figure is within the interval or below
+it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ from nmt.score.score import Score
 from nmt.system.errors import UserError
 
 Conclusion = Literal["reproduced", "not reproduced", "not comparable"]
-# What passes for ten minutes: a checkpoint that a validation wrote starts the clock anew and is left out.
+# What passes for ten minutes: a checkpoint that a validation wrote starts the clock anew and is
+# left out.
 MIN_MINUTES, MAX_MINUTES = 9.0, 20.0
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
 
@@ -68,7 +71,8 @@ def judge(score: Score, system: System) -> Verdict:
             f"{system.name}: a verdict judges the training too, so it needs a checkpoint; give RUN or RUN/average"
         )
     checkpoint, *others = system.model.checkpoints
-    # The checkpoint knows how it was trained; of what the command line changed, only the search took effect.
+    # The checkpoint knows how it was trained; of what the command line changed, only the search
+    # took effect.
     paper = check_conformance(replace(checkpoint.config, decoding=system.config.decoding))
     because = tuple(_find_obstacles(paper, checkpoint, system, len(others)))
     missing = tuple(_find_missing_steps(paper, checkpoint))

@@ -1,8 +1,10 @@
-"""The export to CTranslate2, a fast C++ engine for CPU and GPU with int8, and an engine that runs it there.
+"""The export to CTranslate2, a fast C++ engine for CPU and GPU with int8, and an engine that runs
+it there.
 
-Its Transformer is the paper's, so that the export renames tensors; only its table of positions differs from ours, which
-replaces it. CTranslate2 scores by log-probability / |Y|^alpha, ends a search when it has as many finished outputs as
-the beam is wide, and limits all outputs to one length: `docs/exports.md` explains what follows from that.
+Its Transformer is the paper's, so that the export renames tensors; only its table of positions
+differs from ours, which replaces it. CTranslate2 scores by log-probability / |Y|^alpha, ends a
+search when it has as many finished outputs as the beam is wide, and limits all outputs to one
+length: `docs/exports.md` explains what follows from that.
 """
 
 import logging
@@ -145,9 +147,11 @@ class CTranslate2Engine:
     """CTranslate2 with the model of a folder; `translator` is CTranslate2's own object."""
 
     def __init__(self, folder: Path, n_threads: int = 0, device: str = "cpu") -> None:
-        """Load the model; it computes in the type of its stored weights if the processor supports that.
+        """Load the model; it computes in the type of its stored weights if the processor supports
+        that.
 
-        `n_threads` work on one batch; 0 lets CTranslate2 choose. It may change the number of torch's threads too.
+        `n_threads` work on one batch; 0 lets CTranslate2 choose. It may change the number of
+        torch's threads too.
         """
         try:
             self.vocab = Vocab.load(folder / VOCAB_FILE)
@@ -165,8 +169,8 @@ class CTranslate2Engine:
     def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
         """Search as nearly to our own search as CTranslate2 can.
 
-        It finishes as many outputs as the beam is wide, and the best of these by the penalty of `config` is taken.
-        The longest sentence sets the limit for all.
+        It finishes as many outputs as the beam is wide, and the best of these by the penalty of
+        `config` is taken. The longest sentence sets the limit for all.
         """
         limit = max(map(len, src), default=0) + config.max_extra
         best = []
@@ -219,8 +223,8 @@ class CTranslate2Engine:
 
 
 class CTranslate2Translator(TextToText):
-    """Translates text with CTranslate2. Because its search has other rules (`docs/exports.md`), its output is labelled
-    with the engine, its version and the type of its weights."""
+    """Translates text with CTranslate2. Because its search has other rules (`docs/exports.md`), its
+    output is labelled with the engine, its version and the type of its weights."""
 
     def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
         super().__init__(exported.vocab, config.decoding, config.model)
@@ -241,7 +245,9 @@ class CTranslate2Translator(TextToText):
 def load_ctranslate2(
     folder: Path, n_threads: int = 0, device: str = "cpu"
 ) -> tuple[CTranslate2Engine, str]:
-    """Verify an export and load it; also return its quantization, with which its output is labelled."""
+    """Verify an export and load it; also return its quantization, with which its output is
+    labelled.
+    """
     verify(folder, (EXPORT_FILE, VOCAB_FILE))
     record = read_json(folder / EXPORT_FILE)
     if record.get("format") != "ctranslate2":

@@ -1,7 +1,8 @@
 """Writes a checkpoint in the format of another library, and proves it before it appears.
 
-The folder is written under a temporary name, loaded by the library that it is for, compared with our model on real
-lines, described by a card, and only then renamed: an export that disagrees with its checkpoint never exists.
+The folder is written under a temporary name, loaded by the library that it is for, compared with
+our model on real lines, described by a card, and only then renamed: an export that disagrees with
+its checkpoint never exists.
 """
 
 import random
@@ -41,7 +42,9 @@ def export(
     lines: Sequence[str],
     is_forced: bool = False,
 ) -> Agreement:
-    """Write the folder `out`, or raise and leave everything as it was. Empty lines are not compared."""
+    """Write the folder `out`, or raise and leave everything as it was. Empty lines are not
+    compared.
+    """
     format = FORMATS[to]
     if quantization not in format.quantizations:
         raise UserError(
@@ -119,14 +122,18 @@ def _is_export(names: Set[str]) -> bool:
 
 
 def _limit_outputs(config: ModelConfig) -> int:
-    """Choose how many pieces a compared output may have; a table of learned positions ends earlier than sinusoids."""
+    """Choose how many pieces a compared output may have; a table of learned positions ends earlier
+    than sinusoids.
+    """
     if config.positions == "learned":
         return min(MAX_COMPARED, config.max_positions - 1)
     return MAX_COMPARED
 
 
 def make_lines(vocab: Vocab, n: int = 32, seed: int = 1) -> list[str]:
-    """Make lines to compare when no text is given: they make no sense, but use all of the vocabulary."""
+    """Make lines to compare when no text is given: they make no sense, but use all of the
+    vocabulary.
+    """
     rng = random.Random(seed)
     pieces = [i for i in range(vocab.size) if i not in (*CONTROL_IDS, UNK)]
     lines = [rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)]

@@ -1,4 +1,6 @@
-"""The description of an export format. Each format is defined in a file of this folder and listed in export.py."""
+"""The description of an export format. Each format is defined in a file of this folder and listed
+in export.py.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,5 +23,6 @@ class Format:
     write: Callable[[Path, Transformer, Vocab, RunConfig, str], None]  # fills the folder
     load: Callable[[Path, RunConfig], Engine]
     explain: Callable[[RunConfig], str]  # how to use the export, for its card
-    # For a format with a tokenizer of its own: raises if that disagrees with our vocabulary on any of the lines.
+    # For a format with a tokenizer of its own: raises if that disagrees with our vocabulary on any
+    # of the lines.
     check_tokenizer: Callable[[Path, Vocab, Sequence[str]], None] | None = None

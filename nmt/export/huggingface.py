@@ -1,9 +1,10 @@
 """The export to Hugging Face transformers, and an engine that runs it there.
 
-Post-norm becomes their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves, to scaled embeddings,
-as our model does. They have attention biases, which ours lacks: zeros. The table of positions is always written, even
-sinusoids, which they would compute themselves. The tokenizer is Marian's, with the same SentencePiece model and our
-ids. Weights are written and read as safetensors alone, so nothing is unpickled.
+Post-norm becomes their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves,
+to scaled embeddings, as our model does. They have attention biases, which ours lacks: zeros. The
+table of positions is always written, even sinusoids, which they would compute themselves. The
+tokenizer is Marian's, with the same SentencePiece model and our ids. Weights are written and read
+as safetensors alone, so nothing is unpickled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,9 @@ def import_transformers() -> Any:
 def write_huggingface(
     folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
 ) -> None:
-    """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of generation."""
+    """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of
+    generation.
+    """
     check_expressible(config.model)
     dtype = getattr(torch, quantization)
     tensors = {}
@@ -176,7 +179,8 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
 
-    # embeddings, positions, projection; copies where safetensors would refuse one memory under two names
+    # embeddings, positions, projection; copies where safetensors would refuse one memory under two
+    # names
     if shape.tied or shape.norm == "pre":  # Pegasus has it even if three other matrices are used
         yield "model.shared.weight", src_embedding.clone()
     if not shape.tied:

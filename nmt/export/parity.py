@@ -1,8 +1,10 @@
-"""Tests whether an exported model agrees with its checkpoint: both translate, and both score our translations.
+"""Tests whether an exported model agrees with its checkpoint: both translate, and both score our
+translations.
 
-An `Engine` is a library with a model in it. Greedy outputs are compared piece by piece. Then each engine computes the
-log-probability of each piece of our outputs, eos included, and these are compared. In float32 the engines may differ
-by rounding alone; with fewer bits the mean difference is bounded, and the text may differ. All bounds are here.
+An `Engine` is a library with a model in it. Greedy outputs are compared piece by piece. Then each
+engine computes the log-probability of each piece of our outputs, eos included, and these are
+compared. In float32 the engines may differ by rounding alone; with fewer bits the mean difference
+is bounded, and the text may differ. All bounds are here.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,8 @@ from nmt.translate.search import search
 Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 
 MAX_DIFFERENCE = 1e-4  # float32: in the log-probability of a piece
-# float32: the share of lines whose greedy output may differ, because two pieces can be equally likely.
+# float32: the share of lines whose greedy output may differ, because two pieces can be equally
+# likely.
 MAX_DIFFERING_SHARE = 1e-3
 MAX_MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1}  # fewer bits: the mean difference
 BATCH_SENTENCES = 32
@@ -29,7 +32,9 @@ BATCH_SENTENCES = 32
 
 class Engine(Protocol):
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        """Return the best output of each sentence, by log-probability / |Y|^alpha, of at most `limit` pieces."""
+        """Return the best output of each sentence, by log-probability / |Y|^alpha, of at most
+        `limit` pieces.
+        """
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         """Return the log-probability of each piece of `tgt`, and of its eos."""

@@ -1,4 +1,6 @@
-"""The export to plain safetensors: each weight once, under our own name, with the config and the BPE model's digest."""
+"""The export to plain safetensors: each weight once, under our own name, with the config and the
+BPE model's digest.
+"""
 
 from pathlib import Path
 

@@ -1,8 +1,10 @@
-"""Brings a model's tensors into the form that other engines take: heads of one size, positions as a finite table.
+"""Brings a model's tensors into the form that other engines take: heads of one size, positions as a
+finite table.
 
-Other engines give each head d_model / n_heads columns. Smaller heads (rows A and B of Table 3) are padded with zeros,
-and their queries are scaled up because the engine divides by the root of the larger size: the scores are the same.
-What no format can express is refused here by the name of its setting, before anything is written.
+Other engines give each head d_model / n_heads columns. Smaller heads (rows A and B of Table 3) are
+padded with zeros, and their queries are scaled up because the engine divides by the root of the
+larger size: the scores are the same. What no format can express is refused here by the name of its
+setting, before anything is written.
 """
 
 import math
@@ -66,7 +68,9 @@ def _widen_heads(matrix: Tensor, n_heads: int, size: int) -> Tensor:
 
 
 def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
-    """Return the table of positions: the learned one, or sinusoids for the longest output that decoding allows."""
+    """Return the table of positions: the learned one, or sinusoids for the longest output that
+    decoding allows.
+    """
     if positions.is_learned:
         return positions.table.detach()
     longest = decoding.max_source + decoding.max_extra + 1
@@ -74,7 +78,9 @@ def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tenso
 
 
 def explain_length_penalty(config: RunConfig) -> str:
-    """Return a note for the card if CTranslate2 and Hugging Face do not have the length penalty of the config."""
+    """Return a note for the card if CTranslate2 and Hugging Face do not have the length penalty of
+    the config.
+    """
     if config.decoding.penalty != "gnmt":
         return ""
     return (

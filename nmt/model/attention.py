@@ -1,10 +1,12 @@
-"""Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for its three uses.
+"""Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for
+its three uses.
 
-On the CPU, sentences of similar length are padded to one width, and attention is computed with plain batched matrix
-products; at the lengths of translation this is faster than fused kernels. Padding and packing gather one head's row at
-a time by index, so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel reads the packed rows
-in place: ours (`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`). Decoding
-steps have their own attention, over a cache (`cache.py`).
+On the CPU, sentences of similar length are padded to one width, and attention is computed with
+plain batched matrix products; at the lengths of translation this is faster than fused kernels.
+Padding and packing gather one head's row at a time by index, so no tensor is transposed and no
+gradient needs a scatter-add. On a GPU a kernel reads the packed rows in place: ours
+(`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`).
+Decoding steps have their own attention, over a cache (`cache.py`).
 """
 
 from typing import Any
@@ -30,20 +32,22 @@ def round_up_width(longest: int) -> int:
 
 
 class PaddedGroups:
-    """One side of a batch, padded: groups of sentences of similar length, each group padded to its own width.
+    """One side of a batch, padded: groups of sentences of similar length, each group padded to its
+    own width.
 
-    A cell is one head's row at one position of a sentence, including positions without a token. The cells of a group are
-    ordered by sentence, head and position, and the groups are stored one after another.
+    A cell is one head's row at one position of a sentence, including positions without a token. The
+    cells of a group are ordered by sentence, head and position, and the groups are stored one after
+    another.
     """
 
     def __init__(self, packed: Packed, groups: list[Tensor], widths: list[int]) -> None:
         self.packed, self.widths = packed, widths
         self.sizes = [group.numel() * width for group, width in zip(groups, widths, strict=True)]
         self.live: list[Tensor] = []  # per group, (S, L): whether the position has a token
-        self.tokens: list[
-            Tensor
-        ] = []  # per group, (S, L): the packed row of the token, 0 where there is none
-        # Per sentence: its first cell if there were one head, and the number of cells from one head to the next.
+        # Per group, (S, L): the packed row of the token, 0 where there is none
+        self.tokens: list[Tensor] = []
+        # Per sentence: its first cell if there were one head, and the number of cells from one head
+        # to the next.
         self.starts = packed.offsets.new_zeros(packed.n_sentences + 1)
         self.strides = torch.zeros_like(self.starts)
         self.indices: dict[tuple[int, ...], Tensor] = {}
@@ -63,7 +67,8 @@ class PaddedGroups:
         n, heads, size = x.shape
         if x.stride(2) != 1 or x.stride(1) != size or x.stride(0) % size:
             x = x.contiguous()
-        # x may be a slice of a wider product (queries, keys and values in one): so many rows a token.
+        # x may be a slice of a wider product (queries, keys and values in one): so many rows a
+        # token.
         each = x.stride(0) // size
         index = self.indices.get((group, heads, each))
         if index is None:
@@ -74,7 +79,9 @@ class PaddedGroups:
         return rows.index_select(0, index).view(-1, self.widths[group], size)
 
     def new_cells(self, like: Tensor, heads: int, size: int) -> list[Tensor]:
-        """Allocate the cells of all groups, each (S * H, L, D), in one storage that ends with a row of zeros."""
+        """Allocate the cells of all groups, each (S * H, L, D), in one storage that ends with a row
+        of zeros.
+        """
         cells = like.new_empty(sum(self.sizes) * heads + 1, size)
         cells[-1] = 0.0
         parts = cells.split([*(n * heads for n in self.sizes), 1])
@@ -94,11 +101,13 @@ class PaddedGroups:
 
 
 class AttentionMask:
-    """Which keys each query attends to: those of its own sentence, none ahead if `causal`, at most `window` places away.
+    """Which keys each query attends to: those of its own sentence, none ahead if `causal`, at most
+    `window` places away.
 
-    It is made once for all layers. Because queries and keys lie end to end, a query attends to an interval of key rows,
-    and the queries that attend to a key are an interval too. `is_single_group` pads all sentences to one width, which
-    attention weights need. `path` is the kernel that a GPU uses.
+    It is made once for all layers. Because queries and keys lie end to end, a query attends to an
+    interval of key rows, and the queries that attend to a key are an interval too.
+    `is_single_group` pads all sentences to one width, which attention weights need. `path` is the
+    kernel that a GPU uses.
     """
 
     def __init__(
@@ -117,21 +126,25 @@ class AttentionMask:
 
     @property
     def uses_varlen(self) -> bool:
-        """Whether torch's kernel is chosen and gives our result: under causal or window masks it aligns the ends of queries
-        and keys, while we align their beginnings."""
+        """Whether torch's kernel is chosen and gives our result: under causal or window masks it
+        aligns the ends of queries and keys, while we align their beginnings."""
         queries, keys = self.packed
         return self.path == VARLEN and (queries is keys or not self.causal and self.window is None)
 
     @lazy_property
     def key_intervals(self) -> Tensor:
-        """The first key row that each query attends to and one past the last, (2, Tq); both are 0 in the dead tail."""
+        """The first key row that each query attends to and one past the last, (2, Tq); both are 0
+        in the dead tail.
+        """
         queries, keys = self.packed
         ahead = 0 if self.causal else self.window
         return self.intervals(queries, keys, ahead=ahead, behind=self.window)
 
     @lazy_property
     def query_intervals(self) -> Tensor:
-        """The first query row that attends to each key and one past the last, (2, Tk); both are 0 in the dead tail."""
+        """The first query row that attends to each key and one past the last, (2, Tk); both are 0
+        in the dead tail.
+        """
         queries, keys = self.packed
         behind = 0 if self.causal else self.window
         return self.intervals(keys, queries, ahead=self.window, behind=behind)
@@ -139,8 +152,9 @@ class AttentionMask:
     def intervals(
         self, rows: Packed, others: Packed, ahead: int | None, behind: int | None
     ) -> Tensor:
-        """For each row, find the first and one past the last row of `others` in the same sentence that is at most `behind`
-        positions before it and `ahead` positions after it, (2, T). None means no limit."""
+        """For each row, find the first and one past the last row of `others` in the same sentence
+        that is at most `behind` positions before it and `ahead` positions after it, (2, T). None
+        means no limit."""
         # The dead tail counts as one more sentence, without tokens.
         bounds = torch.stack((others.offsets[:-1], others.offsets[1:]))
         first, last = F.pad(bounds, (0, 1))[:, rows.sentence]  # (T,)
@@ -181,7 +195,9 @@ class AttentionMask:
 
     @lazy_property
     def score_biases(self) -> list[Tensor]:
-        """The bias on the scores of each group, (S, 1, Lq or 1, Lk) fp32: 0, or MASKED_SCORE where a key is masked out."""
+        """The bias on the scores of each group, (S, 1, Lq or 1, Lk) fp32: 0, or MASKED_SCORE where
+        a key is masked out.
+        """
         biases = []
         for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
             may = live[:, None, None, :]
@@ -196,7 +212,9 @@ class AttentionMask:
 
     @lazy_property
     def has_empty_rows(self) -> bool:
-        """Whether some query may have no key to attend to: softmax would give it uniform weights, so they are set to zero."""
+        """Whether some query may have no key to attend to: softmax would give it uniform weights,
+        so they are set to zero.
+        """
         queries, keys = self.packed
         return not self.is_on_cpu or bool(((keys.lengths == 0) & (queries.lengths > 0)).any())
 
@@ -271,10 +289,11 @@ def _attend_padded(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, weights: list[Tensor] | None = None
 ) -> Tensor:
-    """Compute softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
+    """Compute softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V)
+    -> (Tq, H, V).
 
-    If a list is given as `weights`, attention weights (S, H, Lq, Lk) are appended to it; the mask must then have a
-    single group.
+    If a list is given as `weights`, attention weights (S, H, Lq, Lk) are appended to it; the mask
+    must then have a single group.
     """
     queries, keys = mask.packed
     if weights is None and not mask.is_on_cpu:

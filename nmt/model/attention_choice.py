@@ -90,7 +90,8 @@ def measure_attention(
 ) -> str:
     """Time both paths, save the faster one, and return it. It waits for the device."""
     side = _make_typical_side(n_rows, device)
-    # Heads are parts of one wide tensor, as a layer's product makes them: strides matter to a kernel.
+    # Heads are parts of one wide tensor, as a layer's product makes them: strides matter to a
+    # kernel.
     wide = torch.zeros(n_rows, n_heads, 2 * d_k + d_v, device=device, dtype=torch.bfloat16)
     heads = [part.requires_grad_() for part in wide.normal_().split((d_k, d_k, d_v), dim=-1)]
     q, _, v = heads

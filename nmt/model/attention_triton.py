@@ -25,10 +25,8 @@ except ImportError:  # the padded path works without Triton
 # Read once, at import, as Triton itself does.
 IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's registers
-ROW_COUNTS = (
-    "n_queries",
-    "n_keys",
-)  # otherwise Triton recompiles when they are 1 or a multiple of 16
+# Otherwise Triton recompiles when they are 1 or a multiple of 16
+ROW_COUNTS = ("n_queries", "n_keys")
 
 
 def triton_function(function):
@@ -113,9 +111,8 @@ def attention_forward(
         # A key to which no query attends may hold NaN, and 0 * NaN would enter the sum of values.
         key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
-        may = (first[:, None] <= others[None, :]) & (
-            others[None, :] < last[:, None]
-        )  # (TILE, BLOCK)
+        # (TILE, BLOCK)
+        may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
         keys = _load_rows(k + head * k_head, block, k_row, BLOCK, others < n_keys, K, K_PADDED)
         scores = tl.where(may, _product(queries, tl.trans(keys)) * scale, -1e30)
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -151,8 +148,9 @@ def _differentiate_queries(
     queries = _load_rows(q, start, q_row, TILE, exists, K, K_PADDED)
     of_out = _load_rows(grad + head * V, start, width, TILE, exists, V, V_PADDED)
     mixed = _load_rows(out + head * V, start, width, TILE, exists, V, V_PADDED)
-    # The gradient of a score is weight * (gradient of the weight - their mean), and the mean over all
-    # keys equals the product of the output and its gradient: no first pass over the keys is needed.
+    # The gradient of a score is weight * (gradient of the weight - their mean), and the mean over
+    # all keys equals the product of the output and its gradient: no first pass over the keys is
+    # needed.
     mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
     log_total = tl.load(lse + rows * n_heads + head, exists, 0.0)
     of_queries = tl.zeros((TILE, K_PADDED), tl.float32)
@@ -335,7 +333,8 @@ def _empty_gradients(
 def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, key_intervals, query_intervals = inputs
     ctx.save_for_backward(q, k, v, *output, key_intervals, query_intervals)
-    # Otherwise autograd would allocate zeros as the gradient of the log-sum-exp, which nothing uses.
+    # Otherwise autograd would allocate zeros as the gradient of the log-sum-exp, which nothing
+    # uses.
     ctx.set_materialize_grads(False)
 
 

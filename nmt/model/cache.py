@@ -17,9 +17,8 @@ from torch import Tensor
 from nmt.config import ModelConfig
 from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
-SMALL_PRODUCT = (
-    1 << 16
-)  # multiplications; waking other threads takes longer than computing a product smaller than this
+# Multiplications; waking other threads takes longer than computing a product smaller than this
+SMALL_PRODUCT = 1 << 16
 FP32_BYTES = 4
 
 
@@ -34,9 +33,8 @@ class Cache:
 
     beam: int
     n_heads: int
-    memory_keys: list[
-        Tensor
-    ]  # per layer: (S * H, Ls, K)   (the same for "of each layer" in lines 36, 37, 145 and 147)
+    # Per layer: (S * H, Ls, K)   (the same for "of each layer" in lines 36, 37, 145 and 147)
+    memory_keys: list[Tensor]
     memory_values: list[Tensor]  # (S * H, Ls, V)
     memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else MASKED_SCORE
     keys: list[Tensor]  # of each layer (S * H, capacity * B, K)
@@ -221,7 +219,8 @@ class StaticCache:
     # ---- within a recorded step ----
 
     def advance(self) -> "Step":
-        # The slot of this step. Warm-ups before a recording may go one step too far; they use the last slot again.
+        # The slot of this step. Warm-ups before a recording may go one step too far; they use the
+        # last slot again.
         self.place = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
         hypotheses = torch.arange(self.beam, device=self.place.device)
         self.here = self.place * self.beam + hypotheses  # (B,)

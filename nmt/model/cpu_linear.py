@@ -1,8 +1,8 @@
 """A model prepared for decoding on the CPU: matrices in oneDNN's layout, in bf16 if asked for.
 
-torch would convert the layout in every product, and so read each matrix twice, which for a few rows is most of the time.
-Bias and ReLU are applied before the product leaves the registers. The result computes what the model computes, but it
-cannot be trained.
+torch would convert the layout in every product, and so read each matrix twice, which for a few rows
+is most of the time. Bias and ReLU are applied before the product leaves the registers. The result
+computes what the model computes, but it cannot be trained.
 """
 
 import torch
@@ -33,7 +33,9 @@ class CpuLinear(nn.Module):
 
 @torch.inference_mode()
 def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
-    """Return a copy for decoding, which shares what it can with `model`, or `model` itself if nothing can be gained."""
+    """Return a copy for decoding, which shares what it can with `model`, or `model` itself if
+    nothing can be gained.
+    """
     weight = model.projection.weight
     can_pack = (
         weight.device.type == "cpu"

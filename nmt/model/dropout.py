@@ -1,9 +1,10 @@
 """Dropout (section 5.4) whose masks cost less than the products that they follow.
 
-On the CPU torch draws a Bernoulli number for each element, which takes longer than the matrix product before it. Here one
-64-bit draw serves four elements: each compares 16 bits with a threshold, and what is kept is scaled by the exact share
-that is kept. The draws are seeded by torch's default generator, so `torch.manual_seed` determines them as everywhere. On
-a GPU torch's own fused kernel is used.
+On the CPU torch draws a Bernoulli number for each element, which takes longer than the matrix
+product before it. Here one 64-bit draw serves four elements: each compares 16 bits with a
+threshold, and what is kept is scaled by the exact share that is kept. The draws are seeded by
+torch's default generator, so `torch.manual_seed` determines them as everywhere. On a GPU torch's
+own fused kernel is used.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """Embedding look-up with a gradient whose bits repeat on a GPU.
 
-The compiler would turn the gradient into atomic additions, whose order changes from run to run: a run that is continued
-would not end in the same bits. torch's own kernel sorts the row numbers first and adds in order; here it is wrapped in
-an operation that the compiler leaves alone. On the CPU torch's look-up is used as it is.
+The compiler would turn the gradient into atomic additions, whose order changes from run to run: a
+run that is continued would not end in the same bits. torch's own kernel sorts the row numbers first
+and adds in order; here it is wrapped in an operation that the compiler leaves alone. On the CPU
+torch's look-up is used as it is.
 """
 
 from typing import Any

@@ -1,8 +1,10 @@
-"""Positional encodings (section 3.5): what is added to the embeddings so that the model knows the order of pieces.
+"""Positional encodings (section 3.5): what is added to the embeddings so that the model knows the
+order of pieces.
 
-Sinusoids are defined for any length: a sentence longer than the table gets a longer table, which is kept. A learned table
-has a fixed length, and longer sentences raise UserError. The sines fill the first half of the columns and the cosines
-the second, as in the authors' code; the paper interleaves them, which differs only by a permutation of columns.
+Sinusoids are defined for any length: a sentence longer than the table gets a longer table, which is
+kept. A learned table has a fixed length, and longer sentences raise UserError. The sines fill the
+first half of the columns and the cosines the second, as in the authors' code; the paper interleaves
+them, which differs only by a permutation of columns.
 """
 
 import math

@@ -1,9 +1,10 @@
-"""The Transformer of section 3 of "Attention Is All You Need", with the paper's names, for packed sentences.
+"""The Transformer of section 3 of "Attention Is All You Need", with the paper's names, for packed
+sentences.
 
-By default it is post-norm with ReLU; feed-forward layers have biases, attention has none; dropout is applied to each
-sub-layer's output and to embedding + position, and nowhere else; both embeddings and the projection share one matrix.
-Options (`ModelConfig`) cover every row of Table 3. The model knows nothing about compilation, ranks, checkpoints or
-devices; its callers handle those.
+By default it is post-norm with ReLU; feed-forward layers have biases, attention has none; dropout
+is applied to each sub-layer's output and to embedding + position, and nowhere else; both embeddings
+and the projection share one matrix. Options (`ModelConfig`) cover every row of Table 3. The model
+knows nothing about compilation, ranks, checkpoints or devices; its callers handle those.
 """
 
 import math
@@ -40,7 +41,8 @@ class LayerNorm(nn.LayerNorm):
         device = x.device.type
         if device == "cpu" or not torch.is_autocast_enabled(device):
             return super().forward(x)
-        # GPU autocast, unlike CPU autocast, would return fp32 and so double each layer's memory traffic.
+        # GPU autocast, unlike CPU autocast, would return fp32 and so double each layer's memory
+        # traffic.
         with torch.autocast(device, enabled=False):
             return super().forward(x.float()).to(x.dtype)
 
@@ -101,7 +103,9 @@ class MemoryAttention(Attention):
 
 
 class BiasedLinear(nn.Linear):
-    """nn.Linear that adds its bias in place: torch's CPU kernel first fills the output with the bias and reads it back."""
+    """nn.Linear that adds its bias in place: torch's CPU kernel first fills the output with the
+    bias and reads it back.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight)
@@ -128,7 +132,8 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """The residual connection around a sub-layer f.
 
-    Post-norm, as in section 3.1: LayerNorm(x + Dropout(f(x))). Pre-norm: x + Dropout(f(LayerNorm(x))).
+    Post-norm, as in section 3.1: LayerNorm(x + Dropout(f(x))). Pre-norm: x +
+    Dropout(f(LayerNorm(x))).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -211,7 +216,8 @@ class Transformer(nn.Module):
         layers = range(config.n_layers)
         self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in layers))
         self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in layers))
-        # Pre-norm layers leave their residual stream unnormalised, so each stack needs a final LayerNorm.
+        # Pre-norm layers leave their residual stream unnormalised, so each stack needs a final
+        # LayerNorm.
         is_pre = config.norm == "pre"
         self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
         self.decoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
@@ -220,7 +226,8 @@ class Transformer(nn.Module):
     def reset(self) -> None:
         """Draw the initial weights, which the paper does not specify, as the authors' code does.
 
-        Embeddings are drawn from N(0, 1/d_model). Linear layers are Xavier-uniform; a fused matrix counts as one matrix.
+        Embeddings are drawn from N(0, 1/d_model). Linear layers are Xavier-uniform; a fused matrix
+        counts as one matrix.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.projection:
@@ -269,7 +276,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x)
 
     def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
-        """Compute the decoder's hidden states, from which `projection` computes logits: (Tt,) pieces -> (Tt, d_model)."""
+        """Compute the decoder's hidden states, from which `projection` computes logits: (Tt,)
+        pieces -> (Tt, d_model).
+        """
         x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
         self_mask = AttentionMask(
             tgt, tgt, causal=True, window=self.config.window, path=self.attention_path
@@ -285,7 +294,9 @@ class Transformer(nn.Module):
         return self.decode(tgt, self.encode(src), src)
 
     def start(self, src: Packed, beam: int) -> Cache:
-        """Encode the source into a cache for `beam` hypotheses of each sentence, before their first step."""
+        """Encode the source into a cache for `beam` hypotheses of each sentence, before their first
+        step.
+        """
         memory = self.encode(src)  # (Ts, d_model)
         mask = AttentionMask(src, src, is_single_group=True)
         memory_mask = mask.score_biases[0]
@@ -316,14 +327,18 @@ class Transformer(nn.Module):
     def restart(
         self, cache: StaticCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
-        """Load other sentences as the first of `n` rows, with capacity for some steps, later for `max_capacity`."""
+        """Load other sentences as the first of `n` rows, with capacity for some steps, later for
+        `max_capacity`.
+        """
         # A learned table cannot grow; it limits the steps of the search instead.
         if not self.tgt_positions.is_learned:
             self.tgt_positions.reserve(max_capacity)
         cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        """Return an upper bound on the bytes that a sentence of `longest` pieces takes in a CUDA-graph search."""
+        """Return an upper bound on the bytes that a sentence of `longest` pieces takes in a
+        CUDA-graph search.
+        """
         config = self.config
         size = self.tgt_embedding.weight.element_size()
         cache = count_static_bytes(config, beam, longest, capacity, size)
@@ -340,7 +355,9 @@ class Transformer(nn.Module):
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
-        """Advance by one piece; return hidden states, from which `projection` computes logits: (S * B,) -> (S * B, d_model)."""
+        """Advance by one piece; return hidden states, from which `projection` computes logits: (S *
+        B,) -> (S * B, d_model).
+        """
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
         # `restart` made the table long enough for a static cache.

@@ -1,8 +1,9 @@
-"""What training costs: operations per token, bytes of a parameter, and the speed that this device can reach.
+"""What training costs: operations per token, bytes of a parameter, and the speed that this device
+can reach.
 
-Operations are counted as papers count them: two for a multiply-add, three times the forward pass, nothing for padding,
-look-ups or what is computed twice. So speeds compare across tools, and their share of the measured ceiling says how much
-of a device is used, whatever its data sheet promises.
+Operations are counted as papers count them: two for a multiply-add, three times the forward pass,
+nothing for padding, look-ups or what is computed twice. So speeds compare across tools, and their
+share of the measured ceiling says how much of a device is used, whatever its data sheet promises.
 """
 
 import resource
@@ -18,7 +19,8 @@ from nmt.system.progress import clock
 
 # Operations for a multiply-add of the forward pass: two there, and four for the two gradients.
 FLOP_PER_MULTIPLY_ADD = 6
-# Bytes of a parameter, all of it fp32: a checkpoint has the weight and Adam's two moments, memory also the gradient.
+# Bytes of a parameter, all of it fp32: a checkpoint has the weight and Adam's two moments, memory
+# also the gradient.
 CHECKPOINT_BYTES, TRAINING_BYTES = 12, 16
 MEASURED_S = 1.5
 
@@ -59,7 +61,9 @@ def count_parameters(model: nn.Module) -> int:
 
 
 class DeviceTimer:
-    """Moments of a device's work. A GPU marks them in its own time, so the host need not wait for it."""
+    """Moments of a device's work. A GPU marks them in its own time, so the host need not wait for
+    it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
@@ -83,7 +87,9 @@ class DeviceTimer:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Measure the peak from now on. On CPU this is impossible: a process knows only the peak of its whole life."""
+    """Measure the peak from now on. On CPU this is impossible: a process knows only the peak of its
+    whole life.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -1,8 +1,8 @@
 """Training that leaves nothing behind: what `nmt-train --profile` and `--plan` time.
 
-The real model, optimizer, loader and `run_update` on the prepared store, but no run folder, no lock, no checkpoint. On
-many ranks all run the same number of updates, or rank 0 alone runs some in a world of its own. Tokens are those of all
-ranks; memory is this rank's.
+The real model, optimizer, loader and `run_update` on the prepared store, but no run folder, no
+lock, no checkpoint. On many ranks all run the same number of updates, or rank 0 alone runs some in
+a world of its own. Tokens are those of all ranks; memory is this rank's.
 """
 
 import contextlib
@@ -68,7 +68,9 @@ class DryRun:
         self.optimizer = make_optimizer(self.model, config.optimizer)
 
     def updates(self) -> Loader:
-        """Those of the run, from its first on, without BPE-dropout, which would write its epochs to disk."""
+        """Those of the run, from its first on, without BPE-dropout, which would write its epochs to
+        disk.
+        """
         return Loader(
             lambda _: self.store,
             self.config.training,
@@ -116,7 +118,9 @@ class DryRun:
         return self.run(updates, n, what)
 
     def dev_seconds(self) -> float:
-        """How long the NLL of the whole dev set takes, judged by one micro-batch of its middle lengths."""
+        """How long the NLL of the whole dev set takes, judged by one micro-batch of its middle
+        lengths.
+        """
         if self.config.data.valid is None:
             return 0.0
         dev = open_store(self.folder, "valid", self.vocab.digest)

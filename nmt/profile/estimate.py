@@ -1,7 +1,7 @@
 """What a whole run will take, in hours, memory and money, before it begins: `nmt-train --plan`.
 
-An estimate is made of what was measured: the micro-batches that need most memory, and half a minute of typical updates.
-What could not be measured is listed as not included.
+An estimate is made of what was measured: the micro-batches that need most memory, and half a minute
+of typical updates. What could not be measured is listed as not included.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ TIMED_S = 35.0
 @dataclass(frozen=True)
 class Estimate:
     machine: str
-    peaks: tuple[
-        int, int, int
-    ]  # bytes, on the main rank: of the longest sentences, the most sentences, typical updates
+    # Bytes, on the main rank: of the longest sentences, the most sentences, typical updates
+    peaks: tuple[int, int, int]
     update_s: float  # mean of the updates that were timed
     timed_updates: int
     updates: int  # of the whole run
@@ -65,7 +64,9 @@ class Estimate:
 
 
 def estimate_run(config: RunConfig, world: World, price: float | None = None) -> Estimate:
-    """Try what needs most memory, time updates, and print what the whole run takes from its first update on."""
+    """Try what needs most memory, time updates, and print what the whole run takes from its first
+    update on.
+    """
     training = config.training
     if training.shard and world.size > 1:
         raise UserError(

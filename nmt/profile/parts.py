@@ -1,8 +1,8 @@
 """Which part of an update an operation or a kernel belongs to, by the names in torch's profile.
 
-On a GPU a kernel's name is all there is, because a whole micro-batch is one launch. On CPU an operation also has the
-names of the operations that it ran within, so that a product within the loss counts as loss. What matches no name, such
-as residual sums and sums of gradients, is `other`.
+On a GPU a kernel's name is all there is, because a whole micro-batch is one launch. On CPU an
+operation also has the names of the operations that it ran within, so that a product within the loss
+counts as loss. What matches no name, such as residual sums and sums of gradients, is `other`.
 """
 
 from torch.autograd import DeviceType
@@ -19,8 +19,8 @@ PRODUCTS = "matrix products"
 REST = "embedding, norm, dropout"
 SUM = "sum over ranks"
 
-# What a lower-case name contains, and the part it belongs to. The first match counts: a kernel of torch.compile also
-# names what it was fused with.
+# What a lower-case name contains, and the part it belongs to. The first match counts: a kernel of
+# torch.compile also names what it was fused with.
 NAME_PATTERNS = (
     ("triton_", REST),
     ("optimizer.", OPTIMIZER),
@@ -59,9 +59,8 @@ def sum_kernels(events: list[FunctionEvent]) -> dict[str, float]:
     """Seconds of each part by the kernels that ran on the GPU, including those of a CUDA graph."""
     sums: dict[str, float] = {}
     for event in events:
-        is_range = (
-            event.is_user_annotation or event.name == UPDATE
-        )  # it spans the kernels within it
+        # It spans the kernels within it
+        is_range = event.is_user_annotation or event.name == UPDATE
         if event.device_type == DeviceType.CUDA and not is_range:
             part = find_part(event.name)
             sums[part] = sums.get(part, 0.0) + event.time_range.elapsed_us() / 1e6

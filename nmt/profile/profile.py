@@ -1,7 +1,8 @@
 """Where the time of an update goes: `nmt-train --profile`.
 
-Speeds come from updates without a profiler, after those that compile. Only the shares of the parts come from a few more
-with it: on CPU by the time of operations, on a GPU by that of kernels. The parts always sum to the update.
+Speeds come from updates without a profiler, after those that compile. Only the shares of the parts
+come from a few more with it: on CPU by the time of operations, on a GPU by that of kernels. The
+parts always sum to the update.
 """
 
 import os
@@ -129,7 +130,8 @@ def _measure_parts(
 
     events = list(profiler.events())
     if is_cuda:
-        # Kernels take as long under a profiler as without; what is left of an update, the GPU had no work.
+        # Kernels take as long under a profiler as without; what is left of an update, the GPU had
+        # no work.
         seconds = sum_kernels(events)
         busy_s = min(timing.mean_s, sum(seconds.values()) / n)
         left_over = IDLE

@@ -1,8 +1,9 @@
-"""Draws a run as one page: report.html has the curves of metrics.jsonl and the settings of config.yaml.
+"""Draws a run as one page: report.html has the curves of metrics.jsonl and the settings of
+config.yaml.
 
-The curves are SVG written by hand, and the page has no script and no link, so that it opens anywhere, for ever, also
-from an e-mail. It is well-formed XML. Whatever can be read of metrics.jsonl is shown: a line that a crash cut off is
-counted and skipped, never a reason to fail.
+The curves are SVG written by hand, and the page has no script and no link, so that it opens
+anywhere, for ever, also from an e-mail. It is well-formed XML. Whatever can be read of
+metrics.jsonl is shown: a line that a crash cut off is counted and skipped, never a reason to fail.
 """
 
 import html
@@ -125,7 +126,9 @@ def collect_points(metrics: Metrics, kind: str, key: str) -> list[tuple[int, flo
 
 
 def summarize(metrics: Metrics) -> list[tuple[str, str]]:
-    """Return what a reader wants to know first: how far the run is, how good it is, and by which measure."""
+    """Return what a reader wants to know first: how far the run is, how good it is, and by which
+    measure.
+    """
     if not metrics:
         return [("updates", "none logged yet")]
 

@@ -1,8 +1,10 @@
-"""All the ways in which results are quoted, from sacreBLEU's BLEU to the tokenised, split BLEU of the authors.
+"""All the ways in which results are quoted, from sacreBLEU's BLEU to the tokenised, split BLEU of
+the authors.
 
-The same translations score 27.5 on the first metric and 29.0 on the last, so a figure means nothing without its metric.
-Each one is a counter from sacreBLEU over text that is prepared for it. Its signature is sacreBLEU's own, plus the test
-set, the language pair, the number of lines, the tokenizer, and the version of this package.
+The same translations score 27.5 on the first metric and 29.0 on the last, so a figure means nothing
+without its metric. Each one is a counter from sacreBLEU over text that is prepared for it. Its
+signature is sacreBLEU's own, plus the test set, the language pair, the number of lines, the
+tokenizer, and the version of this package.
 """
 
 import re
@@ -44,7 +46,9 @@ EDIT_RATE = Metric("TER", TER)
 
 
 def list_metrics(language: str) -> list[Metric]:
-    """Return every metric for a target language: BLEU from the headline to the paper's, then the others."""
+    """Return every metric for a target language: BLEU from the headline to the paper's, then the
+    others.
+    """
     return [
         HEADLINE,
         make_bleu("BLEU, lower-cased", is_lowercase=True),
@@ -57,7 +61,9 @@ def list_metrics(language: str) -> list[Metric]:
 
 
 def find_paper_metric(language: str) -> Metric:
-    """Return the metric of Table 2, or plain tokenised BLEU for a language that the paper does not translate into."""
+    """Return the metric of Table 2, or plain tokenised BLEU for a language that the paper does not
+    translate into.
+    """
     metrics = _list_tokenized(language)
     for metric in metrics:
         if metric.is_of_paper:

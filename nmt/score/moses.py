@@ -1,9 +1,10 @@
-"""The Moses tokens behind the paper's score, in pure Python: what its Perl scripts of 2017 print, line for line.
+"""The Moses tokens behind the paper's score, in pure Python: what its Perl scripts of 2017 print,
+line for line.
 
-This is not sacremoses, because its version 0.2.0 differs from those scripts outside European text: it splits Chinese
-and letters beyond the BMP, keeps an Indic virama, and reads a full-width 1 as a 1 where the script made it a quote. Its
-lists of abbreviations for German and French are the scripts' own, and are used here. tests/score/test_moses.py
-compares 16,000 lines with Perl's output.
+This is not sacremoses, because its version 0.2.0 differs from those scripts outside European text:
+it splits Chinese and letters beyond the BMP, keeps an Indic virama, and reads a full-width 1 as a 1
+where the script made it a quote. Its lists of abbreviations for German and French are the scripts'
+own, and are used here. tests/score/test_moses.py compares 16,000 lines with Perl's output.
 """
 
 import re
@@ -27,14 +28,15 @@ PUNCTUATION = str.maketrans(
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # control characters, except white space
 SYMBOL = regex.compile(r"([^\p{Alnum} .'`,\-])")
 DOT_RUNS = re.compile(r"\.{2,}")
-# Groups instead of lookaround, because Perl does not look again at what a match consumed: in a,,5 the second comma
-# stays with the 5.
+# Groups instead of lookaround, because Perl does not look again at what a match consumed: in a,,5
+# the second comma stays with the 5.
 COMMAS = [
     (regex.compile(r"(\P{N}),"), r"\1 , "),
     (regex.compile(r",(\P{N})"), r" , \1"),
     (regex.compile(r"(\p{N}),$"), r"\1 ,"),
 ]
-# Where an apostrophe belongs: to the word on its left (l' eau) or on its right (do n't); elsewhere it is a word.
+# Where an apostrophe belongs: to the word on its left (l' eau) or on its right (do n't); elsewhere
+# it is a word.
 APOSTROPHE_LEFT = (
     (r"(\P{Alpha})'(\P{Alpha})", r"\1 ' \2"),
     (r"(\P{Alpha})'(\p{Alpha})", r"\1 ' \2"),
@@ -72,7 +74,8 @@ QUOTES = str.maketrans(dict.fromkeys("„“”‟«»", '"'))
 
 
 def make_tokenizer(language: str) -> Callable[[str], str]:
-    """Return replace-unicode-punctuation.perl | tokenizer.perl -l LANGUAGE (with escaping, no -a) for a single line.
+    """Return replace-unicode-punctuation.perl | tokenizer.perl -l LANGUAGE (with escaping, no -a)
+    for a single line.
 
     The line has no line feed. A line of white space alone is returned unchanged, as Perl does.
     """
@@ -93,7 +96,8 @@ def make_tokenizer(language: str) -> Callable[[str], str]:
         if not text:
             return "" if CONTROL.search(line) else line
         text = SYMBOL.sub(r" \1 ", text)
-        # Runs of dots become \0, which CONTROL has left nowhere else, until all other dots are done.
+        # Runs of dots become \0, which CONTROL has left nowhere else, until all other dots are
+        # done.
         text = DOT_RUNS.sub(lambda run: " " + "\0" * len(run[0]) + " ", text)
         for pattern, spaced in COMMAS:
             text = pattern.sub(spaced, text)
@@ -110,7 +114,9 @@ def make_tokenizer(language: str) -> Callable[[str], str]:
 
 
 def _make_abbreviation_test(language: str) -> Callable[[str, str], bool]:
-    """Return a test of whether the final dot of a word belongs to it, given the word without it and the next word."""
+    """Return a test of whether the final dot of a word belongs to it, given the word without it and
+    the next word.
+    """
     from sacremoses.corpus import NonbreakingPrefixes
 
     always, before_digits = set(), set()
@@ -134,8 +140,8 @@ def _make_abbreviation_test(language: str) -> Callable[[str, str], bool]:
 def split_compounds(tokens: str) -> str:
     """`rich-text` -> `rich ##AT##-##AT## text`, by the rule of the authors' get_ende_bleu.sh.
 
-    Its Perl reads bytes. So it splits only the first hyphen of A-B-C, because the match consumes the B, but both of
-    A-Ü-C.
+    Its Perl reads bytes. So it splits only the first hyphen of A-B-C, because the match consumes
+    the B, but both of A-Ü-C.
     """
     # Surrogates are kept, so that no text is refused for its encoding.
     data = tokens.encode(errors="surrogatepass")
@@ -143,10 +149,12 @@ def split_compounds(tokens: str) -> str:
 
 
 def make_quotes_plain(text: str) -> str:
-    """Replace typographic double quotes, as was done to Google's newstest2014 reference before it was tokenised.
+    """Replace typographic double quotes, as was done to Google's newstest2014 reference before it
+    was tokenised.
 
-    What is known (tensor2tensor issue 317): all Unicode quotes were replaced, among them the low one, which
-    replace-unicode-punctuation.perl leaves alone. Our reading: double quotes only, guillemets included. Single quotes
-    do not matter, because the script makes U+2019 an apostrophe either way.
+    What is known (tensor2tensor issue 317): all Unicode quotes were replaced, among them the low
+    one, which replace-unicode-punctuation.perl leaves alone. Our reading: double quotes only,
+    guillemets included. Single quotes do not matter, because the script makes U+2019 an apostrophe
+    either way.
     """
     return text.translate(QUOTES)

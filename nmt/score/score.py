@@ -1,7 +1,8 @@
 """A score with its signature, and the headline BLEU that validation and nmt-eval both report.
 
-The headline is sacreBLEU's BLEU of plain, detokenised, cased text. Lists of unequal length are refused here, because
-sacreBLEU's Python interface scores them without a warning. Every other way of counting is in nmt/score/metrics.py.
+The headline is sacreBLEU's BLEU of plain, detokenised, cased text. Lists of unequal length are
+refused here, because sacreBLEU's Python interface scores them without a warning. Every other way of
+counting is in nmt/score/metrics.py.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,12 @@
-"""How far a score can be trusted: its interval, whether two systems differ, and the spread over training runs.
+"""How far a score can be trusted: its interval, whether two systems differ, and the spread over
+training runs.
 
-Resampling is sacreBLEU's own PairedTest, called as its command line calls it, so that the same seed gives the same
-figures there and here. Three things are corrected. Systems with the same score have p = 1: sacreBLEU counts only
-differences above the observed one, finds none above 0 and reports its smallest p. For the same reason p is never
-smaller than 2^(1-k), the smallest that k differing lines allow. And seed 0, which sacreBLEU takes for no seed at all,
-is refused. The environment is left as it was found.
+Resampling is sacreBLEU's own PairedTest, called as its command line calls it, so that the same seed
+gives the same figures there and here. Three things are corrected. Systems with the same score have
+p = 1: sacreBLEU counts only differences above the observed one, finds none above 0 and reports its
+smallest p. For the same reason p is never smaller than 2^(1-k), the smallest that k differing lines
+allow. And seed 0, which sacreBLEU takes for no seed at all, is refused. The environment is left as
+it was found.
 """
 
 import math
@@ -27,8 +29,9 @@ SEED_VARIABLE = "SACREBLEU_SEED"
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """A 95 % interval by resampling lines. As in sacreBLEU, it is centred on the mean of the resampled scores, which
-    differs a little from the score itself, and is as wide as the range from percentile 2.5 to 97.5."""
+    """A 95 % interval by resampling lines. As in sacreBLEU, it is centred on the mean of the
+    resampled scores, which differs a little from the score itself, and is as wide as the range from
+    percentile 2.5 to 97.5."""
 
     mean: float
     low: float
@@ -39,8 +42,9 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on the same references. Each p is two-sided: how often a difference at least this large would be
-    seen if the systems were equally good. Each system has its own interval, on the same resamples."""
+    """Two systems on the same references. Each p is two-sided: how often a difference at least this
+    large would be seen if the systems were equally good. Each system has its own interval, on the
+    same resamples."""
 
     a: float
     b: float
@@ -56,8 +60,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """Several runs of one recipe, for example with different seeds. `low` and `high` are a 95 % interval (Student's t,
-    n - 1 degrees of freedom) of the mean over all such runs; single runs are further apart."""
+    """Several runs of one recipe, for example with different seeds. `low` and `high` are a 95 %
+    interval (Student's t, n - 1 degrees of freedom) of the mean over all such runs; single runs are
+    further apart."""
 
     n: int
     mean: float
@@ -85,7 +90,8 @@ def bootstrap(
 ) -> Bootstrap:
     """Resample one system's score. The counter tokenises the lines that it is given.
 
-    `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0 and other scores.
+    `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0
+    and other scores.
     """
     (result,) = _run_paired_test(counter, [hypotheses], references, "bs", n, seed)
     return _read_bootstrap(result, n, seed)
@@ -100,7 +106,9 @@ def compare_systems(
     n_randomisation: int = 10000,
     seed: int = 12345,
 ) -> Comparison:
-    """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and Maxwell 2005)."""
+    """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and
+    Maxwell 2005).
+    """
     first, second = _run_paired_test(counter, [a, b], references, "bs", n_bootstrap, seed)
     _, shuffled = _run_paired_test(counter, [a, b], references, "ar", n_randomisation, seed)
     assert second.p_value is not None and shuffled.p_value is not None
@@ -108,7 +116,8 @@ def compare_systems(
     if difference == 0:
         p_bootstrap = p_randomisation = 1.0
     else:
-        # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or none.
+        # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or
+        # none.
         n_different = sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
         smallest = 2.0 ** (1 - min(1_000, n_different))
         p_bootstrap = max(second.p_value, smallest)

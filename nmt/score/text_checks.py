@@ -1,20 +1,22 @@
 """Finds text whose score would be wrong, before it is scored.
 
-A scorer accepts whatever it is given, be it BPE pieces, `&quot;` or half a test set, and calls the result BLEU. A
-problem is fatal if the score would certainly be wrong; the others are warnings, because such text may be genuine. Both
-sides are compared line by line: real text contains entities and code too, but then so does its reference. These
-functions read no files, change nothing and print nothing.
+A scorer accepts whatever it is given, be it BPE pieces, `&quot;` or half a test set, and calls the
+result BLEU. A problem is fatal if the score would certainly be wrong; the others are warnings,
+because such text may be genuine. Both sides are compared line by line: real text contains entities
+and code too, but then so does its reference. These functions read no files, change nothing and
+print nothing.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-# If a whole file is in pieces or escaped, far more than one line in a hundred shows it, and fewer lines change a score by
-# less than a tenth of its confidence interval. So one marked line in 3,003 is not fatal, but one in two is.
+# If a whole file is in pieces or escaped, far more than one line in a hundred shows it, and fewer
+# lines change a score by less than a tenth of its confidence interval. So one marked line in 3,003
+# is not fatal, but one in two is.
 MIN_SHARE = 0.01
-# Of the lines that could be marked (those with a comma, a quote, ...), nearly all are if a tool was used, and at most
-# one in a hundred is in real text.
+# Of the lines that could be marked (those with a comma, a quote, ...), nearly all are if a tool was
+# used, and at most one in a hundred is in real text.
 MIN_SHARE_OF_POSSIBLE = 0.5
 # Names, code and titles are rightly copied from the source, but not in more lines than this.
 MAX_COPIED = 0.05
@@ -37,7 +39,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Mark:
-    """A trace of another tool in a line, and how the same text looks without it (None if that cannot be known)."""
+    """A trace of another tool in a line, and how the same text looks without it (None if that
+    cannot be known).
+    """
 
     what: str
     pattern: re.Pattern[str]
@@ -48,7 +52,9 @@ class Mark:
         return _find_lines(self.pattern, text)
 
     def is_everywhere(self, text: Text, marked: list[int]) -> bool:
-        """Whether a tool made these marks: they are in enough lines, and in most of those that could have them."""
+        """Whether a tool made these marks: they are in enough lines, and in most of those that
+        could have them.
+        """
         if not marked or len(marked) < MIN_SHARE * len(text.lines):
             return False
         if self.unmarked is None:
@@ -71,8 +77,8 @@ SPLIT = Mark(
     "the paper's BLEU splits them itself and would split twice: give detokenised text (sacremoses detokenize; "
     "sed 's/ ##AT##-##AT## /-/g; s/ @-@ /-/g')",
 )
-# Wrong if only one side has it. Spaces before ? ! : ; are correct French, so they do not count; ` .` counts only at
-# the end of a line, because text may contain ` .NET` or ` ...`.
+# Wrong if only one side has it. Spaces before ? ! : ; are correct French, so they do not count; `
+# .` counts only at the end of a line, because text may contain ` .NET` or ` ...`.
 ESCAPED = Mark(
     "Moses or HTML entities",
     re.compile(r"&(?:quot|apos|amp|lt|gt|bar|bra|ket|#[0-9]{2,5}|#x[0-9a-f]+);"),
@@ -98,9 +104,11 @@ def find_problems(
     sources: Text | None = None,
     known_sizes: Mapping[int, str] | None = None,
 ) -> list[Problem]:
-    """Return everything that is wrong or suspicious about scoring `hypotheses` against `references`, fatal problems first.
+    """Return everything that is wrong or suspicious about scoring `hypotheses` against
+    `references`, fatal problems first.
 
-    `known_sizes` maps numbers of lines to names of test sets, for the message when the two sides differ in length.
+    `known_sizes` maps numbers of lines to names of test sets, for the message when the two sides
+    differ in length.
     """
     unusable = [
         *_check_not_empty(hypotheses, references),
@@ -129,8 +137,8 @@ def find_problems(
 
 
 def _check_not_empty(hypotheses: Text, references: Text) -> Iterator[Problem]:
-    """Report a side without any text. Translations that are all empty are allowed and score 0: a model early in training
-    produces them."""
+    """Report a side without any text. Translations that are all empty are allowed and score 0: a
+    model early in training produces them."""
     if not hypotheses.lines:
         yield _report_nothing(hypotheses)
     if not any(line.strip() for line in references.lines):

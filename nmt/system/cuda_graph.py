@@ -1,9 +1,9 @@
 """CUDA graphs: work on a GPU that is recorded once and then launched as a whole.
 
-Each launch of a kernel costs the host some microseconds and a small model needs thousands of them, so a fast GPU waits
-for Python. A graph reads and writes the very addresses that it was recorded with: callers copy its inputs into tensors
-that stay in place, and its results are overwritten each time. On any other device the work simply runs, so that tests
-need no GPU.
+Each launch of a kernel costs the host some microseconds and a small model needs thousands of them,
+so a fast GPU waits for Python. A graph reads and writes the very addresses that it was recorded
+with: callers copy its inputs into tensors that stay in place, and its results are overwritten each
+time. On any other device the work simply runs, so that tests need no GPU.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,11 @@ WARM_UPS = 2  # runs that compile, tune, and allocate what stays
 def capture(
     work: Callable[[], Output], device: torch.device, pool: Any = None
 ) -> Callable[[], Output]:
-    """Return a function that repeats `work` as one launch. `work` runs `WARM_UPS` times before: the caller undoes its
-    effects.
+    """Return a function that repeats `work` as one launch. `work` runs `WARM_UPS` times before: the
+    caller undoes its effects.
 
-    Graphs with one `pool` (`torch.cuda.graph_pool_handle()`) share memory and must not run at the same time.
+    Graphs with one `pool` (`torch.cuda.graph_pool_handle()`) share memory and must not run at the
+    same time.
     """
     if device.type != "cuda":
         return work
@@ -34,7 +35,8 @@ def capture(
         for _ in range(WARM_UPS):
             work()
     stream.wait_stream(side_stream)
-    # record; the loader's thread may pin memory meanwhile, which a recording in mode "global" would not survive
+    # record; the loader's thread may pin memory meanwhile, which a recording in mode "global" would
+    # not survive
     graph = torch.cuda.CUDAGraph()
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
     # The outer context restores the stream, which torch 2.13 does not do where a recording fails.
@@ -50,5 +52,7 @@ def capture(
 
 @cache
 def get_side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all warm-ups: cuBLAS keeps a workspace of many megabytes for each stream that it has seen."""
+    """One stream for all warm-ups: cuBLAS keeps a workspace of many megabytes for each stream that
+    it has seen.
+    """
     return torch.cuda.Stream(device)

@@ -1,7 +1,9 @@
-"""Where a process computes: on a GPU if there is one, on a CPU only if there is none or the user asks for it.
+"""Where a process computes: on a GPU if there is one, on a CPU only if there is none or the user
+asks for it.
 
-torch falls back to the CPU silently when its build and the driver do not fit each other. A run would then take weeks
-instead of hours, and nothing but its speed would show it. So such a machine is refused, with what to do about it.
+torch falls back to the CPU silently when its build and the driver do not fit each other. A run
+would then take weeks instead of hours, and nothing but its speed would show it. So such a machine
+is refused, with what to do about it.
 """
 
 import os
@@ -42,8 +44,8 @@ def choose_device(asked: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device or the host ran out of memory, whoever reports it: torch's allocator, the driver, cuBLAS, or
-    an error that one of them caused."""
+    """Whether the device or the host ran out of memory, whoever reports it: torch's allocator, the
+    driver, cuBLAS, or an error that one of them caused."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
@@ -60,7 +62,9 @@ def has_nvidia() -> bool:
 
 
 def read_driver_version() -> str:
-    """For people, from a line such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...`."""
+    """For people, from a line such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module 550.54.15 Tue
+    Mar ...`.
+    """
     try:
         found = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace"))
     except OSError:

@@ -1,8 +1,9 @@
 """Files that are complete or absent: atomic writes, digests, sealed folders, and locks.
 
-Everything goes to a temporary name first, is fsynced, renamed, and its folder fsynced: after a power cut a reader
-finds the old content or the new, never a mixture. A sealed folder has a `manifest.json` with the sha256 and size of
-each of its files, and `verify` compares them before anything is read.
+Everything goes to a temporary name first, is fsynced, renamed, and its folder fsynced: after a
+power cut a reader finds the old content or the new, never a mixture. A sealed folder has a
+`manifest.json` with the sha256 and size of each of its files, and `verify` compares them before
+anything is read.
 """
 
 import contextlib
@@ -48,7 +49,9 @@ def sync_to_disk(path: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Make the folder `path` unless it exists, and fail now rather than later if no file can be made in it."""
+    """Make the folder `path` unless it exists, and fail now rather than later if no file can be
+    made in it.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         # A nameless or unique file, because several threads may try at the same time.
@@ -60,7 +63,9 @@ def make_folder(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Fail now if the file `path` cannot be written later; nothing but a plain file is ever replaced."""
+    """Fail now if the file `path` cannot be written later; nothing but a plain file is ever
+    replaced.
+    """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise UserError(f"{path}: is not a regular file; choose another path")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
@@ -105,7 +110,9 @@ def read_json(path: Path) -> Any:
 
 
 def read_file_size(path: Path) -> int:
-    """The size of a plain file. A link, a pipe or a device is refused unopened: it leads elsewhere or never ends."""
+    """The size of a plain file. A link, a pipe or a device is refused unopened: it leads elsewhere
+    or never ends.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -138,7 +145,9 @@ def point_link(link: Path, target: str) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed and renamed."""
+    """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed
+    and renamed.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     old = path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():  # a killed process was between the two renames below
@@ -161,8 +170,8 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:
-    """Fsync each file of `folder` and write the manifest that `verify` compares them with. Digests that are `known`
-    are not computed again."""
+    """Fsync each file of `folder` and write the manifest that `verify` compares them with. Digests
+    that are `known` are not computed again."""
     # safetensors writes files that only their owner can read; colleagues should be able to.
     mode = folder.stat().st_mode & 0o666
     entries = {}
@@ -213,7 +222,8 @@ def _is_entry(entry: Any) -> bool:
 def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None = None) -> None:
     """Raise a `UserError` that names the first file which is missing or differs from the manifest.
 
-    All sizes are compared; sha256 of all files, or of `only` these. The manifest must name all that are `needed`.
+    All sizes are compared; sha256 of all files, or of `only` these. The manifest must name all that
+    are `needed`.
     """
     entries = read_manifest(folder)
     for name in needed:
@@ -269,7 +279,8 @@ def remove_leftovers(folder: Path) -> None:
 def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[None]:
     """Hold `folder` for this process; the kernel lets go when the process dies, however it dies.
 
-    A folder that may not exist yet is held by the file `file_name` beside it, which is removed in the end.
+    A folder that may not exist yet is held by the file `file_name` beside it, which is removed in
+    the end.
     """
     path = folder.with_name(file_name) if file_name else folder / ".lock"
     with open(path, "a+", encoding="utf-8") as file:

@@ -1,7 +1,9 @@
-"""Whether a command may replace its output folder: only what the same command wrote there, or with --force.
+"""Whether a command may replace its output folder: only what the same command wrote there, or with
+--force.
 
-What the command wrote is known by the folder's manifest: nothing lies beside it, and the model card is as nmt wrote it.
-A card that changes after the manifest was written carries its own digest in its last line instead.
+What the command wrote is known by the folder's manifest: nothing lies beside it, and the model card
+is as nmt wrote it. A card that changes after the manifest was written carries its own digest in its
+last line instead.
 """
 
 import hashlib
@@ -38,9 +40,11 @@ def check_replaceable(
     is_forced: bool = False,
     inputs: Iterable[Path] = (),
 ) -> None:
-    """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command wrote.
+    """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command
+    wrote.
 
-    `is_own` judges the names in a folder's manifest. Nobody can force the replacement of what is being read.
+    `is_own` judges the names in a folder's manifest. Nobody can force the replacement of what is
+    being read.
     """
     if not os.path.lexists(out):
         return
@@ -74,7 +78,9 @@ def check_replaceable(
 
 
 def _is_own_card(card: Path, entry: dict[str, str] | None) -> bool:
-    """Whether a card is as its folder's manifest says or, where that is silent, as its own last line says."""
+    """Whether a card is as its folder's manifest says or, where that is silent, as its own last
+    line says.
+    """
     if entry is None:
         return is_unedited_card(card)
     return not card.is_symlink() and card.is_file() and digest_file(card) == entry["sha256"]

@@ -1,8 +1,10 @@
-"""One function over many tasks in several processes: results in the order of the tasks, few tasks in flight.
+"""One function over many tasks in several processes: results in the order of the tasks, few tasks
+in flight.
 
-Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. The processes are spawned,
-not forked, because the caller may have threads; they end when the caller ends, however it ends. Quick tasks are done in
-the caller: processes are worth their start only after a slow one.
+Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. The
+processes are spawned, not forked, because the caller may have threads; they end when the caller
+ends, however it ends. Quick tasks are done in the caller: processes are worth their start only
+after a slow one.
 """
 
 import os
@@ -34,7 +36,9 @@ KILLED = (
 def map_in_order(
     work: Callable[[Given], Returned], tasks: Iterable[Given], workers: int
 ) -> Iterator[Returned]:
-    """`map(work, tasks)` on several processes. `work` is a function of a module, or a partial of one."""
+    """`map(work, tasks)` on several processes. `work` is a function of a module, or a partial of
+    one.
+    """
     return map_with_workers(partial(_return_it, work), tasks, workers)
 
 
@@ -95,7 +99,9 @@ def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
 
 @contextmanager
 def _start_processes(n: int) -> Iterator[ProcessPoolExecutor]:
-    """`n` processes. They are killed where the caller does not wait for them: on an error, on Ctrl-C, on a left loop."""
+    """`n` processes. They are killed where the caller does not wait for them: on an error, on
+    Ctrl-C, on a left loop.
+    """
     pool = ProcessPoolExecutor(n, get_context("spawn"), _init_process)
     try:
         yield pool

@@ -1,4 +1,5 @@
-"""The one clock, and progress that people can read: a bar on a terminal, a plain line now and then in a log.
+"""The one clock, and progress that people can read: a bar on a terminal, a plain line now and then
+in a log.
 
 Everything goes to standard error, because standard output is for data. Only the main rank prints.
 """

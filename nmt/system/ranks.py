@@ -1,8 +1,9 @@
 """The ranks of a run, as one value that is passed on and never a global.
 
-Started by torchrun there are many ranks, otherwise there is one; the code above does not ask which. Sums over ranks go
-through here, so that a single process pays nothing for them. A host that vanishes must not leave the others waiting:
-every wait has an end, minutes within an update and hours while rank 0 works for all.
+Started by torchrun there are many ranks, otherwise there is one; the code above does not ask which.
+Sums over ranks go through here, so that a single process pays nothing for them. A host that
+vanishes must not leave the others waiting: every wait has an end, minutes within an update and
+hours while rank 0 works for all.
 """
 
 import contextlib
@@ -24,8 +25,9 @@ Found = TypeVar("Found")
 
 # After how much silence a host is given up; Linux would wait for 15 minutes or forever.
 SILENCE_S = 120
-# In an update all ranks do the same work. Their first updates may be minutes apart, because each compiles and reads the
-# checkpoint by itself; a rank that is later than this hangs, and the run should end instead of holding its GPUs.
+# In an update all ranks do the same work. Their first updates may be minutes apart, because each
+# compiles and reads the checkpoint by itself; a rank that is later than this hangs, and the run
+# should end instead of holding its GPUs.
 UPDATE_TIMEOUT = timedelta(minutes=10)
 # While rank 0 works for all of them: preparing WMT14 on few cores takes hours.
 MAIN_TIMEOUT = timedelta(hours=6)
@@ -46,7 +48,9 @@ class World:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The elementwise sum over ranks, on every rank. For work that takes all ranks about as long."""
+        """The elementwise sum over ranks, on every rank. For work that takes all ranks about as
+        long.
+        """
         if self.size > 1:
             tensor = tensor.to(self.device, copy=True)
             torch.distributed.all_reduce(tensor)
@@ -66,8 +70,8 @@ class World:
         return tensor.item()
 
     def on_main(self, work: Callable[[], Found]) -> Found | None:
-        """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None. Its UserError or
-        Failure ends all ranks, and it alone reports it."""
+        """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None.
+        Its UserError or Failure ends all ranks, and it alone reports it."""
         found: Found | None = None
         error: UserError | Failure | None = None
         if self.is_main:
@@ -88,7 +92,8 @@ class World:
     def go_through(
         self, work: Iterable[object], votes: Callable[[], Sequence[float]]
     ) -> list[float]:
-        """Each rank goes through its own `work`, which may be empty; after each item the ranks sum their votes.
+        """Each rank goes through its own `work`, which may be empty; after each item the ranks sum
+        their votes.
 
         Ends when all ranks are through, or early when any vote is not 0; returns the sums.
         """
@@ -105,7 +110,9 @@ class World:
 
 
 def gather_shards(tensor: Tensor) -> Tensor:
-    """The whole tensor, of which each rank may hold a shard (a DTensor); then all ranks must call this."""
+    """The whole tensor, of which each rank may hold a shard (a DTensor); then all ranks must call
+    this.
+    """
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
@@ -131,7 +138,9 @@ def is_rank_lost(error: RuntimeError, world: World) -> bool:
 
 @contextlib.contextmanager
 def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
-    """The world that torchrun describes in the environment, or a world of one, on the device that was asked for."""
+    """The world that torchrun describes in the environment, or a world of one, on the device that
+    was asked for.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -150,7 +159,8 @@ def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     patient = torch.distributed.new_group(backend="gloo", timeout=MAIN_TIMEOUT)
     limit_connection_silence(SILENCE_S)
     yield World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device, patient)
-    # Not after an exception: it waits for collectives in progress, which ranks that are gone will never join.
+    # Not after an exception: it waits for collectives in progress, which ranks that are gone will
+    # never join.
     torch.distributed.destroy_process_group()
 
 

@@ -1,8 +1,10 @@
-"""Plain values, as YAML and JSON have them, into frozen dataclasses: strictly, and every complaint names its place.
+"""Plain values, as YAML and JSON have them, into frozen dataclasses: strictly, and every complaint
+names its place.
 
-The configuration, a checkpoint's state and results.json are read here. A dataclass says what it accepts: its annotations
-which kind of value each key takes, a `Rule` beside a default which values of that kind, a method `check` what must hold
-between keys. Nothing is converted but whole numbers to float, and nothing is ignored: an unknown key is a mistake.
+The configuration, a checkpoint's state and results.json are read here. A dataclass says what it
+accepts: its annotations which kind of value each key takes, a `Rule` beside a default which values
+of that kind, a method `check` what must hold between keys. Nothing is converted but whole numbers
+to float, and nothing is ignored: an unknown key is a mistake.
 """
 
 import dataclasses
@@ -40,7 +42,9 @@ def default(value: Default, rule: Rule) -> Default:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Reads one tree of plain values; keys of inner values are joined by dots, as in `training.steps`."""
+    """Reads one tree of plain values; keys of inner values are joined by dots, as in
+    `training.steps`.
+    """
 
     name_place: Callable[[str], str]  # of a dotted key: where it was written, and the key
     needs_all_keys: bool = False  # a program wrote them all; a person leaves some to their defaults

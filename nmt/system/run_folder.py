@@ -1,7 +1,9 @@
-"""Every file name that this library writes: in a run, a checkpoint, a store, an average or an export.
+"""Every file name that this library writes: in a run, a checkpoint, a store, an average or an
+export.
 
-Scripts of users rely on these names, so they change nowhere but here, and a format's version is told by its content.
-Most folders share names on purpose: `vocab.model` and `config.yaml` mean the same in a run, a checkpoint and an export.
+Scripts of users rely on these names, so they change nowhere but here, and a format's version is
+told by its content. Most folders share names on purpose: `vocab.model` and `config.yaml` mean the
+same in a run, a checkpoint and an export.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,11 @@
-"""What this library asks of the C library, OpenMP, oneDNN and the kernel, so that nobody has to export anything.
+"""What this library asks of the C library, OpenMP, oneDNN and the kernel, so that nobody has to
+export anything.
 
-glibc returns each large block when it is freed and faults it in again, page by page, at the next allocation: a few per
-cent of a training step on CPU. Huge pages take most of the faults from the rest.
-And OpenMP's threads wait for each other by spinning, which on a machine that anything else uses can make a step several
-times slower, while falling asleep at once costs up to 12 %: they spin for some microseconds (docs/benchmarks.md).
+glibc returns each large block when it is freed and faults it in again, page by page, at the next
+allocation: a few per cent of a training step on CPU. Huge pages take most of the faults from the
+rest. And OpenMP's threads wait for each other by spinning, which on a machine that anything else
+uses can make a step several times slower, while falling asleep at once costs up to 12 %: they spin
+for some microseconds (docs/benchmarks.md).
 """
 
 import ctypes
@@ -20,8 +22,8 @@ SPINS = "1000"
 
 
 def tune_process() -> None:
-    """Spin only briefly, and keep freed memory and compiled code. Call it before torch is imported; variables that the
-    user has set win."""
+    """Spin only briefly, and keep freed memory and compiled code. Call it before torch is imported;
+    variables that the user has set win."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -48,10 +50,12 @@ def count_cores() -> int:
 
 
 def choose_matmul_library() -> None:
-    """On AMD, let oneDNN do fp32 matrix products, because MKL takes a slow path there: half the speed.
+    """On AMD, let oneDNN do fp32 matrix products, because MKL takes a slow path there: half the
+    speed.
 
-    torch gives them to oneDNN only where bf16 arithmetic is allowed, and oneDNN uses that where the processor can
-    multiply whole tiles of bf16. So a trial product shows whether fp32 stays fp32; if not, the choice is undone.
+    torch gives them to oneDNN only where bf16 arithmetic is allowed, and oneDNN uses that where the
+    processor can multiply whole tiles of bf16. So a trial product shows whether fp32 stays fp32; if
+    not, the choice is undone.
     """
     import torch
 
@@ -72,7 +76,8 @@ def end_with_parent() -> None:
 
 
 def limit_connection_silence(seconds: int) -> None:
-    """Have the kernel close each TCP connection that is open now once its other side has been silent for so long.
+    """Have the kernel close each TCP connection that is open now once its other side has been
+    silent for so long.
 
     Nobody else would: without this, a host that vanished is waited for forever.
     """

@@ -1,8 +1,8 @@
 """Strict YAML: text -> plain values, and where each of them was written.
 
-A SafeLoader that reads numbers and truth values as people mean them (1e-9 is a number, 010 is ten, 12:30:00 and `no`
-are text) and refuses what a config does not need and an attacker does: objects, tags, aliases, duplicate keys. Every
-complaint names the line.
+A SafeLoader that reads numbers and truth values as people mean them (1e-9 is a number, 010 is ten,
+12:30:00 and `no` are text) and refuses what a config does not need and an attacker does: objects,
+tags, aliases, duplicate keys. Every complaint names the line.
 """
 
 import re
@@ -27,7 +27,9 @@ class YamlTree:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases and tags, and with YAML 1.2's idea of what a number and a truth value is."""
+    """SafeLoader without aliases and tags, and with YAML 1.2's idea of what a number and a truth
+    value is.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()

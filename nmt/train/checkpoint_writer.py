@@ -1,8 +1,9 @@
 """Writes, links and prunes the checkpoints of a run, and tolerates a disk that is full for a while.
 
-On a GPU, training only waits until the tensors are copied to the host; a thread then writes them. If a checkpoint cannot
-be written, there is a warning, and the next one is attempted when it is due; the third failure in a row ends the run.
-The last good checkpoint is never touched before its successor is complete.
+On a GPU, training only waits until the tensors are copied to the host; a thread then writes them.
+If a checkpoint cannot be written, there is a warning, and the next one is attempted when it is due;
+the third failure in a row ends the run. The last good checkpoint is never touched before its
+successor is complete.
 """
 
 import shutil
@@ -27,7 +28,9 @@ SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write 
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run; only the main rank has one. `in_background` lets training continue meanwhile."""
+    """Writes the checkpoints of a run; only the main rank has one. `in_background` lets training
+    continue meanwhile.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,9 @@ class CheckpointWriter:
             )
 
     def link_and_prune(self, state: TrainState) -> None:
-        """Update the links `last` and `best` and remove old checkpoints, including those that a killed process left behind."""
+        """Update the links `last` and `best` and remove old checkpoints, including those that a
+        killed process left behind.
+        """
         best_link = self.run.checkpoints / "best"
         try:
             if self.run.checkpoint(state.step).exists():
@@ -117,7 +122,9 @@ class CheckpointWriter:
         self.wait()
 
     def _copy_to_host(self, snapshot: Snapshot) -> Snapshot:
-        """Copy the tensors into pinned memory, which is reused each time and which the thread writes from."""
+        """Copy the tensors into pinned memory, which is reused each time and which the thread
+        writes from.
+        """
         copied = Snapshot(self._copy(snapshot.weights), self._copy(snapshot.moments))
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()

@@ -1,9 +1,11 @@
-"""Label-smoothed cross-entropy, summed over tokens and fused with the output projection; plain NLL beside it.
+"""Label-smoothed cross-entropy, summed over tokens and fused with the output projection; plain NLL
+beside it.
 
-The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on each other. Rows go through in chunks, and gradients are
-made on the way, so the full (T, V) logits never exist. Smoothing costs nothing: it enters the gradients once for all
-rows, not as a pass over the logits. Statistics are fp32 (fp64 for fp64 input) whatever the products' precision.
-On GPU a kernel of ours makes losses and gradients of a row at once (`loss_triton.py`).
+The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on each other. Rows go through in
+chunks, and gradients are made on the way, so the full (T, V) logits never exist. Smoothing costs
+nothing: it enters the gradients once for all rows, not as a pass over the logits. Statistics are
+fp32 (fp64 for fp64 input) whatever the products' precision. On GPU a kernel of ours makes losses
+and gradients of a row at once (`loss_triton.py`).
 """
 
 from typing import Any
@@ -21,7 +23,9 @@ BLOCK_LOGITS = 2_000_000  # in full precision, few enough for the caches
 
 
 class _FusedLoss(torch.autograd.Function):
-    """(hidden (T, d), weight (V, d), labels (T,)) -> (smoothed sum, NLL sum); labels below 0 do not count."""
+    """(hidden (T, d), weight (V, d), labels (T,)) -> (smoothed sum, NLL sum); labels below 0 do not
+    count.
+    """
 
     @staticmethod
     def forward(
@@ -45,7 +49,9 @@ class _FusedLoss(torch.autograd.Function):
 def chunked_loss_forward(
     hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden` and `weight`."""
+    """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden`
+    and `weight`.
+    """
     n_rows, n_vocab, device = hidden.shape[0], weight.shape[0], hidden.device.type
     others = smoothing / (n_vocab - 1)  # what each piece gets
     gold = 1.0 - smoothing - others  # what the gold piece gets beyond that
@@ -102,7 +108,9 @@ def chunked_loss_forward(
 
 
 def _softmax_in_place(logits: Tensor, label: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Replace logits (B, V) by their softmax; returns log sum exp and the gold piece's logit, each (B, 1)."""
+    """Replace logits (B, V) by their softmax; returns log sum exp and the gold piece's logit, each
+    (B, 1).
+    """
     exact_logits = logits.to(exact)
     gold_logit = exact_logits.gather(1, label)
     top = exact_logits.amax(1, keepdim=True)

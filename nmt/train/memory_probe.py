@@ -1,8 +1,9 @@
 """Finds out what fits into memory: which micro-batches need the most, and how large they may be.
 
-If all micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise those with the longest
-sentences or with the most sentences need the most memory; they are run first, so that a failure comes in the first
-minute and not after hours. By default a micro-batch is an equal share of an update for each rank, halved until it fits.
+If all micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise
+those with the longest sentences or with the most sentences need the most memory; they are run
+first, so that a failure comes in the first minute and not after hours. By default a micro-batch is
+an equal share of an update for each rank, halved until it fits.
 """
 
 import contextlib
@@ -33,14 +34,17 @@ from nmt.train.parallel import Replica, has_fixed_shape, make_replica
 CPU_MICRO_TOKENS = 4_096  # the fastest size, see docs/benchmarks.md
 TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
 MAX_ROUNDS = 64  # micro-batches of an update on one rank
-# A run resumed on another number of ranks keeps its micro-batches, unless less than this share of the ranks would be busy.
+# A run resumed on another number of ranks keeps its micro-batches, unless less than this share of
+# the ranks would be busy.
 MIN_USEFUL_SHARE = 0.9
 
 
 def run_shape(
     config: RunConfig, micro_tokens: int, store: TokenStore, world: World
 ) -> BatchShape | None:
-    """Choose the one shape of the run's micro-batches; return None if code is not compiled, so that shapes may vary."""
+    """Choose the one shape of the run's micro-batches; return None if code is not compiled, so that
+    shapes may vary.
+    """
     if not has_fixed_shape(config.model, config.training, world):
         return None
     max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
@@ -51,8 +55,8 @@ def run_shape(
 
 
 def order_by_memory(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs in two orders. A micro-batch of the first pairs needs the most memory: in one order it has the
-    longest sentences, in the other the most sentences."""
+    """Return all pairs in two orders. A micro-batch of the first pairs needs the most memory: in
+    one order it has the longest sentences, in the other the most sentences."""
     src, tgt = store.src.lengths, store.tgt.lengths
     return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
 
@@ -64,7 +68,9 @@ def load_excerpt(
     device: torch.device,
     shape: BatchShape | None = None,
 ) -> tuple[Loader, int]:
-    """Return a loader whose updates hold only the first pairs of `order` that fill a micro-batch, and how many they are."""
+    """Return a loader whose updates hold only the first pairs of `order` that fill a micro-batch,
+    and how many they are.
+    """
     first = order[:micro_tokens]  # a sentence has at least one token
     n_pairs = len(first)
     for side in (store.src, store.tgt):
@@ -87,7 +93,9 @@ def _select(side: Side, pair_ids: np.ndarray) -> Side:
 
 
 def try_worst(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
-    """Run forward and backward over the micro-batches that need the most memory, and discard the gradients."""
+    """Run forward and backward over the micro-batches that need the most memory, and discard the
+    gradients.
+    """
     for order in order_by_memory(store):
         updates, _ = load_excerpt(store, order, micro_tokens, world.device, replica.shape)
         with updates:
@@ -116,8 +124,9 @@ def explain_out_of_memory(micro_tokens: int) -> Iterator[None]:
 
 
 def resolve_micro_tokens(config: RunConfig, world: World) -> int:
-    """Return `training.micro_tokens`. If it is `auto`, return the number that the run began with, provided that it keeps
-    the ranks busy, or else an equal share of an update that fits into memory."""
+    """Return `training.micro_tokens`. If it is `auto`, return the number that the run began with,
+    provided that it keeps the ranks busy, or else an equal share of an update that fits into
+    memory."""
     if isinstance(config.training.micro_tokens, int):
         return config.training.micro_tokens
 
@@ -129,13 +138,14 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
         say(f"training.micro_tokens: auto has chosen {micro_tokens}")
         return micro_tokens
 
-    # Only the main rank decides: it later writes the file that is read here, and a slower rank would find it written.
+    # Only the main rank decides: it later writes the file that is read here, and a slower rank
+    # would find it written.
     return int(world.broadcast(world.on_main(find_micro_tokens) or 0))
 
 
 def _read_micro_tokens(config: RunConfig, world: World) -> int | None:
-    """Read the number that an earlier session wrote into the run folder; return None if there is none or it would leave
-    ranks idle."""
+    """Read the number that an earlier session wrote into the run folder; return None if there is
+    none or it would leave ranks idle."""
     path = RunFolder(config.folder).config
     if not path.is_file():
         return None
@@ -163,8 +173,8 @@ def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> f
 
 
 def choose_micro_tokens(config: RunConfig, world: World) -> int:
-    """Return an equal share of an update for each rank, halved until it fits into memory on a GPU, or divided until it
-    fits into the caches on a CPU."""
+    """Return an equal share of an update for each rank, halved until it fits into memory on a GPU,
+    or divided until it fits into the caches on a CPU."""
     training = config.training
     update_tokens = max(training.src_tokens, training.tgt_tokens)
     if world.device.type == "cpu":
@@ -186,7 +196,9 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
 
 
 def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
-    """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it is freed again."""
+    """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it
+    is freed again.
+    """
     is_cuda = world.device.type == "cuda"
     if is_cuda:  # NCCL and others use memory that torch does not count
         torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)

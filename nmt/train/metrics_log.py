@@ -1,10 +1,12 @@
-"""What training measures in each update, and where it is logged: `metrics.jsonl`, one line for each event.
+"""What training measures in each update, and where it is logged: `metrics.jsonl`, one line for each
+event.
 
 A new figure is a field of `Figures`, which update.py fills; a new destination is one more sink.
 
-A resumed run continues the file after the last line that its checkpoint counts. A line that cannot be written, because
-the disk is full, waits in memory for the next one. So no line is lost, doubled or cut in two as long as the process
-lives, and when it dies the checkpoint says how much of the file counts.
+A resumed run continues the file after the last line that its checkpoint counts. A line that cannot
+be written, because the disk is full, waits in memory for the next one. So no line is lost, doubled
+or cut in two as long as the process lives, and when it dies the checkpoint says how much of the
+file counts.
 """
 
 import json

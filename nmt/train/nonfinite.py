@@ -1,7 +1,9 @@
-"""Reports an update that was not applied, in `nonfinite-STEP.json` in the run folder, for a person to read.
+"""Reports an update that was not applied, in `nonfinite-STEP.json` in the run folder, for a person
+to read.
 
-The file lists the micro-batches with their losses and the indices of their pairs in the prepared store, and the text
-of those whose loss is NaN or infinite. If every loss is finite, the gradient was not.
+The file lists the micro-batches with their losses and the indices of their pairs in the prepared
+store, and the text of those whose loss is NaN or infinite. If every loss is finite, the gradient
+was not.
 """
 
 import math
@@ -31,8 +33,8 @@ def report_nonfinite(
     vocab: Vocab,
     world: World,
 ) -> str:
-    """Write the file and return a one-line summary. All ranks must call this, because each knows only its own
-    micro-batches."""
+    """Write the file and return a one-line summary. All ranks must call this, because each knows
+    only its own micro-batches."""
     pending, figures = outcome.pending, outcome.figures
     path = run.nonfinite(pending.step)
     losses = _micro_losses(pending, world)
@@ -56,7 +58,9 @@ def _nonfinite_weights(model: nn.Module) -> list[str]:
 
 
 def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:
-    """Collect the smoothed loss of each micro-batch from all ranks; blank micro-batches of idle ranks come last."""
+    """Collect the smoothed loss of each micro-batch from all ranks; blank micro-batches of idle
+    ranks come last.
+    """
     update = pending.update
     losses = torch.zeros(len(update.pairs) + world.size, dtype=torch.float64)
     numbers = [micro.number for micro in update.micros]

@@ -1,9 +1,11 @@
-"""Makes a model train fast without changing it: compiled code, a CUDA graph, gradients summed over ranks.
+"""Makes a model train fast without changing it: compiled code, a CUDA graph, gradients summed over
+ranks.
 
-The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and backward pass is compiled
-once, recorded as one CUDA graph, and replayed: the same graph on every rank, with dropout drawn from the micro-batch's
-own seed. Gradients accumulate in one flat fp32 buffer, which is summed over the ranks once, after the last micro-batch
-of an update. With `training.shard`, each rank instead holds only a share of weights, gradients and moments (FSDP2).
+The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and
+backward pass is compiled once, recorded as one CUDA graph, and replayed: the same graph on every
+rank, with dropout drawn from the micro-batch's own seed. Gradients accumulate in one flat fp32
+buffer, which is summed over the ranks once, after the last micro-batch of an update. With
+`training.shard`, each rank instead holds only a share of weights, gradients and moments (FSDP2).
 """
 
 from collections.abc import Callable
@@ -59,7 +61,8 @@ class CompiledObjective(nn.Module):
         self.objective, self.shape = objective, shape
         import torch._inductor.config
 
-        # Autotuning by timing could choose another order of summation at each start, so a resumed run would not be identical.
+        # Autotuning by timing could choose another order of summation at each start, so a resumed
+        # run would not be identical.
         torch._inductor.config.deterministic = True
         self.sums = torch.compile(
             self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
@@ -84,7 +87,9 @@ class CompiledObjective(nn.Module):
 def forward_backward(
     objective: nn.Module, batch: Batch, scale: Tensor | float, is_bf16: bool
 ) -> Tensor:
-    """Add the gradient of scale * the smoothed loss; return the sums of the smoothed and the plain loss, on the device."""
+    """Add the gradient of scale * the smoothed loss; return the sums of the smoothed and the plain
+    loss, on the device.
+    """
     with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=is_bf16):
         loss, nll = objective(batch)
     (loss * scale).backward()
@@ -105,10 +110,11 @@ class FlatGradients:
 
 
 class Replica:
-    """An objective on this rank: runs micro-batches, each adding to the gradients, and sums those over ranks.
+    """An objective on this rank: runs micro-batches, each adding to the gradients, and sums those
+    over ranks.
 
-    With a fixed shape, micro-batches run as compiled code, on a GPU as one CUDA graph. A batch of any other shape runs
-    as plain code; only BPE-dropout without a bound on its pieces can make one.
+    With a fixed shape, micro-batches run as compiled code, on a GPU as one CUDA graph. A batch of
+    any other shape runs as plain code; only BPE-dropout without a bound on its pieces can make one.
     """
 
     def __init__(
@@ -136,8 +142,9 @@ class Replica:
             self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
 
     def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
-        """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`. Return the sums of the
-        smoothed and the plain loss, on the device; the next call may overwrite them."""
+        """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`.
+        Return the sums of the smoothed and the plain loss, on the device; the next call may
+        overwrite them."""
         has_shape = self.shape is not None and batch.has_shape(self.shape)
         if has_shape and self.compiled is not None and self.replay is None:
             self.record(batch)
@@ -151,15 +158,17 @@ class Replica:
         return self.replay()
 
     def record(self, batch: Batch) -> None:
-        """Compile and record the forward and backward pass over batches of this shape. What cannot be compiled runs as
-        plain code, and what cannot be recorded runs unrecorded, with a warning."""
+        """Compile and record the forward and backward pass over batches of this shape. What cannot
+        be compiled runs as plain code, and what cannot be recorded runs unrecorded, with a warning.
+        """
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
         src, tgt = _clone(batch.src), _clone(batch.tgt)
         self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
         self.scale = torch.zeros((), device=device)
         model = self.objective.model
-        # The graph reads these tables. Decoding may replace them with longer ones, so the old ones are kept alive here.
+        # The graph reads these tables. Decoding may replace them with longer ones, so the old ones
+        # are kept alive here.
         self.tables = model.src_positions.table, model.tgt_positions.table
 
         def work() -> Tensor:
@@ -208,7 +217,9 @@ def _clone(side: Packed) -> Packed:
 def make_replica(
     objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None
 ) -> Replica:
-    """Make the replica of this rank. Make the optimizer afterwards: sharding replaces the parameters."""
+    """Make the replica of this rank. Make the optimizer afterwards: sharding replaces the
+    parameters.
+    """
     if world.device.type == "cuda":
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
         objective.model.attention_path = choose_attention(gpu, config.key_size, config.value_size)
@@ -216,13 +227,15 @@ def make_replica(
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """Compute the Euclidean norm of all elements on all ranks; it is NaN or infinite if any element is."""
+    """Compute the Euclidean norm of all elements on all ranks; it is NaN or infinite if any element
+    is.
+    """
     return gather_shards(nn.utils.get_total_norm(tensors))
 
 
 def shard_model(objective: Objective, world: World) -> None:
-    """Split every weight over the ranks. Gradients are summed after each micro-batch, so that no rank ever holds all of
-    them."""
+    """Split every weight over the ranks. Gradients are summed after each micro-batch, so that no
+    rank ever holds all of them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 

@@ -1,9 +1,10 @@
 """The training loop.
 
-Besides weights and Adam's moments, a run is resumed from `TrainState`, a handful of numbers. Everything else is derived
-from (seed, update): the plan gives the batch order, and each micro-batch has its own dropout seed. So ten updates, a
-stop and ten more give bit-identical weights to twenty in one go, and update k has the same pairs on any number of
-ranks. All ranks make the same decisions, because they base them on outcomes that are summed over all ranks.
+Besides weights and Adam's moments, a run is resumed from `TrainState`, a handful of numbers.
+Everything else is derived from (seed, update): the plan gives the batch order, and each micro-batch
+has its own dropout seed. So ten updates, a stop and ten more give bit-identical weights to twenty
+in one go, and update k has the same pairs on any number of ranks. All ranks make the same
+decisions, because they base them on outcomes that are summed over all ranks.
 """
 
 import contextlib
@@ -71,7 +72,9 @@ class Speed:
 
 
 class Trainer:
-    """Holds the model, the optimizer and the training state, and runs the loop. The entry point is `train` below."""
+    """Holds the model, the optimizer and the training state, and runs the loop. The entry point is
+    `train` below.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,8 @@ class Trainer:
 
     def resume(self) -> TrainState:
         """Load the newest valid checkpoint, if there is one, into the model and the optimizer."""
-        # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times as long.
+        # Only the main rank verifies it: if all N ranks hashed the same files, that would take N
+        # times as long.
         found = self.world.on_main(lambda: checkpoint.find_newest(self.run, self.config))
         step = int(self.world.broadcast(found.step if found else 0))
         if not step:
@@ -141,7 +145,8 @@ class Trainer:
         training, world = self.config.training, self.world
         progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
         epoch_stores = self.make_epoch_stores()
-        # epoch_stores is last so that it is closed first: otherwise the loader could block on an epoch nobody needs
+        # epoch_stores is last so that it is closed first: otherwise the loader could block on an
+        # epoch nobody needs
         with (
             contextlib.closing(progress),
             explain_out_of_memory(self.micro_tokens),
@@ -189,7 +194,8 @@ class Trainer:
             self.stop.exit_code = 0  # a stop was requested, but the run is complete anyway
         if world.is_main and not self.stop.exit_code:
             epoch_stores.remove()
-        # All ranks wait for this: torchrun kills the others as soon as one exits with a nonzero code.
+        # All ranks wait for this: torchrun kills the others as soon as one exits with a nonzero
+        # code.
         world.on_main(self.finish)
 
     def make_epoch_stores(self) -> EpochStores:
@@ -214,9 +220,11 @@ class Trainer:
         )
 
     def prepare_loop(self) -> None:
-        """Probe peak memory and finish an interrupted validation, before the first update of this process."""
-        # Training's CUDA graph must be recorded before those of validation's search, which are freed earlier:
-        # a CUDA graph must not outlive one that was recorded before it.
+        """Probe peak memory and finish an interrupted validation, before the first update of this
+        process.
+        """
+        # Training's CUDA graph must be recorded before those of validation's search, which are
+        # freed earlier: a CUDA graph must not outlive one that was recorded before it.
         if self.world.device.type == "cuda":
             try_worst(self.replica, self.store, self.micro_tokens, self.world)
         self.validate()  # if a stop interrupted the last validation
@@ -271,12 +279,14 @@ class Trainer:
         self.stop.agree(votes.interrupt, votes.preempt)
         self.is_save_due = self.is_save_due or votes.checkpoint > 0
         if votes.broken:
-            # finish() raises the writer's Failure, which on_main passes to all ranks; only the main rank has a writer,
-            # hence the lambda.
+            # finish() raises the writer's Failure, which on_main passes to all ranks; only the main
+            # rank has a writer, hence the lambda.
             self.world.on_main(lambda: self.writer.finish())
 
     def reject_update(self, outcome: UpdateOutcome) -> None:
-        """Report an update that was not applied; fail if the config says so or too many in a row were skipped."""
+        """Report an update that was not applied; fail if the config says so or too many in a row
+        were skipped.
+        """
         world, figures = self.world, outcome.figures
         summary = report_nonfinite(outcome, self.run, self.model, self.store, self.vocab, world)
         self.log(
@@ -307,7 +317,9 @@ class Trainer:
             self.metrics.write(figures)
 
     def log_window(self) -> str:
-        """Log a summary of the updates since the last log line; return a short form of it for the progress bar."""
+        """Log a summary of the updates since the last log line; return a short form of it for the
+        progress bar.
+        """
         state, n_tokens = self.state, self.state.window_tokens
         speed, self.speed = self.speed.figures(), Speed(clock())
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
@@ -335,7 +347,8 @@ class Trainer:
     # ---- validation and checkpoints --------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Score the dev set if validation is due, and save a checkpoint if the score is the best so far.
+        """Score the dev set if validation is due, and save a checkpoint if the score is the best so
+        far.
 
         If a stop interrupts it, the next start validates before it trains.
         """
@@ -391,7 +404,8 @@ class Trainer:
                 self.writer.save(snapshot, self.state)
                 self.write_status("running")
 
-            # All ranks wait, so that a slow disk on the main rank cannot time out the others' next collective.
+            # All ranks wait, so that a slow disk on the main rank cannot time out the others' next
+            # collective.
             self.world.on_main(write)
             self.saved_step = self.state.step
         elif (
@@ -414,7 +428,9 @@ class Trainer:
         self.status.write(state, code, message)
 
     def finish(self) -> None:
-        """On the main rank: wait for the last checkpoint, and record in status.json how the run ended."""
+        """On the main rank: wait for the last checkpoint, and record in status.json how the run
+        ended.
+        """
         self.writer.finish()
         code = self.stop.exit_code
         if code:
@@ -467,7 +483,9 @@ def train(config: RunConfig, world: World) -> int:
 def _claim_folder(
     config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
 ) -> None:
-    """Lock the run folder and record the config there; raise UserError with the differences if another is recorded."""
+    """Lock the run folder and record the config there; raise UserError with the differences if
+    another is recorded.
+    """
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
@@ -486,7 +504,9 @@ def _claim_folder(
 
 
 def _announce_run(trainer: Trainer) -> None:
-    """On the main rank: print what is trained, and update the vocabulary, links and status in the run folder."""
+    """On the main rank: print what is trained, and update the vocabulary, links and status in the
+    run folder.
+    """
     config, store = trainer.config, trainer.store
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     say(
@@ -502,7 +522,9 @@ def _announce_run(trainer: Trainer) -> None:
 
 
 def _report_lost_rank(error: Exception, status: StatusFile, world: World) -> None:
-    """Report a broken connection to another rank, which was killed or failed (then it reports why itself)."""
+    """Report a broken connection to another rank, which was killed or failed (then it reports why
+    itself).
+    """
     first_line = str(error).partition("\n")[0]
     say(
         f"stopped: lost the connection to another rank ({first_line}); "

@@ -1,9 +1,9 @@
 """Runs one optimizer update, identical on any number of ranks, and reads back its outcome.
 
-After the last micro-batch, one all-reduce sums the gradients over all ranks. A second, small one sums the loss and the
-ranks' votes to stop or save, so all ranks stop or save after the same update. If the loss or a gradient is NaN or
-infinite, the optimizer skips the step. That is decided on the device, so the host does not wait: on a GPU it reads each
-outcome one update later.
+After the last micro-batch, one all-reduce sums the gradients over all ranks. A second, small one
+sums the loss and the ranks' votes to stop or save, so all ranks stop or save after the same update.
+If the loss or a gradient is NaN or infinite, the optimizer skips the step. That is decided on the
+device, so the host does not wait: on a GPU it reads each outcome one update later.
 """
 
 import hashlib
@@ -24,7 +24,9 @@ from nmt.train.parallel import Replica
 
 
 class StopVotes(NamedTuple):
-    """The requests of one rank after an update, each 0 or 1; once summed, the number of ranks making each request."""
+    """The requests of one rank after an update, each 0 or 1; once summed, the number of ranks
+    making each request.
+    """
 
     interrupt: float = 0  # stop, because of Ctrl-C
     preempt: float = 0  # stop, because of any other signal
@@ -74,7 +76,9 @@ def run_update(
     world: World,
     votes: Callable[[], StopVotes] = StopVotes,
 ) -> PendingOutcome:
-    """Run one optimizer update without waiting for its results. `votes` is called late, just before they are summed."""
+    """Run one optimizer update without waiting for its results. `votes` is called late, just before
+    they are summed.
+    """
     # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
     scale = 1.0 / update.n_tgt
@@ -84,13 +88,15 @@ def run_update(
 
     # combine the results of all ranks
     replica.sum_gradients(world)
-    # All ranks have the same gradient norm by now; divide, because the sum below adds it up once per rank.
+    # All ranks have the same gradient norm by now; divide, because the sum below adds it up once
+    # per rank.
     grad_norm = replica.gradient_norm() / world.size
     own_votes = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
     values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], own_votes)))
     outcome = PendingOutcome(step, update, micro_sums, values)
 
-    # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all ranks
+    # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all
+    # ranks
     optimizer.found_inf = 1.0 - outcome.figures.isfinite().all().float()
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
@@ -101,7 +107,8 @@ def run_update(
 class Outcomes:
     """A queue of outcomes that are being copied from the device to the host.
 
-    On a GPU the newest one stays queued, so that the host never waits for the update that is still running.
+    On a GPU the newest one stays queued, so that the host never waits for the update that is still
+    running.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """How good the model is on the dev set: NLL per piece, perplexity, and BLEU by real decoding.
 
-BLEU goes through the translator and the scorer that nmt-eval uses, so the two cannot differ (law 9). Perplexity is per
-piece and without label smoothing, comparable across tools with the same BPE.
+BLEU goes through the translator and the scorer that nmt-eval uses, so the two cannot differ (law
+9). Perplexity is per piece and without label smoothing, comparable across tools with the same BPE.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Which source piece each target piece comes from, as far as attention shows it.
 
-A finished translation goes through the decoder once more, and the memory attention of the last layer but one is read,
-because it follows the source best; the last layer looks ahead. A target piece is linked to the source piece that gets
-the most attention, averaged over the heads, when the target piece is predicted.
+A finished translation goes through the decoder once more, and the memory attention of the last
+layer but one is read, because it follows the source best; the last layer looks ahead. A target
+piece is linked to the source piece that gets the most attention, averaged over the heads, when the
+target piece is predicted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,9 @@ MAX_CELLS = 1 << 18  # target times source pieces of a batch, for each head of e
 def align(
     model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Find for each target piece its source piece, both without marks; 0 if there is no source piece."""
+    """Find for each target piece its source piece, both without marks; 0 if there is no source
+    piece.
+    """
     links: list[list[int]] = []
     for batch in _split_by_cells(src, tgt):
         links.extend(_align_batch(model, src[batch], tgt[batch]))

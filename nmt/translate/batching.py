@@ -1,10 +1,13 @@
-"""Ids to ids for any number of sentences: sorted by length, split into batches, several of them searched at a time on CPU.
+"""Ids to ids for any number of sentences: sorted by length, split into batches, several of them
+searched at a time on CPU.
 
-On a GPU batches are searched one after another by recorded steps, each batch as large as memory allows.
+On a GPU batches are searched one after another by recorded steps, each batch as large as memory
+allows.
 
-On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a step does between
-its matrix products would leave the other cores idle, and they would wait for each other at each product. Threads share
-the model; torch releases the GIL while it computes. The results do not depend on any of it.
+On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a
+step does between its matrix products would leave the other cores idle, and they would wait for each
+other at each product. Threads share the model; torch releases the GIL while it computes. The
+results do not depend on any of it.
 """
 
 from collections import deque
@@ -32,8 +35,8 @@ SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 class GpuSearch:
     """Searches any number of sentences on a GPU.
 
-    What is recorded for one batch serves later ones, so keep it as long as there are sentences and the weights of the
-    model keep their addresses.
+    What is recorded for one batch serves later ones, so keep it as long as there are sentences and
+    the weights of the model keep their addresses.
     """
 
     def __init__(
@@ -81,7 +84,9 @@ class GpuSearch:
         n_best: int = 1,
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[list[int]]:
-        """Indices of the sentences of each batch, long ones first; batches fill the memory, or the config's budget."""
+        """Indices of the sentences of each batch, long ones first; batches fill the memory, or the
+        config's budget.
+        """
         if self.config.batch_tokens is not None:
             yield from split_by_budget(sources, self.config, n_best)
             return
@@ -158,7 +163,9 @@ def split_by_budget(
 
 
 def _sort_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Return the indices of the sentences, the longest first, so that the largest batch comes first."""
+    """Return the indices of the sentences, the longest first, so that the largest batch comes
+    first.
+    """
     return sorted(range(len(sources)), key=lambda i: -len(sources[i]))
 
 
@@ -181,7 +188,9 @@ def _map_in_order(
     tasks: Iterable[list[int]],
     n_ahead: int,
 ) -> Iterator[SearchedBatch]:
-    """Yield `work(task)` for each task in order; at most `n_ahead` tasks are in flight, to bound memory."""
+    """Yield `work(task)` for each task in order; at most `n_ahead` tasks are in flight, to bound
+    memory.
+    """
     in_flight: deque[Future[SearchedBatch]] = deque()
     for task in tasks:
         in_flight.append(pool.submit(work, task))

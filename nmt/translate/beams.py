@@ -26,9 +26,10 @@ from nmt.system.errors import Failure, UserError
 NEG_INF = float("-inf")
 LOGITS_AT_ONCE = 1 << 22  # on CPU: as many as its cache holds
 
-# The length of the hypotheses after the current step, which is also the step's number, counted from 1. Usually an int,
-# and tensors grow by one column per step. In a step recorded as a CUDA graph it is a tensor (1,), and tensors have
-# columns for later steps from the start, so that their shapes never change.
+# The length of the hypotheses after the current step, which is also the step's number, counted from
+# 1. Usually an int, and tensors grow by one column per step. In a step recorded as a CUDA graph it
+# is a tensor (1,), and tensors have columns for later steps from the start, so that their shapes
+# never change.
 Length = int | Tensor
 
 
@@ -109,7 +110,8 @@ def start_beams(
     padded = [[*prefix, *[-1] * (longest_prefix - len(prefix))] for prefix in prefixes]
     forced = torch.tensor(padded, dtype=torch.int64, device=device)
 
-    # The length limit grows with the source; it is never below the prefix's length nor above the position table's.
+    # The length limit grows with the source; it is never below the prefix's length nor above the
+    # position table's.
     limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
@@ -125,9 +127,8 @@ def start_beams(
         scores[:, 1:] = (
             NEG_INF  # start from one hypothesis, because identical ones would stay identical
         )
-    n_kept = (
-        beam if config.stopping == "likely" else n_best
-    )  # `likely` compares with the beam-th best
+    # `likely` compares with the beam-th best
+    n_kept = beam if config.stopping == "likely" else n_best
     return Beams(
         sentences=torch.arange(n, device=device),
         limits=limits,

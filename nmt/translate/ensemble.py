@@ -1,7 +1,8 @@
 """Several models that translate together: the mean of their probabilities, piece by piece.
 
-An ensemble is searched as a model is, by the methods of `Decodable`. Models may differ in everything but the vocabulary.
-The mean is taken in `projection`, so `step` returns the models' hidden states side by side.
+An ensemble is searched as a model is, by the methods of `Decodable`. Models may differ in
+everything but the vocabulary. The mean is taken in `projection`, so `step` returns the models'
+hidden states side by side.
 """
 
 import math

@@ -1,7 +1,8 @@
-"""How a translation is written: its text alone, with scores and alignments, the n best, or a JSON object.
+"""How a translation is written: its text alone, with scores and alignments, the n best, or a JSON
+object.
 
-Whatever the model writes stays on its line: a line end in a translation becomes a space, and so does a tab where tabs
-separate columns.
+Whatever the model writes stays on its line: a line end in a translation becomes a space, and so
+does a tab where tabs separate columns.
 """
 
 import json

@@ -1,14 +1,16 @@
 """Beam search on a GPU: each step is one launch, and the host runs ahead of the device.
 
-A step of the model and of the search's rules is recorded once for each shape (nmt/system/cuda_graph.py) and replayed.
-So nothing in a step may depend on Python: the number of the step is a tensor, tensors have columns for later steps, and
-a step writes its results where the next one reads them. Shapes are few: sentences, steps and source positions are
-rounded up to a size class. They change only between steps, when the capacity is used up or half of the sentences are
+A step of the model and of the search's rules is recorded once for each shape
+(nmt/system/cuda_graph.py) and replayed. So nothing in a step may depend on Python: the number of
+the step is a tensor, tensors have columns for later steps, and a step writes its results where the
+next one reads them. Shapes are few: sentences, steps and source positions are rounded up to a size
+class. They change only between steps, when the capacity is used up or half of the sentences are
 done.
 
-The host learns which sentences are done from copies that it does not wait for, so it may launch a few steps too many.
-A sentence that is done is frozen on the device: later steps cannot change its result. The rules, and so the results,
-are those of nmt/translate/search.py. Without a GPU the same protocol runs, unrecorded.
+The host learns which sentences are done from copies that it does not wait for, so it may launch a
+few steps too many. A sentence that is done is frozen on the device: later steps cannot change its
+result. The rules, and so the results, are those of nmt/translate/search.py. Without a GPU the same
+protocol runs, unrecorded.
 """
 
 from collections import Counter, deque
@@ -49,7 +51,9 @@ STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_f
 
 
 class GraphSearch:
-    """Searches one batch after another with one model, whose weights keep their addresses, and one set of rules."""
+    """Searches one batch after another with one model, whose weights keep their addresses, and one
+    set of rules.
+    """
 
     def __init__(self, model: Decodable, config: DecodingConfig, device: torch.device) -> None:
         self.model, self.config, self.device = model, config, device
@@ -101,7 +105,9 @@ class GraphSearch:
         self._forget_graphs(0)
 
     def _load(self, src: Packed, prefixes: Sequence[Sequence[int]] | None) -> int:
-        """Load the sentences of a batch. Returns the number of steps after which all of them are done."""
+        """Load the sentences of a batch. Returns the number of steps after which all of them are
+        done.
+        """
         beams = start_beams(src, self.config, self.model.config, self.n_best, prefixes)
         longest_prefix = beams.forced.shape[1]
         n_steps = count_steps(src.longest, longest_prefix, self.config)
@@ -135,7 +141,9 @@ class GraphSearch:
         self.cache.resize(rows, n, capacity)
 
     def _place_state(self, beams: Beams, done: Tensor, uniforms: Tensor) -> None:
-        """Put the state of a search where the recorded steps of its shape read it. Rows of padding count as done."""
+        """Put the state of a search where the recorded steps of its shape read it. Rows of padding
+        count as done.
+        """
         n, beam, capacity = self.n, self.beam, self.capacity
         n_kept = beams.finished_ids.shape[1]
         n_uniforms = self.max_capacity if self.config.sample else 0
@@ -155,7 +163,9 @@ class GraphSearch:
         self.uniforms = place("uniforms", uniforms, (n, beam, n_uniforms), 0.0)
 
     def _place_tensor(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
-        """Place a tensor in its buffer, which is allocated for full capacity at once so that it need not move."""
+        """Place a tensor in its buffer, which is allocated for full capacity at once so that it
+        need not move.
+        """
         largest = shape
         if name in ("forced", "ids", "finished_ids"):
             largest = (*shape[:-1], self.max_capacity)
@@ -188,7 +198,9 @@ class GraphSearch:
     # ---- a step ------------------------------------------------------------------------------------------------
 
     def _choose_step(self) -> Callable[[], None]:
-        """The function for a step of the present shape: a recording, if the shape occurs often enough."""
+        """The function for a step of the present shape: a recording, if the shape occurs often
+        enough.
+        """
         # A recording reads fixed addresses: where a buffer has moved, none is valid any more.
         n_moves = self.buffers.n_moves + self.cache.n_moves
         if n_moves != self.n_moves or len(self.graphs) == MAX_GRAPHS:
@@ -202,7 +214,9 @@ class GraphSearch:
         return self.graphs[shape]
 
     def _record_step(self) -> Callable[[], None]:
-        """Record a step of the present shape. Recording runs some steps to warm up; what they change is restored."""
+        """Record a step of the present shape. Recording runs some steps to warm up; what they
+        change is restored.
+        """
         counters = [self.is_done, self.length, self.n_living]
         state = [*vars(self.beams).values(), *counters, *self.cache.state()]
         saved = [x.clone() for x in state]
@@ -239,7 +253,9 @@ class GraphSearch:
         self.n_living.copy_(self.is_done.logical_not().sum())
 
     def _collect(self, sentences: list[int], results: list[list[Hypothesis]]) -> list[int]:
-        """Store the hypotheses of the sentences that are done; returns the rows of the others. Waits for the device once."""
+        """Store the hypotheses of the sentences that are done; returns the rows of the others.
+        Waits for the device once.
+        """
         finished_ids = self.beams.finished_ids[:, : self.n_best]
         finished_scores = self.beams.finished_scores[:, : self.n_best]
         ids, scores, done = _fetch((finished_ids, finished_scores, self.is_done), self.device)
@@ -253,7 +269,9 @@ class GraphSearch:
 
 
 class SurvivorCount:
-    """How many sentences are still searched, as far as the host knows: copies arrive while it launches more steps."""
+    """How many sentences are still searched, as far as the host knows: copies arrive while it
+    launches more steps.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
@@ -261,7 +279,9 @@ class SurvivorCount:
         self.newest: int | None = None
 
     def after_step(self, n_living: Tensor, n_before: int) -> int:
-        """Request the count of this step. Returns the newest that has arrived; waits if the host is too far ahead."""
+        """Request the count of this step. Returns the newest that has arrived; waits if the host is
+        too far ahead.
+        """
         if not self.is_cuda:
             return int(n_living)
         copy = torch.empty(1, dtype=n_living.dtype, pin_memory=True)

@@ -1,8 +1,9 @@
 """Reads the lines of a stream as they come, in chunks.
 
-However long the stream, only a chunk of it is in memory. The first chunks are small, so that output is seen soon; later
-ones are large, so that sentences of similar length meet. A live source is not waited for: the lines that are there are
-taken. Every line yields one, whatever its bytes: what is not UTF-8 is reported and replaced by U+FFFD.
+However long the stream, only a chunk of it is in memory. The first chunks are small, so that output
+is seen soon; later ones are large, so that sentences of similar length meet. A live source is not
+waited for: the lines that are there are taken. Every line yields one, whatever its bytes: what is
+not UTF-8 is reported and replaced by U+FFFD.
 """
 
 import os
@@ -16,7 +17,8 @@ from nmt.corpus.text_files import decode_lines
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 
-# Lines of a chunk, the first and the largest. Measured: 64 lose a quarter of the speed, more than 1,024 gain nothing.
+# Lines of a chunk, the first and the largest. Measured: 64 lose a quarter of the speed, more than
+# 1,024 gain nothing.
 FIRST_CHUNK, LARGEST_CHUNK = 32, 1_024
 READ_BYTES = 1 << 16
 MAX_CHUNK_BYTES, MAX_LINE_BYTES = 2 << 20, 16 << 20

@@ -1,7 +1,8 @@
-"""Splits a line that is too long for the model into parts: where a sentence ends, else a clause, else a word.
+"""Splits a line that is too long for the model into parts: where a sentence ends, else a clause,
+else a word.
 
-Parts are of similar size, so that the last is not a fragment without context. Only a part in which there is no better
-place ends within a word.
+Parts are of similar size, so that the last is not a fragment without context. Only a part in which
+there is no better place ends within a word.
 """
 
 import math
@@ -30,7 +31,9 @@ def split_pieces(pieces: Sequence[str], longest: int) -> list[range]:
 
 
 def _choose_end(pieces: Sequence[str], start: int, aim: int, longest: int) -> int:
-    """Choose the best end for a part of about `aim` pieces; of equally good ones the nearest to the aim."""
+    """Choose the best end for a part of about `aim` pieces; of equally good ones the nearest to the
+    aim.
+    """
     best = start + max(1, aim // 2)  # a shorter part would be a fragment
     best_rating = (-1, 0)
     for end in range(best, start + longest + 1):

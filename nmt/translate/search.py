@@ -144,15 +144,14 @@ def _best_continuations(
 
     Takes logits (S * B, V), the scores (S, B) of the hypotheses, and each sentence's required piece (S,), or -1.
     """
-    # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits). The difference below
-    # equals logsumexp, and torch computes log_softmax in half the time.
+    # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits).
+    # The difference below equals logsumexp, and torch computes log_softmax in half the time.
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required = required[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
     required_logits = logits.gather(1, required.clamp(min=0))
     forbid_pieces(logits, is_eos_forbidden)
-    values, pieces = find_topk_by_group(
-        logits, n
-    )  # a sentence's n best are among each parent's n best
+    # A sentence's n best are among each parent's n best
+    values, pieces = find_topk_by_group(logits, n)
 
     # A required piece is the best continuation, and there is no other.
     alone = F.pad(required_logits, (0, values.shape[1] - 1), value=NEG_INF)
@@ -164,9 +163,8 @@ def _best_continuations(
     if totals.shape[1] < n:  # a toy vocabulary
         totals = F.pad(totals, (0, n - totals.shape[1]), value=NEG_INF)
     best, index = totals.topk(n, 1)
-    index = index.clamp(
-        max=scores.shape[1] * n_each - 1
-    )  # padding, of score NEG_INF, lies beyond the last candidate
+    # Padding, of score NEG_INF, lies beyond the last candidate
+    index = index.clamp(max=scores.shape[1] * n_each - 1)
     return index // n_each, pieces.view(len(scores), -1).gather(1, index), best
 
 

@@ -1,8 +1,9 @@
 """Text to text: encode, split into batches, search, decode, back in order.
 
-The one path by which this project translates, whether for validation, scoring or a user's file. An empty line stays
-empty. The translation of a sentence does not depend on its neighbours in the batch. A line that is too long is cut,
-refused or translated in parts, as `decoding.long_lines` says, and always with a message.
+The one path by which this project translates, whether for validation, scoring or a user's file. An
+empty line stays empty. The translation of a sentence does not depend on its neighbours in the
+batch. A line that is too long is cut, refused or translated in parts, as `decoding.long_lines`
+says, and always with a message.
 """
 
 from abc import ABC, abstractmethod
@@ -77,7 +78,9 @@ class TextToText(ABC):
     def search_batches(
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
     ) -> Iterator[SearchedBatch]:
-        """Search sentences, of which none is empty, batch by batch: the best hypotheses of each, best first."""
+        """Search sentences, of which none is empty, batch by batch: the best hypotheses of each,
+        best first.
+        """
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """Find for each piece of a translation the index of its source piece."""
@@ -186,7 +189,9 @@ class TextToText(ABC):
     def _join_parts(
         self, parts_candidates: list[Candidates], parts: list[range], request: Request
     ) -> Candidates:
-        """Join the candidates of a line's parts: samples one by one, others in all combinations, best sums first."""
+        """Join the candidates of a line's parts: samples one by one, others in all combinations,
+        best sums first.
+        """
         joined, *others = parts_candidates
         for part, candidates in zip(parts[1:], others, strict=True):
             if self.config.sample:  # a sample of one part goes with any of the next
@@ -199,7 +204,9 @@ class TextToText(ABC):
         return joined
 
     def split_line(self, ids: list[int], index: int, first: int) -> list[range]:
-        """Split a line into the parts that are translated, ranges of its pieces. An empty line has none."""
+        """Split a line into the parts that are translated, ranges of its pieces. An empty line has
+        none.
+        """
         n = len(ids)
         if n == 0:
             return []
@@ -336,7 +343,9 @@ class LoadedModel:
 
 
 def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
-    """Load one checkpoint, or several that translate together, on the device that the overrides ask for."""
+    """Load one checkpoint, or several that translate together, on the device that the overrides ask
+    for.
+    """
     device = choose_device(parse_device(overrides))
     checkpoints = tuple(open_checkpoint(Path(path)) for path in paths)
     first, *others = checkpoints

@@ -1,9 +1,11 @@
-"""Which attention is fastest over sentences of translation lengths? A table, forward and backward, of one layer.
+"""Which attention is fastest over sentences of translation lengths? A table, forward and backward,
+of one layer.
 
     python scripts/bench/attention.py --graphs     # on a GPU; elsewhere --tokens 2000 does
 
-Each variant takes heads as slices of a packed product and gives packed heads back, so laying them out counts; masks and
-indices, needed once for all layers, do not. Each is first held against float64. Variants take turns: machines drift.
+Each variant takes heads as slices of a packed product and gives packed heads back, so laying them
+out counts; masks and indices, needed once for all layers, do not. Each is first held against
+float64. Variants take turns: machines drift.
 """
 
 import argparse
@@ -100,7 +102,9 @@ class Move(torch.autograd.Function):
 
 
 def rows_of(case: Case, step: int | None, is_shared: bool = False) -> list[tuple[int, list[int]]]:
-    """Widths and sentences of rows, a multiple of `step` wide (None: all as the widest); shared, as many as fit."""
+    """Widths and sentences of rows, a multiple of `step` wide (None: all as the widest); shared, as
+    many as fit.
+    """
     pairs = np.stack((case.queries.lengths.cpu(), case.keys.lengths.cpu()), 1)
     step, rows = step or -(-int(pairs.max()) // 8) * 8, list[tuple[int, list[int]]]()
     for n, pair in enumerate(pairs):
@@ -115,11 +119,8 @@ def laid_out(case: Case, rows: list[tuple[int, list[int]]], core: Attention) -> 
     """Sentences in rows of cells, rows of one width as one grid, through `core`."""
     widths = [width for width, _ in rows]
     sizes = {width: width * widths.count(width) for width in widths}
-    cells, tokens, owners = (
-        [],
-        [],
-        [],
-    )  # of each side: a token's cell, a cell's token, a cell's sentence
+    # Of each side: a token's cell, a cell's token, a cell's sentence
+    cells, tokens, owners = ([], [], [])
     for side, packed in enumerate((case.queries, case.keys)):
         first, begin = torch.zeros_like(packed.lengths), 0
         for width, sentences in rows:
@@ -137,9 +138,8 @@ def laid_out(case: Case, rows: list[tuple[int, list[int]]], core: Attention) -> 
     ):
         query, key = query.view(-1, 1, width, 1), key.view(-1, 1, 1, width)
         may = (query == key).tril() if case.causal else query == key
-        masks.append(
-            may | (query < 0)
-        )  # cells without a token look at anything; nobody looks at them
+        # Cells without a token look at anything; nobody looks at them
+        masks.append(may | (query < 0))
 
     def attention(*qkv: Tensor) -> Tensor:
         grids = [

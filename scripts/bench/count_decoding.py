@@ -1,11 +1,13 @@
-"""How long beam search would take on a GPU, from a counted step: newstest2014's size, base, beam 4, bf16.
+"""How long beam search would take on a GPU, from a counted step: newstest2014's size, base, beam 4,
+bf16.
 
     python scripts/bench/count_decoding.py
 
-No GPU is needed. One step of the search by recorded steps runs on the CPU with the real model, and every operation is
-noted with the bytes that it reads and writes, for two numbers of sentences; so what grows with sentences is told from
-what does not. Then a test set of 3,003 sentences of news lengths is gone through step by step, in the shapes that the
-search would take, at the rates of `roofline.py`. A model, not a measurement; the costs of recording are guesses.
+No GPU is needed. One step of the search by recorded steps runs on the CPU with the real model, and
+every operation is noted with the bytes that it reads and writes, for two numbers of sentences; so
+what grows with sentences is told from what does not. Then a test set of 3,003 sentences of news
+lengths is gone through step by step, in the shapes that the search would take, at the rates of
+`roofline.py`. A model, not a measurement; the costs of recording are guesses.
 """
 
 import argparse
@@ -25,10 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from roofline import GPUS, LAUNCH_S, Gpu, product_s, traffic_s  # noqa: E402
 
 N_VOCAB, BEAM, SENTENCES = 37_000, 4, 3_003
-FEW, MORE = (
-    8,
-    24,
-)  # sentences of the two counted steps: on a CPU more would go through their logits in blocks
+# Sentences of the two counted steps: on a CPU more would go through their logits in blocks
+FEW, MORE = (8, 24)
 HOST_S = 9e-6  # of an operation that is launched by itself, from Python
 RECORDING_S = 0.05  # of one graph
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
@@ -41,9 +41,8 @@ class Operation:
     product: tuple[int, int, int, int] | None  # how many, rows, columns, inner size
 
 
-CountedSteps = dict[
-    int, tuple[list[Operation], list[Operation]]
-]  # by room: over FEW sentences, over MORE
+# By room: over FEW sentences, over MORE
+CountedSteps = dict[int, tuple[list[Operation], list[Operation]]]
 
 
 class Noted(TorchDispatchMode):
@@ -81,7 +80,9 @@ def _product(name: str, args: Any) -> tuple[int, int, int, int] | None:
 
 
 def count_step(n: int, longest: int, room: int) -> list[Operation]:
-    """The operations of one step over `n` sentences of that many source pieces, with room for so many steps."""
+    """The operations of one step over `n` sentences of that many source pieces, with room for so
+    many steps.
+    """
     from nmt.config import DecodingConfig, ModelConfig
     from nmt.data.batch import pack
     from nmt.model.transformer import Transformer
@@ -125,8 +126,8 @@ def news_lengths() -> tuple[np.ndarray, np.ndarray]:
 
 
 def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
-    """Seconds of the parts of one search over all sentences, sorted by length into one batch. `counted` is filled with
-    the steps that it lacks."""
+    """Seconds of the parts of one search over all sentences, sorted by length into one batch.
+    `counted` is filled with the steps that it lacks."""
     from nmt.model.cache import round_up_source_width, round_up_to_class
     from nmt.translate.graph_search import FEWEST_ROWS, FIRST_CAPACITY, UNRECORDED_STEPS
 

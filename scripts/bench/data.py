@@ -123,9 +123,8 @@ def _batches(
         cuts = np.searchsorted(np.cumsum(n_words[row]), np.cumsum(lengths))
         bounds = [0, *np.unique(cuts[(cuts > 0) & (cuts < len(row))]).tolist()][: n_pairs + 1]
         rare = [draw.poisson(rate, len(bounds) - 1) for rate in RARE_WORDS]
-        rare[1] = np.maximum(
-            rare[1], np.diff(bounds) == 1
-        )  # a sentence that stands alone must differ from its like
+        # A sentence that stands alone must differ from its like
+        rare[1] = np.maximum(rare[1], np.diff(bounds) == 1)
         ranks = row.tolist()
         batch = [
             [b" ".join([side[i] for i in ranks[a:b]]) for a, b in pairwise(bounds)]

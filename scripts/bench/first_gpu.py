@@ -40,7 +40,8 @@ class Check(NamedTuple):
     may_interpret: bool = False  # whether TRITON_INTERPRET=1 is left to it
 
 
-# Correctness comes first: the speed of a wrong result is of no interest. What matters most of speed comes first too.
+# Correctness comes first: the speed of a wrong result is of no interest. What matters most of speed
+# comes first too.
 CHECKS = (
     Check("environment", "What there is", 60),
     Check("attention", "Attention against float64 written out", 120, may_interpret=True),
@@ -135,9 +136,8 @@ class Worker:
 def start_worker(check: Check, is_rehearsal: bool) -> Worker:
     environment = dict(os.environ)
     if not check.may_interpret:
-        environment.pop(
-            "TRITON_INTERPRET", None
-        )  # a whole model in the interpreter would take hours
+        # A whole model in the interpreter would take hours
+        environment.pop("TRITON_INTERPRET", None)
     if is_rehearsal:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, __file__, "--worker"]

@@ -1,8 +1,9 @@
 """Is what a GPU computes right? The checks of first_gpu.py, each a function of a bench and a sheet.
 
-A check writes what it measures onto its sheet, beside what is asked of it, and goes on: so a page shows all that does
-not hold. Truth is float64 written out, the CPU's path with the same weights, or the same work done another way. Data
-are made: random ids, of which low ones are frequent, in sentences as long as those of news.
+A check writes what it measures onto its sheet, beside what is asked of it, and goes on: so a page
+shows all that does not hold. Truth is float64 written out, the CPU's path with the same weights, or
+the same work done another way. Data are made: random ids, of which low ones are frequent, in
+sentences as long as those of news.
 """
 
 import hashlib
@@ -54,9 +55,10 @@ EVEN = 64  # tokens: micro-batches are a multiple of it
 ROOM_S = 100.0  # for two ranks to start, compile and compute
 FAILURE_S = 60.0  # within which a failing rank must have ended all others
 
-# Bounds. A relative error is that of the 2-norm. fp32 without TF32 stays below 1e-5 by far, TF32 would give 1e-3; bf16
-# keeps 8 bits, so one rounding is up to 4e-3. The gradients of whole models are coarser: where the input of a ReLU is
-# nearly 0, the last bit decides its sign, and one such element among a million was seen to make 3e-5 in fp32.
+# Bounds. A relative error is that of the 2-norm. fp32 without TF32 stays below 1e-5 by far, TF32
+# would give 1e-3; bf16 keeps 8 bits, so one rounding is up to 4e-3. The gradients of whole models
+# are coarser: where the input of a ReLU is nearly 0, the last bit decides its sign, and one such
+# element among a million was seen to make 3e-5 in fp32.
 EXACT, ROUNDED, ROUNDED_SUMS = 1e-5, 1e-2, 3e-3
 GRADIENT_BOUNDS: dict[Precision, float] = {"fp32": 2e-4, "bf16": 6e-2}
 WORST_GRADIENT_BOUNDS: dict[Precision, float] = {"fp32": 3e-3, "bf16": 0.25}
@@ -70,7 +72,9 @@ class Skip(Exception):
 
 @dataclass
 class Sheet:
-    """What a check has found: rows of what was asked, further tables, notes, and figures for programs."""
+    """What a check has found: rows of what was asked, further tables, notes, and figures for
+    programs.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
@@ -246,7 +250,9 @@ def news_lengths(n: int, longest: int, random: np.random.Generator) -> list[np.n
 
 
 def make_side(lengths: np.ndarray, n_vocab: int, random: np.random.Generator) -> Side:
-    """Sentences of random ids; how frequent one is falls with its number, so that there is something to learn."""
+    """Sentences of random ids; how frequent one is falls with its number, so that there is
+    something to learn.
+    """
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     rank = np.exp(random.random(int(offsets[-1])) * math.log(n_vocab - 4)).astype(np.int64)
     return Side((3 + rank).astype(np.uint16), offsets)
@@ -291,7 +297,9 @@ def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:
 
 
 def make_objective(config: ModelConfig, n_vocab: int) -> Objective:
-    """The same weights each time; biases and the scales of norms, which begin at 0 and 1, are moved to matter."""
+    """The same weights each time; biases and the scales of norms, which begin at 0 and 1, are moved
+    to matter.
+    """
     torch.manual_seed(0)
     model = Transformer(config, n_vocab)
     with torch.no_grad():
@@ -312,7 +320,9 @@ def make_replica(
 
 
 def has_graph(replica: Replica) -> bool:
-    """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says so."""
+    """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says
+    so.
+    """
     return replica.replay is not None and replica.replay.__module__ == "nmt.system.cuda_graph"
 
 
@@ -781,7 +791,9 @@ def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: 
 
 
 def check_dtypes(bench: Bench, sheet: Sheet) -> None:
-    """Under bf16 autocast torch makes fp32 of a norm, which would double what each layer reads and writes."""
+    """Under bf16 autocast torch makes fp32 of a norm, which would double what each layer reads and
+    writes.
+    """
     batch, _ = one_batch(bench)
     objective = make_objective(bench.model, bench.n_vocab).to(bench.device)
     seen: dict[str, set[torch.dtype]] = {"norm": set(), "product": set()}
@@ -820,8 +832,8 @@ LEARNED = 0.98  # of the first loss; masks alone move it by less than a hundredt
 
 
 def check_updates(bench: Bench, sheet: Sheet) -> None:
-    """The losses that training logs. Dropout draws other masks on a GPU, so with it only learning is asked for: the
-    same pairs in each update must cost less and less."""
+    """The losses that training logs. Dropout draws other masks on a GPU, so with it only learning
+    is asked for: the same pairs in each update must cost less and less."""
     store = bench_store(bench)
     shape = shape_for(store, bench.micro_tokens)
     plain = Replica(
@@ -890,7 +902,9 @@ def one_update_of(store: TokenStore, n_tokens: int) -> TokenStore:
 
 
 def check_graph(bench: Bench, sheet: Sheet) -> None:
-    """What is recorded once must do what the same code does when it is called, and draw dropout from the seed."""
+    """What is recorded once must do what the same code does when it is called, and draw dropout
+    from the seed.
+    """
     batch, shape = one_batch(bench)
 
     replica = make_replica(bench, "bf16", 0.0, shape)
@@ -927,8 +941,8 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
 
 
 def compare_runs(sheet: Sheet, name: str, ours: Pass, other: Pass) -> None:
-    """Sums must have the same bits. Gradients need not here: whether training repeats to the bit is asked of a whole
-    run, and the tensors that are in its way are named."""
+    """Sums must have the same bits. Gradients need not here: whether training repeats to the bit is
+    asked of a whole run, and the tensors that are in its way are named."""
     sheet.require(f"{name}: the same sums", torch.equal(ours.sums, other.sums), True)
     sheet.bound(f"{name}: error of gradients", gradient_error(ours, other), EXACT)
     unequal = []
@@ -958,7 +972,9 @@ N_LENGTHS = 20
 
 
 def check_compilations(bench: Bench, sheet: Sheet) -> None:
-    """Micro-batches of very short and of very long sentences have one shape, so one compilation serves all."""
+    """Micro-batches of very short and of very long sentences have one shape, so one compilation
+    serves all.
+    """
     lengths = np.linspace(1, bench.longest, N_LENGTHS).round().astype(np.int64)
     n_of_each = [max(1, bench.micro_tokens // (int(length) + 1)) for length in lengths]
     random = np.random.default_rng(6)
@@ -1003,7 +1019,9 @@ def n_graphs() -> int:
 
 
 def check_ranks(bench: Bench, sheet: Sheet) -> None:
-    """One update by all GPUs against the same by one process; then one rank fails, and all must end."""
+    """One update by all GPUs against the same by one process; then one rank fails, and all must
+    end.
+    """
     if bench.n_ranks < 2:
         raise Skip("this machine has one GPU")
     alone = run_one_update(bench, bench.world)
@@ -1066,7 +1084,9 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
 
 
 def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
-    """Start as many ranks as there are GPUs, to do what `folder`/order.json says; returns torchrun's exit code."""
+    """Start as many ranks as there are GPUs, to do what `folder`/order.json says; returns
+    torchrun's exit code.
+    """
     command = [
         sys.executable,
         "-m",
@@ -1119,7 +1139,9 @@ def update_and_fail(bench: Bench, world: World, folder: Path) -> None:
 
 
 def check_continuation(bench: Bench, sheet: Sheet) -> None:
-    """Through nmt-train, on the embedded corpus: every tensor of the two checkpoints must have the same bits."""
+    """Through nmt-train, on the embedded corpus: every tensor of the two checkpoints must have the
+    same bits.
+    """
     folder = Path(tempfile.mkdtemp())
     try:
         train_demo(bench, folder, "parts", 10)

@@ -1,8 +1,10 @@
-"""How fast is a GPU? The checks of first_gpu.py that measure: training, the choice of an attention, and decoding.
+"""How fast is a GPU? The checks of first_gpu.py that measure: training, the choice of an attention,
+and decoding.
 
-Training runs the loader and `run_update` of nmt-train on made data, base and big as in the paper, 25,000 tokens a side
-in each update. Speeds stand beside the ceiling of this GPU's own matrix products, measured in the same minute, and
-beside what a roofline predicts. Whatever is measured must also be right: losses finite, translations complete.
+Training runs the loader and `run_update` of nmt-train on made data, base and big as in the paper,
+25,000 tokens a side in each update. Speeds stand beside the ceiling of this GPU's own matrix
+products, measured in the same minute, and beside what a roofline predicts. Whatever is measured
+must also be right: losses finite, translations complete.
 """
 
 import functools
@@ -104,15 +106,16 @@ class Trial:
 
 
 def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) -> Trial:
-    """With micro-batches as large as fit: an equal share of an update for each rank, or half of it, and so on."""
+    """With micro-batches as large as fit: an equal share of an update for each rank, or half of it,
+    and so on.
+    """
     update_tokens = max(recipe.config.training.src_tokens, recipe.config.training.tgt_tokens)
     n_rounds = 1
     while n_rounds <= MOST_ROUNDS:
         micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
         trial = try_out(recipe, micro_tokens, store, path, world)
-        n_failed = world.sum(
-            torch.tensor([float(trial is None)])
-        ).item()  # all ranks must take the same size
+        # All ranks must take the same size
+        n_failed = world.sum(torch.tensor([float(trial is None)])).item()
         if trial is not None and not n_failed:
             return trial
         del trial
@@ -125,7 +128,9 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
 def try_out(
     recipe: Recipe, micro_tokens: int, store: TokenStore, path: str, world: World
 ) -> Trial | None:
-    """Compile, record and run one micro-batch, and have the optimizer make its moments; None if that does not fit."""
+    """Compile, record and run one micro-batch, and have the optimizer make its moments; None if
+    that does not fit.
+    """
     config = recipe.config
     try:
         torch.compiler.reset()
@@ -226,7 +231,9 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
 
 
 def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
-    """What the roofline says, in target tokens a second; None where it is missing or knows no such GPU."""
+    """What the roofline says, in target tokens a second; None where it is missing or knows no such
+    GPU.
+    """
     name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
     try:
         answer: float | None = importlib.import_module("roofline").predict(size, name, n_ranks)
@@ -336,7 +343,9 @@ def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
 
 
 def check_attention_choice(bench: Bench, sheet: Sheet) -> None:
-    """Measured once for the heads of base and big, and remembered in the user's cache folder for later runs."""
+    """Measured once for the heads of base and big, and remembered in the user's cache folder for
+    later runs.
+    """
     model = load_config("base.yaml").model
     n_rows = bench.micro_tokens if bench.is_rehearsal else UPDATE_TOKENS
     rows = []
@@ -401,7 +410,9 @@ def milliseconds_on_cpu(work: Callable[[], object]) -> float:
 
 
 def check_decoding(bench: Bench, sheet: Sheet) -> None:
-    """Random weights never end a sentence by themselves, so each translation is given the same length."""
+    """Random weights never end a sentence by themselves, so each translation is given the same
+    length.
+    """
     recipe = make_recipe(bench, "base")
     n_sentences, n_pieces = (40, 5) if bench.is_rehearsal else (N_SENTENCES, FORCED)
     sources = news_sources(n_sentences, recipe)

@@ -72,9 +72,8 @@ class FullLogits(Objective):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         weight = self.model.projection.weight
         logits = F.linear(self.model(batch.src, batch.tgt), weight)  # (T, V)
-        smoothing = (
-            self.smoothing * len(weight) / (len(weight) - 1)
-        )  # torch's rule smooths over the gold piece too
+        # Torch's rule smooths over the gold piece too
+        smoothing = self.smoothing * len(weight) / (len(weight) - 1)
         loss = F.cross_entropy(
             logits, batch.labels, ignore_index=-1, reduction="sum", label_smoothing=smoothing
         )
@@ -86,9 +85,8 @@ SOFTMAXES = {"chunked": Objective, "full": FullLogits}
 
 def drawn_lengths(n_tokens: int) -> np.ndarray:
     """As in WMT14: log-normal, 30 tokens in the mean, 128 at most; the last one fills up to exactly n_tokens."""
-    normal = (
-        np.random.default_rng(1).standard_normal(n_tokens) * 0.6 + np.log(30) - 0.18
-    )  # mean exp(m + s^2 / 2)
+    # Mean exp(m + s^2 / 2)
+    normal = np.random.default_rng(1).standard_normal(n_tokens) * 0.6 + np.log(30) - 0.18
     lengths = np.clip(np.exp(normal).round().astype(np.int64), 2, 128)
     ends = np.minimum(lengths.cumsum(), n_tokens)
     return np.diff(ends[: ends.searchsorted(n_tokens) + 1], prepend=0)
@@ -128,9 +126,8 @@ def measure(
     for config, n_vocab in {(case.model, case.n_vocab) for case in cases}:
         model = Transformer(config, n_vocab).to(world.device)
         objective = SOFTMAXES[softmax](model, training.label_smoothing)
-        replica = make_replica(
-            objective, world, training, None
-        )  # shapes vary, so nothing is compiled
+        # Shapes vary, so nothing is compiled
+        replica = make_replica(objective, world, training, None)
         trained[config, n_vocab] = replica, make_optimizer(model, OptimizerConfig())
     seconds: list[list[float]] = [[] for _ in cases]
     for step in track(
@@ -145,9 +142,8 @@ def measure(
             times += ticks.seconds() if step > warm_up else []
     rows = []
     for (value, config, n_vocab, lengths), times in zip(cases, seconds, strict=True):
-        seen = float(
-            (lengths**2).sum() / lengths.sum()
-        )  # the length of the sentence around a token, in the mean
+        # The length of the sentence around a token, in the mean
+        seen = float((lengths**2).sum() / lengths.sum())
         flop = count_flop(config, n_vocab, seen, seen)
         rows.append(
             Row(value, times, float(lengths.sum() / statistics.median(times)), flop.src + flop.tgt)
@@ -177,9 +173,8 @@ def plot(results: dict[str, list[Row]], path: Path) -> None:
         axis.minorticks_off()  # which a log scale labels too
         work.plot(values, [row.rate * row.flop / 1e9 for row in rows], "s--", color="gray")
         work.set(ylabel="GFLOP/s (dashed)", ylim=(0, None))
-    for axis in figure.axes[
-        len(results) : 4
-    ]:  # sweeps left out; after the four come the right-hand scales
+    # Sweeps left out; after the four come the right-hand scales
+    for axis in figure.axes[len(results) : 4]:
         axis.set_axis_off()
     figure.savefig(path, dpi=120)
 

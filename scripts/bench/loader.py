@@ -38,9 +38,8 @@ def drawn_lengths(n: int, like: str | None) -> "tuple[np.ndarray, np.ndarray]":
         lengths = [np.diff(side.offsets).astype(np.uint16) for side in (store.src, store.tgt)]
         pairs = random.integers(len(store), size=n, dtype=np.uint32)
         return lengths[0][pairs], lengths[1][pairs]
-    source = (
-        random.standard_normal(n, np.float32) * 0.6 + np.log(29) - 0.18
-    )  # mean exp(m + s^2 / 2)
+    # Mean exp(m + s^2 / 2)
+    source = random.standard_normal(n, np.float32) * 0.6 + np.log(29) - 0.18
     target = source + random.standard_normal(n, np.float32) * 0.15
     src, tgt = (np.clip(np.exp(side), 1, 250).astype(np.uint16) for side in (source, target))
     return src, tgt
@@ -145,9 +144,8 @@ def time_loader(n: int, like: str | None, seconds: float) -> str:
 
 
 def work(args: argparse.Namespace) -> int:
-    rows = (
-        [time_plan(args.plan, args.like)] if args.plan else []
-    )  # first, before torch takes memory
+    # First, before torch takes memory
+    rows = [time_plan(args.plan, args.like)] if args.plan else []
     if args.pairs:
         rows.append(time_loader(args.pairs, args.like, args.seconds))
     import numpy as np

@@ -1,10 +1,12 @@
-"""One process of scripts/bench/train.py: another trainer at our sizes, timed from inside; prints one JSON object.
+"""One process of scripts/bench/train.py: another trainer at our sizes, timed from inside; prints
+one JSON object.
 
     PEERS/bin/python scripts/bench/peers.py JOB.json
 
-Loops over torch.nn.Transformer and Hugging Face's Marian; the own commands of eole, OpenNMT-py and JoeyNMT. An update
-lasts from the end of one step of torch's Adam to the end of the next, whatever happens in between; its tokens are the
-labels that the loss counts. Nothing of nmt is imported, so any Python with torch will do.
+Loops over torch.nn.Transformer and Hugging Face's Marian; the own commands of eole, OpenNMT-py and
+JoeyNMT. An update lasts from the end of one step of torch's Adam to the end of the next, whatever
+happens in between; its tokens are the labels that the loss counts. Nothing of nmt is imported, so
+any Python with torch will do.
 """
 
 import json
@@ -137,8 +139,9 @@ class Plain(nn.Module):
 
 
 class Lean(Plain):
-    """The same without its two costs: dropout only where the paper has it, so none on attention weights and inside
-    feed-forward; and on CPU attention by plain products, for the fused kernel is slow backwards on short sentences."""
+    """The same without its two costs: dropout only where the paper has it, so none on attention
+    weights and inside feed-forward; and on CPU attention by plain products, for the fused kernel is
+    slow backwards on short sentences."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -189,7 +192,9 @@ class Marian(nn.Module):
 
 
 def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
-    """Padded (sentences, length) of like lengths: the source with its end mark, the target with both marks."""
+    """Padded (sentences, length) of like lengths: the source with its end mark, the target with
+    both marks.
+    """
     sides = [
         [
             [int(token[1:]) for token in line.split()]
@@ -252,8 +257,8 @@ def command(job: Job, config: dict[str, Any], *arguments: str) -> None:
 
 
 def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What eole and OpenNMT-py have in common: the data, and the training. Their batches are so many padded tokens of
-    the longer side with both marks, so more than `tokens` are asked for."""
+    """What eole and OpenNMT-py have in common: the data, and the training. Their batches are so
+    many padded tokens of the longer side with both marks, so more than `tokens` are asked for."""
     data = {
         "data": {"all": {"path_src": f"{job.text}/train.src", "path_tgt": f"{job.text}/train.tgt"}},
         "src_vocab": f"{job.text}/vocab.txt",
@@ -399,9 +404,8 @@ def joeynmt(job: Job, meter: Meter) -> None:
     import_module("joeynmt.__main__").main()
 
 
-SYSTEMS: dict[
-    str, tuple[str, Callable[[Job, Meter], None]]
-] = {  # and the package whose version is told
+# And the package whose version is told
+SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {
     "plain": ("torch", lambda job, meter: loop(job, meter, Plain)),
     "lean": ("torch", lambda job, meter: loop(job, meter, Lean)),
     "marian": ("transformers", lambda job, meter: loop(job, meter, Marian)),

@@ -1,11 +1,13 @@
-"""How fast training could be on a GPU, from counted kernels: what `make gpu` compares its measurements with.
+"""How fast training could be on a GPU, from counted kernels: what `make gpu` compares its
+measurements with.
 
     python scripts/bench/roofline.py            # base and big, one GPU and eight, H100 and H200
 
-A model, not a measurement: each matrix product takes its time in whole waves of tiles at the best rate that such GPUs
-reach, each fused kernel takes the time of its bytes, a launch within a CUDA graph takes a microsecond. Attention is the
-least certain row. Counts are those of `count_kernels.py`, kept in kernels.json beside this file. An earlier version of
-the model was held against a published figure for an A100 and was 25 % too optimistic.
+A model, not a measurement: each matrix product takes its time in whole waves of tiles at the best
+rate that such GPUs reach, each fused kernel takes the time of its bytes, a launch within a CUDA
+graph takes a microsecond. Attention is the least certain row. Counts are those of
+`count_kernels.py`, kept in kernels.json beside this file. An earlier version of the model was held
+against a published figure for an A100 and was 25 % too optimistic.
 """
 
 import argparse
@@ -47,8 +49,9 @@ GPUS = {
 TILES = ((128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.75))
 SPLITS = (1, 2, 4, 8, 16)  # of the inner size
 
-# The attention kernels: rows of a tile and of the other side at a time, and seconds for a program and for each block.
-# Guesses from registers and occupancy (docs/benchmarks.md): nobody has timed them.
+# The attention kernels: rows of a tile and of the other side at a time, and seconds for a program
+# and for each block. Guesses from registers and occupancy (docs/benchmarks.md): nobody has timed
+# them.
 TILE, BLOCK = 64, 32
 FORWARD = (2.0e-6, 0.75e-6, 4)  # seconds, seconds a block, programs that a processor holds
 OF_QUERIES = (2.0e-6, 1.5e-6, 3)
@@ -90,13 +93,12 @@ def programs_s(
 
 
 def attention_s(counts: Counts, is_backward: bool, gpu: Gpu) -> float:
-    """Seconds of one call of attention, the mean of the encoder's, the decoder's own, and that over the memory."""
+    """Seconds of one call of attention, the mean of the encoder's, the decoder's own, and that over
+    the memory.
+    """
     tokens, heads = counts.tokens, counts.n_heads
-    seen = (
-        TILE + MEAN_LENGTH,
-        TILE + MEAN_LENGTH / 2,
-        TILE + MEAN_LENGTH,
-    )  # rows of the other side; causal: half
+    # Rows of the other side; causal: half
+    seen = (TILE + MEAN_LENGTH, TILE + MEAN_LENGTH / 2, TILE + MEAN_LENGTH)
     blocks = sum(seen) / len(seen) / BLOCK + 0.5
     heads_bytes = 2 * tokens * counts.d_model
     if not is_backward:
@@ -131,16 +133,14 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
             parts["attention"] += kernel.count * attention_s(counts, "backward" in kernel.kind, gpu)
         elif "loss_rows" not in kernel.kind:
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
-    parts["loss rows"] = (
-        2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15
-    )  # read once, written once
+    # Read once, written once
+    parts["loss rows"] = 2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15
     parts["gradients"] = max(
         counts.n_tensors * SMALLEST_S, 12 * counts.n_parameters / gpu.bytes_per_s
     )
     parts["launches"] = (counts.launches() + counts.n_tensors) * LAUNCH_S
-    parts["optimizer"] = (
-        28 + 4 + 4
-    ) * counts.n_parameters / gpu.bytes_per_s + 1e-4  # Adam, the norm, the clearing
+    # Adam, the norm, the clearing
+    parts["optimizer"] = (28 + 4 + 4) * counts.n_parameters / gpu.bytes_per_s + 1e-4
     if counts.n_ranks > 1:
         moved = 2 * (counts.n_ranks - 1) / counts.n_ranks * 4 * counts.n_parameters
         parts["sum over ranks"] = moved / gpu.link_bytes_per_s + 3e-5
@@ -152,7 +152,9 @@ def target_tokens_per_s(counts: Counts, gpu: Gpu) -> float:
 
 
 def predict(size: str, gpu_name: str, n_ranks: int) -> float | None:
-    """Target tokens per second of `base` or `big`; None where that GPU or number of ranks was not counted."""
+    """Target tokens per second of `base` or `big`; None where that GPU or number of ranks was not
+    counted.
+    """
     for counts in load(COUNTS):
         for name, gpu in GPUS.items():
             if (counts.size, counts.n_ranks) == (size, n_ranks) and name in gpu_name:

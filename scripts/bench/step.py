@@ -3,7 +3,8 @@
     python scripts/bench/step.py --config multi30k.yaml data.root=corpora/multi30k
     OMP_WAIT_POLICY=ACTIVE python scripts/bench/step.py --config demo.yaml --updates 30
 
-Two settings are compared by running this in turn, A B A B, in one sitting: machines drift more than code does.
+Two settings are compared by running this in turn, A B A B, in one sitting: machines drift more than
+code does.
 """
 
 import argparse

@@ -36,11 +36,8 @@ from nmt.system.runtime import tune_process
 SCRIPTS = Path(__file__).resolve().parent
 SKIP = 7  # first updates, which ask for memory; as many as bench_step.py leaves out
 TIMEOUT_S = 1800  # of a process
-SIZES = {
-    "base": (512, 2048, 8, 6),
-    "small": (256, 1024, 4, 3),
-    "tiny": (32, 64, 2, 1),
-}  # d_model, d_ff, heads, layers
+# D_model, d_ff, heads, layers
+SIZES = {"base": (512, 2048, 8, 6), "small": (256, 1024, 4, 3), "tiny": (32, 64, 2, 1)}
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
     "plain": "a loop over torch.nn.Transformer: labels that are not padding",
@@ -183,10 +180,8 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.work = args, Path(args.work).resolve()
-        self.env = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(args.threads),
-        }  # before settle() adds to it
+        # Before settle() adds to it
+        self.env = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         tune_process()
         folders = {
             "root": args.data_root,

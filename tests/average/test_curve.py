@@ -44,16 +44,16 @@ def test_the_curve_scores_what_nmt_eval_scores(
     assert [record["dev_set"][f"{side}_sha256"] for side in ("src", "ref")] == [
         hashlib.sha256(text).hexdigest() for text in texts
     ]
-    # N = 1 is what validation said of the newest checkpoint; N = 3 what it says of the average as a folder
+    # N = 1 is what validation said of the newest checkpoint; N = 3 what it says of the average as a
+    # folder
     valid = [json.loads(line) for line in run.metrics.read_text().splitlines()][-1]
     assert (valid["step"], valid["bleu"], valid["nll"]) == (
         60,
         points[1]["bleu"],
         round(points[1]["nll"], 5),
     )
-    assert (
-        len({point["bleu"] for point in points.values()} - {0.0}) == 3
-    )  # not equal for want of anything to count
+    # Not equal for want of anything to count
+    assert len({point["bleu"] for point in points.values()} - {0.0}) == 3
     assert valid["signature"] == record["signature"]
     assert nmt_average([str(run.path), "--last", "3"]) == 0
     (dev := tmp_path / "dev").mkdir()

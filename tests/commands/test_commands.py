@@ -1,4 +1,6 @@
-"""The commands as a user meets them: what they print where, and one clear line with exit code 2 for each mistake."""
+"""The commands as a user meets them: what they print where, and one clear line with exit code 2 for
+each mistake.
+"""
 
 import io
 import json
@@ -23,7 +25,9 @@ from nmt.profile.profile import profile_training
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, the config of a run, and its run folder with checkpoints at 10 and 20."""
+    """A folder with a corpus, the config of a run, and its run folder with checkpoints at 10 and
+    20.
+    """
     folder = tmp_path_factory.mktemp("trained")
     config = write_toy_config(write_toy_corpus(folder), folder)
     assert nmt_train(["--config", str(config), "training.checkpoint_every=10"]) == 0
@@ -161,9 +165,8 @@ def test_a_vocabulary_larger_than_the_text_allows(
     toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert nmt_train(["--config", str(toy), "vocab.size=9000"]) == 2
-    message = (
-        capsys.readouterr().err.strip().splitlines()[-1]
-    )  # after a line that says learning has begun
+    # After a line that says learning has begun
+    message = capsys.readouterr().err.strip().splitlines()[-1]
     assert "vocab.size" in message and "9000" in message and "at most" in message
 
 
@@ -277,13 +280,11 @@ def test_micro_tokens_auto_is_resolved_once(
 ) -> None:
     options = ["--config", str(toy), "training.micro_tokens=auto"]
     assert nmt_train([*options, "training.steps=2"]) == 0
-    assert (
-        "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
-    )  # an update has no more
+    # An update has no more
+    assert "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
-    monkeypatch.setattr(
-        "nmt.train.memory_probe.CPU_MICRO_TOKENS", 50
-    )  # as another machine would have it
+    # As another machine would have it
+    monkeypatch.setattr("nmt.train.memory_probe.CPU_MICRO_TOKENS", 50)
     assert nmt_train([*options, "training.steps=3"]) == 0
     assert "auto has chosen" not in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300

@@ -1,4 +1,6 @@
-"""nmt-translate as a user meets it: odd text, long lines, figures beside the text, stops, goings-on, other engines."""
+"""nmt-translate as a user meets it: odd text, long lines, figures beside the text, stops,
+goings-on, other engines.
+"""
 
 import fcntl
 import importlib.util
@@ -392,9 +394,8 @@ def test_resuming_completes_the_output(
     out.unlink()
     assert nmt_translate(command) == 0 and out.read_bytes() == whole
     out.write_bytes(b"something else\n")
-    assert (
-        nmt_translate(command[:-1]) == 0 and out.read_bytes() == whole
-    )  # without --resume it begins again
+    # Without --resume it begins again
+    assert nmt_translate(command[:-1]) == 0 and out.read_bytes() == whole
     capsys.readouterr()
     assert nmt_translate([*command[:2], str(tmp_path / "in"), *command[3:]]) == 0
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
@@ -555,9 +556,8 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     wait_for("> ")
     os.write(main, b"never sent")
     wait_for("never sent")
-    for _ in range(
-        10
-    ):  # one that comes while readline is still setting up is lost to it, as Python is built
+    # One that comes while readline is still setting up is lost to it, as Python is built
+    for _ in range(10):
         os.write(main, b"\x03")  # Ctrl-C
         if is_seen("> ", 5):
             break
@@ -594,9 +594,8 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
     import ctranslate2
 
     lengths = [len(ids) for ids in translator.vocab.encode(LINES)]
-    usual = max(
-        lengths, key=lengths.count
-    )  # of one length, for there the longest sentence sets the limit for all
+    # Of one length, for there the longest sentence sets the limit for all
+    usual = max(lengths, key=lengths.count)
     lines = [line for line, length in zip(LINES, lengths, strict=True) if length == usual]
     text, engine = (
         "".join(line + "\n\n" for line in lines),

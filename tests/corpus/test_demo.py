@@ -1,4 +1,6 @@
-"""The embedded corpus against German as it is taught: the tables below were written by hand, not by the grammar."""
+"""The embedded corpus against German as it is taught: the tables below were written by hand, not by
+the grammar.
+"""
 
 import hashlib
 import os
@@ -200,9 +202,8 @@ print(hashlib.sha256("\\n".join(lines).encode()).hexdigest())
         check=True,
     )
     assert there.stdout.strip() == hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    assert (
-        list(islice(generate_pairs("train"), 5)) == corpus("train")[:5]
-    )  # an iterator read in part leaves no trace
+    # An iterator read in part leaves no trace
+    assert list(islice(generate_pairs("train"), 5)) == corpus("train")[:5]
 
 
 def test_the_text_is_clean() -> None:
@@ -248,9 +249,8 @@ def test_articles_adjectives_and_nouns_agree() -> None:
         for before, article, ending, noun in articled(plain(german)):
             cases = READINGS.get((article, ending, noun))
             assert cases, (article, ending, noun, german)
-            if before in PREPOSITIONS and not (
-                before == "aus" and article != "dem"
-            ):  # "..., leiht sie aus, der"
+            # "..., leiht sie aus, der"
+            if before in PREPOSITIONS and not (before == "aus" and article != "dem"):
                 assert cases & PREPOSITIONS[before], (before, article, ending, noun, german)
             n += 1
     assert n > 15000
@@ -272,10 +272,8 @@ def test_a_subordinate_clause_follows_a_comma_and_ends_with_its_verb() -> None:
         for agreement in range(3)
         for tense in ("present", "past", "perfect", "will", "can", "must")
     ]
-    early, late = (
-        {form[3] for form in forms},
-        {form[5].split()[-1] for form in forms},
-    )  # rief, anrief
+    # Rief, anrief
+    early, late = ({form[3] for form in forms}, {form[5].split()[-1] for form in forms})
     for _, german in everything():
         clauses = german.rstrip(".?").split(", ")
         for i, text in enumerate(clauses):

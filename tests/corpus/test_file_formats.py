@@ -1,4 +1,6 @@
-"""Rows to pairs: which columns, which cells are text, what each mistake is called; never a whole table in memory."""
+"""Rows to pairs: which columns, which cells are text, what each mistake is called; never a whole
+table in memory.
+"""
 
 import json
 from pathlib import Path

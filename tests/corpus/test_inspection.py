@@ -1,4 +1,6 @@
-"""The look into a store: every figure equals one counted by hand from the texts, and no text acts on the terminal."""
+"""The look into a store: every figure equals one counted by hand from the texts, and no text acts
+on the terminal.
+"""
 
 import json
 import subprocess
@@ -97,10 +99,8 @@ def test_every_figure_equals_one_counted_by_hand(
             assert found["words"] == times * sum(len(text.split()) for text in texts)
             assert found["unk"] == sum(line.count(1) for line in ids)
             assert found["unk_share"] == pytest.approx(found["unk"] / sum(lengths))
-    assert [report["splits"]["train"][name]["unk"] for name in ("src", "tgt")] == [
-        2,
-        2,
-    ]  # one piece for two in a row
+    # One piece for two in a row
+    assert [report["splits"]["train"][name]["unk"] for name in ("src", "tgt")] == [2, 2]
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(1, 100))

@@ -1,4 +1,6 @@
-"""Preparation as its user sees it: the same bytes whatever kills it and wherever, and every line accounted for."""
+"""Preparation as its user sees it: the same bytes whatever kills it and wherever, and every line
+accounted for.
+"""
 
 import errno
 import json

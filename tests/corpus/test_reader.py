@@ -1,4 +1,6 @@
-"""Reading corpora against brute force on bytes; every kind of damage is one line with file:line; no route differs."""
+"""Reading corpora against brute force on bytes; every kind of damage is one line with file:line; no
+route differs.
+"""
 
 import gzip
 import json
@@ -134,7 +136,9 @@ def test_columns_follow_the_direction(root: Path, name: str) -> None:
 
 @pytest.fixture
 def hub(root: Path) -> Path:
-    """A folder as wmt/wmt14 lies on the hub: shards with a `translation` column, and a README that names them."""
+    """A folder as wmt/wmt14 lies on the hub: shards with a `translation` column, and a README that
+    names them.
+    """
     table = pa.table({"translation": [{"de": p.tgt, "en": p.src} for p in PAIRS]})
     folder = root / "wmt" / "wmt14" / "de-en"
     folder.mkdir(parents=True)

@@ -1,7 +1,8 @@
-"""Test sets by name: found in sacreBLEU's cache or beside the corpora, and held against digests worked out by hand.
+"""Test sets by name: found in sacreBLEU's cache or beside the corpora, and held against digests
+worked out by hand.
 
-The cache is a folder of the test's own in sacreBLEU's layout; nothing goes to the network. The known sets are toys,
-and the real newstest2012 and newstest2013 where those are.
+The cache is a folder of the test's own in sacreBLEU's layout; nothing goes to the network. The
+known sets are toys, and the real newstest2012 and newstest2013 where those are.
 """
 
 import gzip
@@ -117,9 +118,8 @@ def test_a_set_by_either_name_from_sacrebleus_cache(
         found.subset,
     ) == (name, SRC, REF, "newstest2013", True, None, None)
     assert (found.src_sha256, found.ref_sha256) == (sha(SRC), sha(REF))
-    assert testsets.open_test_set(
-        CorpusConfig(sacrebleu=name), data
-    ).is_verified  # a config may name the year too
+    # A config may name the year too
+    assert testsets.open_test_set(CorpusConfig(sacrebleu=name), data).is_verified
 
 
 @pytest.mark.parametrize(
@@ -245,16 +245,13 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     write(Path(data.root) / "newstest2013.en", [line + " \r" for line in SRC])
     write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
     by_name = testsets.open_test_set("newstest2013", data)
-    assert by_name.is_verified and (by_name.src, by_name.ref) == (
-        SRC,
-        REF,
-    )  # the same text as from elsewhere
+    # The same text as from elsewhere
+    assert by_name.is_verified and (by_name.src, by_name.ref) == (SRC, REF)
     as_files = testsets.open_test_set(
         CorpusConfig(src="newstest2013.en", tgt="newstest2013.de"), data
     )
-    assert (
-        as_files.is_verified and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
-    )  # as it lies, as validation reads it
+    # As it lies, as validation reads it
+    assert as_files.is_verified and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
 
 
 CHANGES = {
@@ -333,9 +330,8 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
     )
     found = testsets.open_test_set(CorpusConfig(src=f"{name}.en", tgt=f"{name}.de"), data)
     assert found.known_as == "newstest2013"
-    assert found.is_verified == (
-        name == "wmt14"
-    )  # of files, only newstestYEAR is taken for a claim
+    # Of files, only newstestYEAR is taken for a claim
+    assert found.is_verified == (name == "wmt14")
     told = None if name == "wmt14" else f"the source and the reference are newstest2013, not {name}"
     assert found.warning == told
 
@@ -346,11 +342,8 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
 def test_lines_are_found_again_in_another_order_and_among_equal_ones() -> None:
     whole = [Pair(*pair) for pair in ("aA", "bB", "xX", "cC", "xX", "dD", "xY")]
     assert testsets.find_lines(whole, [whole[5], whole[0], whole[1]]) == (0, 1, 5)
-    assert testsets.find_lines(whole, [whole[3], whole[4], whole[5]]) == (
-        3,
-        4,
-        5,
-    )  # not 2: it goes on after 3
+    # Not 2: it goes on after 3
+    assert testsets.find_lines(whole, [whole[3], whole[4], whole[5]]) == (3, 4, 5)
     assert testsets.find_lines(whole, [whole[2], whole[4]]) == (2, 4)
     assert testsets.find_lines(whole, [whole[2]] * 3) is None  # there are two
     assert testsets.find_lines(whole, [Pair("x", "Z")]) is None
@@ -374,9 +367,8 @@ def test_the_lines_of_the_filtered_set(
     fill(cache, "wmt14", [src[i] for i in order], [ref[i] for i in order])
     assert testsets.open_test_set("newstest2014", data).subset == subset
     fill(cache, "wmt14", [src[i] for i in order[:9]], [ref[i] for i in order[:9]])
-    assert testsets.open_test_set("newstest2014", data).subset == tuple(
-        sorted(order[:9])
-    )  # its word goes first
+    # Its word goes first
+    assert testsets.open_test_set("newstest2014", data).subset == tuple(sorted(order[:9]))
     fill(cache, "wmt14", ["strange"], ["fremd"])
     assert testsets.open_test_set("newstest2014", data).subset is None
     fill(cache, "wmt14", ["half", "a"], ["Kopie"])

@@ -1,4 +1,6 @@
-"""Lines against brute force on bytes, in every packing and inside archives; damage is one line and never silent."""
+"""Lines against brute force on bytes, in every packing and inside archives; damage is one line and
+never silent.
+"""
 
 import io
 import random
@@ -102,9 +104,8 @@ def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
         + b"end"
     )
     file = tmp_path / f"x{suffix}"
-    file.write_bytes(
-        pack(content[:9000], suffix) + pack(content[9000:], suffix)
-    )  # packed files may be joined
+    # Packed files may be joined
+    file.write_bytes(pack(content[:9000], suffix) + pack(content[9000:], suffix))
     assert lines_of(TextFile(file), 1000) == brute(content)
     shares = [share for _, share in read_line_blocks(TextFile(file), 10)]
     assert shares == sorted(shares) and 0 < shares[0] <= shares[-1] == 1

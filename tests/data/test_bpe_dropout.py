@@ -1,4 +1,6 @@
-"""BPE-dropout against SentencePiece at rate 0, and against the paper's algorithm word by word at others."""
+"""BPE-dropout against SentencePiece at rate 0, and against the paper's algorithm word by word at
+others.
+"""
 
 import io
 import math

@@ -1,4 +1,6 @@
-"""Epochs on disk: the same text in other pieces, drawn once for all, equal however they are made; faults and kills."""
+"""Epochs on disk: the same text in other pieces, drawn once for all, equal however they are made;
+faults and kills.
+"""
 
 import io
 import json

@@ -104,9 +104,8 @@ def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
     of_ranks = [take(store, 12, rank=rank, size=size) for rank in range(size)]
     for k, update in enumerate(alone):
         shares = [ranks[k] for ranks in of_ranks]
-        assert (
-            len({len(share.micros) for share in shares}) == 1
-        )  # all take part in every sum of gradients
+        # All take part in every sum of gradients
+        assert len({len(share.micros) for share in shares}) == 1
         counted = {
             m.number: rows(m.batch) for share in shares for m in share.micros if m.batch.n_tokens
         }
@@ -121,9 +120,8 @@ def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
 
 def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
     store = make_store()
-    broken = TokenStore(
-        Side(store.src.ids[:10], store.src.offsets), store.tgt
-    )  # ids that are not there
+    # Ids that are not there
+    broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)
     with (
         Loader(
             lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), World(0, 1, CPU)

@@ -1,4 +1,6 @@
-"""The plan against one made pair by pair, its properties over random lengths, and how full its updates are."""
+"""The plan against one made pair by pair, its properties over random lengths, and how full its
+updates are.
+"""
 
 import lzma
 import os
@@ -177,9 +179,8 @@ def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
     fills = np.array([plan.n_tokens(update) for update in range(len(plan) - 1)]) / 25_000
     assert len(fills) > 50 and fills.max(1).min() > 0.99
     means = np.array([src.mean(), tgt.mean()])
-    assert (
-        abs(fills.mean(0) - means / means.max()).max() < 0.005
-    )  # the other side: as the text has it
+    # The other side: as the text has it
+    assert abs(fills.mean(0) - means / means.max()).max() < 0.005
 
 
 def test_small_types_hold_what_they_must() -> None:

@@ -1,4 +1,6 @@
-"""The token store against brute force: what was appended in chunks is what is read, and damage is named."""
+"""The token store against brute force: what was appended in chunks is what is read, and damage is
+named.
+"""
 
 import shutil
 from contextlib import closing

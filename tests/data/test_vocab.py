@@ -257,9 +257,8 @@ def test_real_text_survives() -> None:
         ]
     unseen = lines["test.en"] + lines["test.de"]
     known = set("".join(lines["valid.en"] + lines["valid.de"]))
-    for line, ids in zip(
-        unseen, vocab.encode(unseen), strict=True
-    ):  # a run of unknown characters is one id
+    # A run of unknown characters is one id
+    for line, ids in zip(unseen, vocab.encode(unseen), strict=True):
         assert ids.count(UNK) == [
             is_lost for is_lost, _ in groupby(c not in known for c in line)
         ].count(True)

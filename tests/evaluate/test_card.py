@@ -1,4 +1,6 @@
-"""The card beside an average: what the hub's own parser reads from it, and whose it is once somebody has edited it."""
+"""The card beside an average: what the hub's own parser reads from it, and whose it is once
+somebody has edited it.
+"""
 
 import json
 import os
@@ -53,9 +55,8 @@ def test_the_hub_reads_it(folder: Path) -> None:
         CorpusConfig(dataset="wmt/wmt14", subset="de-en"),
         CorpusConfig(src="a.en", tgt="a.de"),
     )
-    with_config(
-        folder, data=DataConfig(src="no", tgt="en", train=corpora)
-    )  # no, unquoted, is false in YAML
+    # No, unquoted, is false in YAML
+    with_config(folder, data=DataConfig(src="no", tgt="en", train=corpora))
     result = result_of(folder)
     other = replace(
         result, test_set=replace(result.test_set, name="my/own set"), scores=result.scores[1:]

@@ -1,7 +1,9 @@
-"""nmt-eval as its users meet it: its numbers are sacreBLEU's own, called directly, and what is refused leaves no trace.
+"""nmt-eval as its users meet it: its numbers are sacreBLEU's own, called directly, and what is
+refused leaves no trace.
 
-One toy run is trained for the module; a test that writes into it takes a copy. Tokens were worked out by hand, the t of
-Student is from printed tables, digests are of the files. Resamples are few, but where their number is the point.
+One toy run is trained for the module; a test that writes into it takes a copy. Tokens were worked
+out by hand, the t of Student is from printed tables, digests are of the files. Resamples are few,
+but where their number is the point.
 """
 
 import hashlib
@@ -158,8 +160,8 @@ def parse_signature(signature: str) -> dict[str, str]:
 
 # ---- a file of translations ---------------------------------------------------------------------------------------
 
-# A reference, its Moses tokens of 2017, and the same of a translation. U+201C becomes a quote in tokenising, the low
-# one only where quotes are made plain.
+# A reference, its Moses tokens of 2017, and the same of a translation. U+201C becomes a quote in
+# tokenising, the low one only where quotes are made plain.
 TEXTS = [
     (
         "Er sagte: „Das Nord-Süd-Gefälle wächst.“",
@@ -213,7 +215,9 @@ def tokens_bleu() -> BLEU:
 def truth(
     rows: list[tuple[str, str, str, str]], language: str
 ) -> dict[str, tuple[Metric, list[str], list[str], str]]:
-    """For each metric in order: sacreBLEU's metric, what it is given, and what the signature says of the tokens."""
+    """For each metric in order: sacreBLEU's metric, what it is given, and what the signature says
+    of the tokens.
+    """
     gold, gold_tokens, texts, tokens = (list(column) for column in zip(*rows, strict=True))
     moses = f"moses-2017.{language}"
     plain = {
@@ -280,9 +284,8 @@ def test_every_metric_is_what_sacrebleu_says(
         assert (score["low"], score["high"]) == pytest.approx(
             (direct._mean - direct._ci, direct._mean + direct._ci)
         )
-        mark = (
-            "*" if score["name"] == list(expected)[-3] else " "
-        )  # the last of BLEU is the paper's
+        # The last of BLEU is the paper's
+        mark = "*" if score["name"] == list(expected)[-3] else " "
         assert re.search(
             rf"^  {score['name']} +{score['value']:.2f}{re.escape(mark)} +\[{score['low']:.2f}, "
             rf"{score['high']:.2f}\] +{re.escape(score['signature'])}$",
@@ -712,7 +715,9 @@ KEPT = [i for i in range(30) if i not in (3, 4, 20, 21)]
 
 @pytest.fixture
 def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy's test set in the place of newstest2014, with four lines that the filtered one has not."""
+    """The toy's test set in the place of newstest2014, with four lines that the filtered one has
+    not.
+    """
     digests = {language: sha256(ground / f"test.{language}") for language in ("en", "de")}
     subset = KnownSubset("wmt14", ("en", "de"), DROPPED)
     toy = KnownSet("newstest2014", "wmt14/full", 30, (digests,), subset=subset)

@@ -1,4 +1,6 @@
-"""results.json loses no record, keeps one for each thing scored, and says in one line where it is damaged."""
+"""results.json loses no record, keeps one for each thing scored, and says in one line where it is
+damaged.
+"""
 
 import json
 import os

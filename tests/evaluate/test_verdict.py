@@ -1,7 +1,8 @@
-"""The verdict on runs that never took place: each reason and each step left out is named, alone and by its own words.
+"""The verdict on runs that never took place: each reason and each step left out is named, alone and
+by its own words.
 
-A perfect base run is made of the shipped config; every case departs from it in one thing. Its figures are those of the
-paper's Table 2.
+A perfect base run is made of the shipped config; every case departs from it in one thing. Its
+figures are those of the paper's Table 2.
 """
 
 import json

@@ -1,6 +1,8 @@
-"""Exports agree with their checkpoint in the engines that they are for; one that does not never appears.
+"""Exports agree with their checkpoint in the engines that they are for; one that does not never
+appears.
 
-The models are random, with noise on every LayerNorm and bias, so that a forgotten or exchanged tensor shows.
+The models are random, with noise on every LayerNorm and bias, so that a forgotten or exchanged
+tensor shows.
 """
 
 import importlib.util

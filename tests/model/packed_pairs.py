@@ -1,4 +1,6 @@
-"""Packed sentences, and which key each query attends to by the definition, one pair of places after another."""
+"""Packed sentences, and which key each query attends to by the definition, one pair of places after
+another.
+"""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
-"""Packed attention against torch's scaled_dot_product_attention, sentence by sentence, values and gradients; and the
-intervals of rows that the kernels are given."""
+"""Packed attention against torch's scaled_dot_product_attention, sentence by sentence, values and
+gradients; and the intervals of rows that the kernels are given."""
 
 import functools
 from typing import Any

@@ -1,4 +1,6 @@
-"""The attention kernels against float64 written out, values and gradients: on a GPU, else interpreted."""
+"""The attention kernels against float64 written out, values and gradients: on a GPU, else
+interpreted.
+"""
 
 import functools
 import subprocess

@@ -24,8 +24,8 @@ NAN = float("nan")
 def sentences(
     q: Tensor, k: Tensor, q_ends: Tensor, k_ends: Tensor, window: list[int]
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """The rows of each sentence and its weights. As FlashAttention counts: the last query stands beside the last key,
-    and -1 is without a bound."""
+    """The rows of each sentence and its weights. As FlashAttention counts: the last query stands
+    beside the last key, and -1 is without a bound."""
     ends = q_ends.tolist(), k_ends.tolist()
     for a, b, c, d in zip(ends[0][:-1], ends[0][1:], ends[1][:-1], ends[1][1:], strict=True):
         if a == b or c == d:
@@ -209,6 +209,5 @@ def test_which_heads_torch_takes() -> None:
     assert (
         "window_size" in inspect.signature(varlen_attn).parameters and attention_varlen.HAS_WINDOW
     )
-    assert not supports_varlen(
-        torch.zeros(1, 1, 64).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
-    )  # not on a GPU
+    # Not on a GPU
+    assert not supports_varlen(torch.zeros(1, 1, 64).bfloat16(), torch.zeros(1, 1, 64).bfloat16())

@@ -1,4 +1,6 @@
-"""A model made ready for decoding says what the model says, and leaves the model as it was: whole and trainable."""
+"""A model made ready for decoding says what the model says, and leaves the model as it was: whole
+and trainable.
+"""
 
 from dataclasses import replace
 
@@ -26,10 +28,8 @@ SRC = pack(SENTENCES)
 NEEDS_PACKING = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
 )
-FP32, BF16 = (
-    1e-5,
-    0.05,
-)  # of outputs, which are norms' and of size 1: bf16 has 8 bits, some products follow another
+# Of outputs, which are norms' and of size 1: bf16 has 8 bits, some products follow another
+FP32, BF16 = (1e-5, 0.05)
 
 
 def model(shape: ModelConfig) -> Transformer:

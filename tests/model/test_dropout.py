@@ -26,9 +26,8 @@ def test_rate_and_scale(rate: float) -> None:
     y = Dropout(rate)(x)
     kept = y != 0
     sigma = (rate * (1 - rate) / x.numel()) ** 0.5
-    assert (
-        abs(1 - kept.float().mean().item() - rate) < 4 * sigma + 2**-17
-    )  # the rate is rounded to 16 bits
+    # The rate is rounded to 16 bits
+    assert abs(1 - kept.float().mean().item() - rate) < 4 * sigma + 2**-17
     assert y[kept].unique().numel() == 1 and y[kept][0].item() == pytest.approx(
         1 / (1 - rate), rel=1e-4
     )
@@ -60,9 +59,8 @@ def test_silent_in_evaluation_and_at_rate_zero() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.1, 1 / 3, 0.9])
-@pytest.mark.parametrize(
-    "shape", [(1_000_003,), (1001, 333)]
-)  # the last draw serves fewer than four
+# The last draw serves fewer than four
+@pytest.mark.parametrize("shape", [(1_000_003,), (1001, 333)])
 def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(
     rate: float, shape: tuple[int, ...]
 ) -> None:
@@ -76,7 +74,9 @@ def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(
 
 
 def uncorrelated(masks: list[Tensor]) -> bool:
-    """No two of these random masks agree more often than chance lets them, five standard errors wide."""
+    """No two of these random masks agree more often than chance lets them, five standard errors
+    wide.
+    """
     rows = torch.stack([mask.flatten().double() for mask in masks])
     rows = (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)
     among = rows @ rows.T / rows.shape[1] - torch.eye(len(rows))

@@ -1,4 +1,6 @@
-"""The model against torch's own modules in float64, packed against alone, and the cached step against the full pass."""
+"""The model against torch's own modules in float64, packed against alone, and the cached step
+against the full pass.
+"""
 
 import math
 from dataclasses import replace
@@ -149,9 +151,8 @@ def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
             tokens = torch.tensor([row[t] for row in rows]).repeat_interleave(2)
             logits = model.projection(model.step(tokens, cache)).view(len(rows), 2, V)
             assert (logits - full[:, None, t]).abs().max() < 1e-12
-            if (
-                t == 2
-            ):  # the hypotheses of each sentence change places, and the second sentence leaves
+            # The hypotheses of each sentence change places, and the second sentence leaves
+            if t == 2:
                 cache.reorder(torch.tensor([[1, 0], [0, 1], [1, 0]]))
                 cache.keep(2, torch.tensor([1]), torch.tensor([2]))
                 rows, full = [rows[0], rows[2]], full[[0, 2]]

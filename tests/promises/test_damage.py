@@ -1,7 +1,9 @@
-"""Damage to the checkpoints of a real run: each file cut, flipped, zeroed, emptied, removed, exchanged for another's.
+"""Damage to the checkpoints of a real run: each file cut, flipped, zeroed, emptied, removed,
+exchanged for another's.
 
-Whatever was done to the newest checkpoint, it is named with the file, and the one before is taken; a run that goes on
-so ends in the bits of the undisturbed one. NMT_SOAK=1 tries ten times as many places; all are drawn from fixed seeds.
+Whatever was done to the newest checkpoint, it is named with the file, and the one before is taken;
+a run that goes on so ends in the bits of the undisturbed one. NMT_SOAK=1 tries ten times as many
+places; all are drawn from fixed seeds.
 """
 
 import json
@@ -50,7 +52,9 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """Two runs of 20 updates with checkpoints at 5, 10, 15 and 20; in `other` the model has another size."""
+    """Two runs of 20 updates with checkpoints at 5, 10, 15 and 20; in `other` the model has another
+    size.
+    """
     ground = make_ground(tmp_path_factory.mktemp("damage"))
     assert train(ground, ground.run("run")) == 0
     shutil.copytree(ground.run("run").path, ground.run("whole").path, symlinks=True)
@@ -85,9 +89,8 @@ def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -
     """That `name` of step 20 is said to be damaged and step 15 is taken."""
     step, lines = told(run, capsys)
     assert step == 15 and len(lines) == 1, lines
-    place = (
-        run.checkpoint(20) if name == MANIFEST else run.checkpoint(20) / f"{name}:"
-    )  # it speaks of another file
+    # It speaks of another file
+    place = run.checkpoint(20) if name == MANIFEST else run.checkpoint(20) / f"{name}:"
     assert lines[0].startswith(f"warning: {place}") and name in lines[0], lines
 
 
@@ -226,9 +229,8 @@ def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     expected, expected_lines = tensors(run.checkpoint(20)), lines_of(run)
-    expected = {
-        key: value.clone() for key, value in expected.items()
-    }  # the file is mapped, and is damaged next
+    # The file is mapped, and is damaged next
+    expected = {key: value.clone() for key, value in expected.items()}
     damage(run.checkpoint(20) / name)
     capsys.readouterr()
     assert train(ground, run) == 0
@@ -288,7 +290,6 @@ def test_a_journal_that_has_lost_lines(
     assert train(ground, run) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1 and str(run.metrics) in warnings[0]
-    found = [
-        line["step"] for line in lines_of(run) if line["kind"] == "train"
-    ]  # each line is whole
+    # Each line is whole
+    found = [line["step"] for line in lines_of(run) if line["kind"] == "train"]
     assert found == [*range(1, kept + 1), *range(11, 21)]

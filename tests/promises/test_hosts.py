@@ -1,7 +1,9 @@
-"""One run on two hosts, through launch.sh: two network namespaces with an address each, joined by a cable of their own.
+"""One run on two hosts, through launch.sh: two network namespaces with an address each, joined by a
+cable of their own.
 
-They share this machine's files and clock and nothing of its network, so all that the ranks say to each other goes over
-the cable, and pulling it out is a real loss of a host. Needs root and `ip`, and takes minutes: `make soak` runs it.
+They share this machine's files and clock and nothing of its network, so all that the ranks say to
+each other goes over the cable, and pulling it out is a real loss of a host. Needs root and `ip`,
+and takes minutes: `make soak` runs it.
 """
 
 import contextlib
@@ -26,9 +28,8 @@ from nmt.commands.train import main
 
 ROOT = Path(__file__).parents[2]
 IP = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-NUMBERS = itertools.count(
-    os.getpid() % 50 * 5
-)  # so that two test runs at once seldom choose the same
+# So that two test runs at once seldom choose the same
+NUMBERS = itertools.count(os.getpid() % 50 * 5)
 
 
 def ip(*words: str) -> str:
@@ -221,8 +222,8 @@ def assert_same(a: Path, b: Path) -> None:
 def test_a_cable_that_is_pulled_and_plugged_in_again(
     hosts: Pair, toy: Path, tmp_path: Path, seconds: int, retries: int
 ) -> None:
-    """Nobody does anything but plug it in. With 15 retries, as usual, TCP waits for the cable; with 5 it gives up after
-    some 15 seconds, all ranks die, and the hosts join anew."""
+    """Nobody does anything but plug it in. With 15 retries, as usual, TCP waits for the cable; with
+    5 it gives up after some 15 seconds, all ranks die, and the hosts join anew."""
     for host in (0, 1):
         ip(
             "netns",
@@ -253,7 +254,9 @@ def test_a_cable_that_is_pulled_and_plugged_in_again(
 def test_a_host_that_lost_its_power_is_started_again(
     hosts: Pair, toy: Path, tmp_path: Path
 ) -> None:
-    """The other hears nothing of its end; a person starts the same command on a machine in its place."""
+    """The other hears nothing of its end; a person starts the same command on a machine in its
+    place.
+    """
     arguments = undisturbed(hosts, toy, tmp_path / "calm")
     run = tmp_path / "cut"
     first, second = (hosts.start(host, *arguments, f"out={run}") for host in (0, 1))

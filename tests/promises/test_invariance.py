@@ -1,9 +1,10 @@
-"""What a sentence becomes does not depend on its batch: alone, among others, in any order, beside long ones, in several
-threads; searched or drawn, with prefixes among them.
+"""What a sentence becomes does not depend on its batch: alone, among others, in any order, beside
+long ones, in several threads; searched or drawn, with prefixes among them.
 
-In fp32 products of other sizes round otherwise, by some 1e-6 of a score. So two hypotheses whose scores are nearer than
-1e-5 may change places; that is the only exception, and it is one only where the scores agree. A draw too can fall so
-near the bound between two pieces that rounding decides: with 6,000 pieces about one of 2,000 does.
+In fp32 products of other sizes round otherwise, by some 1e-6 of a score. So two hypotheses whose
+scores are nearer than 1e-5 may change places; that is the only exception, and it is one only where
+the scores agree. A draw too can fall so near the bound between two pieces that rounding decides:
+with 6,000 pieces about one of 2,000 does.
 """
 
 import os
@@ -91,7 +92,8 @@ def threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# In make test each shape with the beam, and each way with the usual shape; in make soak all with all.
+# In make test each shape with the beam, and each way with the usual shape; in make soak all with
+# all.
 CASES = [
     (shape, way) for shape in SHAPES for way in WAYS if IS_SOAK or shape == "post" or way == "beam"
 ]
@@ -162,7 +164,9 @@ N_LINES = 1_000
 def test_a_trained_model_translates_real_lines_alike_in_any_company(
     way: str, precision: Literal["fp32", "bf16"]
 ) -> None:
-    """In bf16 products of other sizes may choose other words: that is told (-rP), and bounded only loosely."""
+    """In bf16 products of other sizes may choose other words: that is told (-rP), and bounded only
+    loosely.
+    """
     lines = (Path(str(DATA)) / "test.en").read_text(encoding="utf-8").split("\n")[:N_LINES]
     checkpoint = open_checkpoint(Path(str(CHECKPOINT)))
     config = replace(

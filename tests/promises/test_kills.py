@@ -57,9 +57,8 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
     life = time.monotonic() - began
     check_same(whole, ground.run(f"first-{size}-{score}"))
     struck: collections.Counter[str] = collections.Counter()
-    left: collections.Counter[int] = (
-        collections.Counter()
-    )  # how those ranks ended that were not killed
+    # How those ranks ended that were not killed
+    left: collections.Counter[int] = collections.Counter()
     runs = 0
     while struck.total() < kills:
         runs += 1

@@ -1,8 +1,8 @@
 """The same training on any number of ranks, also when the number changes from start to start.
 
-Which pairs make up update k, and what dropout does to them, does not depend on who computes it; sums over ranks are
-taken in another order, which is all that may differ. A rank that has no micro-batch left in an update gets a blank one,
-and nothing of it counts.
+Which pairs make up update k, and what dropout does to them, does not depend on who computes it;
+sums over ranks are taken in another order, which is all that may differ. A rank that has no
+micro-batch left in an update gets a blank one, and nothing of it counts.
 """
 
 import json
@@ -18,8 +18,8 @@ from nmt.checkpoint import TrainState, find_newest
 
 BOUND = 1e-5
 RECORDED = Order([], "", is_recorded=True)
-# The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model within fifty updates;
-# this one reaches 0.0016, twice the peak of the paper's base model.
+# The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model
+# within fifty updates; this one reaches 0.0016, twice the peak of the paper's base model.
 SETTINGS = ("optimizer.warmup_steps=400", "training.validate_every=1000", "evaluation.bleu=false")
 
 
@@ -31,7 +31,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 def trained(
     ground: Ground, name: str, stages: list[tuple[int, int]], *settings: str
 ) -> dict[int, dict[str, Any]]:
-    """Train the run `name` in `stages` of (ranks, until which update); what the ranks saw of each update."""
+    """Train the run `name` in `stages` of (ranks, until which update); what the ranks saw of each
+    update.
+    """
     seen: dict[int, dict[str, Any]] = {}
     for size, steps in stages:
         first = len(seen) + 1

@@ -1,8 +1,10 @@
-"""Damaged corpora, always the same ones: what comes out is a `UserError` or pairs that belong together.
+"""Damaged corpora, always the same ones: what comes out is a `UserError` or pairs that belong
+together.
 
-400 of them in `make test`, 2,000 in `make soak`. Line i of each side contains the number i with a checksum, so that it
-survives whole or is seen to be broken. Text damaged before it is packed is compared with brute force on its bytes. Damage
-to packed bytes must be found or change nothing. Only what is read to the end counts: a file is refused as a whole.
+400 of them in `make test`, 2,000 in `make soak`. Line i of each side contains the number i with a
+checksum, so that it survives whole or is seen to be broken. Text damaged before it is packed is
+compared with brute force on its bytes. Damage to packed bytes must be found or change nothing. Only
+what is read to the end counts: a file is refused as a whole.
 """
 
 import json
@@ -106,7 +108,9 @@ def with_bad(cells: list[str], draw: Random, bad: list[str | None]) -> Cells:
 def write(
     root: Path, form: str, sides: list[list[str]], draw: Random
 ) -> tuple[CorpusConfig, list[bytes] | None]:
-    """A damaged corpus in that form; and the bytes of the lines, where brute force can tell what is in them."""
+    """A damaged corpus in that form; and the bytes of the lines, where brute force can tell what is
+    in them.
+    """
     damages_text, path = draw.random() < 0.5 or form in ("", ".tsv", ".jsonl"), root / f"x{form}"
     if form == ".parquet":
         columns = [with_bad(side, draw, [NULL]) if damages_text else side for side in sides]
@@ -142,9 +146,8 @@ def write(
                 ],
                 draw,
             )
-        if (
-            damages_text
-        ):  # within a line: a hole from one line to the next can make a true row of two halves
+        # Within a line: a hole from one line to the next can make a true row of two halves
+        if damages_text:
             lines = content.split(b"\n")[:-1]
             k = draw.randrange(len(lines))
             rest = draw.choice([lines[k + 1 :], []])
@@ -170,7 +173,9 @@ def write(
 
 
 def brute(contents: list[bytes]) -> tuple[list[Pair], int] | None:
-    """The pairs that can be decoded and how many cannot; nothing where the sides are of unequal length."""
+    """The pairs that can be decoded and how many cannot; nothing where the sides are of unequal
+    length.
+    """
     sides = [
         content.split(b"\n")[: -1 if content.endswith(b"\n") else None]
         for content in contents

@@ -1,6 +1,8 @@
-"""One shape for every micro-batch of a run: whatever the lengths, the epoch and the number of ranks, and nearly full.
+"""One shape for every micro-batch of a run: whatever the lengths, the epoch and the number of
+ranks, and nearly full.
 
-Code for a GPU is compiled and recorded for that shape, so a second one would cost minutes or end the run.
+Code for a GPU is compiled and recorded for that shape, so a second one would cost minutes or end
+the run.
 """
 
 from functools import cache
@@ -136,15 +138,13 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(
     fits = swap_until_fit(lengths, micro, n, capacity)
     held = np.stack([np.bincount(micro, side, n) for side in lengths])
     assert fits == bool((held <= capacity).all())
-    assert np.array_equal(
-        np.bincount(micro, minlength=n), sizes
-    )  # a swap changes no number of sentences
+    # A swap changes no number of sentences
+    assert np.array_equal(np.bincount(micro, minlength=n), sizes)
 
 
 def test_the_shape_is_decided_by_lengths_and_share_alone() -> None:
     src, tgt = np.array([4, 10, 31]), np.array([5, 5, 5])
     assert choose_shape(src, tgt, 100) == BatchShape(128, 76, 31)
     assert choose_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
-    assert choose_shape(src, tgt, 20, max_pieces=99) == BatchShape(
-        128, 76, 100
-    )  # as segmentation may yet draw it
+    # As segmentation may yet draw it
+    assert choose_shape(src, tgt, 20, max_pieces=99) == BatchShape(128, 76, 100)

@@ -1,8 +1,10 @@
-"""A rank that fails leaves at once with its own exit code, although the others wait for it in an all-reduce.
+"""A rank that fails leaves at once with its own exit code, although the others wait for it in an
+all-reduce.
 
 torchrun ends a run when it sees a rank exit, so the exit must not wait for anybody. NCCL waits in
-destroy_process_group; gloo does not, so here that function is exchanged for one that never returns. The ranks are real,
-under a real torchrun, which turns every exit code into 1 and tells of the first one as root cause.
+destroy_process_group; gloo does not, so here that function is exchanged for one that never returns.
+The ranks are real, under a real torchrun, which turns every exit code into 1 and tells of the first
+one as root cause.
 """
 
 import contextlib
@@ -110,9 +112,8 @@ def test_a_rank_that_fails_leaves_at_once(
     assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", first), text
     assert not (tmp_path / "hangs").exists()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    if not error.startswith(
-        "SystemExit"
-    ):  # which is how a rank leaves whose main rank has told why
+    # Which is how a rank leaves whose main rank has told why
+    if not error.startswith("SystemExit"):
         assert (status["state"], status["exit_code"]) == ("failed", 1 if code == 130 else code)
 
 
@@ -148,7 +149,6 @@ def test_one_process_alone_returns_and_one_of_many_leaves(
         with pytest.raises(InterruptedError):
             run_command(work, "nmt")
     assert left == [2, 1, 1, 2]
-    assert (
-        run_command(lambda: 75, "nmt") == 75
-    )  # all ranks agreed on this end: it is an ordinary one
+    # All ranks agreed on this end: it is an ordinary one
+    assert run_command(lambda: 75, "nmt") == 75
     assert capsys.readouterr().err.count("ValueError: a bug") == 1

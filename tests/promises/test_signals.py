@@ -1,7 +1,9 @@
-"""A run that is asked to stop saves at the boundary of an update, says so, and goes on in the very same bits.
+"""A run that is asked to stop saves at the boundary of an update, says so, and goes on in the very
+same bits.
 
-Whoever is asked, whenever, and by which signal: one rank, torchrun, in the middle of a save or of a validation. Who
-asks twice gets an end at once, and loses no more than the updates since the last checkpoint. Nobody is left behind.
+Whoever is asked, whenever, and by which signal: one rank, torchrun, in the middle of a save or of a
+validation. Who asks twice gets an end at once, and loses no more than the updates since the last
+checkpoint. Nobody is left behind.
 """
 
 import itertools
@@ -29,11 +31,8 @@ from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 STEPS = 12
-SETTINGS = (
-    f"training.steps={STEPS}",
-    "training.log_every=1",
-    "decoding.batch_tokens=8",
-)  # a sentence a batch
+# A sentence a batch
+SETTINGS = (f"training.steps={STEPS}", "training.log_every=1", "decoding.batch_tokens=8")
 QUIET = ("training.validate_every=1000", "training.checkpoint_every=null")
 CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
 TWICE_S = 0.6  # within half a second it is the same request, handed on by two
@@ -97,7 +96,8 @@ def test_a_signal_to_one_rank(
         after = steps_logged(run)
         assert start.wait(is_agent=False) == [CODES[number]] * size, start.told()
         step = check_preempted(run, CODES[number])
-        # at the end of the update that was being computed, or of the next one if this rank had already given its word
+        # at the end of the update that was being computed, or of the next one if this rank had
+        # already given its word
         assert before <= step <= after + 2, (
             f"asked after update {before} to {after}, saved at {step}"
         )
@@ -116,7 +116,9 @@ def test_a_signal_to_one_rank(
 def test_a_signal_during_validation_cuts_it_short(
     settings: tuple[str, ...], step: int, size: int, victim: int, ground: Ground
 ) -> None:
-    """Six sentences take a second each. The validation is made up for when the run goes on, also the very last."""
+    """Six sentences take a second each. The validation is made up for when the run goes on, also
+    the very last.
+    """
     number = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT][size - victim]
     for attempt in range(counted(1, 10)):
         run = ground.run(f"validating-{step}-{size}-{victim}-{attempt}")
@@ -191,7 +193,9 @@ def test_who_asks_twice_gets_an_end_at_once(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", counted([signal.SIGKILL], [*CODES, signal.SIGKILL]))
 def test_a_signal_to_torchrun(number: signal.Signals, ground: Ground) -> None:
-    """It hands the signal on. When it is killed, its ranks save and go as if they had been asked to."""
+    """It hands the signal on. When it is killed, its ranks save and go as if they had been asked
+    to.
+    """
     for attempt in range(counted(1, 10)):
         run = ground.run(f"torchrun-{number}-{attempt}")
         settings = (*SETTINGS[1:], *QUIET, "training.steps=3000")
@@ -208,9 +212,8 @@ def test_a_signal_to_torchrun(number: signal.Signals, ground: Ground) -> None:
         finally:
             start.end()
         step = check_preempted(run, CODES.get(number, 75))
-        assert before <= step and "nmt/commands/train.py" not in start.told(), (
-            start.told()
-        )  # no traceback of ours
+        # No traceback of ours
+        assert before <= step and "nmt/commands/train.py" not in start.told(), start.told()
         print(f"{number.name}: asked after update {before} to {after}, saved at {step}")
         more = (*SETTINGS[1:], *QUIET, f"training.steps={step + 3}")
         ground.finish(run.path.name, *more, size=2)

@@ -1,8 +1,10 @@
-"""A stranger's checkpoints: whatever lies in the folder is refused in one line, soon, in little memory, unexecuted.
+"""A stranger's checkpoints: whatever lies in the folder is refused in one line, soon, in little
+memory, unexecuted.
 
-Each case is a whole checkpoint with one thing wrong, sealed anew where a malicious author would, so that digests agree.
-A child process with torch imported opens each as nmt-translate does and continues the run around it as nmt-train does;
-it measures processor time and the peak of memory above what it had before.
+Each case is a whole checkpoint with one thing wrong, sealed anew where a malicious author would, so
+that digests agree. A child process with torch imported opens each as nmt-translate does and
+continues the run around it as nmt-train does; it measures processor time and the peak of memory
+above what it had before.
 """
 
 import io
@@ -194,9 +196,8 @@ def instead(name: str, make: Callable[[Path], object]) -> Change:
 
 
 def link(path: Path) -> None:
-    path.symlink_to(
-        path.parent.parent.parent / f"outside-{path.name}"
-    )  # the very content, elsewhere
+    # The very content, elsewhere
+    path.symlink_to(path.parent.parent.parent / f"outside-{path.name}")
 
 
 def archive(folder: Path, member: str, data: bytes) -> bytes:
@@ -235,9 +236,8 @@ HUGE = framed(json.dumps({"tgt_embedding.weight": zeros([10**10], 4 * 10**10)}).
 BIAS = "decoder.0.feed_forward.inner.bias"
 PART_NAMES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
-CASES: dict[
-    str, tuple[Change, str]
-] = {  # name -> what is done, and which file the one line must name
+# Name -> what is done, and which file the one line must name
+CASES: dict[str, tuple[Change, str]] = {
     "config: d_model": (text(CONFIG_FILE, "d_model: 8", "d_model: 1000000"), MODEL_FILE),
     "config: d_model 2^62": (text(CONFIG_FILE, "d_model: 8", f"d_model: {2**62}"), CONFIG_FILE),
     "config: n_layers": (text(CONFIG_FILE, "n_layers: 2", "n_layers: 100000"), MODEL_FILE),
@@ -576,9 +576,8 @@ def test_a_checkpoint_of_a_stranger(case: str, answers: dict[str, Answer], folde
     assert name in complaint.removeprefix(place)
     assert complaint.isprintable() and len(complaint) < len(place) + 400
     assert answer.continued == 7
-    assert (
-        answer.seconds < 4 * SECONDS and answer.memory_mb < MEMORY_MB
-    )  # opened twice, maybe on a busy machine
+    # Opened twice, maybe on a busy machine
+    assert answer.seconds < 4 * SECONDS and answer.memory_mb < MEMORY_MB
     assert not (folder / str(number) / CANARY).exists()
 
 

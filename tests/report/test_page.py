@@ -1,4 +1,6 @@
-"""The report holds the run's points, parses as XML, shows no markup of its input, and survives what a crash leaves."""
+"""The report holds the run's points, parses as XML, shows no markup of its input, and survives what
+a crash leaves.
+"""
 
 import json
 import re

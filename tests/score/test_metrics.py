@@ -1,7 +1,9 @@
-"""Every metric against outside truths: sacreBLEU called directly, and BLEU written out by hand as multi-bleu.perl counts.
+"""Every metric against outside truths: sacreBLEU called directly, and BLEU written out by hand as
+multi-bleu.perl counts.
 
-Tokenised lines were worked out by hand from the Moses scripts of 2017 (tests/score/test_moses.py has 16,000 from the scripts
-themselves). Each refusal guards against a number that would look like a score and be none.
+Tokenised lines were worked out by hand from the Moses scripts of 2017 (tests/score/test_moses.py
+has 16,000 from the scripts themselves). Each refusal guards against a number that would look like a
+score and be none.
 """
 
 import logging
@@ -45,7 +47,9 @@ HYPOTHESES = [
 
 
 def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU of tokenised lines: clipped n-gram counts summed over the corpus, no smoothing, brevity over the corpus."""
+    """BLEU of tokenised lines: clipped n-gram counts summed over the corpus, no smoothing, brevity
+    over the corpus.
+    """
     correct, total = [0] * 4, [0] * 4
     n_hypothesis = n_reference = 0
     for hypothesis, reference in zip(hypotheses, references, strict=True):
@@ -130,7 +134,9 @@ def test_it_is_not_smoothed() -> None:
 
 
 def test_only_the_references_quotes_become_plain() -> None:
-    """As in the authors' copy: a model that writes plain quotes gains, one that writes typographic ones loses."""
+    """As in the authors' copy: a model that writes plain quotes gains, one that writes typographic
+    ones loses.
+    """
     plain, typographic = ['Er sagte: "Das ist ein Test."'], ["Er sagte: „Das ist ein Test.“"]
     metric = find_paper_metric("de")
     assert value_of(metric, plain, typographic) > 99.9 > value_of(SPLIT, plain, typographic)
@@ -166,10 +172,8 @@ def test_table_2_knows_german_and_french_and_splits_german_alone(
     [
         ('Er sagte: "Das ist gut."', "Er sagte : &quot; Das ist gut . &quot;"),
         ("“Ja”, sagte er …", "&quot; Ja &quot; , sagte er ..."),  # replace-unicode-punctuation
-        (
-            "„Ja“",
-            "„ Ja &quot;",
-        ),  # it leaves the low quote alone: the reason why newstest2014's quotes were normalised
+        # It leaves the low quote alone: the reason why newstest2014's quotes were normalised
+        ("„Ja“", "„ Ja &quot;"),
         ("Wie geht’s?", "Wie geht &apos; s ?"),
         ("Das Nord-Süd-Gefälle.", "Das Nord ##AT##-##AT## Süd ##AT##-##AT## Gefälle ."),
         ("A-B-C", "A ##AT##-##AT## B-C"),  # the B is used up by the first match, in Perl as here
@@ -255,9 +259,10 @@ def test_warning_about_tokenised_text_is_quiet_only_where_tokens_are_meant(
 
 # ---- figures that others published --------------------------------------------------------------------------------
 
-# These keep a change of ours, or of sacreBLEU's, from moving a score unseen. The cases are those of sacreBLEU's own
-# tests (test/test_bleu.py, test_chrf.py, test_ter.py) that our settings cover. Its test.sh has figures of whole systems,
-# counted by mteval-v13a, mteval-v14, chrF++.py and tercom; they need the texts of WMT17 in a folder that NMT_WMT17 names.
+# These keep a change of ours, or of sacreBLEU's, from moving a score unseen. The cases are those of
+# sacreBLEU's own tests (test/test_bleu.py, test_chrf.py, test_ter.py) that our settings cover. Its
+# test.sh has figures of whole systems, counted by mteval-v13a, mteval-v14, chrF++.py and tercom;
+# they need the texts of WMT17 in a folder that NMT_WMT17 names.
 WMT17 = os.environ.get("NMT_WMT17", "")
 NEEDS_WMT17 = pytest.mark.skipif(
     not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text"
@@ -268,7 +273,8 @@ def wmt17(name: str) -> list[str]:
     return (Path(WMT17) / name).read_text("utf-8").removesuffix("\n").split("\n")
 
 
-# test_bleu.py: test_raw_bleu_cases that no smoothing touches, and that empty translations are not left out.
+# test_bleu.py: test_raw_bleu_cases that no smoothing touches, and that empty translations are not
+# left out.
 @pytest.mark.parametrize(
     "hypotheses, references, value",
     [
@@ -284,8 +290,8 @@ def test_bleu(hypotheses: list[str], references: list[str], value: float, tokeni
     )
 
 
-# test_chrf.py: test_cases_effective_order (where precision is recall, so that their beta of 3 gives what our 2 does)
-# and those of test_cases that smoothing does not touch.
+# test_chrf.py: test_cases_effective_order (where precision is recall, so that their beta of 3 gives
+# what our 2 does) and those of test_cases that smoothing does not touch.
 @pytest.mark.parametrize(
     "hypotheses, references, value",
     [
@@ -346,9 +352,8 @@ def test_ter(hypotheses: list[str], references: list[str], value: float) -> None
 )
 def test_bleu_13a_of_whole_systems(name: str, value: float) -> None:
     found = value_of(HEADLINE, wmt17(f"newstest2017.{name}.en-de"), wmt17("reference"))
-    assert found == pytest.approx(
-        value, abs=0.0101
-    )  # mteval rounds; one system is off by a hundredth
+    # Mteval rounds; one system is off by a hundredth
+    assert found == pytest.approx(value, abs=0.0101)
 
 
 @NEEDS_WMT17

@@ -1,7 +1,9 @@
-"""Our Moses tokens against the Perl scripts of 2017: 16,000 lines, half of them made to be awkward, and 20 BLEU scores.
+"""Our Moses tokens against the Perl scripts of 2017: 16,000 lines, half of them made to be awkward,
+and 20 BLEU scores.
 
-tests/golden holds what Perl printed (scripts/make_golden.py). Inputs are made again here and held against their digest
-first, so that a generator that drifted is not taken for a tokeniser that did. No Perl is needed.
+tests/golden holds what Perl printed (scripts/make_golden.py). Inputs are made again here and held
+against their digest first, so that a generator that drifted is not taken for a tokeniser that did.
+No Perl is needed.
 """
 
 import json

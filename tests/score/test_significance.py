@@ -1,7 +1,9 @@
-"""Intervals and tests of significance against the sacrebleu command line, run beside them with the same seed.
+"""Intervals and tests of significance against the sacrebleu command line, run beside them with the
+same seed.
 
-Published figures of real systems (WMT17, from sacreBLEU's own tests) are checked where NMT_WMT17 names a folder with
-one plain-text file for each system and one called reference. Student's t is held against a printed table.
+Published figures of real systems (WMT17, from sacreBLEU's own tests) are checked where NMT_WMT17
+names a folder with one plain-text file for each system and one called reference. Student's t is
+held against a printed table.
 """
 
 import json
@@ -135,7 +137,9 @@ def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
-    """With k lines that differ, all for the better, 2 of 2^k exchanges show as much: the exact p of randomisation."""
+    """With k lines that differ, all for the better, 2 of 2^k exchanges show as much: the exact p of
+    randomisation.
+    """
     worse = [line if i >= k else line.rpartition(" ")[0] for i, line in enumerate(REFERENCES)]
     found = compare_systems(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
     assert found.difference > 0
@@ -228,7 +232,8 @@ def test_spread_over_runs() -> None:
         estimate_spread([27.0])
 
 
-# Moses' bootstrap and multeval's randomisation against LIUM-NMT, in sacreBLEU's test/test_significance.py.
+# Moses' bootstrap and multeval's randomisation against LIUM-NMT, in sacreBLEU's
+# test/test_significance.py.
 @pytest.mark.skipif(
     not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text"
 )

@@ -1,7 +1,9 @@
-"""What is wrong with text before it is scored: each damage done to good text is named, and good text is let through.
+"""What is wrong with text before it is scored: each damage done to good text is named, and good
+text is let through.
 
-The good text is the demo corpus and lines that look like damage but are not (French spaces, .NET, code, entities that
-are in the reference too). One damaged line of 303 must not refuse; one of two must.
+The good text is the demo corpus and lines that look like damage but are not (French spaces, .NET,
+code, entities that are in the reference too). One damaged line of 303 must not refuse; one of two
+must.
 """
 
 from collections.abc import Callable

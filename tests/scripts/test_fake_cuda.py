@@ -1,7 +1,9 @@
-"""A training micro-batch on fake CUDA tensors: types under CUDA's own autocast, devices, and shapes, without a GPU.
+"""A training micro-batch on fake CUDA tensors: types under CUDA's own autocast, devices, and
+shapes, without a GPU.
 
-Fake tensors have a device, a type and a shape but no numbers. They need the CUDA build of torch, which has CUDA's rules
-but weighs gigabytes: `make gpu-dry` makes an environment with it and runs this file there.
+Fake tensors have a device, a type and a shape but no numbers. They need the CUDA build of torch,
+which has CUDA's rules but weighs gigabytes: `make gpu-dry` makes an environment with it and runs
+this file there.
 """
 
 from collections.abc import Iterator
@@ -78,7 +80,9 @@ def test_everything_between_embedding_and_loss_is_bf16(
 
 
 def without_autocast_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LayerNorm switches autocast off for itself by `torch.autocast`, which warns and does nothing without a GPU."""
+    """LayerNorm switches autocast off for itself by `torch.autocast`, which warns and does nothing
+    without a GPU.
+    """
 
     class Switch:
         def __init__(
@@ -100,7 +104,9 @@ def without_autocast_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forward_pass_keeps_to_the_device(
     name: str, fake: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backward pass runs on the pretend device of tests/train/test_update_gpu.py: autograd's threads want a real one."""
+    """The backward pass runs on the pretend device of tests/train/test_update_gpu.py: autograd's
+    threads want a real one.
+    """
     without_autocast_of_its_own(monkeypatch)
     loss, nll = Objective(Transformer(SHAPES[name], N_VOCAB), 0.1)(make_batch())
     assert loss.dtype == nll.dtype == torch.float32

@@ -1,8 +1,10 @@
-"""What `make gpu` will say on a first GPU, tried where there is none: its rehearsal, and that each check can fail.
+"""What `make gpu` will say on a first GPU, tried where there is none: its rehearsal, and that each
+check can fail.
 
-A check that cannot fail proves nothing. So wrong results are put in the place of right ones, one fault at a time, and
-the check that looks for it must name it. Nothing here depends on how long anything takes. `make test` rehearses the quick
-checks; `make gpu-dry` rehearses all of them, and interprets the kernels.
+A check that cannot fail proves nothing. So wrong results are put in the place of right ones, one
+fault at a time, and the check that looks for it must name it. Nothing here depends on how long
+anything takes. `make test` rehearses the quick checks; `make gpu-dry` rehearses all of them, and
+interprets the kernels.
 """
 
 import json

@@ -143,9 +143,8 @@ def test_attention_stays_in_registers(
     )
     assert built.spilled == 0 and built.registers <= 255 and built.shared <= SHARED
     assert len(re.findall(r"\.entry", built.ptx)) == 1
-    assert not re.search(
-        r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx
-    )  # or results would not repeat to the bit
+    # Or results would not repeat to the bit
+    assert not re.search(r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx)
 
 
 @needs_dry_run

@@ -1,7 +1,9 @@
-"""How many kernels a micro-batch launches on a GPU and how many bytes they move, by the compiler's own scheduler.
+"""How many kernels a micro-batch launches on a GPU and how many bytes they move, by the compiler's
+own scheduler.
 
-A change that undoes a fusion or widens the residual stream to fp32 makes no result wrong, only slow: these are budgets.
-Counting takes minutes, so it is done with NMT_GPU_DRY=1 (`make gpu-dry`); what was counted last is always checked.
+A change that undoes a fusion or widens the residual stream to fp32 makes no result wrong, only
+slow: these are budgets. Counting takes minutes, so it is done with NMT_GPU_DRY=1 (`make gpu-dry`);
+what was counted last is always checked.
 """
 
 import os
@@ -64,10 +66,8 @@ def test_one_layer_stays_within_its_budget(tmp_path: Path) -> None:
     for kernel in counts.kernels:
         kinds[kernel.kind] += kernel.count
     attention = [n for kind, n in kinds.items() if "packed_attention" in kind]
-    assert attention == [
-        3,
-        3,
-    ]  # the encoder's, the decoder's, and that over the memory: forward, backward
+    # The encoder's, the decoder's, and that over the memory: forward, backward
+    assert attention == [3, 3]
     assert [n for kind, n in kinds.items() if "loss_rows" in kind] == [1]
     # embeddings, the loss and what is made once for a batch are in it
     assert counts.launches() <= 129

@@ -1,8 +1,9 @@
-"""launch.sh and slurm.sh: what they start, which signals they hand on, and the exit code that they leave with.
+"""launch.sh and slurm.sh: what they start, which signals they hand on, and the exit code that they
+leave with.
 
-torchrun, srun and scontrol are exchanged for small scripts that write down how they were called, what they heard, and
-a status.json as a run would; nmt-train answers --print-config for real. One test goes through torchrun itself, with two
-ranks that are preempted. A real Slurm never ran here.
+torchrun, srun and scontrol are exchanged for small scripts that write down how they were called,
+what they heard, and a status.json as a run would; nmt-train answers --print-config for real. One
+test goes through torchrun itself, with two ranks that are preempted. A real Slurm never ran here.
 """
 
 import json
@@ -25,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCH, SLURM = ROOT / "scripts" / "launch.sh", ROOT / "scripts" / "slurm.sh"
 BIN = Path(sys.executable).parent
 
-# Writes $STATUS to the run folder (the word after out=), then leaves with $CODE; given $PATIENCE it awaits a signal.
+# Writes $STATUS to the run folder (the word after out=), then leaves with $CODE; given $PATIENCE it
+# awaits a signal.
 FAKE_RUN = """#!/bin/bash
 printenv TORCH_ELASTIC_SHUTDOWN_TIMEOUT > "$NOTES/NAME.patience"
 printf '%s\\n' "$@" >> "$NOTES/NAME.arguments"
@@ -236,9 +238,8 @@ def test_a_killed_run_is_no_success_and_an_old_status_is_no_answer(machine: Mach
     code, _, err = machine.launch("--gpus", "1", CODE="0", STATUS=status("running", None))
     assert code == 1 and "was killed" in err
     assert machine.launch("--gpus", "1", CODE="0", STATUS=status("done", 0))[0] == 0
-    code, _, err = machine.launch(
-        "--gpus", "1", CODE="1", STATUS=""
-    )  # it died before it could write its own
+    # It died before it could write its own
+    code, _, err = machine.launch("--gpus", "1", CODE="1", STATUS="")
     assert code == 1
 
 
@@ -324,9 +325,8 @@ def test_mistakes_are_told_in_one_line(machine: Machine, options: list[str], wor
 def test_mistakes_in_the_config_are_told_before_torchrun(machine: Machine) -> None:
     code, _, err = machine.run(LAUNCH, "--gpus", "1", *machine.training, "training.stepz=4")
     assert code == 2 and err.count("\n") == 1 and "training.stepz" in err
-    assert (
-        machine.run(LAUNCH, "--gpu", "1", *machine.training)[0] == 2
-    )  # not ours, and not nmt-train's
+    # Not ours, and not nmt-train's
+    assert machine.run(LAUNCH, "--gpu", "1", *machine.training)[0] == 2
     code, out, _ = machine.run(LAUNCH, "--", "--help")
     assert code == 0 and "usage: nmt-train" in out
     assert machine.arguments("torchrun") == []
@@ -580,7 +580,9 @@ def test_real_ranks_are_preempted(toy: Path, tmp_path: Path) -> None:
 
 
 def test_the_image_is_made_of_what_is_there() -> None:
-    """No image is built here; what would break its build or let private files in is read from its recipe."""
+    """No image is built here; what would break its build or let private files in is read from its
+    recipe.
+    """
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
     allowed = [
@@ -598,9 +600,8 @@ def test_the_image_is_made_of_what_is_there() -> None:
         and names.count("ENTRYPOINT") == 1
         and set(names) <= {"ARG", "FROM", "RUN", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "ENV"}
     )
-    assert json.loads(dict(steps)["ENTRYPOINT"]) == [
-        "nmt-train"
-    ]  # a list: no shell stands before it, deaf to SIGTERM
+    # A list: no shell stands before it, deaf to SIGTERM
+    assert json.loads(dict(steps)["ENTRYPOINT"]) == ["nmt-train"]
     assert names.index("USER") > max(at for at, name in enumerate(names) if name == "RUN")
     setup = (ROOT / "setup.cfg").read_text()
     for needed in re.findall(r"file: (\S+)|^license_files = (\S+)", setup, re.MULTILINE):

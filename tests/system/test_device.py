@@ -1,4 +1,5 @@
-"""Where commands compute: a GPU that torch cannot use is refused, never ignored, and the user can ask for the CPU.
+"""Where commands compute: a GPU that torch cannot use is refused, never ignored, and the user can
+ask for the CPU.
 
 No GPU is needed: a folder stands in for what the kernel would show of one.
 """

@@ -1,7 +1,8 @@
-"""What nmt.system.files promises: a file or folder is complete or absent, damage is seen, a lock dies with its holder.
+"""What nmt.system.files promises: a file or folder is complete or absent, damage is seen, a lock
+dies with its holder.
 
-Failures are injected in the middle of writing, and a process is killed with SIGKILL there, which no `finally` survives;
-what a reader then finds is compared with the old content.
+Failures are injected in the middle of writing, and a process is killed with SIGKILL there, which no
+`finally` survives; what a reader then finds is compared with the old content.
 """
 
 import os

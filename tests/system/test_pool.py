@@ -1,4 +1,6 @@
-"""Processes for many tasks: the results of a plain map, in order, few tasks ahead, and no process left behind."""
+"""Processes for many tasks: the results of a plain map, in order, few tasks ahead, and no process
+left behind.
+"""
 
 import multiprocessing
 import os

@@ -1,4 +1,5 @@
-"""How long ranks wait for each other: hours while rank 0 works for all, minutes within an update, and never in silence.
+"""How long ranks wait for each other: hours while rank 0 works for all, minutes within an update,
+and never in silence.
 
 Two real processes with gloo, the two timeouts shortened.
 """

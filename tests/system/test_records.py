@@ -1,6 +1,8 @@
-"""Records that a program wrote: every key must be there, damage is named by place and key, in one printable line.
+"""Records that a program wrote: every key must be there, damage is named by place and key, in one
+printable line.
 
-What people write by hand, with defaults and suggestions, is tested through configs in tests/test_config.py.
+What people write by hand, with defaults and suggestions, is tested through configs in
+tests/test_config.py.
 """
 
 from dataclasses import dataclass

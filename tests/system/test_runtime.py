@@ -1,4 +1,6 @@
-"""What a process asks of the system: to end with its parent, and to learn that the other side of a connection is gone."""
+"""What a process asks of the system: to end with its parent, and to learn that the other side of a
+connection is gone.
+"""
 
 import os
 import signal
@@ -34,9 +36,8 @@ def test_connections_end_after_silence_and_other_files_are_left_alone(tmp_path: 
         ]
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert keep[0] + keep[1] * keep[2] == 120  # an idle one
-        assert (
-            link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
-        )  # one with data in flight
+        # One with data in flight
+        assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
         link.sendall(b"still there")
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints on a disk that is full for a while, and from a thread: on a real small file system that is really full."""
+"""Checkpoints on a disk that is full for a while, and from a thread: on a real small file system
+that is really full.
+"""
 
 import json
 import time
@@ -34,7 +36,9 @@ CONFIG = RunConfig(
 
 @pytest.fixture
 def no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask for no spare room, so that the disk can be small: a save then fails while it writes, not before."""
+    """Ask for no spare room, so that the disk can be small: a save then fails while it writes, not
+    before.
+    """
     monkeypatch.setattr(checkpoint_writer, "SPARE_BYTES", 0)
 
 
@@ -71,7 +75,9 @@ def test_training_goes_on_while_the_disk_is_full(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The disk fills up before the checkpoint of update 6, in the middle of a file, and has room again before 10."""
+    """The disk fills up before the checkpoint of update 6, in the middle of a file, and has room
+    again before 10.
+    """
     settings = ["--config", str(toy), "training.checkpoint_every=2", "training.steps=10"]
     straight, run = tmp_path / "straight", small_disk.path / "run"
     assert main([*settings, f"out={straight}"]) == 0
@@ -143,7 +149,9 @@ def test_a_disk_that_is_full_at_the_end_is_a_failure(toy: Path, small_disk: Smal
 def test_a_thread_writes_what_was_when_it_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: training continues at once, and changes the weights while they are being written."""
+    """As on a GPU: training continues at once, and changes the weights while they are being
+    written.
+    """
     writer = make_writer(tmp_path, in_background=True)
     model, optimizer = make_trained()
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -164,9 +172,8 @@ def test_a_thread_writes_what_was_when_it_was_asked(
     found = load_file(tmp_path / "checkpoints/last/model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert not torch.equal(found["tgt_embedding.weight"], model.tgt_embedding.weight)
-    writer.save(
-        take_snapshot(model, optimizer), TrainState(step=2)
-    )  # into the same memory, once it is free
+    # Into the same memory, once it is free
+    writer.save(take_snapshot(model, optimizer), TrainState(step=2))
     writer.save(take_snapshot(model, optimizer), TrainState(step=3))
     writer.finish()
     assert checkpoint.list_steps(RunFolder(tmp_path)) == [2, 3]

@@ -1,8 +1,10 @@
-"""The path that trains - grouped attention, fused loss, constant shapes, compiled code - against the model written out.
+"""The path that trains - grouped attention, fused loss, constant shapes, compiled code - against
+the model written out.
 
-The reference takes one sentence at a time in float64, straight from the paper's formulas; only the weights are shared.
-What is compiled is traced here without a GPU: the grids of the CPU with breaks, the GPU's path as one graph with its
-kernels interpreted, in a process of its own since Triton decides that at its import (interpreted.py).
+The reference takes one sentence at a time in float64, straight from the paper's formulas; only the
+weights are shared. What is compiled is traced here without a GPU: the grids of the CPU with breaks,
+the GPU's path as one graph with its kernels interpreted, in a process of its own since Triton
+decides that at its import (interpreted.py).
 """
 
 import importlib.util
@@ -111,7 +113,9 @@ def hidden_states(w: dict[str, Tensor], c: ModelConfig, src: list[int], tgt: lis
 def expected(
     model: Transformer, pairs: Pairs, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """The sums of loss and NLL, and the gradient of SCALE times the first; bf16: under torch's autocast."""
+    """The sums of loss and NLL, and the gradient of SCALE times the first; bf16: under torch's
+    autocast.
+    """
     is_fast = dtype == torch.bfloat16
     w = {
         name: p.detach().to(torch.float32 if is_fast else dtype, copy=True).requires_grad_()
@@ -248,7 +252,9 @@ def check_compiled(is_whole: bool) -> None:
 
 
 def check_one_compilation(compiled: CompiledObjective) -> None:
-    """Batches of other numbers and lengths of sentences need no second compilation: every shape is constant."""
+    """Batches of other numbers and lengths of sentences need no second compilation: every shape is
+    constant.
+    """
     rng = np.random.default_rng(0)
     for n, longest in ((1, 3), (3, 20)):
         src, tgt = rng.integers(4, V, longest).tolist(), rng.integers(4, V, 18).tolist()
@@ -297,9 +303,8 @@ class AsOnGpu(AttentionMask):
 def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
-    monkeypatch.setattr(
-        "nmt.train.loss.supports_fused_loss", lambda hidden: True
-    )  # asked of an environment that is not traced
+    # Asked of an environment that is not traced
+    monkeypatch.setattr("nmt.train.loss.supports_fused_loss", lambda hidden: True)
     check_compiled(is_whole=True)
 
 

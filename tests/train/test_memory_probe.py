@@ -1,4 +1,6 @@
-"""The size of a micro-batch: an equal share for each rank, halved until it fits, and kept by a run that goes on."""
+"""The size of a micro-batch: an equal share for each rank, halved until it fits, and kept by a run
+that goes on.
+"""
 
 import gc
 import json

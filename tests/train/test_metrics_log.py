@@ -1,4 +1,6 @@
-"""metrics.jsonl on a disk that is full for a while, and after a crash; other sinks get the same figures."""
+"""metrics.jsonl on a disk that is full for a while, and after a crash; other sinks get the same
+figures.
+"""
 
 import json
 from pathlib import Path

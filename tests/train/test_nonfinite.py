@@ -1,5 +1,6 @@
-"""NaN and infinite losses, gradients and weights, really injected: no update is applied, all ranks agree, and the
-sentences are named. After a skipped update the weights are those before it, bit for bit.
+"""NaN and infinite losses, gradients and weights, really injected: no update is applied, all ranks
+agree, and the sentences are named. After a skipped update the weights are those before it, bit for
+bit.
 """
 
 import json
@@ -135,13 +136,8 @@ def test_a_skipped_update_changes_no_bit(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "skipped"] == [5, 6, 7]
     logged = [line["step"] for line in lines if line["kind"] == "train"]
-    assert logged == [
-        1,
-        2,
-        3,
-        4,
-        *range(8, 21),
-    ]  # a line for each update, but for those that were not applied
+    # A line for each update, but for those that were not applied
+    assert logged == [1, 2, 3, 4, *range(8, 21)]
     assert sorted(path.name for path in run.glob("nonfinite-*")) == [
         f"nonfinite-000000{k}.json" for k in (5, 6, 7)
     ]
@@ -159,9 +155,8 @@ def test_the_fourth_in_a_row_stops(
         == 1
     )
     assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
-    assert (
-        main(["--config", str(toy), "training.on_nonfinite=skip"]) == 1
-    )  # the count goes on after update 5
+    # The count goes on after update 5
+    assert main(["--config", str(toy), "training.on_nonfinite=skip"]) == 1
     assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -241,7 +236,8 @@ def test_all_ranks_reject_what_one_rank_finds(
     assert are_equal(tensors(run, 3), tensors(run, 4)) and not are_equal(
         tensors(run, 4), tensors(run, 5)
     )
-    # had one rank gone on with other weights than the other, the losses would not be those of one process that skips
+    # had one rank gone on with other weights than the other, the losses would not be those of one
+    # process that skips
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     both = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
     assert sorted(both) == [1, 2, 3, 5]

@@ -1,4 +1,6 @@
-"""Weights, gradients and moments in shares over the ranks (FSDP2) against whole ones: the same run, the same folder."""
+"""Weights, gradients and moments in shares over the ranks (FSDP2) against whole ones: the same run,
+the same folder.
+"""
 
 import os
 import subprocess
@@ -14,10 +16,8 @@ from soaking import Ground, lines, make_ground
 from nmt.system.run_folder import RunFolder
 
 SHARD = "training.shard=true"
-CALM = (
-    "training.log_every=1",
-    "optimizer.scale=0.05",
-)  # at a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
+# At a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
+CALM = ("training.log_every=1", "optimizer.scale=0.05")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,9 @@ def test_shares_are_not_compiled(ground: Ground) -> None:
 
 
 def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> None:
-    """One micro-batch for each update and three ranks: two of them run blank ones, for all must take part."""
+    """One micro-batch for each update and three ranks: two of them run blank ones, for all must
+    take part.
+    """
     run = ground.finish(
         "blank", *CALM, SHARD, "training.micro_tokens=300", "training.steps=4", size=3
     )

@@ -1,8 +1,9 @@
-"""Updates on a pretend GPU: nothing of an update waits for the device, mixes devices, or is lost in the flat gradients.
+"""Updates on a pretend GPU: nothing of an update waits for the device, mixes devices, or is lost in
+the flat gradients.
 
-Forward and backward of a micro-batch would run as one CUDA graph, which is not what is looked at here: a forward pass
-and made gradients stand in for them. All around is real: the batch's way to the device, the gradients, the optimizer,
-what is told of an update, and when.
+Forward and backward of a micro-batch would run as one CUDA graph, which is not what is looked at
+here: a forward pass and made gradients stand in for them. All around is real: the batch's way to
+the device, the gradients, the optimizer, what is told of an update, and when.
 """
 
 from dataclasses import replace
@@ -38,9 +39,8 @@ ALONE = World(0, 1, GPU)
 
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "nmt.train.loss.supports_fused_loss", lambda hidden: False
-    )  # Triton's kernels need a driver
+    # Triton's kernels need a driver
+    monkeypatch.setattr("nmt.train.loss.supports_fused_loss", lambda hidden: False)
 
 
 def make_store() -> TokenStore:
@@ -116,9 +116,8 @@ def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
 
 
 def test_the_newest_outcome_is_left_alone() -> None:
-    with pretend_device(
-        event_lag=1
-    ) as device:  # the event of an update completes with the next update's
+    # The event of an update completes with the next update's
+    with pretend_device(event_lag=1) as device:
         _, seen = trained(device, 4)
         assert len(seen) == 4
         assert [place for what, place in device.waits] == [
@@ -137,10 +136,11 @@ def line_of(text: str) -> int:
 def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forward and backward recorded once and replayed over batches of other lengths, with nothing that waits."""
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **_: function
-    )  # only the recording is looked at here
+    """Forward and backward recorded once and replayed over batches of other lengths, with nothing
+    that waits.
+    """
+    # Only the recording is looked at here
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     store, cpu = make_store(), World(0, 1, torch.device("cpu"))
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     alone, model = make_model(), make_model()
@@ -253,9 +253,8 @@ def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
     for p in parameters:
         assert p.grad is not None and torch.equal(p.grad, 4 * p.detach())
     expected = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm()
-    assert flat.buffer.norm() == pytest.approx(
-        float(expected), rel=1e-6
-    )  # what lies between them is zero
+    # What lies between them is zero
+    assert flat.buffer.norm() == pytest.approx(float(expected), rel=1e-6)
     flat.buffer.zero_()
     assert not any(p.grad.any() for p in parameters if p.grad is not None)
 

@@ -16,7 +16,9 @@ from nmt.translate.alignment import align
 
 
 def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list[list[list[float]]]:
-    """The memory attention of each layer, heads averaged, one sentence at a time and with plain products."""
+    """The memory attention of each layer, heads averaged, one sentence at a time and with plain
+    products.
+    """
     source = pack([[*src, EOS]])
     memory, target = model.encode(source), pack([[BOS, *tgt]])
     x = model.embed(model.tgt_embedding, model.tgt_positions, target)

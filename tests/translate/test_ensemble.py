@@ -1,4 +1,6 @@
-"""Ensembles against the mean of probabilities, computed directly and in fp64 from each model's full forward pass."""
+"""Ensembles against the mean of probabilities, computed directly and in fp64 from each model's full
+forward pass.
+"""
 
 import random
 from dataclasses import replace

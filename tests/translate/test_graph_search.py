@@ -1,8 +1,10 @@
-"""Decoding on a GPU, without one: the recorded search is the search, and a pretend device tells what a step costs.
+"""Decoding on a GPU, without one: the recorded search is the search, and a pretend device tells
+what a step costs.
 
-First its steps run on the CPU as they are, for all rules and kinds of models. Then they are recorded and replayed on
-the pretend device, where news of what is done comes late, mixing host and device raises, and each wait and each
-operation is counted. Last, what is said of memory is held against what is really taken.
+First its steps run on the CPU as they are, for all rules and kinds of models. Then they are
+recorded and replayed on the pretend device, where news of what is done comes late, mixing host and
+device raises, and each wait and each operation is counted. Last, what is said of memory is held
+against what is really taken.
 """
 
 import itertools
@@ -68,7 +70,9 @@ def prefixes_of(given: Sequence[Ids], seed: int = 0) -> list[Ids]:
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
-    """Other products round otherwise, so two hypotheses whose scores are that near may change places."""
+    """Other products round otherwise, so two hypotheses whose scores are that near may change
+    places.
+    """
     for some, others in zip(found, expected, strict=True):
         assert [a.score for a in some] == pytest.approx([b.score for b in others], abs=NEAR)
         for a, b in zip(some, others, strict=True):
@@ -266,8 +270,8 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beam 4 and two layers: one launch, and a copy that nobody waits for. A step that is not recorded launches much
-    more, but does not wait either."""
+    """Beam 4 and two layers: one launch, and a copy that nobody waits for. A step that is not
+    recorded launches much more, but does not wait either."""
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0 if is_recorded else 1000)
     shape = SHAPE
     config = DecodingConfig(max_extra=20, min_length=12)
@@ -296,9 +300,8 @@ def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -
         if before[2] == after[2] == 0 and before[3] == after[3]
     ]
     assert len(undisturbed) >= 11 and n_steps > 20
-    assert all(
-        before[1] == after[1] for before, after in undisturbed
-    )  # while all sentences live nothing waits
+    # While all sentences live nothing waits
+    assert all(before[1] == after[1] for before, after in undisturbed)
     steady = [after[0] - before[0] for before, after in undisturbed if before[4] == after[4]]
     print(f"operations a step: {steady}; waits of a search: {n_waits}")
     assert len(steady) >= 10 and max(steady) <= (10 if is_recorded else 300)

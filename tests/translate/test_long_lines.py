@@ -13,11 +13,8 @@ from nmt.translate.long_lines import split_pieces
     ("pieces", "longest", "parts"),
     [
         ("_a|_b|_c|.", 4, ["_a|_b|_c|."]),
-        (
-            "_a|_b.|_c|_d.|_e|_f.",
-            4,
-            ["_a|_b.", "_c|_d.|_e|_f."],
-        ),  # at a sentence, though it is not the half
+        # At a sentence, though it is not the half
+        ("_a|_b.|_c|_d.|_e|_f.", 4, ["_a|_b.", "_c|_d.|_e|_f."]),
         ("_a|_b|,|_c|_d|_e", 5, ["_a|_b|,", "_c|_d|_e"]),
         ("_a.|_b,|_c|_d|_e", 4, ["_a.", "_b,|_c|_d|_e"]),
         ("_a|x|x|_b|_c|x", 5, ["_a|x|x", "_b|_c|x"]),
@@ -60,6 +57,5 @@ def test_splitting_takes_linear_time() -> None:
         split_pieces(pieces, 1_000)
         return time.process_time() - began
 
-    assert min(seconds(80_000) for _ in range(3)) < 16 * min(
-        seconds(10_000) for _ in range(3)
-    )  # 8 times, and room
+    # 8 times, and room
+    assert min(seconds(80_000) for _ in range(3)) < 16 * min(seconds(10_000) for _ in range(3))

@@ -1,5 +1,5 @@
-"""Sampling against the model's own probabilities: counts held to chi-square, sets of allowed pieces, scores, and what a
-draw may depend on: the seed and the sentence, and nothing else."""
+"""Sampling against the model's own probabilities: counts held to chi-square, sets of allowed
+pieces, scores, and what a draw may depend on: the seed and the sentence, and nothing else."""
 
 import math
 import random
@@ -36,7 +36,9 @@ def shares(toy: Toy, temperature: float = 1.0, kept: int = V) -> dict[int, float
 
 
 def assert_drawn_from(counts: Counter[int], expected: dict[int, float]) -> None:
-    """Chi-square beyond what one of 10^5 right samplers shows, by the approximation of Wilson and Hilferty."""
+    """Chi-square beyond what one of 10^5 right samplers shows, by the approximation of Wilson and
+    Hilferty.
+    """
     assert counts.keys() <= expected.keys()
     n, freedom = counts.total(), len(expected) - 1
     found = sum((counts[piece] - n * share) ** 2 / (n * share) for piece, share in expected.items())
@@ -137,10 +139,8 @@ def test_draws_follow_from_seed_and_sentence_alone() -> None:
     assert together[::-1] == search(toy, pack(given[::-1]), config, 3)
     for src, some in zip(given, together, strict=True):
         assert search(toy, pack([src]), config, 3) == [some]
-        assert search(toy, pack([(4,) * 30, src, src]), config, 3)[1:] == [
-            some,
-            some,
-        ]  # a longer one beside it
+        # A longer one beside it
+        assert search(toy, pack([(4,) * 30, src, src]), config, 3)[1:] == [some, some]
     other = search(toy, pack(given), replace(config, seed=6), 3)
     assert sum(a == b for a, b in zip(together, other, strict=True)) < len(given) / 4
 

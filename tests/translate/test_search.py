@@ -1,8 +1,9 @@
-"""Search against brute force where a beam can hold everything, and against the plain recursion where it cannot.
+"""Search against brute force where a beam can hold everything, and against the plain recursion
+where it cannot.
 
-Both searches are held: that of the CPU, and that of a GPU, whose steps run here without being recorded.
-On random tables that stand for models, and on real ones; then the rules one by one, and the engines whose rules they
-are: Hugging Face and CTranslate2, asked themselves.
+Both searches are held: that of the CPU, and that of a GPU, whose steps run here without being
+recorded. On random tables that stand for models, and on real ones; then the rules one by one, and
+the engines whose rules they are: Hugging Face and CTranslate2, asked themselves.
 """
 
 import importlib.util
@@ -59,7 +60,8 @@ def recorded_search(
     return GraphSearch(model, config, torch.device("cpu")).search(src, n_best, prefixes)
 
 
-# What a usual run of the tests asks of one search alone: both have the same rules, which all other tests hold.
+# What a usual run of the tests asks of one search alone: both have the same rules, which all other
+# tests hold.
 LONG = {
     "test_a_beam_that_holds_everything_is_brute_force_with_transformers",
     "test_each_rule_is_the_recursion_with_transformers",
@@ -70,7 +72,9 @@ LONG = {
 
 @pytest.fixture(autouse=True, params=["step by step", "recorded"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded search begins with little room, and moves the living together however few they are."""
+    """The recorded search begins with little room, and moves the living together however few they
+    are.
+    """
     if request.param == "recorded":
         if request.node.originalname in LONG and not IS_SOAK:
             pytest.skip("the recorded search runs these in make soak")
@@ -222,9 +226,8 @@ def test_a_vocabulary_of_many_groups(beam: int) -> None:
     found = search(toy, pack(given), config, beam)
     for src, some in zip(given, found, strict=True):
         assert_same(some, recursion(toy, src, config, beam))
-    assert (
-        max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
-    )  # also of the last
+    # Also of the last
+    assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 255, 256, 257, 511, 512, 640, 2_111])
@@ -243,9 +246,8 @@ def test_the_best_of_groups_are_the_best(size: int) -> None:
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, given = Toy(5, n=7, ending=1.0), sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
-    monkeypatch.setattr(
-        "nmt.translate.beams.LOGITS_AT_ONCE", 4 * 7 * 30
-    )  # the logits of 30 sentences
+    # The logits of 30 sentences
+    monkeypatch.setattr("nmt.translate.beams.LOGITS_AT_ONCE", 4 * 7 * 30)
     assert len(set(given)) > 70
     for src, some in zip(given, search(toy, pack(given), config, 2), strict=True):
         assert_same(some, recursion(toy, src, config, 2))
@@ -375,14 +377,14 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
 
 
 def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]]:
-    """A model that ends by itself more often than not, and what to translate. Pad and bos are so unlikely that it does
-    not matter whether an engine rules them out before or after the softmax."""
+    """A model that ends by itself more often than not, and what to translate. Pad and bos are so
+    unlikely that it does not matter whether an engine rules them out before or after the softmax.
+    """
     rng = random.Random(seed)
     shape = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, tied=False, max_positions=64)
     ours = model(seed, vocab.size, shape)
-    norm = ours.decoder[
-        -1
-    ].feed_forward_residual.norm  # whose outputs then add up to 4, whatever goes in
+    # Whose outputs then add up to 4, whatever goes in
+    norm = ours.decoder[-1].feed_forward_residual.norm
     norm.weight.fill_(1.0)
     norm.bias.fill_(4 / shape.d_model)
     ours.projection.weight[[PAD, BOS]] = -10.0
@@ -391,7 +393,9 @@ def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]
 
 
 def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], where: str) -> int:
-    """How many of theirs ended before the limit, at which we end and they break off; all of those are ours."""
+    """How many of theirs ended before the limit, at which we end and they break off; all of those
+    are ours.
+    """
     ended = [
         (mine, ids, score)
         for (mine, *_), (ids, score) in zip(ours, theirs, strict=True)
