@@ -228,7 +228,7 @@ def test_spread_over_runs() -> None:
         (27.3 - half_width, 27.3 + half_width), abs=1e-3
     )
     assert estimate_spread([5.0, 5.0]).low == 5.0
-    with pytest.raises(UserError, match="1 score"):
+    with pytest.raises(UserError, match="at least two scores, not 1"):
         estimate_spread([27.0])
 
 
