@@ -33,8 +33,8 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--curve runs": "put it first",
     "--curve": "data.valid",
     "../one": "give -o DIR",
-    "../one -o x --ema": "--ema goes with one run",
-    "../one -o x --curve": "--curve goes with one run",
+    "../one -o x --ema": "--ema needs a run folder",
+    "../one -o x --curve": "--curve needs a run folder",
 }
 
 

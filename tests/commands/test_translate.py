@@ -399,7 +399,7 @@ def test_resuming_completes_the_output(
     capsys.readouterr()
     assert nmt_translate([*command[:2], str(tmp_path / "in"), *command[3:]]) == 0
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
-    assert "is the input too" in capsys.readouterr().err and out.read_bytes() == whole
+    assert "is also the input" in capsys.readouterr().err and out.read_bytes() == whole
 
 
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
@@ -410,7 +410,7 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
     out.write_text("hund\n")
     for prefix, message in (
         (tmp_path / "nowhere", "nowhere: cannot be read"),
-        (out, f"{out}: is the input too"),
+        (out, f"{out}: is also the input"),
     ):
         assert (
             nmt_translate([str(place), "-i", str(source), "-o", str(out), "--prefix", str(prefix)])
@@ -439,7 +439,7 @@ def test_an_output_longer_than_the_input_cannot_be_resumed(
     (tmp_path / "out").write_text("hund\n" * 41)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
     assert nmt_translate(command) == 2
-    assert "in: has 40 lines, fewer than the 41 that are done" in capsys.readouterr().err
+    assert "in: has 40 lines, fewer than the 41 already translated" in capsys.readouterr().err
     (tmp_path / "out").write_text("hund\n" * 40)
     assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 40
 

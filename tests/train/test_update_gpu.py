@@ -175,9 +175,12 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
     [
         (
             torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None),
-            "not compiled",
+            "cannot be compiled",
         ),
-        (RuntimeError("operation not permitted when stream is capturing\nmore"), "no CUDA graph"),
+        (
+            RuntimeError("operation not permitted when stream is capturing\nmore"),
+            "CUDA graph cannot be recorded",
+        ),
         (torch.OutOfMemoryError("CUDA out of memory"), None),
         (RuntimeError("Triton Error [CUDA]: out of memory"), None),
     ],
