@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_disk import SmallDisk, mount_small_disk
+from toy_words import WORDS
 
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
@@ -18,23 +19,6 @@ if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do witho
     too_slow = hypothesis.HealthCheck.too_slow
     hypothesis.settings.register_profile("nmt", deadline=None, suppress_health_check=[too_slow])
     hypothesis.settings.load_profile("nmt")
-
-WORDS = {
-    "red": "rot",
-    "blue": "blau",
-    "dog": "hund",
-    "cat": "katze",
-    "sees": "sieht",
-    "likes": "mag",
-    "one": "ein",
-    "house": "haus",
-    "tree": "baum",
-    "big": "groß",
-    "small": "klein",
-    "old": "alt",
-    "and": "und",
-    "not": "nicht",
-}
 
 
 def sentences(n: int, seed: int) -> list[tuple[str, str]]:

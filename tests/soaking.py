@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors.torch import load_file
+from toy_words import WORDS
 
 from nmt import checkpoint
 from nmt.system.files import read_json, verify
@@ -607,24 +608,6 @@ class Ground:
         start = self.start(name, *settings, size=size)
         assert set(start.wait()) == {0}, start.told()
         return self.run(name)
-
-
-WORDS = {
-    "red": "rot",
-    "blue": "blau",
-    "dog": "hund",
-    "cat": "katze",
-    "sees": "sieht",
-    "likes": "mag",
-    "one": "ein",
-    "house": "haus",
-    "tree": "baum",
-    "big": "groß",
-    "small": "klein",
-    "old": "alt",
-    "and": "und",
-    "not": "nicht",
-}
 
 
 def make_ground(folder: Path) -> Ground:

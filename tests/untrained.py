@@ -1,6 +1,7 @@
 """Checkpoints that take no training: random weights over the vocabulary of the toy corpus, sharp
 enough to say something else for each line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,18 @@ from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FIL
 
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
 DECODING = DecodingConfig(beam=2, max_extra=3)
+TINY = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
+
+
+def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
+    """One tiny shape for each option of the model that decoding can meet."""
+    return {
+        "post": TINY,
+        "pre": replace(TINY, norm="pre", tied=False),
+        "learned": replace(TINY, positions="learned", max_positions=max_positions),
+        "window": replace(TINY, window=3),
+        "small-heads": replace(TINY, d_k=3, d_v=5),
+    }
 
 
 def make_vocab(folder: Path, size: int = 80, byte_fallback: bool = False) -> Vocab:

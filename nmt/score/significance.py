@@ -193,7 +193,7 @@ def student_t(freedom: int) -> float:
     low, high = 0.0, math.pi / 2
     while True:
         middle = (low + high) / 2
-        if middle in (low, high):  # no number lies between them any more
+        if middle in (low, high):  # low and high are adjacent floats
             return math.sqrt(freedom) * math.tan(high)
         if _probability_within(middle, freedom) > 0.95:
             high = middle

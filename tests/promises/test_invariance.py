@@ -19,6 +19,7 @@ from typing import Literal
 import pytest
 import torch
 from soaking import IS_SOAK, counted
+from untrained import TINY, list_shapes
 
 from nmt.checkpoint import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig
@@ -33,14 +34,7 @@ from nmt.translate.translator import Request, Translation, make_translator
 
 V = 60
 NEAR = 1e-5
-SHAPE = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
-SHAPES = {
-    "post": SHAPE,
-    "pre": replace(SHAPE, norm="pre", tied=False),
-    "learned": replace(SHAPE, positions="learned", max_positions=64),
-    "window": replace(SHAPE, window=3),
-    "small-heads": replace(SHAPE, d_k=3, d_v=5),
-}
+SHAPES = list_shapes(max_positions=64)
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=3)
 WAYS = {
     "greedy": replace(PLAIN, beam=1),
@@ -125,7 +119,7 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str) -> 
 @pytest.mark.parametrize("way", ["greedy", "beam", "sample"])
 def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
     config, n, n_best = WAYS[way], counted(24, 110), 1 if way == "greedy" else 3
-    ours, given = prepare_for_decoding(model(SHAPE, seed=2), False), sources(n, 5)
+    ours, given = prepare_for_decoding(model(TINY, seed=2), False), sources(n, 5)
     forced = prefixes_of(given, 1)
     expected = search(ours, pack(given), config, n_best, forced)
     for tokens in (1, 100, 300):
@@ -144,7 +138,7 @@ def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
 
 
 def test_empty_prefixes_change_nothing() -> None:
-    ours, given = model(SHAPE), sources(9, 6)
+    ours, given = model(TINY), sources(9, 6)
     without = search(ours, pack(given), WAYS["beam"])
     assert without == search(ours, pack(given), WAYS["beam"], 1, [()] * 9)
 

@@ -5,10 +5,6 @@ bit.
 
 import json
 import math
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from two_ranks import run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
@@ -203,25 +200,14 @@ SCRIPT = """
 def test_all_ranks_reject_what_one_rank_finds(
     where: str, rule: str, toy: Path, tmp_path: Path
 ) -> None:
-    script = tmp_path / "poisoned.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        str(script),
-        where,
+    run_five_updates = [
         "--config",
         str(toy),
         "training.steps=5",
         "training.checkpoint_every=1",
         f"training.on_nonfinite={rule}",
     ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    done = run_on_two_ranks(SCRIPT, tmp_path / "poisoned.py", where, *run_five_updates)
     run = tmp_path / "run"
     assert "trainer.py" not in done.stderr, done.stderr  # no traceback of ours
     assert done.stderr.count("update 4 was not applied") == 1
@@ -251,7 +237,7 @@ def test_all_ranks_reject_what_one_rank_finds(
                 poison_gradient(replica.objective, torch.zeros(()))
 
         context.setattr(Replica, "sum_gradients", poisoned)
-        assert main([*command[7:], f"out={tmp_path}/one"]) == 0
+        assert main([*run_five_updates, f"out={tmp_path}/one"]) == 0
     lines = [
         json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()
     ]

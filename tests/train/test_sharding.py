@@ -2,16 +2,13 @@
 the same folder.
 """
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from soaking import Ground, lines, make_ground
+from two_ranks import run_on_two_ranks
 
 from nmt.system.run_folder import RunFolder
 
@@ -118,19 +115,9 @@ BETWEEN_MICRO_BATCHES = """
 
 
 def test_no_rank_holds_whole_gradients_between_micro_batches(tmp_path: Path) -> None:
-    script = tmp_path / "shares.py"
-    script.write_text(textwrap.dedent(BETWEEN_MICRO_BATCHES))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        str(script),
-        str(Path(__file__).parent),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    done = run_on_two_ranks(
+        BETWEEN_MICRO_BATCHES, tmp_path / "shares.py", str(Path(__file__).parent)
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [line for line in done.stdout.splitlines() if line.startswith("whole")]
     assert len(found) == 2

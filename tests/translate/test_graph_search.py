@@ -19,6 +19,7 @@ from plain_search import Ids
 from pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
 from soaking import IS_SOAK, counted
 from torch import Tensor
+from untrained import TINY, list_shapes
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
@@ -35,14 +36,7 @@ from nmt.translate.search import search
 V = 40
 CPU = torch.device("cpu")
 NEAR = 1e-5
-SHAPE = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
-SHAPES = {
-    "post": SHAPE,
-    "pre": replace(SHAPE, norm="pre", tied=False),
-    "learned": replace(SHAPE, positions="learned", max_positions=21),
-    "window": replace(SHAPE, window=3),
-    "small-heads": replace(SHAPE, d_k=3, d_v=5),
-}
+SHAPES = list_shapes(max_positions=21)
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
 ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [SHAPES["pre"], SHAPES["window"]]
@@ -153,7 +147,7 @@ def test_ensembles_are_searched_alike() -> None:
 
 def test_batches_of_all_sizes_one_after_another() -> None:
     """In buffers that hold what earlier and larger batches left there."""
-    ours = model(SHAPE)
+    ours = model(TINY)
     recorded = GraphSearch(ours, PLAIN, CPU)
     for n, longest in ((20, 30), (3, 5), (9, 70), (1, 1), (48, 6), (20, 30)):
         given = sources(n, n, longest)
@@ -161,11 +155,11 @@ def test_batches_of_all_sizes_one_after_another() -> None:
 
 
 def test_the_table_of_positions_grows_between_batches() -> None:
-    shape = replace(SHAPE, max_positions=8)
+    shape = replace(TINY, max_positions=8)
     recorded = GraphSearch(model(shape), PLAIN, CPU)
     for longest in (3, 90, 3, 200):
         given = sources(5, 1, longest)
-        assert_same(recorded.search(pack(given), 2), search(model(SHAPE), pack(given), PLAIN, 2))
+        assert_same(recorded.search(pack(given), 2), search(model(TINY), pack(given), PLAIN, 2))
 
 
 def test_the_classes_of_sizes() -> None:
@@ -227,9 +221,9 @@ def search_recorded(
 def test_recorded_steps_find_the_same_however_late_events_are(way: str, lag: int) -> None:
     config, given, n_best = WAYS[way], sources(counted(5, 9), 5, 9), 1 if way == "greedy" else 2
     for forced in (None, prefixes_of(given)) if IS_SOAK else (prefixes_of(given),):
-        expected = search(model(SHAPE), pack(given), config, n_best, forced)
+        expected = search(model(TINY), pack(given), config, n_best, forced)
         found = search_recorded(
-            lambda device: device.to_device(model(SHAPE)), given, config, lag, n_best, forced
+            lambda device: device.to_device(model(TINY)), given, config, lag, n_best, forced
         )
         assert_same(found, expected)
 
@@ -255,9 +249,9 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0)
-    ours = model(SHAPE)
+    ours = model(TINY)
     with pretend_device() as device:
-        recorded = GraphSearch(device.to_device(model(SHAPE)), PLAIN, GPU)
+        recorded = GraphSearch(device.to_device(model(TINY)), PLAIN, GPU)
         moves = []
         for n, longest in ((6, 8), (6, 8), (3, 5), (16, 16), (6, 8), (2, 9), (16, 16)):
             given = sources(n, n, longest)
@@ -273,7 +267,7 @@ def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -
     """Beam 4 and two layers: one launch, and a copy that nobody waits for. A step that is not
     recorded launches much more, but does not wait either."""
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0 if is_recorded else 1000)
-    shape = SHAPE
+    shape = TINY
     config = DecodingConfig(max_extra=20, min_length=12)
     given = sources(8, 7)
     with pretend_device() as device:
@@ -312,7 +306,7 @@ def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.Monkey
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0)
     given = sources(6, 8)
     with pretend_device(event_lag=100) as device:
-        recorded = GraphSearch(device.to_device(model(SHAPE)), replace(PLAIN, min_length=10), GPU)
+        recorded = GraphSearch(device.to_device(model(TINY)), replace(PLAIN, min_length=10), GPU)
         recorded.search(pack(given).to(GPU))
         at = device.waits.copy()
     events = sum(n for (what, _), n in at.items() if what == "an event")
@@ -321,10 +315,10 @@ def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.Monkey
 
 def test_search_batches_takes_it_on_a_gpu() -> None:
     """The entrance that all translation takes; memory decides the size of batches."""
-    ours, given = model(SHAPE), sources(30, 9)
+    ours, given = model(TINY), sources(30, 9)
     expected = dict(zip(range(30), search(ours, pack(given), PLAIN, 2), strict=True))
     with pretend_device() as device:
-        there = device.to_device(model(SHAPE))
+        there = device.to_device(model(TINY))
         found: dict[int, list[Hypothesis]] = {}
         for batch, some in search_batches(there, given, PLAIN, GPU, 2):
             found.update(zip(batch, some, strict=True))
@@ -382,7 +376,7 @@ def test_graphs_of_the_pretend_device_repeat_only_what_was_recorded() -> None:
 
 
 def test_gradients_flow_on_the_pretend_device() -> None:
-    here, there = model(SHAPE).requires_grad_(True), model(SHAPE).requires_grad_(True)
+    here, there = model(TINY).requires_grad_(True), model(TINY).requires_grad_(True)
     given = sources(5, 1)
     here(pack(given), pack(given)).square().sum().backward()
     with pretend_device() as device:
@@ -446,7 +440,7 @@ def test_a_search_takes_no_more_memory_than_estimated(way: str) -> None:
     torch.manual_seed(0)
     config, n = replace(WAYS[way], max_ratio=1.0, max_extra=50, min_length=40), 48
     ours = (
-        Transformer(replace(SHAPE, d_model=64, d_ff=128, n_layers=3), 2_000)
+        Transformer(replace(TINY, d_model=64, d_ff=128, n_layers=3), 2_000)
         .eval()
         .requires_grad_(False)
     )
@@ -460,7 +454,7 @@ def test_a_search_takes_no_more_memory_than_estimated(way: str) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, given, whole = model(SHAPE), sources(30, 9), GraphSearch.search
+    ours, given, whole = model(TINY), sources(30, 9), GraphSearch.search
 
     def cramped(self: GraphSearch, src: Packed, *args: Any) -> list[list[Hypothesis]]:
         if src.n_sentences > most:
@@ -480,7 +474,7 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_batches_fill_the_memory_and_no_more() -> None:
-    ours, given = model(SHAPE), sources(300, 3, 60)
+    ours, given = model(TINY), sources(300, 3, 60)
     for n_bytes in (0, 1_000_000, 30_000_000):
         gpu = GpuSearch(ours, PLAIN, CPU, n_bytes)
         batches = list(gpu.split_by_memory(given))
