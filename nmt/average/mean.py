@@ -138,7 +138,7 @@ def _check_place(out: Path) -> None:
         run = RunFolder(folder.parent)
         if folder.name == run.checkpoints.name and (run.config.is_file() or list_steps(run)):
             raise UserError(
-                f"{out}: {folder} is for the checkpoints of training alone; choose another -o DIR, "
+                f"{out}: {folder} is reserved for training checkpoints; choose another -o DIR, "
                 f"such as {run.average}"
             )
 

@@ -66,8 +66,8 @@ def _check_all_parts(paths: list[Path]) -> None:
         missing = set(range(n)) - numbers
         if missing:
             raise UserError(
-                f"{folder}: {len(missing)} of {n} files missing, the first is "
-                f"{stem}-{min(missing):05d}-of-{n:05d}{ending}; fetch it"
+                f"{folder}: {len(missing)} of {n} files are missing, the first is "
+                f"{stem}-{min(missing):05d}-of-{n:05d}{ending}; download them"
             )
 
 
@@ -123,7 +123,7 @@ def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
     except ConnectionError:
         why = "HF_HUB_OFFLINE is set" if is_offline() else "Hugging Face cannot be reached"
         raise UserError(
-            f"dataset {corpus.dataset}: {why} and there is no copy in its cache; give local "
+            f"dataset {corpus.dataset}: {why}, and it is not in the local cache; give local "
             "files instead, data.train=[{src: FILE, tgt: FILE}], or parquet files in the hub's layout, "
             f"FOLDER/{corpus.subset or 'data'}/{corpus.split or 'train'}-00000-of-00001.parquet, as dataset: FOLDER"
         ) from None
@@ -159,7 +159,7 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
         names = [*SACREBLEU_NAMES, *DATASETS]
         close = difflib.get_close_matches(asked.lower(), names, 3) or ["newstest2014"]
         raise UserError(
-            f"sacrebleu: {asked!r} is not a test set it knows; did you mean {' or '.join(close)}?"
+            f"sacrebleu: unknown test set {asked!r}; did you mean {' or '.join(close)}?"
         )
     known = DATASETS[name]
     if langpair not in known.langpairs:
@@ -167,7 +167,8 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
     if is_offline() and find_cached_test_set(name, langpair) is None:
         raise UserError(
-            f"sacrebleu: {name} is not in its cache and HF_HUB_OFFLINE forbids a download; {remedy}"
+            f"sacrebleu: {name} is not in sacreBLEU's cache and cannot be downloaded, because "
+            f"HF_HUB_OFFLINE is set; {remedy}"
         )
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SERVER_TIMEOUT_S)  # sacreBLEU sets none
@@ -175,8 +176,8 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
         return _list_files(known, langpair)
     except (Exception, SystemExit) as error:  # it exits if a download is damaged
         raise UserError(
-            f"sacrebleu: {name} cannot be downloaded ({describe_error(error)}); {remedy}, or remove "
-            f"{Path(sacrebleu.SACREBLEU_DIR, name)}, if it holds half, and try again"
+            f"sacrebleu: {name} cannot be downloaded ({describe_error(error)}); {remedy}, or, if "
+            f"{Path(sacrebleu.SACREBLEU_DIR, name)} is incomplete, remove it and try again"
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)

@@ -33,7 +33,7 @@ def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
         cells = line.split("\t")
         if len(cells) != 2:
             raise UserError(
-                f"{name}:{number}: {len(cells) - 1} tabs instead of one; a line is source, tab, target"
+                f"{name}:{number}: {len(cells) - 1} tabs instead of one; each line must be source, tab, target"
             )
         return cells[0], cells[1]
 
@@ -61,10 +61,12 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
             row = JSON.decode(line)
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{place}: not JSON ({describe_error(error)}); a line is an object like {example}"
+                f"{place}: is not JSON ({describe_error(error)}); each line must be an object like {example}"
             ) from None
         if not isinstance(row, dict):
-            raise UserError(f"{place}: {line[:40]!r} is not an object like {example}")
+            raise UserError(
+                f"{place}: {line[:40]!r} is not an object; each line must be one like {example}"
+            )
         cells = row
         inner = row.get("translation")
         if isinstance(inner, dict):
@@ -115,7 +117,7 @@ def _check_cell(value: Any, column: str, place: str) -> str:
     """The text of a cell. A line break inside it becomes a space: from here on a sentence is a
     line.
     """
-    remedy = "mend or remove the row"
+    remedy = "fix or remove the row"
     if isinstance(value, UnicodeDecodeError):
         raise UserError(f"{place}: {column} is not valid UTF-8; {remedy}")
     if not isinstance(value, str):
@@ -127,7 +129,7 @@ def _check_cell(value: Any, column: str, place: str) -> str:
         except UnicodeEncodeError as error:
             code = f"U+{ord(value[error.start]):04X}"
             raise UserError(
-                f"{place}: {column} holds half a character (lone surrogate {code}); {remedy}"
+                f"{place}: {column} contains half a character (the lone surrogate {code}); {remedy}"
             ) from None
     return value.removesuffix("\n").removesuffix("\r").replace("\n", " ")
 
@@ -166,7 +168,7 @@ def _explain_unreadable(path: Path) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
-            f"{path}: not a readable parquet file ({describe_error(error)}); fetch it again"
+            f"{path}: not a readable parquet file ({describe_error(error)}); download it again"
         ) from None
 
 

@@ -107,7 +107,7 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     for path in paths:
         if corpus.archive is None and path.name.endswith(ARCHIVES):
             raise UserError(
-                f"{path}: an archive; give archive: {path.name} with src and tgt, the names of two members"
+                f"{path}: is an archive; give archive: {path.name}, and as src and tgt two of its members"
             )
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "not found"
@@ -133,7 +133,9 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     if corpus.archive is not None:
         archive = paths[0]
         if not archive.name.endswith(ARCHIVES):
-            raise UserError(f"{archive}: not an archive by its name; known: {', '.join(ARCHIVES)}")
+            raise UserError(
+                f"{archive}: is not a supported archive; its name must end in one of {', '.join(ARCHIVES)}"
+            )
         return _open_two_texts(TextFile(archive, corpus.src), TextFile(archive, corpus.tgt), size)
     if corpus.src is not None:
         return _open_two_texts(TextFile(paths[0]), TextFile(paths[1]), size)
@@ -152,7 +154,7 @@ def _open_file(path: Path, data: DataConfig, size: int) -> Source:
     if path.suffix == ".parquet":
         return _open_tables(read_parquet_tables(path, data), [path], data, size, name)
     raise UserError(
-        f"{path}: not a .tsv, .jsonl or .parquet file; two text files are given as src: and tgt:"
+        f"{path}: is not a .tsv, .jsonl or .parquet file; give two text files as src: and tgt:"
     )
 
 
@@ -184,7 +186,7 @@ def _open_demo(split: str, data: DataConfig, size: int) -> Source:
 
     if {data.src, data.tgt} != {"en", "de"}:
         raise UserError(
-            f"demo: the embedded corpus is English-German, not data.src={data.src} data.tgt={data.tgt}"
+            f"demo: the demo corpus is English-German, but data.src={data.src} and data.tgt={data.tgt}; set them to en and de"
         )
 
     def read() -> Iterator[tuple[list[tuple[str, str]], float]]:

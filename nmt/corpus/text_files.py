@@ -60,8 +60,8 @@ def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], f
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"{text.name}: cannot be read ({error.strerror})") from None
         raise UserError(
-            f"{text.name}: corrupt after line {n + len(lines)} ({describe_error(error)}); "
-            "fetch or pack it again"
+            f"{text.name}: is corrupt after line {n + len(lines)} ({describe_error(error)}); "
+            "download or compress it again"
         ) from None
     if n == 0:
         raise UserError(f"{text.name}: empty; it should hold one sentence per line")

@@ -48,7 +48,8 @@ def export(
     format = FORMATS[to]
     if quantization not in format.quantizations:
         raise UserError(
-            f"--quantization {quantization}: --to {to} has {', '.join(format.quantizations)}"
+            f"--quantization {quantization}: --to {to} does not support it; use one of "
+            f"{', '.join(format.quantizations)}"
         )
     out = out.resolve()
     check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])

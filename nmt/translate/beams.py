@@ -180,7 +180,7 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
         raise Failure(
             "search found no hypothesis: the model's scores are NaN or infinite; try another checkpoint"
         )
-    return sorted(finished, key=lambda one: -one.score)
+    return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
 
 # ---- parts of a step ----------------------------------------------------------------------------------------------

@@ -160,8 +160,8 @@ def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> 
             waiting.extend(more.lines)
         if len(waiting) < needed:
             raise UserError(
-                f"{reader.name}: ends after {n - needed + len(waiting):,} lines, the input has "
-                "more; give a line for each line of it, empty where nothing is forced"
+                f"{reader.name}: has only {n - needed + len(waiting):,} lines, but the input has "
+                "more; give one line for each input line, empty if it has no prefix"
             )
         yield replace(chunk, prefixes=waiting[:needed])
         del waiting[:needed]

@@ -253,7 +253,7 @@ def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
         assert nmt_average([str(run.path), "-o", str(out)]) == 2
         told = capsys.readouterr().err
         assert (
-            "for the checkpoints of training alone" in told.splitlines()[-1]
+            "is reserved for training checkpoints" in told.splitlines()[-1]
             and "verifying" not in told
         )
     assert sorted(run.path.rglob("*")) == before

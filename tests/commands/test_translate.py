@@ -356,7 +356,7 @@ def test_each_prefix_reaches_the_search_with_its_line(
     assert forced == dict(zip(lines, begins, strict=True))
     capsys.readouterr()
     run_translate(tmp_path, text + "more\n", place, "--prefix", str(file), code=2)
-    assert f"{file}: ends after {len(lines)} lines" in capsys.readouterr().err
+    assert f"{file}: has only {len(lines)} lines" in capsys.readouterr().err
     run_translate(tmp_path, text.partition("\n")[2], place, "--prefix", str(file), code=2)
     assert f"{file}: has more lines than the input" in capsys.readouterr().err
 

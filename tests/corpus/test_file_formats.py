@@ -88,16 +88,19 @@ def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> Non
     [
         (
             '{"en": "a"',
-            "not JSON (Expecting ',' delimiter: line 1 column 11 (char 10)); a line is an object like "
+            "is not JSON (Expecting ',' delimiter: line 1 column 11 (char 10)); each line must be an object like "
             '{"en": "...", "de": "..."}',
         ),
-        ("", "not JSON (Expecting value"),
-        ("[" * 100_000, "not JSON ("),
-        ('{"en": ' + "1" * 5000 + "}", "not JSON ("),
-        ("[1]", "'[1]' is not an object like"),
-        ("null", "'null' is not an object like"),
-        ('{"en": "a", "de": "b", "de": "c"}', "not JSON (a key occurs twice); a line is"),
-        ('{"en": "a", "de": null}', "de is null instead of text; mend or remove the row"),
+        ("", "is not JSON (Expecting value"),
+        ("[" * 100_000, "is not JSON ("),
+        ('{"en": ' + "1" * 5000 + "}", "is not JSON ("),
+        ("[1]", "'[1]' is not an object; each line must be one like"),
+        ("null", "'null' is not an object; each line must be one like"),
+        (
+            '{"en": "a", "de": "b", "de": "c"}',
+            "is not JSON (a key occurs twice); each line must be",
+        ),
+        ('{"en": "a", "de": null}', "de is null instead of text; fix or remove the row"),
         ('{"translation": {"en": 3, "de": "b"}}', "translation.en is 3 instead of text"),
         (
             '{"translation": {"en": "a"}, "de": "b"}',
@@ -105,11 +108,11 @@ def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> Non
         ),
         (
             '{"en": "\\ud83d", "de": "b"}',
-            "en holds half a character (lone surrogate U+D83D); mend or remove the row",
+            "en contains half a character (the lone surrogate U+D83D); fix or remove the row",
         ),
         (
             '{"en": "\\ude00\\ud83d", "de": "b"}',
-            "en holds half a character (lone surrogate U+DE00)",
+            "en contains half a character (the lone surrogate U+DE00)",
         ),
     ],
 )
@@ -125,8 +128,8 @@ def test_a_bad_line_of_tsv_is_named_and_keeps_its_place() -> None:
         ["a", "", "", "", ""],
         ["b", "", "", "", ""],
         {
-            1: "x.tsv:8: 0 tabs instead of one; a line is source, tab, target",
-            2: "x.tsv:9: 2 tabs instead of one; a line is source, tab, target",
+            1: "x.tsv:8: 0 tabs instead of one; each line must be source, tab, target",
+            2: "x.tsv:9: 2 tabs instead of one; each line must be source, tab, target",
             3: "x.tsv:10:1: byte 0xff is not valid UTF-8; convert the file to UTF-8",
         },
     )
@@ -138,10 +141,10 @@ def test_a_bad_row_of_a_table_is_named_and_keeps_its_place() -> None:
         ["a", "", "", "", ""],
         ["1", "", "", "", ""],
         {
-            1: "x.parquet: row 2: en is not valid UTF-8; mend or remove the row",
-            2: "x.parquet: row 3: de is null instead of text; mend or remove the row",
-            3: "x.parquet: row 4: en is null instead of text; mend or remove the row",
-            4: "x.parquet: row 5: en is not valid UTF-8; mend or remove the row",
+            1: "x.parquet: row 2: en is not valid UTF-8; fix or remove the row",
+            2: "x.parquet: row 3: de is null instead of text; fix or remove the row",
+            3: "x.parquet: row 4: en is null instead of text; fix or remove the row",
+            4: "x.parquet: row 5: en is not valid UTF-8; fix or remove the row",
         },
     )
     nested = pa.array([None, {"en": "a", "de": "b"}, {"en": None, "de": "b"}])
@@ -149,12 +152,12 @@ def test_a_bad_row_of_a_table_is_named_and_keeps_its_place() -> None:
         ["", "a", ""],
         ["", "b", ""],
         {
-            0: "x.parquet: row 1: translation.en is null instead of text; mend or remove the row",
-            2: "x.parquet: row 3: translation.en is null instead of text; mend or remove the row",
+            0: "x.parquet: row 1: translation.en is null instead of text; fix or remove the row",
+            2: "x.parquet: row 3: translation.en is null instead of text; fix or remove the row",
         },
     )
     assert table({"en": [1], "de": ["x"]})[2] == {
-        0: "x.parquet: row 1: en is 1 instead of text; mend or remove the row"
+        0: "x.parquet: row 1: en is 1 instead of text; fix or remove the row"
     }
 
 
@@ -207,7 +210,7 @@ def test_rows_are_counted_by_metadata(tmp_path: Path) -> None:
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no PAR1")
     assert count_rows(tmp_path / "x.parquet") == 123 and count_rows(tmp_path / "x.tsv") is None
     with pytest.raises(
-        UserError, match="y.parquet: not a readable parquet file .*; fetch it again"
+        UserError, match="y.parquet: not a readable parquet file .*; download it again"
     ):
         count_rows(tmp_path / "y.parquet")
 

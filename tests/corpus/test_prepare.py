@@ -698,7 +698,7 @@ def test_two_processes_do_not_meet(root: Path) -> None:
         (
             {"train": (CorpusConfig(src="a.tgz", tgt="a.de"),)},
             60,
-            "a.tgz: an archive; give archive: a.tgz",
+            "a.tgz: is an archive; give archive: a.tgz",
         ),
         ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pairs are left after cleaning"),
         ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pairs are left after cleaning"),

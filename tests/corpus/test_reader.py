@@ -189,7 +189,7 @@ def test_a_dataset_with_a_missing_shard_or_several_subsets_is_refused(hub: Path)
         CorpusConfig(dataset="wmt/wmt14"), hub
     )
     (folder / "de-en" / "train-00000-of-00002.parquet").unlink()
-    assert "1 of 2 files missing, the first is train-00000-of-00002.parquet" in complaint(
+    assert "1 of 2 files are missing, the first is train-00000-of-00002.parquet" in complaint(
         CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub
     )
 
@@ -232,12 +232,12 @@ def test_two_files_name_the_mistake(
     [
         (
             CorpusConfig(file="x.csv"),
-            "ROOT/x.csv: not a .tsv, .jsonl or .parquet file; two text files are given as",
+            "ROOT/x.csv: is not a .tsv, .jsonl or .parquet file; give two text files as",
         ),
         (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: not a readable parquet file"),
         (
             CorpusConfig(archive="x.csv", src="a", tgt="b"),
-            "ROOT/x.csv: not an archive by its name; known: .tgz, .txz, ",
+            "ROOT/x.csv: is not a supported archive; its name must end in one of .tgz, .txz, ",
         ),
         (
             CorpusConfig(archive="x.tar", src="a", tgt="b"),
@@ -442,7 +442,7 @@ def test_a_local_copy_and_an_offline_run_touch_no_network_and_no_hub_is_one_mess
             continue
         why = "Hugging Face cannot be reached" if offline == "0" else "HF_HUB_OFFLINE is set"
         assert re.fullmatch(
-            rf"dataset wmt/wmt16: {why} and there is no copy in its cache; "
+            rf"dataset wmt/wmt16: {why}, and it is not in the local cache; "
             r"give local files instead, data\.train=\[\{src: FILE, tgt: FILE\}\], or parquet files .*"
             r"FOLDER/de-en/train-00000-of-00001\.parquet, as dataset: FOLDER",
             found,
@@ -484,7 +484,7 @@ def test_sacrebleu_without_network_is_one_message_each_time(test_set: Path) -> N
             and "give local files instead" in message
         )
     (test_set / "raw" / "wmt14_full.test-full.tgz").write_bytes(b"half a download")
-    assert "if it holds half, and try again" in complaint(
+    assert "is incomplete, remove it and try again" in complaint(
         CorpusConfig(sacrebleu="wmt14/full"), test_set
     )
 
@@ -498,8 +498,8 @@ def test_offline_only_sacrebleus_cache_is_used(
     for value in ("1", "true", "YES", "On"):
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
         assert complaint(corpus, test_set) == (
-            "sacrebleu: wmt14/full is not in its cache and HF_HUB_OFFLINE forbids a "
-            "download; give local files instead, {src: FILE, tgt: FILE}"
+            "sacrebleu: wmt14/full is not in sacreBLEU's cache and cannot be downloaded, because "
+            "HF_HUB_OFFLINE is set; give local files instead, {src: FILE, tgt: FILE}"
         )
     assert asked == [] and list(test_set.iterdir()) == []
     for field, text in {
@@ -534,7 +534,7 @@ def test_the_demo_has_both_directions(tmp_path: Path) -> None:
     assert (
         forth == [tuple(pair) for pair in demo.generate_pairs("test")] == [(t, s) for s, t in back]
     )
-    assert "the embedded corpus is English-German" in complaint(
+    assert "the demo corpus is English-German" in complaint(
         CorpusConfig(demo="test"), tmp_path, "en", "fr"
     )
 

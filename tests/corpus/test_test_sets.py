@@ -134,9 +134,9 @@ def test_a_set_by_either_name_from_sacrebleus_cache(
 def test_a_set_from_files_beside_the_corpora(
     data: DataConfig, names: tuple[str, str], asked: str
 ) -> None:
-    assert "is not in its cache" in complaint(asked, data)
+    assert "is not in sacreBLEU's cache" in complaint(asked, data)
     write(Path(data.root) / names[0], SRC)
-    assert "is not in its cache" in complaint(asked, data)  # one side is no set
+    assert "is not in sacreBLEU's cache" in complaint(asked, data)  # one side is no set
     write(Path(data.root) / names[1], REF)
     assert testsets.open_test_set(asked, data).known_as == "newstest2013"
 
@@ -166,7 +166,8 @@ def test_sacrebleus_copy_goes_before_files(cache: Path, data: DataConfig) -> Non
 def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
     root = data.root
     assert complaint("newstest2014", data) == (
-        "sacrebleu: wmt14/full is not in its cache and HF_HUB_OFFLINE forbids a download; give local files instead, "
+        "sacrebleu: wmt14/full is not in sacreBLEU's cache and cannot be downloaded, "
+        "because HF_HUB_OFFLINE is set; give local files instead, "
         f"{{src: FILE, tgt: FILE}} (or put newstest2014.en and newstest2014.de into {root})"
     )
     for typo, meant in (
@@ -175,7 +176,7 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
         ("WMT14/Full", "wmt14/full"),
         ("wmt-13", "wmt13"),
     ):
-        assert f"sacrebleu: {typo!r} is not a test set it knows; did you mean {meant}" in complaint(
+        assert f"sacrebleu: unknown test set {typo!r}; did you mean {meant}" in complaint(
             typo, data
         )
     assert "sacrebleu: wmt13 has no en-ja, only" in complaint(

@@ -180,7 +180,7 @@ def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> N
     packed[-50_000] ^= 1
     path.write_bytes(packed)
     assert re.match(
-        rf"ROOT/x{suffix}:a: corrupt after line [01] \(", complaint(TextFile(path, "a"))
+        rf"ROOT/x{suffix}:a: is corrupt after line [01] \(", complaint(TextFile(path, "a"))
     )
 
 
@@ -199,7 +199,7 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) 
         path.write_bytes(packed[:length])
         name = re.escape(f"ROOT/x.en{suffix}" + (":x.en" if is_archive else ""))
         assert re.match(
-            rf"{name}: (corrupt after line \d+ \(.+\); fetch or pack it again|empty;)",
+            rf"{name}: (is corrupt after line \d+ \(.+\); download or compress it again|empty;)",
             complaint(TextFile(path, member)),
         )
 
@@ -231,7 +231,7 @@ def test_the_line_of_the_damage_is_about_right(tmp_path: Path) -> None:
 def test_text_named_as_if_packed_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"x{suffix}").write_bytes(b"plain text\n" * 100)
     assert complaint(TextFile(tmp_path / f"x{suffix}")).startswith(
-        f"ROOT/x{suffix}: corrupt after line 0 ("
+        f"ROOT/x{suffix}: is corrupt after line 0 ("
     )
 
 

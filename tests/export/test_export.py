@@ -399,7 +399,10 @@ def test_mistakes_take_one_line(
         (["--check-lines", str(tmp_path / "empty")], "nothing to compare"),
         (["--check-lines", str(tmp_path / "latin")], "latin:2:3"),
         (["--check-lines", str(tmp_path / "none")], "No such file"),
-        (["--quantization", "int8"], "--to safetensors has float32, float16, bfloat16"),
+        (
+            ["--quantization", "int8"],
+            "--to safetensors does not support it; use one of float32, float16, bfloat16",
+        ),
     ):
         assert nmt_export(command + arguments) == 2
         error = capsys.readouterr().err.splitlines()

@@ -102,7 +102,7 @@ def test_a_file_without_line_ends_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "message"), [(300, None), (299, "ends after 299 lines"), (301, "has more lines .*300")]
+    ("n", "message"), [(300, None), (299, "has only 299 lines"), (301, "has more lines .*300")]
 )
 @pytest.mark.parametrize("skip", [0, 150])
 def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) -> None:
