@@ -118,7 +118,7 @@ def evaluate(
     """Translate a test set and score it: by default the one of the config, else `test_set` or the
     files `src`, `ref`.
 
-    Several paths are an ensemble. The result has a `report` for people, `figures` for JSON, and the
+    Several paths are an ensemble. The result has a `report` for people, `json_values`, and the
     scores with their intervals and signatures. Nothing is recorded in the run's folder; nmt-eval
     does that.
     """

@@ -236,7 +236,7 @@ def open_for_average(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def open_after_main(run: RunFolder, step: int) -> Checkpoint:
+def open_verified_by_main(run: RunFolder, step: int) -> Checkpoint:
     """Open a checkpoint that the main rank has just verified, so that other ranks do not read all
     of it again.
     """

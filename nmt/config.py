@@ -388,7 +388,7 @@ class RunConfig:
 
 
 # Settings that may change when a run is resumed; changing any other would make it a different run.
-FREE_KEYS = (
+CHANGEABLE_KEYS = (
     "name",
     "out",
     "device",
@@ -412,7 +412,7 @@ FREE_KEYS = (
 
 # Removed keys, with the only value that is still accepted, so that the configs of older runs can be
 # read.
-RETIRED: dict[str, object] = {"model.attention_bias": False}
+REMOVED_KEYS: dict[str, object] = {"model.attention_bias": False}
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
 
 
@@ -428,10 +428,10 @@ def find_shipped_configs() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def find_config(name: str, beside: Path | None = None) -> Path:
+def find_config(name: str, folder: Path | None = None) -> Path:
     """Return the path `name` if it exists; otherwise look a bare name up among the shipped configs."""
     is_relative = not Path(name).is_absolute()
-    path = beside / name if beside and is_relative else Path(name)
+    path = folder / name if folder and is_relative else Path(name)
     if os.path.isfile(path):  # Path.is_file would raise if the name is too long
         return path
     shipped = find_shipped_configs()
@@ -462,7 +462,7 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
         raise UserError(
             f"{source.places['extends']}: extends: {parent!r} is not a file name; give a path to a YAML file"
         )
-    base = _read_file(find_config(parent, beside=path.parent), (*seen, path.resolve()))
+    base = _read_file(find_config(parent, folder=path.parent), (*seen, path.resolve()))
     return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
 
@@ -560,13 +560,13 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
-    _drop_retired_keys(values, source)
+    _drop_removed_keys(values, source)
     _fill_in_presets(values)
     return RecordReader(source.name_place).read(RunConfig, values)
 
 
-def _drop_retired_keys(values: dict[str, Any], source: YamlTree) -> None:
-    for key, accepted in RETIRED.items():
+def _drop_removed_keys(values: dict[str, Any], source: YamlTree) -> None:
+    for key, accepted in REMOVED_KEYS.items():
         section_key, _, name = key.rpartition(".")
         section = _find_section(values, section_key)
         if name not in section:
@@ -617,15 +617,15 @@ def format_config(config: RunConfig) -> str:
 
 
 def list_differences(
-    old: RunConfig, new: RunConfig, free: tuple[str, ...] = FREE_KEYS
+    old: RunConfig, new: RunConfig, ignored: tuple[str, ...] = CHANGEABLE_KEYS
 ) -> list[str]:
-    """List the settings that differ and are not in `free`, each as a line `key: old -> new`."""
+    """List the settings that differ and are not in `ignored`, each as a line `key: old -> new`."""
     before = _flatten(to_plain_values(old))
     after = _flatten(to_plain_values(new))
     lines = []
     for key in before | after:
-        is_free = any(key == other or key.startswith(f"{other}.") for other in free)
-        if not is_free and before.get(key) != after.get(key):
+        is_ignored = any(key == other or key.startswith(f"{other}.") for other in ignored)
+        if not is_ignored and before.get(key) != after.get(key):
             lines.append(f"{key}: {before.get(key)} -> {after.get(key)}")
     return lines
 

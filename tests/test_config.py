@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import (
-    FREE_KEYS,
-    RETIRED,
+    CHANGEABLE_KEYS,
+    REMOVED_KEYS,
     CleanConfig,
     CorpusConfig,
     DataConfig,
@@ -370,7 +370,7 @@ def test_keys_that_are_gone_are_read_where_they_change_nothing(load: Loader) -> 
         == load("", "model.attention_bias=false")
         == RunConfig()
     )
-    assert all(key.rpartition(".")[2] not in format_config(RunConfig()) for key in RETIRED)
+    assert all(key.rpartition(".")[2] not in format_config(RunConfig()) for key in REMOVED_KEYS)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -486,12 +486,12 @@ def test_differences_names_what_makes_another_run() -> None:
         "seed: 1 -> 2",
     ]
     assert list_differences(old, old) == []
-    assert "training.steps: 100000 -> 7" in list_differences(old, new, free=())
+    assert "training.steps: 100000 -> 7" in list_differences(old, new, ignored=())
 
 
 def test_free_keys_are_keys() -> None:
     """A misspelt key would never allow a change."""
-    for key in FREE_KEYS:
+    for key in CHANGEABLE_KEYS:
         section: object = RunConfig()
         for part in key.split("."):
             section = getattr(section, part)

@@ -65,7 +65,7 @@ def measure_curve(
 
     points, signature = [], ""
     for n in sizes:
-        began = clock()
+        started_at = clock()
 
         # average
         chosen = list(candidates[-n:])
@@ -82,7 +82,7 @@ def measure_curve(
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
         points.append(Point(n, steps, minutes, result.bleu.value, result.nll))
-        duration = format_duration(clock() - began)
+        duration = format_duration(clock() - started_at)
         say(f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration}")
 
     record: dict[str, Any] = {

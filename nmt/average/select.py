@@ -113,10 +113,10 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
     chosen = sorted(validated, key=rank)[-n:]
     chosen.sort(key=lambda candidate: candidate.step)
     if has_bleu:
-        figures = [f"{scores[candidate.step]['bleu']:.2f}" for candidate in chosen]
-        return chosen, f"dev BLEU {', '.join(figures)}"
-    figures = [f"{scores[candidate.step]['nll']:.4f}" for candidate in chosen]
-    return chosen, f"dev NLL {', '.join(figures)}"
+        values = [f"{scores[candidate.step]['bleu']:.2f}" for candidate in chosen]
+        return chosen, f"dev BLEU {', '.join(values)}"
+    values = [f"{scores[candidate.step]['nll']:.4f}" for candidate in chosen]
+    return chosen, f"dev NLL {', '.join(values)}"
 
 
 def read_validations(run: RunFolder) -> dict[int, dict[str, Any]]:

@@ -195,7 +195,7 @@ def evaluate(args: argparse.Namespace) -> int:
         lines = [text + "\n" for text in evaluation.systems[0].texts]
         write_text(Path(args.output), "".join(lines))
     if args.json:
-        write_json(Path(args.json), evaluation.figures)
+        write_json(Path(args.json), evaluation.json_values)
     record_scores(evaluation)
     return 0
 

@@ -57,16 +57,16 @@ class StageClock:
     """Reports how long each stage took and how many pairs a second passed through it."""
 
     def __init__(self) -> None:
-        self.began = clock()
+        self.started_at = clock()
         self.n_done = 0
 
     def finish(self, stage: str, unit: str = "pairs") -> None:
-        seconds = clock() - self.began
+        seconds = clock() - self.started_at
         rate = ""
         if self.n_done and seconds >= 1:
             rate = f", {self.n_done:,} {unit}, {self.n_done / seconds:,.0f}/s"
         say(f"stage {stage}: {seconds:.1f} s{rate}")
-        self.began = clock()
+        self.started_at = clock()
         self.n_done = 0
 
 

@@ -36,8 +36,8 @@ class Update:
     micros: list[MicroBatch]  # this rank's share
     n_src: int  # tokens of the whole update
     n_tgt: int
-    after: Cursor
-    at: Cursor = Cursor()
+    next_cursor: Cursor
+    cursor: Cursor = Cursor()
     pairs: Sequence[Array] = ()  # those of each micro-batch of the whole update
 
 
@@ -127,11 +127,11 @@ def _make_updates(
         )
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
-            after = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
+            next_cursor = Cursor(epoch + 1, 0) if is_last else Cursor(epoch, number + 1)
             pairs = plan.micros(number)
             micros = make_micro_batches(store, pairs, world, shape)
             n_src, n_tgt = plan.n_tokens(number)
-            yield Update(micros, n_src, n_tgt, after, Cursor(epoch, number), pairs)
+            yield Update(micros, n_src, n_tgt, next_cursor, Cursor(epoch, number), pairs)
         epoch, first = epoch + 1, 0
 
 

@@ -59,7 +59,7 @@ class EvaluationRequest:
 @dataclass(frozen=True)
 class Evaluation:
     report: str  # for people
-    figures: dict[str, Any]  # for JSON
+    json_values: dict[str, Any]
     systems: Sequence[System]
     scores: Sequence[Sequence[Score]]  # of each system
 
@@ -93,26 +93,26 @@ def evaluate_system(
 
     # report
     report = [_format_head(system), *_format_scores(metrics, scores)]
-    figures = _describe_system(system) | {"scores": _scores_to_json(scores)}
+    values = _describe_system(system) | {"scores": _scores_to_json(scores)}
     if with_all_metrics and system.test.subset:
         filtered = score_system(system, metrics, system.test.subset)
         report.append(
             f"on the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 contains:"
         )
         report += _format_scores(metrics, filtered)
-        figures["filtered"] = _scores_to_json(filtered)
+        values["filtered"] = _scores_to_json(filtered)
     if with_verdict:
         score = next(score for score in scores if score.name == paper_metric.name)
         verdict = judge(score, system)
         report += ["", verdict.format_report()]
-        figures["verdict"] = verdict.to_json()
-    return Evaluation("\n".join(report), figures, [system], [scores])
+        values["verdict"] = verdict.to_json()
+    return Evaluation("\n".join(report), values, [system], [scores])
 
 
 def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Test whether the difference between two systems is statistically significant."""
     seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
-    a, b = systems = make_systems_of_one_test(request, names)
+    a, b = systems = make_comparable_systems(request, names)
     comparison = compare_systems(HEADLINE.make_counter(), a.texts, b.texts, a.test.ref, seed=seed)
     scores = [score_headline(system) for system in systems]
     report = [
@@ -124,13 +124,13 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
         f"{comparison.n_randomisation:,} trials",
         f"  {_explain_comparison(comparison)}",
     ]
-    figures = _describe_systems(systems, scores) | {"comparison": asdict(comparison)}
-    return Evaluation("\n".join(report), figures, systems, [[score] for score in scores])
+    values = _describe_systems(systems, scores) | {"comparison": asdict(comparison)}
+    return Evaluation("\n".join(report), values, systems, [[score] for score in scores])
 
 
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Estimate the spread of scores over runs of one recipe with different seeds."""
-    systems = make_systems_of_one_test(request, names)
+    systems = make_comparable_systems(request, names)
     weights = {system.model.checkpoints[0].sha256[MODEL_FILE] for system in systems if system.model}
     if len(weights) < len(systems):
         raise UserError(
@@ -143,8 +143,8 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
         f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; "
         f"95 % confidence interval of the mean [{spread.low:.2f}, {spread.high:.2f}] (Student's t)",
     ]
-    figures = _describe_systems(systems, scores) | {"spread": asdict(spread)}
-    return Evaluation("\n".join(report), figures, systems, [[score] for score in scores])
+    values = _describe_systems(systems, scores) | {"spread": asdict(spread)}
+    return Evaluation("\n".join(report), values, systems, [[score] for score in scores])
 
 
 # ---- translate and check --------------------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ def _check_is_folder(name: str) -> None:
         )
 
 
-def make_systems_of_one_test(request: EvaluationRequest, names: Sequence[str]) -> list[System]:
+def make_comparable_systems(request: EvaluationRequest, names: Sequence[str]) -> list[System]:
+    """Make the systems; raise UserError unless all have the same test set."""
     systems = [make_system(request, [name], is_text=Path(name).is_file()) for name in names]
     first = systems[0]
     for other in systems[1:]:
@@ -263,16 +264,16 @@ def _explain_comparison(comparison: Comparison) -> str:
 
 def _describe_system(system: System) -> dict[str, Any]:
     """Describe what was scored, as JSON values."""
-    figures: dict[str, Any] = {"system": system.name}
+    values: dict[str, Any] = {"system": system.name}
     if system.model is not None:
-        figures["checkpoint"] = system.model.paths[0]
-        figures["ensemble"] = system.model.paths[1:]
-        figures["engine"] = system.model.translator.engine
-        figures["seconds"] = round(system.seconds, 2)
-    figures["test_set"] = system.test.name
-    figures["pair"] = system.pair
-    figures["sentences"] = len(system.texts)
-    return figures
+        values["checkpoint"] = system.model.paths[0]
+        values["ensemble"] = system.model.paths[1:]
+        values["engine"] = system.model.translator.engine
+        values["seconds"] = round(system.seconds, 2)
+    values["test_set"] = system.test.name
+    values["pair"] = system.pair
+    values["sentences"] = len(system.texts)
+    return values
 
 
 def _describe_systems(systems: Sequence[System], scores: Sequence[Score]) -> dict[str, Any]:

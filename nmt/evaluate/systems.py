@@ -71,11 +71,11 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
         raise UserError(
             f"{model.paths[0]}: there is nothing to translate; give --src FILE as well as --ref FILE"
         )
-    began = clock()
+    started_at = clock()
     progress = Progress("translating", len(test.src), "sentences")
     texts = [translation.text for translation in model.translator.translate(test.src, progress)]
     progress.close()
-    return System(" + ".join(model.paths), model.config, test, texts, clock() - began, model)
+    return System(" + ".join(model.paths), model.config, test, texts, clock() - started_at, model)
 
 
 def read_translations(path: str, choice: TestSetChoice, config: RunConfig) -> System:

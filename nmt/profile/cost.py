@@ -110,8 +110,8 @@ def measure_ceiling(
     weight = torch.randn(config.d_model, config.d_ff, device=device, dtype=dtype)
     y, back = x @ weight, torch.empty_like(x)
     in_a_row = 10 if device.type == "cuda" else 1  # on a GPU launching one takes time
-    best, began = float("inf"), clock()
-    while clock() - began < MEASURED_S:
+    best, started_at = float("inf"), clock()
+    while clock() - started_at < MEASURED_S:
         timer = DeviceTimer(device)
         timer.mark()
         for a, b, out in ((x, weight, y), (y, weight.T, back)):

@@ -26,7 +26,7 @@ from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
 from nmt.system.run_folder import VOCAB_FILE
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import explain_out_of_memory, load_excerpt, run_shape
+from nmt.train.memory_probe import choose_batch_shape, explain_out_of_memory, load_excerpt
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica
 from nmt.train.update import run_update
@@ -63,7 +63,7 @@ class DryRun:
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         self.objective = Objective(self.model, config.training.label_smoothing)
-        self.shape = run_shape(config, micro_tokens, self.store, world)
+        self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.replica = make_replica(self.objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(self.model, config.optimizer)
 
@@ -92,9 +92,9 @@ class DryRun:
         timer.mark()
         with contextlib.closing(progress), explain_out_of_memory(self.micro_tokens):
             for _ in range(n):
-                began = clock()
+                started_at = clock()
                 update = next(updates)
-                timing.waited_s += clock() - began
+                timing.waited_s += clock() - started_at
                 self.step += 1
                 with record_function(UPDATE):
                     run_update(self.replica, self.optimizer, update, self.step, self.config, world)
@@ -130,10 +130,10 @@ class DryRun:
         with updates, torch.no_grad():
             update = next(updates)
             for _ in range(2):  # the first one allocates
-                began = clock()
+                started_at = clock()
                 for micro in update.micros:
                     self.objective(micro.batch)[1].item()
-                took = clock() - began
+                took = clock() - started_at
         self.model.train()
         return took * dev.tgt.n_tokens / update.n_tgt / self.world.size
 
@@ -150,5 +150,5 @@ def format_bytes(n: float) -> str:
     return f"{n / 1e9:,.2f} GB" if n >= 1e9 else f"{n / 1e6:,.1f} MB"
 
 
-def format_figures(figures: dict[str, str]) -> str:
-    return "\n".join(f"{name:<16} {text}" for name, text in figures.items())
+def format_rows(rows: dict[str, str]) -> str:
+    return "\n".join(f"{name:<16} {text}" for name, text in rows.items())

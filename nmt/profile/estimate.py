@@ -10,7 +10,7 @@ import numpy as np
 
 from nmt.config import RunConfig
 from nmt.profile.cost import CHECKPOINT_BYTES, count_parameters
-from nmt.profile.dry_run import DryRun, describe_machine, format_bytes, format_figures
+from nmt.profile.dry_run import DryRun, describe_machine, format_bytes, format_rows
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration
 from nmt.system.ranks import World
@@ -45,7 +45,7 @@ class Estimate:
 
     def table(self) -> str:
         longest, most, typical = map(format_bytes, self.peaks)
-        figures = {
+        rows = {
             "on": self.machine,
             "peak memory": f"{longest} after the longest sentences, {most} after the most sentences in "
             f"a micro-batch, {typical} in typical updates",
@@ -59,8 +59,8 @@ class Estimate:
             f"{format_bytes(self.checkpoint_bytes)}, preparing the data, starting",
         }
         if self.cost is not None:
-            figures["price"] = f"{self.cost:,.2f} at {self.price:,.2f} an hour"
-        return format_figures(figures)
+            rows["price"] = f"{self.cost:,.2f} at {self.price:,.2f} an hour"
+        return format_rows(rows)
 
 
 def estimate_run(config: RunConfig, world: World, price: float | None = None) -> Estimate:

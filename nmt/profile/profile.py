@@ -16,7 +16,7 @@ from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.model.attention_choice import locate_cache_file, measure_attention
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
-from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_figures
+from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.parts import sum_kernels, sum_operations
 from nmt.system.files import check_writable, sync_to_disk
 from nmt.system.progress import say
@@ -42,7 +42,7 @@ class Profile:
 
     def table(self) -> str:
         share = self.flop_per_s / self.ceiling
-        figures = {
+        rows = {
             "on": self.machine,
             "model": f"{self.n_parameters / 1e6:.1f}M parameters; weights, gradients and Adam's moments "
             f"take {format_bytes(TRAINING_BYTES * self.n_parameters)}",
@@ -57,7 +57,7 @@ class Profile:
         by_size = sorted(self.parts.items(), key=lambda item: -item[1])
         for part, ms in [*by_size, ("update", self.update_ms)]:
             lines.append(f"{part:<26} {ms:>9,.1f} {100 * ms / self.update_ms:>6.1f}")
-        return format_figures(figures) + "\n".join(["", *lines])
+        return format_rows(rows) + "\n".join(["", *lines])
 
 
 def profile_training(

@@ -38,8 +38,8 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A trace of another tool in a line, and how the same text looks without it (None if that
+class ToolTrace:
+    """What another tool leaves in a line, and how the same text looks without it (None if that
     cannot be known).
     """
 
@@ -51,7 +51,7 @@ class Mark:
     def find_lines(self, text: Text) -> list[int]:
         return _find_lines(self.pattern, text)
 
-    def is_everywhere(self, text: Text, marked: list[int]) -> bool:
+    def is_systematic(self, text: Text, marked: list[int]) -> bool:
         """Whether a tool made these marks: they are in enough lines, and in most of those that
         could have them.
         """
@@ -64,13 +64,13 @@ class Mark:
 
 
 # Wrong on either side: pieces must not be scored, and nobody writes either of these by hand.
-PIECES = Mark(
+PIECES = ToolTrace(
     "BPE was left in",
     re.compile(r"\S@@(?= |$)|\u2581"),
     None,
     "join the pieces first (sed -E 's/@@( |$)//g', or SentencePiece's decoding)",
 )
-SPLIT = Mark(
+SPLIT = ToolTrace(
     "compounds are already split",
     re.compile(r"##AT##|(?<=\S) @(?:-|/|&#45;)@ (?=\S)"),
     None,
@@ -79,13 +79,13 @@ SPLIT = Mark(
 )
 # Wrong if only one side has it. Spaces before ? ! : ; are correct French, so they do not count; `
 # .` counts only at the end of a line, because text may contain ` .NET` or ` ...`.
-ESCAPED = Mark(
+ESCAPED = ToolTrace(
     "Moses or HTML entities",
     re.compile(r"&(?:quot|apos|amp|lt|gt|bar|bra|ket|#[0-9]{2,5}|#x[0-9a-f]+);"),
     re.compile(r"[\"'&|<>\[\]]"),
     "unescape them (sacremoses detokenize, or html.unescape)",
 )
-TOKENISED = Mark(
+TOKENISED = ToolTrace(
     "spaces before commas and full stops, as a tokenizer leaves them",
     re.compile(r"\S \.(?: ?(?:[\"'»“”]|&quot;|&apos;))*\s*$|\S ,(?= |$)"),
     re.compile(r"[^\s.]\.[\"'»“”]*\s*$|[^\s,],(?= |$)"),
@@ -181,36 +181,36 @@ def _check_lengths(
 # ---- what other tools leave behind ----------------------------------------------------------------------------------
 
 
-def _check_either_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[Problem]:
+def _check_either_side(trace: ToolTrace, hypotheses: Text, references: Text) -> Iterator[Problem]:
     """Report a trace that is wrong on either side."""
     for text, other in ((hypotheses, references), (references, hypotheses)):
-        marked = mark.find_lines(text)
-        if mark.is_everywhere(text, marked):
-            yield _report(text, marked, mark.what, mark.remedy, mark.pattern, is_fatal=True)
+        marked = trace.find_lines(text)
+        if trace.is_systematic(text, marked):
+            yield _report(text, marked, trace.what, trace.remedy, trace.pattern, is_fatal=True)
             continue
-        unmatched = sorted(set(marked) - set(mark.find_lines(other)))
+        unmatched = sorted(set(marked) - set(trace.find_lines(other)))
         if unmatched:
-            yield _report(text, unmatched, mark.what, mark.remedy, mark.pattern)
+            yield _report(text, unmatched, trace.what, trace.remedy, trace.pattern)
 
 
-def _check_one_side(mark: Mark, hypotheses: Text, references: Text) -> Iterator[Problem]:
+def _check_one_side(trace: ToolTrace, hypotheses: Text, references: Text) -> Iterator[Problem]:
     """Report a trace that is wrong if the other side does not have it."""
     for text, other in ((hypotheses, references), (references, hypotheses)):
-        marked = mark.find_lines(text)
-        unmatched = sorted(set(marked) - set(mark.find_lines(other)))
-        is_everywhere = mark.is_everywhere(text, marked)
-        if is_everywhere and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
-            what = f"{mark.what}, unlike {other.name}"
-            yield _report(text, marked, what, mark.remedy, mark.pattern, is_fatal=True)
-        elif is_everywhere and text is hypotheses:
-            what = f"{mark.what}, in {other.name} as well"
+        marked = trace.find_lines(text)
+        unmatched = sorted(set(marked) - set(trace.find_lines(other)))
+        is_systematic = trace.is_systematic(text, marked)
+        if is_systematic and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
+            what = f"{trace.what}, unlike {other.name}"
+            yield _report(text, marked, what, trace.remedy, trace.pattern, is_fatal=True)
+        elif is_systematic and text is hypotheses:
+            what = f"{trace.what}, in {other.name} as well"
             remedy = (
-                f"{mark.remedy} on both sides; as it is, the score is not comparable with others"
+                f"{trace.remedy} on both sides; as it is, the score is not comparable with others"
             )
-            yield _report(text, marked, what, remedy, mark.pattern)
+            yield _report(text, marked, what, remedy, trace.pattern)
         elif len(unmatched) >= MIN_SHARE * len(text.lines):
-            what = f"{mark.what}, unlike the same lines of {other.name}"
-            yield _report(text, unmatched, what, mark.remedy, mark.pattern)
+            what = f"{trace.what}, unlike the same lines of {other.name}"
+            yield _report(text, unmatched, what, trace.remedy, trace.pattern)
 
 
 # ---- what may be genuine --------------------------------------------------------------------------------------------

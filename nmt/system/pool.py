@@ -60,9 +60,9 @@ def map_with_workers(
     tasks = iter(tasks)
     for task in tasks:
         worker = worker or make_worker()
-        began = clock()
+        started_at = clock()
         yield worker(task)
-        if workers > 1 and clock() - began > QUICK_S:
+        if workers > 1 and clock() - started_at > QUICK_S:
             break
     worker = None  # its memory is not needed any more
     next_task = next(tasks, None)

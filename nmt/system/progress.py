@@ -34,16 +34,16 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts work done. `figures` follow the bar or the line, such as `loss 3.21`."""
+    """Counts work done. `postfix` is text after the bar or the line, such as `loss 3.21`."""
 
     def __init__(
         self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True
     ) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.start = self.done = start
-        self.began = self.last_line = clock()
+        self.started_at = self.last_line = clock()
         self.is_shown = is_shown
-        self.figures = ""
+        self.postfix = ""
         self.bar: tqdm[Never] | None = None
         if is_shown and sys.stderr.isatty():
             self.bar = tqdm(
@@ -57,13 +57,13 @@ class Progress:
                 unit_scale=(total or 0) > 99_999,
             )
 
-    def advance(self, n: int = 1, figures: str | None = None) -> None:
+    def advance(self, n: int = 1, postfix: str | None = None) -> None:
         self.done += n
-        if figures is not None:
-            self.figures = figures
+        if postfix is not None:
+            self.postfix = postfix
         if self.bar is not None:
-            if figures is not None:
-                self.bar.set_postfix_str(figures, refresh=False)
+            if postfix is not None:
+                self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(n)
         elif self.is_shown and clock() - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = clock()
@@ -76,14 +76,14 @@ class Progress:
             self.bar.total = total
 
     def line(self) -> str:
-        rate = (self.done - self.start) / max(clock() - self.began, 1e-9)
+        rate = (self.done - self.start) / max(clock() - self.started_at, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
         speed = f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.2f}/s"
         text = f"{self.what}: {self.done:,}{total} {self.unit}, {speed}"
         if self.total and rate:
             text += f", {format_duration((self.total - self.done) / rate)} left"
-        if self.figures:
-            text += f"  {self.figures}"
+        if self.postfix:
+            text += f"  {self.postfix}"
         return text
 
     def close(self) -> None:

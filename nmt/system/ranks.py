@@ -101,10 +101,10 @@ class World:
         nothing_left = object()
         while True:
             is_through = next(items, nothing_left) is nothing_left
-            figures = torch.tensor([*votes(), is_through], dtype=torch.float64)
+            values = torch.tensor([*votes(), is_through], dtype=torch.float64)
             if self.size > 1:
-                torch.distributed.all_reduce(figures, group=self.patient)
-            *sums, n_through = figures.tolist()
+                torch.distributed.all_reduce(values, group=self.patient)
+            *sums, n_through = values.tolist()
             if any(sums) or n_through == self.size:
                 return sums
 

@@ -39,7 +39,7 @@ MAX_ROUNDS = 64  # micro-batches of an update on one rank
 MIN_USEFUL_SHARE = 0.9
 
 
-def run_shape(
+def choose_batch_shape(
     config: RunConfig, micro_tokens: int, store: TokenStore, world: World
 ) -> BatchShape | None:
     """Choose the one shape of the run's micro-batches; return None if code is not compiled, so that
@@ -92,7 +92,7 @@ def _select(side: Side, pair_ids: np.ndarray) -> Side:
     return Side(np.concatenate(rows), np.cumsum([0, *lengths]))
 
 
-def try_worst(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
+def probe_peak_memory(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
     """Run forward and backward over the micro-batches that need the most memory, and discard the
     gradients.
     """
@@ -222,10 +222,10 @@ def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     store = open_store(folder, "train", vocab.digest)
     model = Transformer(config.model, vocab.size).to(world.device)
     objective = Objective(model, config.training.label_smoothing)
-    shape = run_shape(config, micro_tokens, store, world)
+    shape = choose_batch_shape(config, micro_tokens, store, world)
     replica = make_replica(objective, world, config.training, shape)
     optimizer = make_optimizer(model, config.optimizer)
-    try_worst(replica, store, micro_tokens, world)
+    probe_peak_memory(replica, store, micro_tokens, world)
     # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
     batch = make_batch(store, np.arange(min(1, len(store))), replica.shape).to(world.device)
     replica.run(batch, 0.0, 0)

@@ -1,7 +1,7 @@
 """What training measures in each update, and where it is logged: `metrics.jsonl`, one line for each
 event.
 
-A new figure is a field of `Figures`, which update.py fills; a new destination is one more sink.
+A new value is a field of `UpdateStats`, which update.py fills; a new destination is one more sink.
 
 A resumed run continues the file after the last line that its checkpoint counts. A line that cannot
 be written, because the disk is full, waits in memory for the next one. So no line is lost, doubled
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from nmt.system.progress import say
 
 
-class Figures(NamedTuple):
-    """What an update computed, over all ranks."""
+class UpdateStats(NamedTuple):
+    """Loss, NLL and gradient norm of an update, over all ranks."""
 
     loss: float  # label-smoothed, summed over the target tokens
     nll: float  # without label smoothing, summed over the target tokens
@@ -30,25 +30,25 @@ class Figures(NamedTuple):
         return all(math.isfinite(value) for value in self)
 
 
-N_FIGURES = len(Figures._fields)
+N_STATS = len(UpdateStats._fields)
 
 
 class MetricSink(Protocol):
-    """Takes the figures of each event; `kind` is "train", "valid" or "skipped"."""
+    """Takes the values of each event; their `kind` is "train", "valid" or "skipped"."""
 
-    def write(self, figures: dict[str, Any]) -> None: ...
+    def write(self, event: dict[str, Any]) -> None: ...
 
 
 class MetricsLog:
-    """Hands the figures to every sink. Only the main rank has one."""
+    """Hands each event to every sink. Only the main rank has one."""
 
     def __init__(self, path: Path, n_bytes: int) -> None:
         self.file = MetricsFile(path, n_bytes)
         self.sinks: list[MetricSink] = [self.file]
 
-    def write(self, figures: dict[str, Any]) -> None:
+    def write(self, event: dict[str, Any]) -> None:
         for sink in self.sinks:
-            sink.write(figures)
+            sink.write(event)
 
     def sync(self) -> int:
         """Force the file to the disk and return how many bytes it has, for the checkpoint."""
@@ -72,9 +72,9 @@ class MetricsFile:
         if n_found:
             os.truncate(path, self.n_bytes)
 
-    def write(self, figures: dict[str, Any]) -> None:
+    def write(self, event: dict[str, Any]) -> None:
         was_fine = not self.waiting
-        self.waiting += (json.dumps(figures) + "\n").encode()
+        self.waiting += (json.dumps(event) + "\n").encode()
         try:
             self._flush()
         except OSError as error:

@@ -35,16 +35,16 @@ def report_nonfinite(
 ) -> str:
     """Write the file and return a one-line summary. All ranks must call this, because each knows
     only its own micro-batches."""
-    pending, figures = outcome.pending, outcome.figures
+    pending, stats = outcome.pending, outcome.stats
     path = run.nonfinite(pending.step)
     losses = _micro_losses(pending, world)
     weights = _nonfinite_weights(model)
     if world.is_main:
         _write_file(path, outcome, losses, weights, store, vocab)
-    mean_loss = figures.loss / pending.update.n_tgt
+    mean_loss = stats.loss / pending.update.n_tgt
     weights_note = f", and the weight {weights[0]} is NaN or infinite" if weights else ""
     return (
-        f"update {pending.step} was not applied: loss {mean_loss:.4g}, gradient norm {figures.grad_norm:.4g}"
+        f"update {pending.step} was not applied: loss {mean_loss:.4g}, gradient norm {stats.grad_norm:.4g}"
         f"{weights_note}; its sentences are listed in {path}"
     )
 
@@ -82,10 +82,10 @@ def _write_file(
         micro_batches.append(_describe_micro(losses[number], pair_ids.tolist(), store, vocab))
     content = {
         "step": outcome.pending.step,
-        "epoch": update.at.epoch,
-        "update_of_epoch": update.at.update,
-        "loss": _to_json(outcome.figures.loss),
-        "gradient_norm": _to_json(outcome.figures.grad_norm),
+        "epoch": update.cursor.epoch,
+        "update_of_epoch": update.cursor.update,
+        "loss": _to_json(outcome.stats.loss),
+        "gradient_norm": _to_json(outcome.stats.grad_norm),
         "nonfinite_weights": weights,
         "micro_batches": micro_batches,
     }

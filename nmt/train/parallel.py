@@ -64,11 +64,11 @@ class CompiledObjective(nn.Module):
         # Autotuning by timing could choose another order of summation at each start, so a resumed
         # run would not be identical.
         torch._inductor.config.deterministic = True
-        self.sums = torch.compile(
-            self.plain_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
+        self.compiled_sums = torch.compile(
+            self.compute_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
         )
 
-    def plain_sums(
+    def compute_sums(
         self,
         src_tokens: Tensor,
         src_offsets: Tensor,
@@ -81,7 +81,7 @@ class CompiledObjective(nn.Module):
         return self.objective(Batch(src, tgt, labels, 0))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.sums(*batch.tensors)
+        return self.compiled_sums(*batch.tensors)
 
 
 def forward_backward(
@@ -114,7 +114,7 @@ class Replica:
     over ranks.
 
     With a fixed shape, micro-batches run as compiled code, on a GPU as one CUDA graph. A batch of
-    any other shape runs as plain code; only BPE-dropout without a bound on its pieces can make one.
+    any other shape runs eagerly; only BPE-dropout without data.clean.max_pieces can make one.
     """
 
     def __init__(
@@ -158,8 +158,9 @@ class Replica:
         return self.replay()
 
     def record(self, batch: Batch) -> None:
-        """Compile and record the forward and backward pass over batches of this shape. What cannot
-        be compiled runs as plain code, and what cannot be recorded runs unrecorded, with a warning.
+        """Compile and record the forward and backward pass over batches of this shape. If
+        compiling fails, batches run eagerly; if recording fails, the compiled code runs without a
+        graph. Either gives a warning.
         """
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
@@ -250,8 +251,10 @@ def shard_model(objective: Objective, world: World) -> None:
 
 
 @torch.no_grad()
-def whole_model(model: Transformer, vocab_size: int) -> Transformer:
-    """A copy with whole weights, which one rank can use without the others."""
+def gather_model(model: Transformer, vocab_size: int) -> Transformer:
+    """Return a copy with unsharded weights, which one rank can use without the others. All ranks
+    must call this.
+    """
     copy = Transformer(model.config, vocab_size).to(next(model.parameters()).device)
     for p, share in zip(copy.parameters(), model.parameters(), strict=True):
         p.copy_(gather_shards(share))

@@ -81,15 +81,15 @@ class StopRequest:
             os.close(read_end)
 
     def _listen(self, read_end: int, numbers: list[signal.Signals]) -> None:
-        began = 0.0
+        received_at = 0.0
         while data := os.read(read_end, 1):
             number = data[0]
             if number not in numbers:
                 continue
             if not self.signal:
-                self.signal, began = number, clock()
+                self.signal, received_at = number, clock()
                 say("asked to stop: saving after this update; a second signal stops at once")
-            elif clock() - began > SAME_REQUEST_S:
+            elif clock() - received_at > SAME_REQUEST_S:
                 os._exit(128 + number)
 
 

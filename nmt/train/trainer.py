@@ -31,15 +31,15 @@ from nmt.system.run_folder import VOCAB_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
+    choose_batch_shape,
     explain_out_of_memory,
+    probe_peak_memory,
     resolve_micro_tokens,
-    run_shape,
-    try_worst,
 )
 from nmt.train.metrics_log import MetricsLog
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import make_replica, total_norm, whole_model
+from nmt.train.parallel import gather_model, make_replica, total_norm
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
 from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import Validation, open_dev, validate
@@ -47,10 +47,10 @@ from nmt.translate.translator import Translator
 
 
 @dataclass
-class Speed:
-    """What this process has done since the last log line."""
+class Throughput:
+    """Counts updates and tokens since the last log line, for rates per second."""
 
-    began: float
+    started_at: float
     n_src: int = 0
     n_tgt: int = 0
     updates: int = 0
@@ -61,8 +61,8 @@ class Speed:
         self.n_tgt += update.n_tgt
         self.updates += 1
 
-    def figures(self) -> dict[str, Any]:
-        elapsed = max(clock() - self.began, 1e-9)
+    def rates(self) -> dict[str, Any]:
+        elapsed = max(clock() - self.started_at, 1e-9)
         return {
             "src_tokens_per_s": round(self.n_src / elapsed, 1),
             "tgt_tokens_per_s": round(self.n_tgt / elapsed, 1),
@@ -92,7 +92,7 @@ class Trainer:
         self.store_folder = Path(config.data.store)
         self.vocab = Vocab.load(self.store_folder / VOCAB_FILE)
         self.store = open_store(self.store_folder, "train", self.vocab.digest)
-        self.shape = run_shape(config, micro_tokens, self.store, world)
+        self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
 
         # model and optimizer, initialised from the seed or restored from the newest checkpoint
@@ -104,9 +104,10 @@ class Trainer:
         self.state = self.resume()
 
         # state of this process only, not checkpointed
-        self.began = clock() - self.state.elapsed_s  # as if there had been one sitting
+        # as if this process had run the earlier updates too
+        self.started_at = clock() - self.state.elapsed_s
         self.saved_at, self.saved_step = clock(), self.state.step
-        self.speed = Speed(clock())
+        self.throughput = Throughput(clock())
         self.outcomes = Outcomes(world.device)
         self.grad_norm = 0.0  # of the last update
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
@@ -129,7 +130,7 @@ class Trainer:
         step = int(self.world.broadcast(found.step if found else 0))
         if not step:
             return TrainState()
-        found = found or checkpoint.open_after_main(self.run, step)
+        found = found or checkpoint.open_verified_by_main(self.run, step)
         if found.vocab.digest != self.vocab.digest:
             raise UserError(
                 f"{self.store_folder}: its BPE model differs from the one in {found.path}; "
@@ -157,37 +158,40 @@ class Trainer:
             while self.state.step < training.steps and not self.stop.exit_code:
                 # wait for the next update's data
                 step = self.state.step + 1
-                began = clock()
+                started_at = clock()
                 update = next(updates)
-                self.speed.waited_s += clock() - began
+                self.throughput.waited_s += clock() - started_at
 
                 # forward, backward, one step
                 pending = run_update(
-                    self.replica, self.optimizer, update, step, self.config, world, self.votes
+                    self.replica, self.optimizer, update, step, self.config, world, self.cast_votes
                 )
                 self.outcomes.add(pending)
-                elapsed_s = clock() - self.began
+                elapsed_s = clock() - self.started_at
                 self.state = replace(
-                    self.state, step=step, cursor=update.after, elapsed_s=elapsed_s
+                    self.state, step=step, cursor=update.next_cursor, elapsed_s=elapsed_s
                 )
 
                 # handle the outcomes of earlier updates
                 is_log_step = self.is_due(training.log_every) or step in (1, training.steps)
                 is_save_step = self.is_due(training.checkpoint_every) or step == training.steps
-                self.apply_outcomes(is_all=is_log_step or is_save_step or self.is_validation_due)
+                self.apply_outcomes(
+                    wait_for_newest=is_log_step or is_save_step or self.is_validation_due
+                )
                 progress.advance(1, self.log_window() if is_log_step else None)
 
                 # validate
-                began = clock()
+                started_at = clock()
                 self.validate()
 
                 # save
                 if is_save_step or self.is_save_due or self.stop.exit_code:
-                    self.apply_outcomes(is_all=True)
+                    self.apply_outcomes(wait_for_newest=True)
                     self.save()
                 elif world.is_main:
                     self.writer.poll()
-                self.speed.began += clock() - began  # validating and saving do not count
+                # validating and saving do not count
+                self.throughput.started_at += clock() - started_at
 
         is_complete = self.state.step == training.steps and not self.is_validation_due
         if is_complete:
@@ -226,14 +230,14 @@ class Trainer:
         # Training's CUDA graph must be recorded before those of validation's search, which are
         # freed earlier: a CUDA graph must not outlive one that was recorded before it.
         if self.world.device.type == "cuda":
-            try_worst(self.replica, self.store, self.micro_tokens, self.world)
+            probe_peak_memory(self.replica, self.store, self.micro_tokens, self.world)
         self.validate()  # if a stop interrupted the last validation
         is_at_end = self.state.step == self.config.training.steps
         if is_at_end and not self.stop.exit_code:
             # No later checkpoint will record this score, so rewrite the last one.
             self.saved_step = -1  # makes save() write although this step is already saved
             self.save()
-        self.speed = Speed(clock())
+        self.throughput = Throughput(clock())
 
     def is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
@@ -244,8 +248,8 @@ class Trainer:
         is_validation_step = self.is_due(training.validate_every) or step == training.steps
         return self.dev is not None and is_validation_step and self.state.validated < step
 
-    def votes(self) -> StopVotes:
-        """What this rank asks all ranks to do after this update."""
+    def cast_votes(self) -> StopVotes:
+        """Return what this rank asks all ranks to do after this update."""
         minutes = self.config.training.checkpoint_minutes
         is_checkpoint_due = minutes is not None and clock() - self.saved_at >= 60 * minutes
         is_broken = self.world.is_main and self.writer.is_broken
@@ -253,22 +257,22 @@ class Trainer:
 
     # ---- outcomes of updates ------------------------------------------------------------------------------------
 
-    def apply_outcomes(self, is_all: bool) -> None:
-        for outcome in self.outcomes.completed(is_all):
+    def apply_outcomes(self, wait_for_newest: bool) -> None:
+        for outcome in self.outcomes.take_completed(wait_for_newest):
             self.apply_outcome(outcome)
 
     def apply_outcome(self, outcome: UpdateOutcome) -> None:
         """Add an update's results to the running totals, and act on the ranks' votes."""
-        state, update, figures = self.state, outcome.pending.update, outcome.figures
+        state, update, stats = self.state, outcome.pending.update, outcome.stats
         if outcome.is_applied:
-            self.grad_norm = figures.grad_norm
-            self.speed.add(update)
+            self.grad_norm = stats.grad_norm
+            self.throughput.add(update)
             self.state = replace(
                 state,
                 skipped=0,
                 tokens_seen=state.tokens_seen + update.n_tgt,
-                window_loss=state.window_loss + figures.loss,
-                window_nll=state.window_nll + figures.nll,
+                window_loss=state.window_loss + stats.loss,
+                window_nll=state.window_nll + stats.nll,
                 window_tokens=state.window_tokens + update.n_tgt,
             )
         else:
@@ -287,14 +291,14 @@ class Trainer:
         """Report an update that was not applied; fail if the config says so or too many in a row
         were skipped.
         """
-        world, figures = self.world, outcome.figures
+        world, stats = self.world, outcome.stats
         summary = report_nonfinite(outcome, self.run, self.model, self.store, self.vocab, world)
         self.log(
             {
                 "kind": "skipped",
                 "step": outcome.pending.step,
-                "loss": str(figures.loss),
-                "grad_norm": str(figures.grad_norm),
+                "loss": str(stats.loss),
+                "grad_norm": str(stats.grad_norm),
             }
         )
         may_skip = self.config.training.on_nonfinite == "skip"
@@ -312,20 +316,20 @@ class Trainer:
 
         world.on_main(fail)
 
-    def log(self, figures: dict[str, Any]) -> None:
+    def log(self, event: dict[str, Any]) -> None:
         if self.world.is_main:
-            self.metrics.write(figures)
+            self.metrics.write(event)
 
     def log_window(self) -> str:
         """Log a summary of the updates since the last log line; return a short form of it for the
         progress bar.
         """
         state, n_tokens = self.state, self.state.window_tokens
-        speed, self.speed = self.speed.figures(), Speed(clock())
+        rates, self.throughput = self.throughput.rates(), Throughput(clock())
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
         if not n_tokens:  # all were skipped
             return ""
-        rate = self.optimizer.param_groups[0]["lr"]
+        lr = self.optimizer.param_groups[0]["lr"]
         loss, nll = state.window_loss / n_tokens, state.window_nll / n_tokens
         self.log(
             {
@@ -335,14 +339,14 @@ class Trainer:
                 "loss": round(loss, 5),
                 "nll": round(nll, 5),
                 "ppl": round(math.exp(min(nll, 50.0)), 3),
-                "lr": rate,
+                "lr": lr,
                 "grad_norm": float(f"{self.grad_norm:.5g}"),
-                **speed,
+                **rates,
                 "elapsed_s": round(state.elapsed_s, 1),
             }
         )
-        tokens_per_s = speed["tgt_tokens_per_s"]
-        return f"loss {loss:.3f}, nll {nll:.3f}, lr {rate:.2e}, {tokens_per_s:,.0f} target tokens/s"
+        tokens_per_s = rates["tgt_tokens_per_s"]
+        return f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, {tokens_per_s:,.0f} target tokens/s"
 
     # ---- validation and checkpoints --------------------------------------------------------------------------------
 
@@ -356,20 +360,20 @@ class Trainer:
             return
         model = self.model
         if self.config.training.shard:
-            model = whole_model(self.model, self.vocab.size)
+            model = gather_model(self.model, self.vocab.size)
         translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
         result = validate(
             translator, self.dev, self.config, self.micro_tokens, self.world, self.stop
         )
         if result is None:
             return
-        goodness = self.world.broadcast(result.goodness)
+        selection_score = self.world.broadcast(result.selection_score)
         best = -math.inf if self.state.best is None else self.state.best
-        is_best = goodness > best
+        is_best = selection_score > best
         self.log_validation(result, is_best)
         self.state = replace(self.state, validated=self.state.step)
         if is_best:
-            self.state = replace(self.state, best=goodness, best_step=self.state.step)
+            self.state = replace(self.state, best=selection_score, best_step=self.state.step)
             self.save()
 
     def log_validation(self, result: Validation, is_best: bool) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
-from nmt.train.metrics_log import N_FIGURES, Figures
+from nmt.train.metrics_log import N_STATS, UpdateStats
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
 
@@ -41,11 +41,11 @@ class PendingOutcome:
     step: int
     update: Update
     micro_sums: Tensor  # (micro-batches of this rank, 2): smoothed loss and NLL
-    values: Tensor  # (N_FIGURES + votes,): `Figures`, then `StopVotes`, over all ranks
+    values: Tensor  # (N_STATS + votes,): `UpdateStats`, then `StopVotes`, over all ranks
 
     @property
-    def figures(self) -> Tensor:
-        return self.values[:N_FIGURES]
+    def stats(self) -> Tensor:
+        return self.values[:N_STATS]
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class UpdateOutcome:
     """The outcome of an update, copied to the host; the same on every rank."""
 
     pending: PendingOutcome
-    figures: Figures
+    stats: UpdateStats
     votes: StopVotes
 
     @property
     def is_applied(self) -> bool:
-        return self.figures.is_finite
+        return self.stats.is_finite
 
 
-def micro_seed(seed: int, step: int, number: int) -> int:
-    """The seed for the dropout of micro-batch `number` of an update, wherever it runs."""
+def dropout_seed(seed: int, step: int, number: int) -> int:
+    """Return the dropout seed of one micro-batch of an update, the same on whichever rank it runs."""
     text = f"{seed} {step} {number}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
 
@@ -83,7 +83,7 @@ def run_update(
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
     scale = 1.0 / update.n_tgt
     for index, micro in enumerate(update.micros):
-        seed = micro_seed(config.seed, step, micro.number)
+        seed = dropout_seed(config.seed, step, micro.number)
         micro_sums[index] = replica.run(micro.batch, scale, seed)
 
     # combine the results of all ranks
@@ -97,7 +97,7 @@ def run_update(
 
     # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all
     # ranks
-    optimizer.found_inf = 1.0 - outcome.figures.isfinite().all().float()
+    optimizer.found_inf = 1.0 - outcome.stats.isfinite().all().float()
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
     replica.clear_gradients()
@@ -123,13 +123,15 @@ class Outcomes:
             event.record()
         self.in_flight.append((pending, values, event))
 
-    def completed(self, is_all: bool) -> Iterator[UpdateOutcome]:
-        """The next outcomes, in order; `is_all` waits for the newest too."""
-        n_left = 0 if is_all or self.device.type == "cpu" else 1
+    def take_completed(self, wait_for_newest: bool) -> Iterator[UpdateOutcome]:
+        """Yield the completed outcomes, oldest first; with `wait_for_newest`, wait for the newest one
+        as well.
+        """
+        n_left = 0 if wait_for_newest or self.device.type == "cpu" else 1
         while len(self.in_flight) > n_left:
             pending, values, event = self.in_flight.popleft()
             if event is not None:
                 event.synchronize()
             numbers = values.tolist()
-            figures = Figures(*numbers[:N_FIGURES])
-            yield UpdateOutcome(pending, figures, StopVotes(*numbers[N_FIGURES:]))
+            stats = UpdateStats(*numbers[:N_STATS])
+            yield UpdateOutcome(pending, stats, StopVotes(*numbers[N_STATS:]))

@@ -54,7 +54,7 @@ class Validation:
         return math.exp(min(self.nll, 700.0))
 
     @property
-    def goodness(self) -> float:
+    def selection_score(self) -> float:
         """Higher is better: BLEU, or the likelihood where BLEU is switched off."""
         return -self.nll if self.bleu is None else self.bleu.value
 

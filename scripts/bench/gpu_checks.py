@@ -45,7 +45,7 @@ from nmt.train.loss import Objective
 from nmt.train.loss_triton import rows_in_place
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, forward_backward
-from nmt.train.update import micro_seed, run_update
+from nmt.train.update import dropout_seed, run_update
 
 Precision = Literal["fp32", "bf16"]
 NAN = float("nan")
@@ -877,7 +877,7 @@ def train_losses(
         for step in range(1, bench.n_updates + 1):
             update = next(updates)
             sent = run_update(replica, optimizer, update, step, config, world)
-            losses.append(sent.figures[1].item() / update.n_tgt)
+            losses.append(sent.stats[1].item() / update.n_tgt)
     return losses
 
 
@@ -1075,7 +1075,9 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     replica = Replica(objective, world, is_compiled, shape if is_compiled else None)
     sums = {}
     for micro in make_micro_batches(store, plan.micros(0), world, shape):
-        found = replica.run(micro.batch, 1.0 / plan.n_tokens(0)[1], micro_seed(1, 1, micro.number))
+        found = replica.run(
+            micro.batch, 1.0 / plan.n_tokens(0)[1], dropout_seed(1, 1, micro.number)
+        )
         if micro.batch.n_tokens:
             sums[str(micro.number)] = found.tolist()
     replica.sum_gradients(world)

@@ -192,7 +192,7 @@ def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
                 ticks.mark()
             if step > WARM_UPS:
                 ticks.mark()
-                sent.append(outcome.figures)
+                sent.append(outcome.stats)
                 n_src.append(update.n_src)
                 n_tgt.append(update.n_tgt)
                 n_micros = max(n_micros, len(update.micros))

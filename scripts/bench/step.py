@@ -36,7 +36,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.system.progress import clock
     from nmt.system.ranks import join_world
     from nmt.train.loss import Objective
-    from nmt.train.memory_probe import resolve_micro_tokens, run_shape
+    from nmt.train.memory_probe import choose_batch_shape, resolve_micro_tokens
     from nmt.train.optimizer import make_optimizer
     from nmt.train.parallel import make_replica
     from nmt.train.update import run_update
@@ -50,7 +50,7 @@ def work(args: argparse.Namespace) -> int:
         torch.manual_seed(config.seed)
         model = Transformer(config.model, vocab.size).to(world.device)
         store = open_store(folder, "train")
-        shape = run_shape(config, micro_tokens, store, world)
+        shape = choose_batch_shape(config, micro_tokens, store, world)
         replica = make_replica(
             Objective(model, config.training.label_smoothing), world, config.training, shape
         )
@@ -62,7 +62,7 @@ def work(args: argparse.Namespace) -> int:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
                 update = next(updates)
-                run_update(replica, optimizer, update, step, config, world).figures.sum().item()
+                run_update(replica, optimizer, update, step, config, world).stats.sum().item()
                 tokens.append(update.n_tgt)
                 seconds.append(clock() - began)
         tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]

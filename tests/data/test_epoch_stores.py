@@ -255,15 +255,15 @@ def content(update: Update) -> list[list[int]]:
 @pytest.mark.usefixtures("here")
 def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path) -> None:
     whole = take(store, 12, Cursor())
-    k = next(k for k, update in enumerate(whole) if update.after == Cursor(1, 1))
+    k = next(k for k, update in enumerate(whole) if update.next_cursor == Cursor(1, 1))
     for is_kept in (True, False):
         if not is_kept:
             shutil.rmtree(store.with_name("store.epochs"))
-        again = take(store, 2, whole[k].after)
+        again = take(store, 2, whole[k].next_cursor)
         assert list(map(content, again)) == list(map(content, whole[k + 1 : k + 3]))
     shares = [take(store, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
     for updates in zip(whole[k : k + 3], *shares, strict=True):
-        assert len({(update.n_src, update.n_tgt, update.after) for update in updates}) == 1
+        assert len({(update.n_src, update.n_tgt, update.next_cursor) for update in updates}) == 1
 
 
 @pytest.mark.usefixtures("here")

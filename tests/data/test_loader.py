@@ -73,14 +73,14 @@ def test_a_batch_is_what_the_store_holds_with_marks() -> None:
 def test_continues_exactly_from_any_cursor_across_epochs() -> None:
     store = make_store()
     whole = take(store, 30)
-    assert whole[-1].after.epoch >= 1
+    assert whole[-1].next_cursor.epoch >= 1
     for k in (0, 3, 11, 28):
-        (again,) = take(store, 1, whole[k].after)
+        (again,) = take(store, 1, whole[k].next_cursor)
         assert [rows(m.batch) for m in again.micros] == [rows(m.batch) for m in whole[k + 1].micros]
-        assert (again.n_src, again.n_tgt, again.after) == (
+        assert (again.n_src, again.n_tgt, again.next_cursor) == (
             whole[k + 1].n_src,
             whole[k + 1].n_tgt,
-            whole[k + 1].after,
+            whole[k + 1].next_cursor,
         )
 
 
@@ -90,9 +90,9 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
     with Loader(
         lambda epoch: stores[epoch], CONFIG, MICRO_TOKENS, 7, Cursor(2, 3), World(0, 1, CPU)
     ) as updates:
-        while not seen or seen[-1].after.epoch < 4:
+        while not seen or seen[-1].next_cursor.epoch < 4:
             seen.append(next(updates))
-    first = next(i for i, update in enumerate(seen) if update.after.epoch == 3) + 1
+    first = next(i for i, update in enumerate(seen) if update.next_cursor.epoch == 3) + 1
     whole = sorted(row for update in seen[first:] for m in update.micros for row in rows(m.batch))
     assert whole == sorted(rows(make_batch(stores[3], np.arange(250))))
 
@@ -113,7 +113,7 @@ def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
         blanks = [m for share in shares for m in share.micros if not m.batch.n_tokens]
         assert all((m.batch.labels == -1).all() for m in blanks)
         assert all(
-            (s.n_src, s.n_tgt, s.after) == (update.n_src, update.n_tgt, update.after)
+            (s.n_src, s.n_tgt, s.next_cursor) == (update.n_src, update.n_tgt, update.next_cursor)
             for s in shares
         )
 

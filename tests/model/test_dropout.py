@@ -16,7 +16,7 @@ from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica
-from nmt.train.update import micro_seed, run_update
+from nmt.train.update import dropout_seed, run_update
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
@@ -94,7 +94,7 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
         (1, 11, 0),
         (11, 1, 0),
     ]:
-        torch.manual_seed(micro_seed(seed, step, number))
+        torch.manual_seed(dropout_seed(seed, step, number))
         masks.append(Dropout(0.1)(torch.ones(300, 512)) != 0)
     assert uncorrelated(masks)
 

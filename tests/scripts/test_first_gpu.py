@@ -301,13 +301,13 @@ class WrongGradient(torch.autograd.Function):
 
 
 def test_a_wrong_gradient_of_the_model_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    sums = parallel.CompiledObjective.plain_sums
+    sums = parallel.CompiledObjective.compute_sums
 
     def wrong(self: parallel.CompiledObjective, *given: Tensor) -> tuple[Tensor, Tensor]:
         loss, nll = sums(self, *given)
         return WrongGradient.apply(loss), nll
 
-    monkeypatch.setattr(parallel.CompiledObjective, "plain_sums", wrong)
+    monkeypatch.setattr(parallel.CompiledObjective, "compute_sums", wrong)
     bad = failures(bench, "micro-batch")
     assert bad[0] == "compiled, fp32: all gradients" and all(
         name.startswith("compiled, fp32: ") for name in bad
@@ -428,7 +428,7 @@ def test_ranks_that_never_finish_are_named(bench: Bench, monkeypatch: Patch) -> 
 
 def test_a_run_that_does_not_continue_to_the_bit_is_named(bench: Bench, monkeypatch: Patch) -> None:
     seeds = count()
-    monkeypatch.setattr(update, "micro_seed", lambda *given: next(seeds))
+    monkeypatch.setattr(update, "dropout_seed", lambda *given: next(seeds))
     bad = failures(bench, "continuation")
     assert len(bad) == 1 and bad[0].startswith("tensors with other bits, of ")
 

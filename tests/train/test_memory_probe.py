@@ -25,8 +25,8 @@ from nmt.train import memory_probe
 from nmt.train.memory_probe import (
     choose_micro_tokens,
     fits,
+    probe_peak_memory,
     resolve_micro_tokens,
-    try_worst,
     useful_share,
 )
 from nmt.train.parallel import Replica
@@ -190,7 +190,7 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     monkeypatch.setattr(memory_probe, "make_replica", noted)
     world = World(0, 1, CPU)
     with monkeypatch.context() as context:
-        context.setattr(memory_probe, "try_worst", full)
+        context.setattr(memory_probe, "probe_peak_memory", full)
         gc.disable()  # what is left to chance otherwise
         try:
             assert not fits(prepared, 300, world)
@@ -207,7 +207,7 @@ def test_another_error_is_not_taken_for_want_of_memory(
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(memory_probe, "try_worst", broken)
+    monkeypatch.setattr(memory_probe, "probe_peak_memory", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         fits(prepared, 300, World(0, 1, CPU))
 
@@ -228,7 +228,9 @@ def test_trying_the_worst_first_changes_nothing(
             before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
             with monkeypatch.context() as context:
                 context.setattr(Replica, "run", note)
-                try_worst(trainer.replica, trainer.store, trainer.micro_tokens, trainer.world)
+                probe_peak_memory(
+                    trainer.replica, trainer.store, trainer.micro_tokens, trainer.world
+                )
             for name, p in trainer.model.named_parameters():
                 assert p.grad is None and torch.equal(p, before[name])
         validate(trainer)

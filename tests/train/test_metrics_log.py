@@ -52,8 +52,8 @@ def test_every_sink_gets_the_figures(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.rows: list[dict[str, Any]] = []
 
-        def write(self, figures: dict[str, Any]) -> None:
-            self.rows.append(figures)
+        def write(self, event: dict[str, Any]) -> None:
+            self.rows.append(event)
 
     log, memory = MetricsLog(tmp_path / "metrics.jsonl", 0), Memory()
     log.sinks.append(memory)

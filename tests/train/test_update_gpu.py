@@ -96,9 +96,9 @@ def trained(device: PretendDevice | None, n: int) -> tuple[list[Tensor], list[tu
         device.forget()
     for step in range(1, n + 1):
         outcomes.add(run_update(replica, optimizer, given[step - 1], step, CONFIG, world))
-        for outcome in outcomes.completed(False):
-            seen.append((outcome.pending.step, *outcome.figures, outcome.is_applied))
-    seen += [(o.pending.step, *o.figures, o.is_applied) for o in outcomes.completed(True)]
+        for outcome in outcomes.take_completed(False):
+            seen.append((outcome.pending.step, *outcome.stats, outcome.is_applied))
+    seen += [(o.pending.step, *o.stats, o.is_applied) for o in outcomes.take_completed(True)]
     weights = [p.on_host if isinstance(p, DeviceTensor) else p.detach() for p in model.parameters()]
     return weights, seen
 
