@@ -196,7 +196,7 @@ def test_commands_import_nothing_slow_at_the_top(name: str) -> None:
 def test_help_answers_at_once_and_without_torch(script: str) -> None:
     program = f"""
 import json, sys, time
-began = time.perf_counter()
+started_at = time.perf_counter()
 sys.argv = [{script!r}, "--help"]
 try:
     from {commands()[script]} import main
@@ -204,7 +204,7 @@ try:
 except SystemExit as exit:
     code = exit.code
 print()
-print(json.dumps([code, time.perf_counter() - began, [m for m in {SLOW} if m in sys.modules]]))
+print(json.dumps([code, time.perf_counter() - started_at, [m for m in {SLOW} if m in sys.modules]]))
 """
     answers = []
     for _ in range(3):

@@ -450,10 +450,10 @@ def test_the_answer_comes_at_once_without_torch_data_or_network(tmp_path: Path) 
 import json, sys, time
 seen = []
 sys.addaudithook(lambda event, _: seen.append(event) if event.startswith("socket.") else None)
-began = time.perf_counter()
+started_at = time.perf_counter()
 from nmt.commands.train import main
 code = main(["--config", "base.yaml", "--explain", "decoding.beam=5"])
-print(json.dumps([code, time.perf_counter() - began, seen, [m for m in {SLOW} if m in sys.modules]]))
+print(json.dumps([code, time.perf_counter() - started_at, seen, [m for m in {SLOW} if m in sys.modules]]))
 """
     answers = []
     for _ in range(2):

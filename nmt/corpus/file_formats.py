@@ -168,7 +168,7 @@ def _explain_unreadable(path: Path) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
-            f"{path}: not a readable parquet file ({describe_error(error)}); download it again"
+            f"{path}: is not a readable parquet file ({describe_error(error)}); download it again"
         ) from None
 
 

@@ -176,7 +176,7 @@ def _open_tables(
             share = min(1.0, n / total) if total else 1.0
             yield table, share
         if n == 0:
-            raise UserError(f"{name}: empty; it should hold one pair per row")
+            raise UserError(f"{name}: is empty; it should hold one pair per row")
 
     return Source(read(), partial(parse_table, name=name))
 

@@ -64,7 +64,7 @@ def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], f
             "download or compress it again"
         ) from None
     if n == 0:
-        raise UserError(f"{text.name}: empty; it should hold one sentence per line")
+        raise UserError(f"{text.name}: is empty; it should hold one sentence per line")
 
 
 def _count_read(file: IO[bytes]) -> int:

@@ -73,7 +73,7 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
     digest = manifest[VOCAB_FILE]["sha256"]
     if vocab_digest is not None and vocab_digest != digest:
         raise UserError(
-            f"{folder}: made with another BPE model ({digest[:12]} instead of {vocab_digest[:12]}); "
+            f"{folder}: was made with another BPE model ({digest[:12]} instead of {vocab_digest[:12]}); "
             "give the data.store that belongs to this run"
         )
     src = _open_side(folder, split, "src", manifest)
@@ -107,7 +107,7 @@ def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
             )
         return array
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
+        raise UserError(f"{path}: is damaged ({error}); {REMEDY}") from None
 
 
 class ArrayWriter:

@@ -191,7 +191,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise UserError(
-            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store"
+            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; use another copy"
         )
     size = read_file_size(path)
     if size > MAX_MANIFEST_BYTES:
@@ -310,5 +310,5 @@ def _take_lock(file: IO[str], folder: Path) -> None:
         file.seek(0)
         holder = file.read().strip() or "another process"
         raise UserError(
-            f"{folder}: in use by {holder}; wait for it or choose another folder"
+            f"{folder}: is in use by {holder}; wait for it or choose another folder"
         ) from None

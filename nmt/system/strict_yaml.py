@@ -81,10 +81,10 @@ def parse_yaml(text: str, name: str) -> YamlTree:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         place = f"{name}:{mark.line + 1}" if mark else name
-        raise UserError(f"{place}: not valid YAML: {problem}") from None
+        raise UserError(f"{place}: is not valid YAML: {problem}") from None
     except (RecursionError, ValueError):
         raise UserError(
-            f"{name}: not valid YAML: it is nested too deeply, or a number is too long"
+            f"{name}: is not valid YAML: it is nested too deeply, or a number is too long"
         ) from None
     if not isinstance(values, dict):
         raise UserError(

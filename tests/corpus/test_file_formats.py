@@ -210,7 +210,7 @@ def test_rows_are_counted_by_metadata(tmp_path: Path) -> None:
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no PAR1")
     assert count_rows(tmp_path / "x.parquet") == 123 and count_rows(tmp_path / "x.tsv") is None
     with pytest.raises(
-        UserError, match="y.parquet: not a readable parquet file .*; download it again"
+        UserError, match="y.parquet: is not a readable parquet file .*; download it again"
     ):
         count_rows(tmp_path / "y.parquet")
 
@@ -227,5 +227,5 @@ def test_a_flipped_byte_under_a_checksum_is_found(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "x.parquet").read_bytes())
     content[content.index(b"Haus\n\0\0\0Hallo") + 11] ^= 1
     (tmp_path / "x.parquet").write_bytes(content)
-    with pytest.raises(UserError, match="x.parquet: not a readable parquet file"):
+    with pytest.raises(UserError, match="x.parquet: is not a readable parquet file"):
         list(read_parquet_tables(tmp_path / "x.parquet", DATA))

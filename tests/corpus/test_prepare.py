@@ -681,7 +681,7 @@ def test_a_config_may_have_any_name(root: Path, monkeypatch: pytest.MonkeyPatch)
 def test_two_processes_do_not_meet(root: Path) -> None:
     with (
         lock(root.parent / "store", "preparing", ".store.lock"),
-        pytest.raises(UserError, match=r"/store: in use by preparing .* pid"),
+        pytest.raises(UserError, match=r"/store: is in use by preparing .* pid"),
     ):
         prepare(config(root), VOCAB, 1)
     assert not list(root.parent.glob(".*"))

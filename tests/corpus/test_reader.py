@@ -202,7 +202,7 @@ TWO = CorpusConfig(src="x.en", tgt="x.de")
 @pytest.mark.parametrize(
     ("en", "de", "message"),
     [
-        (b"", b"a\n", "ROOT/x.en: empty; it should hold one sentence per line"),
+        (b"", b"a\n", "ROOT/x.en: is empty; it should hold one sentence per line"),
         (b"a\n", b"", "ROOT/x.de: empty"),
         (
             b"a\nb\nstra\xdfe\n",
@@ -234,7 +234,7 @@ def test_two_files_name_the_mistake(
             CorpusConfig(file="x.csv"),
             "ROOT/x.csv: is not a .tsv, .jsonl or .parquet file; give two text files as",
         ),
-        (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: not a readable parquet file"),
+        (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: is not a readable parquet file"),
         (
             CorpusConfig(archive="x.csv", src="a", tgt="b"),
             "ROOT/x.csv: is not a supported archive; its name must end in one of .tgz, .txz, ",
@@ -259,7 +259,7 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
         pa.table({side: pa.array([], pa.string()) for side in ("en", "de")}), tmp_path / "x.parquet"
     )
     assert complaint(CorpusConfig(file="x.parquet"), tmp_path) == (
-        "ROOT/x.parquet: empty; it should hold one pair per row"
+        "ROOT/x.parquet: is empty; it should hold one pair per row"
     )
 
 

@@ -167,7 +167,7 @@ def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     for name in (f"giga.en{suffix}", f"./giga.en{suffix}"):
         assert lines_of(TextFile(tmp_path / "giga.tar", name), 1000) == brute(content)
     assert complaint(TextFile(tmp_path / "giga.tar", "z")).startswith(
-        "ROOT/giga.tar:z: empty; it should hold"
+        "ROOT/giga.tar:z: is empty; it should hold"
     )
 
 
@@ -199,7 +199,7 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) 
         path.write_bytes(packed[:length])
         name = re.escape(f"ROOT/x.en{suffix}" + (":x.en" if is_archive else ""))
         assert re.match(
-            rf"{name}: (is corrupt after line \d+ \(.+\); download or compress it again|empty;)",
+            rf"{name}: (is corrupt after line \d+ \(.+\); download or compress it again|is empty;)",
             complaint(TextFile(path, member)),
         )
 

@@ -320,11 +320,11 @@ def test_an_error_in_the_background_is_raised_when_that_epoch_is_asked_for(
 
 
 def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    began = threading.Event()
+    has_begun = threading.Event()
 
     def endless(work: object, tasks: object, workers: int) -> object:
         while True:
-            began.set()
+            has_begun.set()
             time.sleep(0.01)
             yield [(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2
 
@@ -333,7 +333,7 @@ def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPa
     waiting = EpochStores(store, 0.1, 1, None, 1)  # another rank
     config, world = TrainingConfig(), World(0, 1, CPU)
     with Loader(stores, config, 3_200, 1, Cursor(), world), stores:
-        assert began.wait(10)
+        assert has_begun.wait(10)
         with Loader(waiting, config, 3_200, 1, Cursor(), world), waiting:
             time.sleep(0.1)
     (folder,) = store.with_name("store.epochs").iterdir()

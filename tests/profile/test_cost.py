@@ -85,9 +85,9 @@ def test_the_ceiling_is_a_speed_of_products(monkeypatch: pytest.MonkeyPatch) -> 
     a, b = torch.randn(1000, 256), torch.randn(256, 512)
     took = []
     for _ in range(20):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         a @ b
-        took.append(time.perf_counter() - began)
+        took.append(time.perf_counter() - started_at)
     reached = measure_ceiling(model, 1000, torch.float32, CPU)
     assert 0.1 < reached / (2 * 1000 * 256 * 512 / min(took)) < 10
 

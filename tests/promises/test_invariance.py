@@ -170,7 +170,7 @@ def test_a_trained_model_translates_real_lines_alike_in_any_company(
         sample=way == "sample",
         beam=1 if way == "beam 1" else 4,
     )
-    rng, began = random.Random(1), time.monotonic()
+    rng, started_at = random.Random(1), time.monotonic()
 
     def translated(tokens: int, order: list[int]) -> list[Translation]:
         ours = make_translator(
@@ -193,7 +193,7 @@ def test_a_trained_model_translates_real_lines_alike_in_any_company(
         same = [x for x, (a, b) in zip(apart, pairs, strict=True) if a.text == b.text]
         print(
             f"{way}, {precision}, {name}: {differing} of {len(lines)} lines differ; scores by at most "
-            f"{max(apart):.2g}, of the same text {max(same):.2g}; {time.monotonic() - began:.0f} s"
+            f"{max(apart):.2g}, of the same text {max(same):.2g}; {time.monotonic() - started_at:.0f} s"
         )
         if precision == "fp32":  # samples have low scores: 1e-6 of them can be more than the bound
             assert all(

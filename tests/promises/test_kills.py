@@ -52,9 +52,9 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
     """The moments are drawn over what is left of the run's life, so late ones come as often as early ones."""
     rng = random.Random(f"{size} {score} {kills}")
     ground.finish(f"first-{size}-{score}", score, size=size)
-    began = time.monotonic()
+    started_at = time.monotonic()
     whole = ground.finish(f"whole-{size}-{score}", score, size=size)
-    life = time.monotonic() - began
+    life = time.monotonic() - started_at
     check_same(whole, ground.run(f"first-{size}-{score}"))
     struck: collections.Counter[str] = collections.Counter()
     # How those ranks ended that were not killed

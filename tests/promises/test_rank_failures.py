@@ -96,12 +96,12 @@ def test_a_rank_that_fails_leaves_at_once(
         failing = tmp_path / "failing"
         until(lambda: failing.exists() or process.poll() is not None, 60)
         assert failing.exists(), errors.read_text()
-        pid, began = int(failing.read_text()), time.monotonic()
+        pid, started_at = int(failing.read_text()), time.monotonic()
         until(lambda: not is_alive(pid), EXIT_S)
-        left_s = time.monotonic() - began
+        left_s = time.monotonic() - started_at
         assert process.wait(timeout=20) == 1
         print(
-            f"\n{error}: the rank left after {left_s:.2f} s, torchrun after {time.monotonic() - began:.2f} s"
+            f"\n{error}: the rank left after {left_s:.2f} s, torchrun after {time.monotonic() - started_at:.2f} s"
         )
     finally:
         with contextlib.suppress(ProcessLookupError):

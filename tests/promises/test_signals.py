@@ -131,10 +131,10 @@ def test_a_signal_during_validation_cuts_it_short(
         )
         start.until(lambda: start.is_in("decode"))  # noqa: B023
         time.sleep(0.1 * attempt)
-        began = time.monotonic()
+        started_at = time.monotonic()
         start.signal(number, [victim])
         assert start.wait(is_agent=False) == [CODES[number]] * size, start.told()
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - started_at < 4.0
         assert check_preempted(run, CODES[number]) == step
         assert not start.orphans()
         finish(ground, run, size, *settings)
@@ -159,9 +159,9 @@ def test_a_signal_during_a_save(size: int, victim: int, ground: Ground) -> None:
 def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
     time.sleep(TWICE_S)
     start.signal(number)
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert start.wait(is_agent=False) == [128 + number] * size, start.told()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - started_at < 1.0
     assert not start.orphans()
 
 

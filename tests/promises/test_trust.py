@@ -516,13 +516,13 @@ def told(work, run):
 signal.signal(signal.SIGALRM, hung)
 for path in map(Path, sys.argv[1:]):
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
-    before, began = memory("VmRSS"), time.process_time()
+    before, started_at = memory("VmRSS"), time.process_time()
     signal.alarm(20)
     with contextlib.redirect_stderr(io.StringIO()) as said:
         step = told(continued, RunFolder(path))  # it opens each checkpoint as nmt-translate does
         results = [told(opened, RunFolder(path)) if step == 9 else None, step]
     signal.alarm(0)
-    print(json.dumps([*results, said.getvalue(), time.process_time() - began, memory("VmHWM") - before]), flush=True)
+    print(json.dumps([*results, said.getvalue(), time.process_time() - started_at, memory("VmHWM") - before]), flush=True)
 """
 
 

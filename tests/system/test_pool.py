@@ -124,7 +124,7 @@ def test_no_worker_outlives_a_killed_caller() -> None:
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_whoever_leaves_waits_for_nobody(is_alone: bool) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(Leave):
         signal.signal(signal.SIGALRM, leave)
         signal.setitimer(signal.ITIMER_REAL, 1.0)
@@ -132,7 +132,7 @@ def test_whoever_leaves_waits_for_nobody(is_alone: bool) -> None:
             run_in_process(sleep_long, 0)
         else:
             list(map_in_order(sleep_long, range(5), 2))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - started_at < 30
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
 
 

@@ -52,12 +52,12 @@ with ranks.join_world() as world:
     print("patient", flush=True)
     if world.is_main:
         work()
-    began = time.monotonic()
+    started_at = time.monotonic()
     try:
         world.sum(torch.ones(1))
     except RuntimeError as error:
         assert ranks.is_rank_lost(error, world), error
-        print(f"gave up after {time.monotonic() - began:.1f} s", flush=True)
+        print(f"gave up after {time.monotonic() - started_at:.1f} s", flush=True)
         os._exit(3)
 """
 

@@ -162,9 +162,9 @@ def test_a_thread_writes_what_was_when_it_was_asked(
         save(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
-    began = time.monotonic()
+    started_at = time.monotonic()
     writer.save(take_snapshot(model, optimizer), TrainState(step=1))
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - started_at < 0.4
     train_on(model, optimizer)
     writer.poll()
     assert not (tmp_path / "checkpoints/last").exists()

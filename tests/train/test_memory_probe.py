@@ -106,9 +106,9 @@ def test_the_share_of_ranks_that_work(micro_tokens: int, n_ranks: int, share: fl
 def begun_run(folder: Path, micro_tokens: int) -> RunConfig:
     """A run's config with `auto`, and its folder as a first sitting has left it."""
     config = replace(PAPER, out=str(folder), training=replace(PAPER.training, micro_tokens="auto"))
-    began = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
+    earlier = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     folder.mkdir()
-    (folder / "config.yaml").write_text(format_config(began))
+    (folder / "config.yaml").write_text(format_config(earlier))
     return config
 
 

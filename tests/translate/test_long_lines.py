@@ -53,9 +53,9 @@ def test_parts_are_short_and_make_up_the_line(seed: int) -> None:
 def test_splitting_takes_linear_time() -> None:
     def seconds(n: int) -> float:
         pieces = (["x"] * 7 + [SPACE + "y"]) * (n // 8)
-        began = time.process_time()
+        started_at = time.process_time()
         split_pieces(pieces, 1_000)
-        return time.process_time() - began
+        return time.process_time() - started_at
 
     # 8 times, and room
     assert min(seconds(80_000) for _ in range(3)) < 16 * min(seconds(10_000) for _ in range(3))
