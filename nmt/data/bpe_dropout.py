@@ -77,7 +77,7 @@ class MergeTable:
         return (keys * KNUTH) >> self.shift
 
     def find_ranks(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """The rank of the merge of each pair of pieces, or NO_RANK."""
+        """Return the rank of the merge of each pair of pieces, or NO_RANK."""
         keys = (left * np.uint32(self.size) + right).ravel()
         slots = self._hash(keys)
         found, ranks = self.keys[slots], self.ranks[slots]
@@ -135,8 +135,8 @@ def _merge_words(
     rate: float,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces of all words, each of which begins at `words` among the letters, and how many each
-    has.
+    """Return the pieces of all words, and how many each word has. A word begins at `words` among the
+    letters.
     """
     lengths = np.diff(words, append=len(letters))
     by_length = np.argsort(lengths, kind="stable")
@@ -193,7 +193,7 @@ def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[np.ndarray, n
 
 
 def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The runs of `values` that begin at `starts`, end to end."""
+    """Return the runs of `values` that begin at `starts`, end to end."""
     ends = np.cumsum(lengths)
     n = ends[-1] if len(ends) else 0
     return values[np.arange(n) + np.repeat(starts - ends + lengths, lengths)]

@@ -78,7 +78,9 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
 def _restore_long(
     ids: np.ndarray, counts: np.ndarray, drawn: np.ndarray, drawn_counts: np.ndarray, limit: int
 ) -> TokenRow:
-    """What was drawn, but the stored pieces of each sentence that would have more than `limit`."""
+    """Return what was drawn, except for sentences of more than `limit` pieces: these keep the stored
+    ones.
+    """
     is_long = drawn_counts > limit
     stored_starts = np.cumsum(counts) - counts
     drawn_starts = np.cumsum(drawn_counts) - drawn_counts
@@ -93,7 +95,7 @@ def _read_rows(side: Side, first: int, end: int) -> TokenRow:
 
 
 def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
-    """The merges of a store's BPE model, if drawing at rate 0 gives what the store holds."""
+    """Read the merges of a store's BPE model, if drawing at rate 0 gives what the store holds."""
     merges = MergeTable((folder / VOCAB_FILE).read_bytes())
     for side in (store.src, store.tgt):
         ids, counts = _read_rows(side, 0, min(CHECKED, len(side)))

@@ -36,19 +36,18 @@ class Update:
     micros: list[MicroBatch]  # this rank's share
     n_src: int  # tokens of the whole update
     n_tgt: int
-    next_cursor: Cursor
+    next_cursor: Cursor  # where a run that stops after this update continues
     cursor: Cursor = Cursor()
-    pairs: Sequence[Array] = ()  # those of each micro-batch of the whole update
+    pairs: Sequence[Array] = ()  # of each micro-batch of the whole update
 
 
 # ---- one batch ---------------------------------------------------------------------------------------------------
 
 
 def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None) -> Batch:
-    """A batch of pairs: the source closed by eos, the target opened by bos, the labels closed by
-    eos.
+    """Make a batch of pairs: sources end with eos, targets begin with bos, labels end with eos.
 
-    It has the given shape, if the pairs fit into it.
+    It has the given shape if the pairs fit into it.
     """
     src = _pack_with_bos(store.src, pairs, shape)
     tgt = _pack_with_bos(store.tgt, pairs, shape)
@@ -58,7 +57,7 @@ def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None)
 
 
 def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape | None) -> Packed:
-    """The sentences of `pairs` end to end, each opened by bos."""
+    """Concatenate the sentences of `pairs`, with a bos before each."""
     stored_offsets = np.asarray(side.offsets)
     firsts = stored_offsets[pairs]
     lengths = stored_offsets[pairs + 1] - firsts + 1  # bos, then the pieces
@@ -85,7 +84,7 @@ def _fits(shape: BatchShape, n_tokens: int, n_sentences: int, longest: int) -> b
 
 
 def _shift_to_eos(sentences: Packed) -> torch.Tensor:
-    """The same sentences closed by eos instead of opened by bos."""
+    """Return the same sentences with an eos at the end instead of a bos at the beginning."""
     tokens = sentences.tokens.roll(-1)
     tokens[sentences.offsets[1:] - 1] = EOS
     return tokens
@@ -97,7 +96,7 @@ def _shift_to_eos(sentences: Packed) -> torch.Tensor:
 def make_micro_batches(
     store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None = None
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
+    """Make this rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
     mine = []
     for number in range(world.rank, len(micros), world.size):
         batch = make_batch(store, micros[number], shape).to(world.device)
@@ -136,7 +135,7 @@ def _make_updates(
 
 
 class Loader:
-    """The endless stream of updates from `cursor` on, in one shape if it is given.
+    """An endless stream of updates from `cursor` on; with `shape`, all batches have it.
 
     Close it, or use it in a `with`, to end its thread.
     """

@@ -79,17 +79,17 @@ class Vocab:
             raise UserError(f"{path}: {error}") from None
 
     def encode(self, lines: Sequence[str] | Sequence[bytes]) -> list[list[int]]:
-        """The ids of each line, without bos and eos."""
+        """Return the ids of each line, without bos and eos."""
         return [self._processor.encode(line) for line in lines]
 
     def encode_many(self, lines: Sequence[bytes]) -> list[list[int]]:
-        """The same, but faster from some hundred lines on, because it starts a thread."""
+        """Do the same; this is faster from some hundred lines on, because it starts a thread."""
         ids: list[list[int]] = self._processor.encode(lines, num_threads=1)
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The detokenised text of each list of ids; pad, bos and eos are left out wherever they
-        are.
+        """Return the detokenised text of each list of ids, without pad, bos and eos wherever they
+        occur.
         """
         rows = [[i for i in map(int, row) if i not in CONTROL_IDS] for row in ids]
         texts: list[str] = self._processor.decode(rows)
@@ -117,7 +117,7 @@ class CorpusEncoder:
             self._ids_of_words.add(islice(_read_frequent_words(words), MAX_KNOWN_WORDS))
 
     def __call__(self, lines: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """All ids end to end (uint16), and how many of them each line has (int64)."""
+        """Return all ids end to end (uint16), and how many of them each line has (int64)."""
         look_up = self._ids_of_words.__getitem__
         is_wordwise = self._vocab.is_wordwise
         rows = []
@@ -157,7 +157,7 @@ def _encode_to_bytes(vocab: Vocab, line: bytes) -> bytes:
 
 
 def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
-    """How often each word occurs, for `train_bpe`. Tabs also separate words; they are counted as a
+    """Count how often each word occurs, for `train_bpe`. Tabs also separate words; they are counted as a
     pseudo-word.
     """
     counts: Counter[bytes] = Counter()
@@ -184,7 +184,7 @@ def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
 
 
 def _read_frequent_words(path: Path) -> Iterator[bytes]:
-    """The words of such a file that occur more than once."""
+    """Read the words of such a file that occur more than once."""
     with open(path, "rb") as file:
         for line in file:
             word, _, n = line.partition(b"\t")

@@ -110,7 +110,7 @@ def _find_obstacles(
 
 
 def _find_missing_steps(paper: Conformance, checkpoint: Checkpoint) -> Iterator[str]:
-    """What would have to be done differently."""
+    """List what would have to be done differently."""
     for row in paper.deviations:
         if row.key == "data.test":  # the test set that was really scored counts
             continue

@@ -23,7 +23,7 @@ NO_DEVICES = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that also ask for the 
 
 
 def choose_device(asked: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
-    """The GPU of this rank; the CPU if the user asked for it or there is no GPU."""
+    """Return the GPU of this rank, or the CPU if the user asked for it or there is no GPU."""
     if asked == "cpu":
         return torch.device("cpu")
     # An old driver makes torch warn at length; it is refused below.

@@ -34,7 +34,7 @@ NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 def digest_file(path: Path) -> str:
-    """The sha256 of a file's content, in hexadecimal."""
+    """Compute the sha256 of a file's content, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -110,8 +110,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_file_size(path: Path) -> int:
-    """The size of a plain file. A link, a pipe or a device is refused unopened: it leads elsewhere
-    or never ends.
+    """Return the size of a regular file. Refuse a link, a pipe or a device without opening it: it
+    leads elsewhere or never ends.
     """
     try:
         status = path.lstat()
@@ -187,7 +187,9 @@ def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The sha256 and size of each file, by its name. The manifest itself may come from a stranger."""
+    """Read the sha256 and size of each file, by its name. The manifest itself may come from a
+    stranger.
+    """
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise UserError(

@@ -36,8 +36,8 @@ KILLED = (
 def map_in_order(
     work: Callable[[Given], Returned], tasks: Iterable[Given], workers: int
 ) -> Iterator[Returned]:
-    """`map(work, tasks)` on several processes. `work` is a function of a module, or a partial of
-    one.
+    """Do `map(work, tasks)` on several processes. `work` must be a top-level function of a module, or
+    a partial of one.
     """
     return map_with_workers(partial(_return_it, work), tasks, workers)
 
@@ -52,9 +52,9 @@ def map_with_workers(
     workers: int,
     worker: Callable[[Given], Returned] | None = None,
 ) -> Iterator[Returned]:
-    """`map_in_order` for work that has something to load first: each process makes its worker once.
+    """Do `map_in_order` for work that must load something first: each process makes its worker once.
 
-    A caller that has a `worker` already gives it, for the quick tasks that are done in the caller.
+    A caller that already has a `worker` passes it, for the quick tasks that are done in the caller.
     """
     # here, as long as tasks are quick
     tasks = iter(tasks)
@@ -92,15 +92,15 @@ def _work_in_process(
 
 
 def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
-    """`work(task)` in a process of its own, so that its memory is freed with it."""
+    """Run `work(task)` in a process of its own, so that its memory is freed with it."""
     with _start_processes(1) as pool:
         return pool.submit(work, task).result()
 
 
 @contextmanager
 def _start_processes(n: int) -> Iterator[ProcessPoolExecutor]:
-    """`n` processes. They are killed where the caller does not wait for them: on an error, on
-    Ctrl-C, on a left loop.
+    """Start `n` processes. They are killed if the caller does not wait for them: on an error, on
+    Ctrl-C, or when a loop is left early.
     """
     pool = ProcessPoolExecutor(n, get_context("spawn"), _init_process)
     try:

@@ -48,8 +48,8 @@ class World:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The elementwise sum over ranks, on every rank. For work that takes all ranks about as
-        long.
+        """Return the elementwise sum over ranks, on every rank. This is for work that takes all
+        ranks about the same time.
         """
         if self.size > 1:
             tensor = tensor.to(self.device, copy=True)
@@ -62,7 +62,7 @@ class World:
             torch.distributed.all_reduce(tensor)
 
     def broadcast(self, value: float) -> float:
-        """The number that rank 0 holds, on every rank, however long rank 0 takes to find it."""
+        """Return the number that rank 0 holds, on every rank, however long rank 0 takes to find it."""
         if self.size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64)
@@ -110,8 +110,8 @@ class World:
 
 
 def gather_shards(tensor: Tensor) -> Tensor:
-    """The whole tensor, of which each rank may hold a shard (a DTensor); then all ranks must call
-    this.
+    """Return the whole tensor, of which each rank may hold a shard (a DTensor); in that case all ranks
+    must call this.
     """
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
@@ -138,8 +138,8 @@ def is_rank_lost(error: RuntimeError, world: World) -> bool:
 
 @contextlib.contextmanager
 def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
-    """The world that torchrun describes in the environment, or a world of one, on the device that
-    was asked for.
+    """Return the world that torchrun describes in the environment, or a world of one, on the requested
+    device.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

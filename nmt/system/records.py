@@ -35,7 +35,7 @@ COUNT = Rule(lambda n: n >= 0, "not be negative")
 
 
 def default(value: Default, rule: Rule) -> Default:
-    """The default of a dataclass's field, and the rule for its numbers."""
+    """Give a dataclass's field a default, and a rule for its numbers."""
     field: Default = dataclasses.field(default=value, metadata={"rule": rule})
     return field
 
@@ -51,7 +51,7 @@ class RecordReader:
     remedy: str = ""  # for a file that nobody edits by hand
 
     def read(self, kind: type[Record], values: object, key: str = "") -> Record:
-        """The record of this kind that the mapping `values` describes."""
+        """Return the record of this kind that the mapping `values` describes."""
         if not isinstance(values, dict):
             raise self._complain(key, f"{_show(values)} is not a section of keys and values")
         hints = typing.get_type_hints(kind)
@@ -75,7 +75,7 @@ class RecordReader:
         return typing.cast(Record, record)
 
     def _read_value(self, hint: Any, value: Any, key: str) -> Any:
-        """The value as its annotation wants it."""
+        """Convert the value to the type of its annotation."""
         options = typing.get_args(hint)
         origin = typing.get_origin(hint)
         if origin in (types.UnionType, typing.Union):

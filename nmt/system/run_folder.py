@@ -42,7 +42,7 @@ RUN_FILES = (
 
 
 def ids_file(split: str, side: str) -> str:
-    """The token ids of one side of a split of a store."""
+    """Name the file of the token ids of one side of a split."""
     return f"{split}.{side}.ids.npy"
 
 
@@ -52,7 +52,7 @@ def offsets_file(split: str, side: str) -> str:
 
 
 def dev_text_file(side: str) -> str:
-    """The raw text of one side of the dev set, which validation scores against."""
+    """Name the file of the raw text of one side of the dev set, which validation scores against."""
     return f"valid.{side}.txt"
 
 
@@ -102,5 +102,5 @@ class RunFolder:
         return self.checkpoints / f"step-{step:07d}"
 
     def nonfinite(self, step: int) -> Path:
-        """What is known of an update whose loss or gradient was NaN or infinite."""
+        """Return the path of the report on an update whose loss or gradient was NaN or infinite."""
         return self.path / f"nonfinite-{step:07d}.json"

@@ -70,7 +70,7 @@ for _kind, _pattern, _first in _WORDS:
 
 
 def parse_yaml(text: str, name: str) -> YamlTree:
-    """The plain values in `text`, which error messages call `name`."""
+    """Parse the plain values in `text`, which error messages call `name`."""
     places: dict[str, str] = {}
     try:
         loader = _Loader(text)
@@ -94,7 +94,7 @@ def parse_yaml(text: str, name: str) -> YamlTree:
 
 
 def _read_node(node: yaml.Node, key: str, places: dict[str, str]) -> Any:
-    """The node's plain value; `places` learns where it and what is inside it was written."""
+    """Return the node's plain value; add to `places` where it and each value inside it were written."""
     places.setdefault(key, _name_line(node.start_mark))
     if isinstance(node, yaml.MappingNode):
         return _read_mapping(node, key, places)

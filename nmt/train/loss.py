@@ -124,7 +124,7 @@ def _softmax_in_place(logits: Tensor, label: Tensor, exact: torch.dtype) -> tupl
 def loss_sums(
     hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """The label-smoothed loss and the plain NLL, each summed over the labels that count."""
+    """Compute the label-smoothed loss and the plain NLL, each summed over the labels that count."""
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _FusedLoss.apply(hidden, weight, labels, smoothing, needs_grad)
 

@@ -35,7 +35,7 @@ def supports_fused_loss(hidden: Tensor) -> bool:
 
 @loss_kernel
 def _unpack_pairs(pairs):
-    """The fp32 logits of even and of odd columns from bf16 bits, two in an int32."""
+    """Return the fp32 logits of the even and of the odd columns; an int32 has the bits of two."""
     even = (pairs << 16).to(tl.float32, bitcast=True)
     odd = (pairs & -65536).to(tl.float32, bitcast=True)
     return even, odd
@@ -43,7 +43,7 @@ def _unpack_pairs(pairs):
 
 @loss_kernel
 def _pack_pairs(even, odd):
-    """The inverse, rounded to bf16."""
+    """Do the inverse of `_unpack_pairs`, rounding to bf16."""
     even = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
     odd = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
     return even | odd
@@ -172,8 +172,8 @@ def reads_once(logits: Tensor) -> bool:
 
 
 def choose_parts(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
-    """How many pairs a part of a row holds, how many parts there are, how many have no padding, and
-    how many warps a program gets."""
+    """Return how many pairs a part of a row holds, how many parts there are, how many of them have no
+    padding, and how many warps a program gets."""
     pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
     parts = triton.cdiv(n_columns, 2 * pairs)
     return pairs, parts, n_vocab // (2 * pairs), 16 if pairs == MOST_PAIRS else 4

@@ -94,7 +94,7 @@ class StopRequest:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code that an error leads to."""
+    """Return the exit code that an error leads to."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
     return MISTAKE if isinstance(error, UserError) else FAILED

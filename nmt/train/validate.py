@@ -34,7 +34,7 @@ class DevSet:
 
 
 def open_dev(folder: Path, vocab: Vocab) -> DevSet:
-    """The dev set of a prepared store: its token ids for the NLL, its raw text for BLEU."""
+    """Open the dev set of a prepared store: its token ids for the NLL, its raw text for BLEU."""
     store = open_store(folder, "valid", vocab.digest)
     return DevSet(store, _read_lines(folder, "src"), _read_lines(folder, "tgt"))
 
@@ -47,7 +47,7 @@ def _read_lines(folder: Path, side: str) -> list[str]:
 @dataclass(frozen=True)
 class Validation:
     nll: float  # per target piece
-    bleu: Score | None  # None where BLEU is switched off, and on ranks that do not decode
+    bleu: Score | None  # None if BLEU is switched off, and on ranks that do not decode
 
     @property
     def perplexity(self) -> float:
@@ -55,7 +55,9 @@ class Validation:
 
     @property
     def selection_score(self) -> float:
-        """Higher is better: BLEU, or the likelihood where BLEU is switched off."""
+        """The score that decides which checkpoint is best; higher is better. It is BLEU, or the log
+        likelihood if BLEU is switched off.
+        """
         return -self.nll if self.bleu is None else self.bleu.value
 
 
@@ -67,7 +69,9 @@ def dev_nll(
     world: World,
     stop: StopRequest,
 ) -> float | None:
-    """Mean NLL per target piece; the ranks share the work. None if a stop cut it short."""
+    """Compute the mean NLL per target piece; the ranks share the work. Return None if a stop cut it
+    short.
+    """
     model = translator.model
     order = np.argsort(store.tgt.lengths, kind="stable")
     bounds = split_pairs(
@@ -105,8 +109,10 @@ def validate(
     world: World,
     stop: StopRequest | None = None,
 ) -> Validation | None:
-    """Score the dev set on all ranks, of which the first decodes; None if `stop` cut it short."""
-    stop = stop or StopRequest()  # one that nobody makes
+    """Score the dev set; all ranks share the NLL, and rank 0 decodes. Return None if `stop` cut it
+    short.
+    """
+    stop = stop or StopRequest()  # one that is never made
     nll = dev_nll(translator, dev.store, micro_tokens, world, stop)
     if nll is None:
         return None

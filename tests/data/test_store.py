@@ -109,7 +109,7 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
     (folder / name).unlink()
     if damage != "gone":
         (folder / name).write_bytes(content[:-2] if damage == "cut" else content + b"\0\0")
-    with pytest.raises(UserError, match=f"{name}: damaged .*prepare again"):
+    with pytest.raises(UserError, match=f"{name}: is damaged .*prepare again"):
         open_store(folder, "train")
 
 
