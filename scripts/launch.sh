@@ -88,8 +88,8 @@ field() {  # NAME: what status.json says about it, or nothing
 
 options=("--max-restarts=$max_restarts" --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}  # older torchruns lack the option for it
-# Sharing its store, torchrun 2.13 tells a host that joins a second time no address, and ranks that are started again may
-# meet the words of their predecessors there; both wait in vain.
+# When torchrun 2.13 shares its store, a host that joins a second time gets no address, and restarted
+# ranks may read what their predecessors left there; both wait forever.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 if [[ $hosts -eq 1 ]]; then
     options+=(--standalone)

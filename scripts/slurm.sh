@@ -2,8 +2,9 @@
 # A Slurm job that trains on one node or many, and comes back by itself until the run is done. From the checkout:
 #     sbatch --nodes 2 --gpus-per-node 8 --cpus-per-task 64 --time 24:00:00 \
 #         scripts/slurm.sh --config big.yaml out=/shared/runs/big
-# --cpus-per-task is for all ranks of a node together. Without it Slurm gives them a single core; the 8 below suffice for
-# one or two GPUs, so ask for more where there are more: 8 for each GPU is plenty, fewer than 2 slow training down.
+# --cpus-per-task is for all ranks of a node together. Without it Slurm gives them a single core; the
+# 8 below suffice for one or two GPUs, so ask for more where there are more: 8 for each GPU is plenty,
+# fewer than 2 slow training down.
 # Three minutes before its time is up Slurm sends SIGUSR1 to this script, which hands it on to launch.sh on every node;
 # the run saves and ends, and the job is queued again. What the run wrote to status.json decides, never srun's code.
 #SBATCH --job-name=nmt

@@ -1,12 +1,13 @@
-"""How fast is training beside others? One sitting, one process at a time, in turn: A B C A B C; prints Markdown.
+"""Compares the speed of training with that of other trainers, and prints Markdown.
 
-    python scripts/bench/train.py --data-root corpora/multi30k                beside loops over torch.nn.Transformer
-    python scripts/bench/train.py --make-peers build/peers                    install eole, OpenNMT-py, JoeyNMT, Marian
+    python scripts/bench/train.py --data-root corpora/multi30k    # loops over torch.nn.Transformer
+    python scripts/bench/train.py --make-peers build/peers        # install eole, OpenNMT-py, JoeyNMT
     python scripts/bench/train.py --data-root corpora/multi30k --peer-python build/peers/bin/python
 
-The same pieces, sizes, dropout, label smoothing, Adam and threads for all; target tokens without padding over whole
-updates, the first ones left out. Machines drift more than code does: ratios are taken within a round, and what the
-machine can do is measured before and after each process.
+All have the same pieces, sizes, dropout, label smoothing, Adam and threads. The figures are target
+tokens without padding over whole updates, without the first ones. Machines drift more than code
+does. So one process runs at a time, in turn: A B C A B C; ratios are taken within a round; and what
+the machine can do is measured before and after each process.
 """
 
 import argparse
@@ -33,10 +34,12 @@ from nmt.system.errors import UserError
 from nmt.system.progress import clock, say
 from nmt.system.runtime import tune_process
 
-SCRIPTS = Path(__file__).resolve().parent
-SKIP = 7  # first updates, which ask for memory; as many as bench_step.py leaves out
+STEP_SCRIPT = Path(__file__).resolve().with_name("step.py")
+PEERS_SCRIPT = Path(__file__).resolve().with_name("peers.py")
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+SKIP = 7  # first updates, which ask for memory; as many as step.py leaves out
 TIMEOUT_S = 1800  # of a process
-# D_model, d_ff, heads, layers
+# d_model, d_ff, heads, layers
 SIZES = {"base": (512, 2048, 8, 6), "small": (256, 1024, 4, 3), "tiny": (32, 64, 2, 1)}
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
@@ -48,12 +51,11 @@ SYSTEMS = {
     "joeynmt": "`joeynmt train`: ntokens of its batches",
 }
 OWN = ("ours", "plain", "lean")  # need nothing that is not installed
+NO_BF16 = ("opennmt", "joeynmt")  # they lack it on CPU
 NAMES = [
-    f"{system}-{precision}"
-    for precision in ("bf16", "fp32")
-    for system in SYSTEMS
-    if (system, precision) not in (("opennmt", "bf16"), ("joeynmt", "bf16"))
-]  # which they lack on CPU
+    *(f"{system}-bf16" for system in SYSTEMS if system not in NO_BF16),
+    *(f"{system}-fp32" for system in SYSTEMS),
+]
 QUICK = {
     "sizes": ["tiny"],
     "systems": ["ours-bf16", "plain-bf16", "ours-fp32", "lean-fp32"],
@@ -68,16 +70,20 @@ MALLOC = {
     "MALLOC_TOP_PAD_": str(256 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-INSTALL = (  # what the last three require includes an older torch, and much that training does not need
-    "torch numpy transformers==5.23.0 sentencepiece sacrebleu pyyaml configargparse safetensors rich six pyonmttok "
-    "pandas rapidfuzz pyahocorasick subword-nmt tensorboard pydantic ctranslate2 aiohttp importlib_metadata matplotlib "
-    "spacy fasttext-wheel datasets fastapi uvicorn",
+# What the last three require includes an older torch, and much that training does not need, so
+# their requirements are listed here.
+INSTALL = (
+    "torch numpy transformers==5.23.0 sentencepiece sacrebleu pyyaml configargparse safetensors "
+    "rich six pyonmttok pandas rapidfuzz pyahocorasick subword-nmt tensorboard pydantic ctranslate2 "
+    "aiohttp importlib_metadata matplotlib spacy fasttext-wheel datasets fastapi uvicorn",
     "--no-deps eole==0.6.4 OpenNMT-py==3.5.1 joeynmt==2.3.0",
 )
 
 
 @dataclass(frozen=True)
 class Result:
+    """What one process measured."""
+
     rates: list[float]  # target tokens a second, of each update
     n_tokens: float  # in an update, on average
     peak_rss_mb: float
@@ -85,70 +91,81 @@ class Result:
     ceiling: float  # GFLOP/s of the machine in its precision
 
 
-def parse(answer: str, precision: str, ceiling: float) -> Result:
-    """The last line of what a process prints."""
+@dataclass(frozen=True)
+class Measurements:
+    results: dict[tuple[str, str], list[Result]]  # of (size, name), one for each round
+    ceilings: list[dict[str, float]]  # of the machine, in order
+    failures: list[str]
+
+
+def parse_answer(answer: str, precision: str, ceiling: float) -> Result:
+    """Read the last line of what a process printed."""
     try:
-        told = json.loads(answer.strip().splitlines()[-1])
-        rates = [n / s for n, s in zip(told["tgt_tokens"], told["seconds"], strict=True)]
-        if told["precision"] != precision:
-            raise ValueError(f"it ran in {told['precision']}")
-        return Result(
-            rates, fmean(told["tgt_tokens"]), told["peak_rss_mb"], told["versions"], ceiling
-        )
+        values = json.loads(answer.strip().splitlines()[-1])
+        tokens, seconds = values["tgt_tokens"], values["seconds"]
+        rates = [n / s for n, s in zip(tokens, seconds, strict=True)]
+        if values["precision"] != precision:
+            raise ValueError(f"it ran in {values['precision']}")
+        return Result(rates, fmean(tokens), values["peak_rss_mb"], values["versions"], ceiling)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"not the answer of a {precision} process: {answer.strip()[-200:]!r}; {error!r}"
         ) from None
 
 
-# ---- the work, the machine, the processes -----------------------------------------------------------------------
+# ---- the work, the machine, the processes --------------------------------------------------------
 
 
 def write_text(store: Path, folder: Path) -> int:
-    """{train,valid}.{src,tgt} and vocab.txt, for who reads text; the size of the vocabulary. Its words are numbers,
-    t17 t4 ...: no tool can split, strip or normalise these differently from another."""
+    """Write {train,valid}.{src,tgt} and vocab.txt for programs that read text; return the size of
+    the vocabulary.
+
+    The words are numbers, t17 t4 ..., so that no tool can split, strip or normalise them in its own
+    way.
+    """
     n_vocab = Vocab.load(store / "vocab.model").size
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "valid"):
         pairs = open_store(store, split)
         for name, side in (("src", pairs.src), ("tgt", pairs.tgt)):
             words = [f"t{i}" for i in np.asarray(side.ids).tolist()]
-            lines = (
-                " ".join(words[a:b]) + "\n" for a, b in pairwise(np.asarray(side.offsets).tolist())
-            )
+            offsets = np.asarray(side.offsets).tolist()
+            lines = [" ".join(words[begin:end]) + "\n" for begin, end in pairwise(offsets)]
             (folder / f"{split}.{name}").write_text("".join(lines), encoding="ascii")
-    (folder / "vocab.txt").write_text(
-        "".join(f"t{i}\n" for i in range(n_vocab) if i not in (PAD, BOS, EOS))
-    )
+    words = [f"t{i}\n" for i in range(n_vocab) if i not in (PAD, BOS, EOS)]
+    (folder / "vocab.txt").write_text("".join(words))
     return n_vocab
 
 
-def gflop_per_token(
+def count_gflop_per_token(
     d_model: int, d_ff: int, n_layers: int, n_vocab: int, pairs: TokenStore
 ) -> float:
-    """Training costs six operations for each weight that a token passes, and for each product of attention: source
-    tokens pass the encoder and cross-attention's keys and values, target tokens the rest of the decoder and the
-    softmax; a query has two products with each key, and causal attention sees half of them."""
-    src, tgt = (side.lengths.astype(float) for side in (pairs.src, pairs.tgt))  # with end marks
-    weights = (
-        n_layers * (6 * d_model + 2 * d_ff) * d_model * (src.sum() + tgt.sum())
-        + d_model * n_vocab * tgt.sum()
-    )
+    """Count the GFLOP that training costs for a target token.
+
+    It costs six operations for each weight that a token passes, and for each product of attention.
+    Source tokens pass the encoder and the keys and values of cross-attention, target tokens the rest
+    of the decoder and the softmax. A query has two products with each key, and causal attention sees
+    half of them.
+    """
+    src = pairs.src.lengths.astype(float)  # with end marks
+    tgt = pairs.tgt.lengths.astype(float)
+    layer_weights = (6 * d_model + 2 * d_ff) * d_model
+    weights = n_layers * layer_weights * (src.sum() + tgt.sum()) + d_model * n_vocab * tgt.sum()
     attention = n_layers * d_model * (2 * src @ src + tgt @ tgt + 2 * src @ tgt)
     return float(6 * (weights + attention) / tgt.sum() / 1e9)
 
 
-def ceilings(threads: int, n: int = 2048) -> dict[str, float]:
-    """GFLOP/s of one large product, the best of some, by precision and path."""
-    import torch  # first here, after settle()
+def measure_ceilings(threads: int, n: int = 2048) -> dict[str, float]:
+    """Return the GFLOP/s of one large product, the best of some, by precision and path."""
+    import torch  # first here, after tune_process()
     from torch.nn.functional import linear
 
     torch.set_num_threads(threads)
     is_cuda = torch.cuda.is_available()
+    device = "cuda" if is_cuda else "cpu"
     inner = 4 * n if is_cuda else n
-    a, b = (
-        torch.randn(rows, inner, device="cuda" if is_cuda else "cpu") for rows in (2 * inner, inner)
-    )
+    a = torch.randn(2 * inner, inner, device=device)
+    b = torch.randn(inner, inner, device=device)
     low = a.bfloat16(), b.bfloat16()
     paths = {"bf16": lambda: linear(*low), "fp32": lambda: linear(a, b)}
     if not is_cuda and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -168,11 +185,12 @@ def ceilings(threads: int, n: int = 2048) -> dict[str, float]:
     return best
 
 
-def ceiling_of(precision: str, *measured: dict[str, float]) -> float:
-    """By the fastest path there is, the mean of the measurements."""
-    return fmean(
-        max(rate for path, rate in each.items() if path.startswith(precision)) for each in measured
-    )
+def average_ceiling(precision: str, measured: Sequence[dict[str, float]]) -> float:
+    """Return the mean of the measurements, each by the fastest path of this precision."""
+    fastest = []
+    for rates in measured:
+        fastest.append(max(rate for path, rate in rates.items() if path.startswith(precision)))
+    return fmean(fastest)
 
 
 class Bench:
@@ -180,80 +198,69 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.work = args, Path(args.work).resolve()
-        # Before settle() adds to it
+        # Before tune_process() adds to it
         self.env = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         tune_process()
-        folders = {
-            "root": args.data_root,
-            "store": args.store or str(self.work / f"store-{Path(args.config).stem}"),
-        }
-        self.overrides = [
-            *(f"data.{k}={json.dumps(v)}" for k, v in folders.items() if v),
-            *args.overrides,
-        ]
+        store = args.store or str(self.work / f"store-{Path(args.config).stem}")
+        self.overrides = [f"data.store={json.dumps(store)}", *args.overrides]
+        if args.data_root:
+            self.overrides.insert(0, f"data.root={json.dumps(args.data_root)}")
         config = load_config(args.config, self.overrides)
         prepare(config.data, config.vocab, config.seed)
         self.pairs = open_store(Path(config.data.store), "train")
         self.n_vocab = write_text(Path(config.data.store), self.work / "text")
 
-    def command(self, system: str, precision: str, size: str) -> list[str]:
-        args, sizes = (
-            self.args,
-            dict(zip(("d_model", "d_ff", "n_heads", "n_layers"), SIZES[size], strict=True)),
-        )
+    def make_command(self, system: str, precision: str, size: str) -> list[str]:
+        d_model, d_ff, n_heads, n_layers = SIZES[size]
+        shape = {"d_model": d_model, "d_ff": d_ff, "n_heads": n_heads, "n_layers": n_layers}
         if system == "ours":
-            return [
-                sys.executable,
-                str(SCRIPTS / "bench_step.py"),
-                "--json",
-                "--updates",
-                str(args.updates),
-                "--config",
-                args.config,
-                *(f"model.{key}={n}" for key, n in sizes.items()),
-                "model.dropout=0.1",
-                "training.label_smoothing=0.1",
-                f"training.precision={precision}",
-                f"training.src_tokens={args.tokens}",
-                f"training.tgt_tokens={args.tokens}",
-                *self.overrides,
-            ]
-        job = self.work / f"{system}-{precision}-{size}.json"
-        job.write_text(
-            json.dumps(
-                {
-                    "system": system,
-                    "precision": precision,
-                    "text": str(self.work / "text"),
-                    "scratch": str(self.work),
-                    "n_vocab": self.n_vocab,
-                    "tokens": args.tokens,
-                    "updates": args.updates,
-                    "seconds": args.seconds,
-                    "threads": args.threads,
-                    "skip": SKIP,
-                    **sizes,
-                }
-            ),
-            encoding="utf-8",
-        )
+            return self._make_own_command(precision, shape)
+        job = {
+            "system": system,
+            "precision": precision,
+            "text": str(self.work / "text"),
+            "scratch": str(self.work),
+            "n_vocab": self.n_vocab,
+            "tokens": self.args.tokens,
+            "updates": self.args.updates,
+            "seconds": self.args.seconds,
+            "threads": self.args.threads,
+            "skip": SKIP,
+            **shape,
+        }
+        path = self.work / f"{system}-{precision}-{size}.json"
+        path.write_text(json.dumps(job), encoding="utf-8")
+        python = sys.executable if system in OWN else self.args.peer_python
+        return [python, str(PEERS_SCRIPT), str(path)]
+
+    def _make_own_command(self, precision: str, shape: dict[str, int]) -> list[str]:
+        args = self.args
         return [
-            sys.executable if system in OWN else args.peer_python,
-            str(SCRIPTS / "bench_peers.py"),
-            str(job),
+            sys.executable,
+            str(STEP_SCRIPT),
+            "--json",
+            "--updates",
+            str(args.updates),
+            "--config",
+            args.config,
+            *(f"model.{key}={n}" for key, n in shape.items()),
+            "model.dropout=0.1",
+            "training.label_smoothing=0.1",
+            f"training.precision={precision}",
+            f"training.src_tokens={args.tokens}",
+            f"training.tgt_tokens={args.tokens}",
+            *self.overrides,
         ]
 
     def run(self, size: str, name: str) -> str:
-        """One process from start to end: what it printed. What it said on the way lies in a log."""
+        """Run one process from start to end, and return what it printed; a log has its stderr."""
         system, precision = name.split("-")
-        log, env = (
-            self.work / f"{name}-{size}.log",
-            self.env if system == "ours" else self.env | MALLOC,
-        )
+        log = self.work / f"{name}-{size}.log"
+        env = self.env if system == "ours" else self.env | MALLOC
         try:
             with open(log, "wb") as file:
                 done = subprocess.run(
-                    self.command(system, precision, size),
+                    self.make_command(system, precision, size),
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -262,140 +269,165 @@ class Bench:
                     check=True,
                     timeout=TIMEOUT_S,
                 )
-        except subprocess.SubprocessError as error:  # tells what ran; the log tells why it failed
-            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
-            raise UserError(f"{name}, {size}: {error}; {said[-1][:200]!r}, see {log}") from None
+        except subprocess.SubprocessError as error:
+            # The error tells what ran, the last line of the log why it failed.
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            last = lines[-1][:200] if lines else ""
+            raise UserError(f"{name}, {size}: {error}; {last!r}, see {log}") from None
         return done.stdout
 
-    def measure(
-        self,
-    ) -> tuple[dict[tuple[str, str], list[Result]], list[dict[str, float]], list[str]]:
-        """Results of (size, system), one for each round; the machine's ceilings, in order; what failed."""
-        results: dict[tuple[str, str], list[Result]] = {
-            (size, name): [] for size in self.args.sizes for name in self.args.systems
-        }
-        seen, failed = [ceilings(self.args.threads)], []
+    def measure(self) -> Measurements:
+        """Run each system at each size, round after round; a system that fails runs no more."""
+        results: dict[tuple[str, str], list[Result]] = {}
+        for size in self.args.sizes:
+            for name in self.args.systems:
+                results[size, name] = []
+        ceilings, failures = [measure_ceilings(self.args.threads)], []
         for size, name in list(results) * self.args.rounds:
             if (size, name) not in results:
                 continue
             precision = name.split("-")[1]
             try:
                 answer = self.run(size, name)
-                seen.append(ceilings(self.args.threads))
-                results[size, name].append(
-                    parse(answer, precision, ceiling_of(precision, *seen[-2:]))
-                )
-                say(f"{name}, {size}: {median(results[size, name][-1].rates):,.0f} target tokens/s")
+                ceilings.append(measure_ceilings(self.args.threads))
+                # The mean of the measurements before and after the process
+                result = parse_answer(answer, precision, average_ceiling(precision, ceilings[-2:]))
+                results[size, name].append(result)
+                say(f"{name}, {size}: {median(result.rates):,.0f} target tokens/s")
             except UserError as error:  # the others go on
-                failed.append(str(error))
+                failures.append(str(error))
                 say(f"failed: {error}")
                 del results[size, name]
-        return results, seen, failed
+        return Measurements(results, ceilings, failures)
 
 
-# ---- the report -------------------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float], form: str) -> str:
+def format_spread(values: Sequence[float], form: str) -> str:
     return f"{median(values):{form}} ({min(values):{form}} - {max(values):{form}})"
 
 
-def row(name: str, mine: list[Result], ours: list[Result], gflop: float) -> tuple[str, ...]:
-    """Over rounds; the ratio to ours is taken within each."""
-    rates = [median(each.rates) for each in mine]
-    ratios = [median(other.rates) / rate for other, rate in zip(ours, rates, strict=False)]
-    shares = [rate * gflop / each.ceiling for rate, each in zip(rates, mine, strict=True)]
+def make_row(
+    name: str, its: Sequence[Result], ours: Sequence[Result], gflop: float
+) -> tuple[str, ...]:
+    """Summarise the rounds of a system; the ratio to ours is taken within each."""
+    rates = [median(result.rates) for result in its]
+    own_rates = [median(result.rates) for result in ours]
+    ratios = [own / rate for own, rate in zip(own_rates, rates, strict=False)]
+    shares = [rate * gflop / result.ceiling for rate, result in zip(rates, its, strict=True)]
+    n_updates = sum(len(result.rates) for result in its)
+    peak_mb = max(result.peak_rss_mb for result in its)
     return (
         name,
-        spread(rates, ",.0f"),
-        spread(ratios, ".2f") if ratios else "-",
-        spread(shares, ".0%"),
-        f"{fmean(each.n_tokens for each in mine):,.0f}",
-        str(sum(len(each.rates) for each in mine)),
-        f"{max(each.peak_rss_mb for each in mine) / 1024:.1f} GiB",
+        format_spread(rates, ",.0f"),
+        format_spread(ratios, ".2f") if ratios else "-",
+        format_spread(shares, ".0%"),
+        f"{fmean(result.n_tokens for result in its):,.0f}",
+        str(n_updates),
+        f"{peak_mb / 1024:.1f} GiB",
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ("---",) * len(head), *rows))
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def work(args: argparse.Namespace) -> int:
     if args.make_peers:
         return make_peers(Path(args.make_peers))
-    check(args)
+    check_arguments(args)
     bench = Bench(args)
-    results, seen, failed = bench.measure()
-    import torch
-
-    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
-    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    found = bench.measure()
     print(
-        f"{gpu}{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores\n\n    python {args.line}\n\n"
-        f"{args.threads} threads, {args.rounds} rounds in turn: the median (range) of their medians over updates.\n"
+        f"{describe_machine()}, {os.cpu_count()} cores\n\n    python {args.line}\n\n"
+        f"{args.threads} threads, {args.rounds} rounds in turn: "
+        "the median (range) of their medians over updates.\n"
     )
     for size in args.sizes:
-        d_model, d_ff, n_heads, n_layers = SIZES[size]
-        gflop = gflop_per_token(d_model, d_ff, n_layers, bench.n_vocab, bench.pairs)
-        print(
-            f"{size}: d_model {d_model}, d_ff {d_ff}, {n_heads} heads, {n_layers} + {n_layers} layers, "
-            f"{bench.n_vocab:,} pieces; {gflop:.4g} GFLOP for a target token\n"
-        )
-        rows = [
-            row(name, mine, results.get((size, f"ours-{name.split('-')[1]}"), []), gflop)
-            for (its_size, name), mine in results.items()
-            if its_size == size
-        ]
-        print(
-            table(
-                (
-                    size,
-                    "target tokens/s",
-                    "ours / it",
-                    "of ceiling",
-                    "tokens/update",
-                    "updates",
-                    "memory",
-                ),
-                rows,
-            )
-        )
-    print(
-        table(
-            ("ceiling: one large product", "GFLOP/s, between all processes"),
-            [(path, spread([each[path] for each in seen], ",.0f")) for path in seen[0]],
-        )
-    )
-    versions = {name.split("-")[0]: mine[0].versions for (_, name), mine in results.items()}
-    print(
-        table(
-            ("system", "what runs: what counts its target tokens", "versions"),
-            [
-                (system, SYSTEMS[system], ", ".join(map(" ".join, its.items())))
-                for system, its in versions.items()
-            ],
-        )
-    )
+        print_size(size, bench, found)
+    print_ceilings(found)
+    print_versions(found)
     wait = bench.env.get("OMP_WAIT_POLICY", "unset (ours spins but shortly)")
+    malloc = " ".join(f"{key}={value}" for key, value in MALLOC.items())
     print(
-        f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. Ours keeps freed memory by itself "
-        f"(nmt/system/runtime.py); the others have {' '.join(map('='.join, MALLOC.items()))}"
+        f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. "
+        f"Ours keeps freed memory by itself (nmt/system/runtime.py); the others have {malloc}"
     )
-    for line in failed:
+    for line in found.failures:
         print(f"\nFailed: {line}")
-    return 1 if failed else 0
+    return 1 if found.failures else 0
 
 
-def check(args: argparse.Namespace) -> None:
-    args.systems = args.systems or [
-        name for name in NAMES if args.peer_python or name.startswith(OWN)
-    ]
+def describe_machine() -> str:
+    import torch
+
+    cpu_info = Path("/proc/cpuinfo").read_text()
+    match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
+    cpu = match[1] if match else platform.machine()
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {cpu}"
+    return cpu
+
+
+def print_size(size: str, bench: Bench, found: Measurements) -> None:
+    d_model, d_ff, n_heads, n_layers = SIZES[size]
+    gflop = count_gflop_per_token(d_model, d_ff, n_layers, bench.n_vocab, bench.pairs)
+    print(
+        f"{size}: d_model {d_model}, d_ff {d_ff}, {n_heads} heads, "
+        f"{n_layers} + {n_layers} layers, {bench.n_vocab:,} pieces; "
+        f"{gflop:.4g} GFLOP for a target token\n"
+    )
+    rows = []
+    for (its_size, name), its in found.results.items():
+        if its_size == size:
+            precision = name.split("-")[1]
+            ours = found.results.get((size, f"ours-{precision}"), [])
+            rows.append(make_row(name, its, ours, gflop))
+    head = (
+        size,
+        "target tokens/s",
+        "ours / it",
+        "of ceiling",
+        "tokens/update",
+        "updates",
+        "memory",
+    )
+    print(format_table(head, rows))
+
+
+def print_ceilings(found: Measurements) -> None:
+    rows = []
+    for path in found.ceilings[0]:
+        rates = [ceilings[path] for ceilings in found.ceilings]
+        rows.append((path, format_spread(rates, ",.0f")))
+    print(format_table(("ceiling: one large product", "GFLOP/s, between all processes"), rows))
+
+
+def print_versions(found: Measurements) -> None:
+    versions = {}
+    for (_, name), its in found.results.items():
+        versions[name.split("-")[0]] = its[0].versions
+    rows = []
+    for system, packages in versions.items():
+        listed = ", ".join(f"{package} {version}" for package, version in packages.items())
+        rows.append((system, SYSTEMS[system], listed))
+    print(format_table(("system", "what runs: what counts its target tokens", "versions"), rows))
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Choose the systems if none are given, and refuse what cannot run."""
+    if not args.systems:
+        runnable = NAMES if args.peer_python else [name for name in NAMES if name.startswith(OWN)]
+        args.systems = list(runnable)
     for name in args.systems:
         if name not in NAMES:
             raise UserError(f"--systems {name}: give some of {', '.join(NAMES)}")
         if not name.startswith(OWN) and not os.access(args.peer_python or "", os.X_OK):
             raise UserError(
-                f"--systems {name}: --peer-python {args.peer_python} is no program; --make-peers makes one"
+                f"--systems {name}: --peer-python {args.peer_python} is not a program; "
+                "make one with --make-peers"
             )
     for key in ("tokens", "updates", "rounds", "threads", "seconds"):
         if not vars(args)[key] > 0:
@@ -403,16 +435,17 @@ def check(args: argparse.Namespace) -> None:
 
 
 def make_peers(folder: Path) -> int:
+    """Install the other trainers into a virtual environment."""
     python = str(folder / "bin" / "python")
-    install = [python, "-m", "pip", "install", "-c", str(SCRIPTS.parent / "constraints.txt")]
-    for command in (
-        [sys.executable, "-m", "venv", str(folder)],
-        *([*install, *some.split()] for some in INSTALL),
-    ):
+    commands = [[sys.executable, "-m", "venv", str(folder)]]
+    for packages in INSTALL:
+        install = [python, "-m", "pip", "install", "-c", str(CONSTRAINTS)]
+        commands.append([*install, *packages.split()])
+    for command in commands:
         say(" ".join(command))
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise UserError(
-                f"--make-peers {folder}: the command above failed; what it said tells why"
+                f"--make-peers {folder}: the command above failed; what it printed tells why"
             )
     say(f"now give --peer-python {python}")
     return 0
@@ -431,13 +464,14 @@ def main(line: list[str]) -> int:
     parser.add_argument(
         "--systems", nargs="+", metavar="NAME", help=f"of {', '.join(NAMES)} (all that can run)"
     )
-    for key, default, what in (
+    numbers = (
         ("rounds", 3, ""),
         ("updates", 15, "to time in each process "),
         ("threads", 2, ""),
         ("seconds", 30, "after which all but ours stop "),
         ("tokens", 4096, "in an update "),
-    ):
+    )
+    for key, default, what in numbers:
         parser.add_argument(
             f"--{key}", type=int, default=default, metavar="N", help=f"{what}({default})"
         )
@@ -460,9 +494,9 @@ def main(line: list[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="tiny, on the embedded corpus: does it all run?"
     )
-    parser.set_defaults(
-        line=f"scripts/bench/train.py {' '.join(line)}", **(QUICK if "--quick" in line else {})
-    )
+    parser.set_defaults(line=f"scripts/bench/train.py {' '.join(line)}")
+    if "--quick" in line:  # other options given beside it take precedence
+        parser.set_defaults(**QUICK)
     args = parser.parse_intermixed_args(line)
     return run_command(lambda: work(args), "bench_train")
 
