@@ -315,7 +315,8 @@ def read_origin(folder: Path) -> Origin:
         match = re.fullmatch(r"step-([0-9]{7,})", name)
         if match and int(match[1]) != origin.step:
             raise UserError(
-                f"{path}: belongs to step {origin.step}, not to this folder; files or folders were mixed up, use another copy"
+                f"{path}: belongs to step {origin.step}, not to this folder; "
+                "files or folders were mixed up, use another copy"
             )
     return origin
 

@@ -206,7 +206,10 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
         pieces.append(f"{vocab.character_coverage:.6g} of characters")
     if vocab.byte_fallback:
         pieces.append("bytes for the rest")
-    word_pieces = "the paper has word pieces for En-Fr; here BPE learns the merges by its own rule, which no setting can change"
+    word_pieces = (
+        "the paper has word pieces for En-Fr; "
+        "here BPE learns the merges by its own rule, which no setting can change"
+    )
     return [
         compare(
             "vocabulary",

@@ -16,7 +16,10 @@ WORDS = {
     "ÉTAT deux petit n'a s'y rue année âge là élève ce presqu'île grand DU cœur jour plutôt façon".split(),
 }
 SHORT = {
-    "de": "Dr Prof Nr Hr Fr z.B d.h bzw usw ca vgl Abs Art Bd Jan Dez Mio 1 3 24 St u.a i.V A x Str Tel II 12.30".split(),
+    "de": (
+        "Dr Prof Nr Hr Fr z.B d.h bzw usw ca vgl Abs Art Bd Jan Dez Mio 1 3 24 St u.a i.V A x Str Tel "
+        "II 12.30"
+    ).split(),
     "fr": "M Mme Dr av boul cf p.ex c.-à-d art ann etc N.B no Nos A b J.-C vol pp chap réf tél B.P 2 17 IV Sté".split(),
 }
 QUOTES = (

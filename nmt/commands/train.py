@@ -16,7 +16,7 @@ EXAMPLES = """\
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then exit
-  nmt-train --config base.yaml --explain                compare each setting and rule with the paper's, and count deviations
+  nmt-train --config base.yaml --explain                compare settings and rules with the paper's; count deviations
   nmt-train --config base.yaml --profile                show where the time of an update goes; takes half a minute
   nmt-train --config base.yaml --plan --price 3.50      estimate memory, hours and cost before starting the run
   torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml

@@ -18,7 +18,9 @@ from nmt.system.records import COUNT, default
 
 Array = np.ndarray
 SPAN = 1 << 20  # pairs whose running sums are in memory at a time
-ROW_MULTIPLE = 64  # numbers of tokens are rounded up to this: it suits the kernels, and memory is reused when sizes recur
+# Numbers of tokens are rounded up to this: it suits the kernels, and memory is reused when sizes
+# recur.
+ROW_MULTIPLE = 64
 SPARE_TOKENS = 32  # added to an equal share of an update, because pairs cannot be split evenly
 
 

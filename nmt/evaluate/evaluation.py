@@ -64,7 +64,7 @@ class Evaluation:
     scores: Sequence[Sequence[Score]]  # of each system
 
 
-# ---- the three kinds of evaluation ----------------------------------------------------------------------------------------------
+# ---- the three kinds of evaluation ---------------------------------------------------------------
 
 
 def evaluate_system(

@@ -28,8 +28,9 @@ Returned = TypeVar("Returned")
 WAITING_TASKS = 2  # beyond those that are worked on, so that no process waits for its next task
 QUICK_S = 0.1
 KILLED = (
-    "a worker process was killed, perhaps because memory ran out; finished work is kept: run the command again, and if it "
-    "happens again, with one worker (data.workers=1, or nmt-translate --workers 1)"
+    "a worker process was killed, perhaps because memory ran out; finished work is kept: "
+    "run the command again, and if it happens again, with one worker "
+    "(data.workers=1, or nmt-translate --workers 1)"
 )
 
 

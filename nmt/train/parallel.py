@@ -25,7 +25,9 @@ from nmt.system.ranks import World, gather_shards
 from nmt.train.loss import Objective
 
 BACKEND = "inductor"
-ALIGNMENT = 64  # elements; each gradient starts at a multiple of this in the flat buffer, so that kernels can use wide loads
+# Elements; each gradient starts at a multiple of this in the flat buffer, so that kernels can use
+# wide loads.
+ALIGNMENT = 64
 
 
 def is_compiled(training: TrainingConfig, device: str) -> bool:

@@ -103,7 +103,8 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
             size = min(largest, 2 * size)
         if n_rest > MAX_LINE_BYTES:
             raise UserError(
-                f"{name}:{n_lines + 1}: is longer than {MAX_LINE_BYTES:,} bytes; give a text file with one sentence per line"
+                f"{name}:{n_lines + 1}: is longer than {MAX_LINE_BYTES:,} bytes; "
+                "give a text file with one sentence per line"
             )
 
     # the end of the stream

@@ -169,7 +169,8 @@ def open_output(
         if not is_regular:  # a pipe or a device: nothing to lock or count
             if is_resumed:
                 raise UserError(
-                    f"{path}: is not a regular file, so --resume cannot count its lines; leave --resume out, or give another -o FILE"
+                    f"{path}: is not a regular file, so --resume cannot count its lines; "
+                    "leave --resume out, or give another -o FILE"
                 )
             yield file, 0
             return

@@ -238,7 +238,7 @@ def test_a_refused_line_is_reported_after_the_lines_before_it(
     assert re.match(expected, errors[0])
 
 
-# ---- scores, alignments ------------------------------------------------------------------------------------------------------
+# ---- scores, alignments --------------------------------------------------------------------------
 
 
 def test_n_best(place: Path, translator: Translator, tmp_path: Path) -> None:

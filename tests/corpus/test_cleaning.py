@@ -57,7 +57,8 @@ def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
     pairs = [("a", "x"), ("a", "y"), ("b", "z"), ("q", "x"), ("q", "q")]
     assert clean_block(block(pairs), CleanConfig(), sets).shared == {"dev": [1, 3, 3]}
     for rule, n_kept in (("keep", 5), ("drop-pairs", 4), ("drop-sides", 1)):
-        assert len(clean_block(block(pairs), CleanConfig(held_out=rule), sets).pairs) == n_kept  # type: ignore[arg-type]
+        cleaning = CleanConfig(held_out=rule)  # type: ignore[arg-type]
+        assert len(clean_block(block(pairs), cleaning, sets).pairs) == n_kept
 
 
 @given(

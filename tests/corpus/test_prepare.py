@@ -514,7 +514,10 @@ def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(config(root, store=str(root / "truth")), VOCAB, 1)
-    message = r"not enough disk space: about [\d,]+ bytes are needed, of which [\d,]+ are already written, and [\d,]+ are free; free"
+    message = (
+        r"not enough disk space: about [\d,]+ bytes are needed, "
+        r"of which [\d,]+ are already written, and [\d,]+ are free; free"
+    )
     for n in (1, 2, 2):
         left = iter(range(n))
 

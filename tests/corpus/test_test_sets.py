@@ -327,7 +327,8 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
     for language, lines in (("en", SRC), ("de", REF)):
         write(Path(data.root) / f"{name}.{language}", lines)
     assert complaint(name, data).startswith(
-        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; replace it with the real test set"
+        f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; "
+        "replace it with the real test set"
     )
     found = testsets.open_test_set(CorpusConfig(src=f"{name}.en", tgt=f"{name}.de"), data)
     assert found.known_as == "newstest2013"

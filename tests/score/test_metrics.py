@@ -205,12 +205,15 @@ def test_identical_text_is_perfect() -> None:
 def test_signatures_say_how_it_was_counted() -> None:
     release, lists = re.escape(sacrebleu.__version__), moses.ABBREVIATIONS
     end, seen = rf"version:{release}\|nmt:[\d.]+", "nrefs:1|test:demo|lang:en-de|"
+    plain = f"smooth:none|lines:1|lists:{lists}|"
     expected = {
         "BLEU": "case:mixed|eff:no|tok:13a|smooth:exp|lines:1|",
         "BLEU intl, lower-cased": "case:lc|eff:no|tok:intl|smooth:exp|lines:1|",
-        "BLEU tokenised": f"case:mixed|eff:no|tok:moses-2017.de|smooth:none|lines:1|lists:{lists}|",
-        "BLEU tokenised, split": f"case:mixed|eff:no|tok:moses-2017.de+atat|smooth:none|lines:1|lists:{lists}|",
-        "BLEU tokenised, split, plain quotes": f"case:mixed|eff:no|tok:moses-2017.de+atat+refquotes|smooth:none|lines:1|lists:{lists}|",
+        "BLEU tokenised": f"case:mixed|eff:no|tok:moses-2017.de|{plain}",
+        "BLEU tokenised, split": f"case:mixed|eff:no|tok:moses-2017.de+atat|{plain}",
+        "BLEU tokenised, split, plain quotes": (
+            f"case:mixed|eff:no|tok:moses-2017.de+atat+refquotes|{plain}"
+        ),
         "chrF2": "case:mixed|eff:yes|nc:6|nw:0|space:no|lines:1|",
         "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|",
     }

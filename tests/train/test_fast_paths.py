@@ -350,7 +350,10 @@ def test_quickened_products_stay_fp32(
 
 
 def test_compiled_code_is_kept_in_a_named_folder() -> None:
-    code = "import os; from nmt.system.runtime import tune_process; tune_process(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    code = (
+        "import os; from nmt.system.runtime import tune_process; tune_process(); "
+        "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    )
     env = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     for given, expected in (
         ({}, "/c/nmt/inductor"),

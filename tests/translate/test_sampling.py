@@ -115,7 +115,8 @@ def test_what_must_be_said_is_not_drawn() -> None:
 def test_scores_are_the_log_probabilities_of_the_model(penalty: str) -> None:
     """Not those of the flattened or cut distribution; best first."""
     toy = Toy(7, n=V, ending=1.0)
-    config = replace(CONFIG, penalty=penalty, temperature=1.7, top_k=6, top_p=0.95, max_extra=9)  # type: ignore[arg-type]
+    config = replace(CONFIG, temperature=1.7, top_k=6, top_p=0.95, max_extra=9)
+    config = replace(config, penalty=penalty)  # type: ignore[arg-type]
     (found,) = search(toy, pack([SRC]), config, 50)
     for one in found:
         total = sum(
