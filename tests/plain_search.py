@@ -47,8 +47,8 @@ class ToyCache:
     def reorder(self, parents: Tensor) -> None:
         self.rows = self.rows.gather(1, parents)
 
-    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
-        self.rows[holes] = self.rows[movers]
+    def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
+        self.rows[free_rows] = self.rows[moved_rows]
         self.rows = self.rows[:n]
 
 
@@ -63,12 +63,12 @@ class StaticToyCache:
         return self.buffers.n_moves
 
     def place(self, rows: Tensor, n: int) -> None:
-        self.rows = self.buffers.place("rows", rows, (n, rows.shape[1]), 0)
+        self.rows = self.buffers.store("rows", rows, (n, rows.shape[1]), 0)
 
     def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         self.place(self.rows.clone() if rows is None else self.rows.index_select(0, rows), n)
 
-    def state(self) -> list[Tensor]:
+    def list_state(self) -> list[Tensor]:
         return [self.rows]
 
     def reorder(self, parents: Tensor) -> None:
@@ -103,7 +103,7 @@ class Toy:
             self.known[row] = log_softmax(self.table[row].tolist())
         return self.known[row]
 
-    def start(self, src: Packed, beam: int) -> ToyCache:
+    def make_cache(self, src: Packed, beam: int) -> ToyCache:
         rows = []
         for a, b in itertools.pairwise(src.offsets.tolist()):
             row = 0
@@ -115,10 +115,10 @@ class Toy:
     def make_static_cache(self, beam: int) -> StaticToyCache:
         return StaticToyCache(beam)
 
-    def restart(
+    def refill_cache(
         self, cache: StaticToyCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
-        cache.place(self.start(src, cache.beam).rows, n)
+        cache.place(self.make_cache(src, cache.beam).rows, n)
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         return 8 * beam

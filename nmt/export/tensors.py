@@ -49,7 +49,7 @@ def list_projections(
         parts = [attention.qkv]
     else:
         parts = [attention.q, attention.kv]
-    q, k, v = torch.cat([part.weight.detach() for part in parts]).split(attention.sizes)
+    q, k, v = torch.cat([part.weight.detach() for part in parts]).split(attention.qkv_sizes)
 
     n_heads = config.n_heads
     size = config.d_model // n_heads

@@ -67,15 +67,15 @@ class PaddedGroups:
         n, heads, size = x.shape
         if x.stride(2) != 1 or x.stride(1) != size or x.stride(0) % size:
             x = x.contiguous()
-        # x may be a slice of a wider product (queries, keys and values in one): so many rows a
-        # token.
-        each = x.stride(0) // size
-        index = self.indices.get((group, heads, each))
+        # x may be a slice of a wider projection (queries, keys and values in one), which has more
+        # rows per token.
+        rows_per_token = x.stride(0) // size
+        index = self.indices.get((group, heads, rows_per_token))
         if index is None:
             head = torch.arange(heads, device=x.device)[:, None]
-            index = (self.tokens[group][:, None] * each + head).flatten()  # (S * H * L,)
-            self.indices[group, heads, each] = index
-        rows = x.as_strided(((n - 1) * each + heads, size), (size, 1))
+            index = (self.tokens[group][:, None] * rows_per_token + head).flatten()  # (S * H * L,)
+            self.indices[group, heads, rows_per_token] = index
+        rows = x.as_strided(((n - 1) * rows_per_token + heads, size), (size, 1))
         return rows.index_select(0, index).view(-1, self.widths[group], size)
 
     def new_cells(self, like: Tensor, heads: int, size: int) -> list[Tensor]:
@@ -138,7 +138,7 @@ class AttentionMask:
         """
         queries, keys = self.packed
         ahead = 0 if self.causal else self.window
-        return self.intervals(queries, keys, ahead=ahead, behind=self.window)
+        return self.find_intervals(queries, keys, ahead=ahead, behind=self.window)
 
     @lazy_property
     def query_intervals(self) -> Tensor:
@@ -147,9 +147,9 @@ class AttentionMask:
         """
         queries, keys = self.packed
         behind = 0 if self.causal else self.window
-        return self.intervals(keys, queries, ahead=self.window, behind=behind)
+        return self.find_intervals(keys, queries, ahead=self.window, behind=behind)
 
-    def intervals(
+    def find_intervals(
         self, rows: Packed, others: Packed, ahead: int | None, behind: int | None
     ) -> Tensor:
         """For each row, find the first and one past the last row of `others` in the same sentence
@@ -200,14 +200,14 @@ class AttentionMask:
         """
         biases = []
         for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
-            may = live[:, None, None, :]
+            is_visible = live[:, None, None, :]
             place = torch.arange(max(n_queries, live.shape[1]), device=live.device)
             ahead = place[: live.shape[1]] - place[:n_queries, None]
             if self.causal:
-                may = may & (ahead <= 0)
+                is_visible = is_visible & (ahead <= 0)
             if self.window is not None:
-                may = may & (ahead.abs() <= self.window)
-            biases.append(torch.where(may, 0.0, MASKED_SCORE))
+                is_visible = is_visible & (ahead.abs() <= self.window)
+            biases.append(torch.where(is_visible, 0.0, MASKED_SCORE))
         return biases
 
     @lazy_property
@@ -230,7 +230,7 @@ class _PaddedAttention(torch.autograd.Function):
         collected: list[Tensor] | None,
     ) -> Tensor:
         heads, scale = q.shape[1], q.shape[2] ** -0.5
-        mixed = mask.queries.new_cells(v, heads, v.shape[2])
+        outputs = mask.queries.new_cells(v, heads, v.shape[2])
         saved = []
         for group, bias in enumerate(mask.score_biases):
             q_cells = mask.queries.pad(q, group)  # (S * H, Lq, K)
@@ -245,11 +245,11 @@ class _PaddedAttention(torch.autograd.Function):
             if collected is not None:
                 collected.append(weights)
             weights = weights.to(q.dtype).view(-1, *weights.shape[2:])
-            torch.bmm(weights, v_cells, out=mixed[group])
-            saved += [q_cells, k_cells, v_cells, weights, mixed[group]]
+            torch.bmm(weights, v_cells, out=outputs[group])
+            saved += [q_cells, k_cells, v_cells, weights, outputs[group]]
         ctx.save_for_backward(*saved)
         ctx.mask, ctx.heads, ctx.scale = mask, heads, scale
-        return mask.queries.unpad(mixed, heads)
+        return mask.queries.unpad(outputs, heads)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
@@ -258,15 +258,15 @@ class _PaddedAttention(torch.autograd.Function):
         d_k = mask.keys.new_cells(grad, heads, saved[0].shape[2])
         d_v = mask.keys.new_cells(grad, heads, saved[2].shape[2])
         for group, live in enumerate(mask.queries.live):
-            q_cells, k_cells, v_cells, weights, mixed = saved[5 * group : 5 * group + 5]
-            d_mixed = mask.queries.pad(grad, group)
+            q_cells, k_cells, v_cells, weights, output = saved[5 * group : 5 * group + 5]
+            d_output = mask.queries.pad(grad, group)
             # cells without a token were padded with the gradient of row 0
             is_live = live[:, None, :, None].to(grad.dtype)  # (S, 1, Lq, 1)
-            d_mixed.view(live.shape[0], heads, live.shape[1], -1).mul_(is_live)
-            torch.bmm(weights.transpose(1, 2), d_mixed, out=d_v[group])
-            d_scores = torch.bmm(d_mixed, v_cells.transpose(1, 2))  # (S * H, Lq, Lk)
+            d_output.view(live.shape[0], heads, live.shape[1], -1).mul_(is_live)
+            torch.bmm(weights.transpose(1, 2), d_output, out=d_v[group])
+            d_scores = torch.bmm(d_output, v_cells.transpose(1, 2))  # (S * H, Lq, Lk)
             # through the softmax: weights * (d_weights - sum of weights * d_weights)
-            d_scores.sub_((d_mixed * mixed).sum(-1, keepdim=True)).mul_(weights)
+            d_scores.sub_((d_output * output).sum(-1, keepdim=True)).mul_(weights)
             d_scores.mul_(ctx.scale)
             torch.bmm(d_scores, k_cells, out=d_q[group])
             torch.bmm(d_scores.transpose(1, 2), q_cells, out=d_k[group])
@@ -314,6 +314,6 @@ def attend(
     if weights is None:
         return _attend_padded(q, k, v, mask, None)
     collected: list[Tensor] = []
-    mixed = _attend_padded(q, k, v, mask, collected)
+    output = _attend_padded(q, k, v, mask, collected)
     weights.append(collected[0][:, :, : queries.longest, : keys.longest])
-    return mixed
+    return output

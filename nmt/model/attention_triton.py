@@ -3,10 +3,10 @@
 Rows lie end to end, so a query attends to an interval of key rows, and the queries that attend to a
 key are an interval of query rows: causal masks, windows and the bounds of sentences are all the same
 to the kernels. A program takes a tile of consecutive rows and one head; the grid follows from the
-number of rows alone, never from lengths. Scores are recomputed backward from the saved log-sum-exp.
-Each element is written by one program without atomics, so results repeat to the bit. A row that
-attends to nothing gives zeros, even if it holds NaN. The ops are opaque to the compiler, and nothing
-waits for the device.
+number of rows alone, never from lengths. The backward pass recomputes scores from the saved
+log-sum-exp. Each element is written by one program without atomics, so results repeat to the bit. A
+row that attends to nothing gives zeros, even if it holds NaN. The ops are opaque to torch.compile,
+and nothing waits for the device.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 
@@ -29,11 +29,13 @@ WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's 
 ROW_COUNTS = ("n_queries", "n_keys")
 
 
-def triton_function(function):
+def jit_function(function):
+    """Apply triton.jit, or nothing if Triton is not installed."""
     return function if triton is None else triton.jit(function)
 
 
-def triton_kernel(function):
+def jit_kernel(function):
+    """The same for a kernel that is launched from Python."""
     return function if triton is None else triton.jit(function, do_not_specialize=ROW_COUNTS)
 
 
@@ -44,26 +46,30 @@ def supports_triton(q: Tensor, v: Tensor) -> bool:
     return has_device and has_dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST_HEAD
 
 
-@triton_function
-def _load_rows(base, first, row, n_rows, is_read, SIZE: constexpr, PADDED: constexpr):
-    """Load rows from `first` on, zeros where `is_read` is false."""
-    place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, PADDED)[None, :]
+@jit_function
+def _load_rows(base, first, row_stride, n_rows, is_read, SIZE: constexpr, PADDED: constexpr):
+    """Load `n_rows` rows, starting at `first`; a row whose `is_read` is false is all zeros."""
+    place = tl.arange(0, n_rows)[:, None] * row_stride + tl.arange(0, PADDED)[None, :]
     mask = is_read[:, None]
     if PADDED != SIZE:
         mask = mask & (tl.arange(0, PADDED)[None, :] < SIZE)
-    return tl.load(base + tl.cast(first, tl.int64) * row + place, mask, 0.0)  # (n_rows, PADDED)
+    return tl.load(
+        base + tl.cast(first, tl.int64) * row_stride + place, mask, 0.0
+    )  # (n_rows, PADDED)
 
 
-@triton_function
-def _store_rows(base, first, row, n_rows, is_written, rows, SIZE: constexpr, PADDED: constexpr):
-    place = tl.arange(0, n_rows)[:, None] * row + tl.arange(0, PADDED)[None, :]
+@jit_function
+def _store_rows(
+    base, first, row_stride, n_rows, is_written, rows, SIZE: constexpr, PADDED: constexpr
+):
+    place = tl.arange(0, n_rows)[:, None] * row_stride + tl.arange(0, PADDED)[None, :]
     mask = is_written[:, None]
     if PADDED != SIZE:
         mask = mask & (tl.arange(0, PADDED)[None, :] < SIZE)
-    tl.store(base + tl.cast(first, tl.int64) * row + place, rows, mask)
+    tl.store(base + tl.cast(first, tl.int64) * row_stride + place, rows, mask)
 
 
-@triton_function
+@jit_function
 def _load_intervals(intervals, rows, n_rows):
     """For each row, load its first row on the other side and one past the last; rows past the end get 0, 0."""
     first = tl.load(intervals + rows, rows < n_rows, 0)
@@ -71,71 +77,76 @@ def _load_intervals(intervals, rows, n_rows):
     return first, last
 
 
-@triton_function
+@jit_function
 def _hull(first, last):
-    """Return the least interval that contains every nonempty one; the tile visits no block outside it."""
+    """Return the smallest interval that contains every nonempty one; the tile visits no block outside it."""
     begin = tl.min(tl.where(first < last, first, 2147483647), 0)
     end = tl.max(tl.where(first < last, last, 0), 0)
     return begin, end
 
 
-@triton_function
+@jit_function
 def _product(a, b, c=None):
     return tl.dot(a, b, c, input_precision="ieee")  # fp32 is the reference, so never TF32
 
 
-@triton_kernel
+@jit_kernel
 def attention_forward(
     q, k, v, key_intervals, query_intervals, out, lse, n_queries, n_keys, n_heads,
-    q_row, q_head, k_row, k_head, v_row, v_head, scale,
+    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, scale,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """Compute the attention output of a tile of queries, and log2(sum(exp2(scores))) of each.
 
-    The softmax is online, so that no row of scores is ever stored whole: `top` is the highest score
-    so far, `total` the sum of 2^(score - top), and `fade` rescales both sums when `top` rises.
+    The softmax is online, so that no row of scores is ever stored whole: `highest` is the highest
+    score so far, `total` the sum of 2^(score - highest), and `rescale` corrects the sums of the
+    earlier blocks when `highest` rises.
     """
     start, head = tl.program_id(0) * TILE, tl.program_id(1)
     rows = start + tl.arange(0, TILE)
     exists = rows < n_queries
     first, last = _load_intervals(key_intervals, rows, n_queries)
     begin, end = _hull(first, last)
-    queries = _load_rows(q + head * q_head, start, q_row, TILE, exists, K, K_PADDED)
+    queries = _load_rows(q + head * q_head_stride, start, q_row_stride, TILE, exists, K, K_PADDED)
     # Not -inf: a query that has met no key yet would compute -inf - -inf, which is NaN.
-    top = tl.full((TILE,), -1e30, tl.float32)
+    highest = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
-    mixed = tl.zeros((TILE, V_PADDED), tl.float32)
+    output = tl.zeros((TILE, V_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
         # A key to which no query attends may hold NaN, and 0 * NaN would enter the sum of values.
         key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
         # (TILE, BLOCK)
-        may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
-        keys = _load_rows(k + head * k_head, block, k_row, BLOCK, others < n_keys, K, K_PADDED)
-        scores = tl.where(may, _product(queries, tl.trans(keys)) * scale, -1e30)
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # `where` again: as long as `top` is -1e30, a forbidden score gives 2^0.
-        weights = tl.where(may, tl.exp2(scores - new_top[:, None]), 0.0)
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weights, 1)
-        values = _load_rows(v + head * v_head, block, v_row, BLOCK, is_seen, V, V_PADDED)
-        mixed = _product(weights.to(values.dtype), values, mixed * fade[:, None])
-        top = new_top
-    sees = first < last
-    top = tl.where(sees, top, 0.0)
-    total = tl.where(sees, total, 1.0)  # a query without keys gives zeros
+        is_visible = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
+        keys = _load_rows(
+            k + head * k_head_stride, block, k_row_stride, BLOCK, others < n_keys, K, K_PADDED
+        )
+        scores = tl.where(is_visible, _product(queries, tl.trans(keys)) * scale, -1e30)
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        # `where` again: as long as `highest` is -1e30, a forbidden score gives 2^0.
+        weights = tl.where(is_visible, tl.exp2(scores - new_highest[:, None]), 0.0)
+        rescale = tl.exp2(highest - new_highest)
+        total = total * rescale + tl.sum(weights, 1)
+        values = _load_rows(
+            v + head * v_head_stride, block, v_row_stride, BLOCK, is_seen, V, V_PADDED
+        )
+        output = _product(weights.to(values.dtype), values, output * rescale[:, None])
+        highest = new_highest
+    has_keys = first < last
+    highest = tl.where(has_keys, highest, 0.0)
+    total = tl.where(has_keys, total, 1.0)  # a query without keys gives zeros
     width = n_heads * V
-    mixed = mixed / total[:, None]
-    _store_rows(out + head * V, start, width, TILE, exists, mixed, V, V_PADDED)
-    tl.store(lse + rows * n_heads + head, top + tl.log2(total), exists)
+    output = output / total[:, None]
+    _store_rows(out + head * V, start, width, TILE, exists, output, V, V_PADDED)
+    tl.store(lse + rows * n_heads + head, highest + tl.log2(total), exists)
 
 
-@triton_function
+@jit_function
 def _differentiate_queries(
     q, k, v, key_intervals, query_intervals, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
-    q_row, k_row, v_row, scale, start, head,
+    q_row_stride, k_row_stride, v_row_stride, scale, start, head,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
@@ -145,34 +156,34 @@ def _differentiate_queries(
     first, last = _load_intervals(key_intervals, rows, n_queries)
     begin, end = _hull(first, last)
     width = n_heads * V
-    queries = _load_rows(q, start, q_row, TILE, exists, K, K_PADDED)
-    of_out = _load_rows(grad + head * V, start, width, TILE, exists, V, V_PADDED)
-    mixed = _load_rows(out + head * V, start, width, TILE, exists, V, V_PADDED)
+    queries = _load_rows(q, start, q_row_stride, TILE, exists, K, K_PADDED)
+    grad_out = _load_rows(grad + head * V, start, width, TILE, exists, V, V_PADDED)
+    output = _load_rows(out + head * V, start, width, TILE, exists, V, V_PADDED)
     # The gradient of a score is weight * (gradient of the weight - their mean), and the mean over
     # all keys equals the product of the output and its gradient: no first pass over the keys is
     # needed.
-    mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
+    mean = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)
     log_total = tl.load(lse + rows * n_heads + head, exists, 0.0)
-    of_queries = tl.zeros((TILE, K_PADDED), tl.float32)
+    grad_queries = tl.zeros((TILE, K_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
         key_first, key_last = _load_intervals(query_intervals, others, n_keys)
         is_seen = key_first < key_last
-        may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
-        keys = _load_rows(k, block, k_row, BLOCK, is_seen, K, K_PADDED)
-        values = _load_rows(v, block, v_row, BLOCK, is_seen, V, V_PADDED)
+        is_visible = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
+        keys = _load_rows(k, block, k_row_stride, BLOCK, is_seen, K, K_PADDED)
+        values = _load_rows(v, block, v_row_stride, BLOCK, is_seen, V, V_PADDED)
         weights = tl.exp2(_product(queries, tl.trans(keys)) * scale - log_total[:, None])
-        of_weights = _product(of_out, tl.trans(values)) - mean[:, None]
-        of_scores = tl.where(may, weights * of_weights, 0.0)
-        of_queries = _product(of_scores.to(keys.dtype), keys, of_queries)
-    of_queries *= scale * 0.6931471805599453  # `scale` includes log2(e), so multiply by ln(2)
-    _store_rows(grad_q + head * K, start, n_heads * K, TILE, exists, of_queries, K, K_PADDED)
+        grad_weights = _product(grad_out, tl.trans(values)) - mean[:, None]
+        grad_scores = tl.where(is_visible, weights * grad_weights, 0.0)
+        grad_queries = _product(grad_scores.to(keys.dtype), keys, grad_queries)
+    grad_queries *= scale * 0.6931471805599453  # `scale` includes log2(e), so multiply by ln(2)
+    _store_rows(grad_q + head * K, start, n_heads * K, TILE, exists, grad_queries, K, K_PADDED)
 
 
-@triton_function
+@jit_function
 def _differentiate_keys(
     q, k, v, key_intervals, query_intervals, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
-    q_row, k_row, v_row, scale, start, head,
+    q_row_stride, k_row_stride, v_row_stride, scale, start, head,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
@@ -182,63 +193,63 @@ def _differentiate_keys(
     first, last = _load_intervals(query_intervals, rows, n_keys)
     begin, end = _hull(first, last)
     width = n_heads * V
-    keys = _load_rows(k, start, k_row, TILE, exists, K, K_PADDED)
-    values = _load_rows(v, start, v_row, TILE, exists, V, V_PADDED)
-    of_keys = tl.zeros((TILE, K_PADDED), tl.float32)
-    of_values = tl.zeros((TILE, V_PADDED), tl.float32)
+    keys = _load_rows(k, start, k_row_stride, TILE, exists, K, K_PADDED)
+    values = _load_rows(v, start, v_row_stride, TILE, exists, V, V_PADDED)
+    grad_keys = tl.zeros((TILE, K_PADDED), tl.float32)
+    grad_values = tl.zeros((TILE, V_PADDED), tl.float32)
     for block in range(begin, end, BLOCK):
         others = block + tl.arange(0, BLOCK)
         query_first, query_last = _load_intervals(key_intervals, others, n_queries)
-        sees = query_first < query_last
-        may = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
+        has_keys = query_first < query_last
+        is_visible = (first[:, None] <= others[None, :]) & (others[None, :] < last[:, None])
         # A query without keys may hold NaN, and 0 * NaN would enter the gradients of the keys.
-        queries = _load_rows(q, block, q_row, BLOCK, sees, K, K_PADDED)
-        of_out = _load_rows(grad + head * V, block, width, BLOCK, sees, V, V_PADDED)
-        mixed = _load_rows(out + head * V, block, width, BLOCK, sees, V, V_PADDED)
-        mean = tl.sum(of_out.to(tl.float32) * mixed.to(tl.float32), 1)
-        log_total = tl.load(lse + others * n_heads + head, sees, 0.0)
+        queries = _load_rows(q, block, q_row_stride, BLOCK, has_keys, K, K_PADDED)
+        grad_out = _load_rows(grad + head * V, block, width, BLOCK, has_keys, V, V_PADDED)
+        output = _load_rows(out + head * V, block, width, BLOCK, has_keys, V, V_PADDED)
+        mean = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)
+        log_total = tl.load(lse + others * n_heads + head, has_keys, 0.0)
         # Keys down, queries across: the sums over queries are then products without a transpose.
         weights = tl.exp2(_product(keys, tl.trans(queries)) * scale - log_total[None, :])
-        weights = tl.where(may, weights, 0.0)  # (TILE, BLOCK)
-        of_values = _product(weights.to(of_out.dtype), of_out, of_values)
-        of_weights = _product(values, tl.trans(of_out)) - mean[None, :]
-        of_scores = tl.where(may, weights * of_weights, 0.0)
-        of_keys = _product(of_scores.to(queries.dtype), queries, of_keys)
-    of_keys *= scale * 0.6931471805599453
-    _store_rows(grad_k + head * K, start, n_heads * K, TILE, exists, of_keys, K, K_PADDED)
-    _store_rows(grad_v + head * V, start, width, TILE, exists, of_values, V, V_PADDED)
+        weights = tl.where(is_visible, weights, 0.0)  # (TILE, BLOCK)
+        grad_values = _product(weights.to(grad_out.dtype), grad_out, grad_values)
+        grad_weights = _product(values, tl.trans(grad_out)) - mean[None, :]
+        grad_scores = tl.where(is_visible, weights * grad_weights, 0.0)
+        grad_keys = _product(grad_scores.to(queries.dtype), queries, grad_keys)
+    grad_keys *= scale * 0.6931471805599453
+    _store_rows(grad_k + head * K, start, n_heads * K, TILE, exists, grad_keys, K, K_PADDED)
+    _store_rows(grad_v + head * V, start, width, TILE, exists, grad_values, V, V_PADDED)
 
 
-@triton_kernel
+@jit_kernel
 def attention_backward(
     q, k, v, key_intervals, query_intervals, out, lse, grad, grad_q, grad_k, grad_v, n_queries, n_keys, n_heads,
-    q_row, q_head, k_row, k_head, v_row, v_head, scale,
+    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, scale,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one tile of keys or one tile of queries.
+    """Compute the gradients of one tile of keys or of one tile of queries.
 
     One launch for both fills the GPU better than two. A tile of keys takes four products a block and a
     tile of queries three, so keys start first and no long program is left alone at the end.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     key_tiles = tl.cdiv(n_keys, TILE)
-    q += head * q_head
-    k += head * k_head
-    v += head * v_head
+    q += head * q_head_stride
+    k += head * k_head_stride
+    v += head * v_head_stride
     if tile < key_tiles:
         _differentiate_keys(
             q, k, v, key_intervals, query_intervals, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
-            q_row, k_row, v_row, scale, tile * TILE, head, K, V, K_PADDED, V_PADDED,
+            q_row_stride, k_row_stride, v_row_stride, scale, tile * TILE, head, K, V, K_PADDED, V_PADDED,
             TILE, BLOCK)  # fmt: skip
     else:
         _differentiate_queries(
             q, k, v, key_intervals, query_intervals, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
-            q_row, k_row, v_row, scale, (tile - key_tiles) * TILE, head, K, V, K_PADDED, V_PADDED,
+            q_row_stride, k_row_stride, v_row_stride, scale, (tile - key_tiles) * TILE, head, K, V, K_PADDED, V_PADDED,
             TILE, BLOCK)  # fmt: skip
 
 
-class Shape(NamedTuple):
+class KernelShape(NamedTuple):
     """How a kernel divides its work: rows of a program's tile, rows of the other side at a time, warps."""
 
     tile: int
@@ -246,20 +257,20 @@ class Shape(NamedTuple):
     warps: int
 
 
-def choose_kernel_shape(dtype: torch.dtype, padded_size: int, is_backward: bool) -> Shape:
+def choose_kernel_shape(dtype: torch.dtype, padded_size: int, is_backward: bool) -> KernelShape:
     """Return the shape with the most active warps among those without register spills.
 
-    Shapes were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
+    The candidates were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
     """
     if dtype == torch.float32:
-        return Shape(32, 16, 4 if padded_size <= 64 else 8)
-    return Shape(64, 32, 8 if padded_size > 64 and is_backward else 4)
+        return KernelShape(32, 16, 4 if padded_size <= 64 else 8)
+    return KernelShape(64, 32, 8 if padded_size > 64 and is_backward else 4)
 
 
 class Launch(NamedTuple):
     """The launch arguments that follow the tensors, for either kernel."""
 
-    numbers: list[Any]
+    scalars: list[Any]
     tile: int
     options: dict[str, int]
 
@@ -274,7 +285,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
     padded_sizes = [max(16, triton.next_power_of_2(size)) for size in sizes]
     shape = choose_kernel_shape(q.dtype, max(padded_sizes), is_backward)
     scale = q.shape[2] ** -0.5 * 1.4426950408889634  # log2(e), because the hardware only has exp2
-    numbers = [
+    scalars = [
         len(q),
         len(k),
         q.shape[1],
@@ -285,7 +296,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, is_backward: bool) -> Launch:
         shape.tile,
         shape.block,
     ]
-    return Launch(numbers, shape.tile, {"num_warps": shape.warps, "num_stages": 2})
+    return Launch(scalars, shape.tile, {"num_warps": shape.warps, "num_stages": 2})
 
 
 @torch.library.custom_op("nmt::packed_attention", mutates_args=())
@@ -298,7 +309,7 @@ def _attention(
     if tiles:  # CUDA refuses an empty grid
         grid = tiles, q.shape[1]
         attention_forward[grid](
-            q, k, v, key_intervals, query_intervals, out, lse, *launch.numbers, **launch.options
+            q, k, v, key_intervals, query_intervals, out, lse, *launch.scalars, **launch.options
         )
     return out, lse
 
@@ -317,9 +328,9 @@ def _gradients(
     grads = _empty_gradients(grad, q, k, v)
     launch = _plan(q, k, v, is_backward=True)
     tiles = triton.cdiv(len(q), launch.tile) + triton.cdiv(len(k), launch.tile)
-    known = q, k, v, key_intervals, query_intervals, out, lse, grad.contiguous()
+    inputs = q, k, v, key_intervals, query_intervals, out, lse, grad.contiguous()
     if tiles:
-        attention_backward[tiles, q.shape[1]](*known, *grads, *launch.numbers, **launch.options)
+        attention_backward[tiles, q.shape[1]](*inputs, *grads, *launch.scalars, **launch.options)
     return grads
 
 
@@ -330,7 +341,7 @@ def _empty_gradients(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, key_intervals, query_intervals = inputs
     ctx.save_for_backward(q, k, v, *output, key_intervals, query_intervals)
     # Otherwise autograd would allocate zeros as the gradient of the log-sum-exp, which nothing
@@ -342,7 +353,7 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
     return *_gradients(grad, *ctx.saved_tensors), None, None
 
 
-_attention.register_autograd(_differentiate, setup_context=_remember)
+_attention.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
 def triton_attention(
@@ -352,8 +363,8 @@ def triton_attention(
 
     The shapes are (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V).
     `key_intervals` (2, Tq) int32 holds for each query the first key row it attends to and one past the last;
-    `query_intervals` (2, Tk) int32 holds the same relation from the keys' side. Neither end falls from one
-    row with a nonempty interval to the next. A row whose interval is empty gives exact zeros.
+    `query_intervals` (2, Tk) int32 holds the same relation from the keys' side. Over the rows with nonempty
+    intervals, neither end ever decreases. A row whose interval is empty gives exact zeros.
     """
     assert key_intervals.dtype == query_intervals.dtype == torch.int32, (
         "key_intervals and query_intervals must be int32"

@@ -23,7 +23,7 @@ WIDEST_VARLEN_HEAD = 256
 
 
 def supports_varlen(q: Tensor, v: Tensor) -> bool:
-    """Whether `varlen_attention` takes such heads."""
+    """Whether `varlen_attention` supports these heads."""
     size = q.shape[-1]
     has_dtype = q.dtype == v.dtype == torch.bfloat16
     has_size = size == v.shape[-1] and size % 8 == 0 and size <= WIDEST_VARLEN_HEAD
@@ -84,6 +84,6 @@ def varlen_attention(
     q = _GradientOfLiveRows.apply(q, is_live)
     k = _GradientOfLiveRows.apply(k, is_live_key)
     v = _GradientOfLiveRows.apply(v, is_live_key)
-    mixed = varlen_attn(q, k, v, q_ends, k_ends, longest_q, longest_k, window_size=(behind, ahead))
-    assert isinstance(mixed, Tensor)  # a pair only if more is asked for
-    return torch.where(is_live, mixed, 0.0)
+    output = varlen_attn(q, k, v, q_ends, k_ends, longest_q, longest_k, window_size=(behind, ahead))
+    assert isinstance(output, Tensor)  # a pair only if more is asked for
+    return torch.where(is_live, output, 0.0)

@@ -24,21 +24,20 @@ FP32_BYTES = 4
 
 @dataclass
 class Cache:
-    """The keys and values of the encoder's output (the memory) and of the pieces of each hypothesis, for S sentences with
-    B = `beam` hypotheses each.
+    """The keys and values of the encoder's output (the memory) and of the pieces of each hypothesis,
+    for S sentences with B = `beam` hypotheses each.
 
-        The slots of a layer are ordered by step, then by hypothesis. Slots not yet written are zero, because matrix products
-        read all of them.
+    The slots of a layer are ordered by step, then by hypothesis. Slots not yet written are zero,
+    because matrix products read all of them.
     """
 
     beam: int
     n_heads: int
-    # Per layer: (S * H, Ls, K)   (the same for "of each layer" in lines 36, 37, 145 and 147)
-    memory_keys: list[Tensor]
-    memory_values: list[Tensor]  # (S * H, Ls, V)
+    memory_keys: list[Tensor]  # per layer (S * H, Ls, K)
+    memory_values: list[Tensor]  # per layer (S * H, Ls, V)
     memory_mask: Tensor  # (S, 1, 1, Ls) fp32: 0 at a token, else MASKED_SCORE
-    keys: list[Tensor]  # of each layer (S * H, capacity * B, K)
-    values: list[Tensor]  # of each layer (S * H, capacity * B, V)
+    keys: list[Tensor]  # per layer (S * H, capacity * B, K)
+    values: list[Tensor]  # per layer (S * H, capacity * B, V)
     mask: Tensor  # (S, 1, B, capacity * B) fp32
     length: int = 0  # steps taken
 
@@ -82,14 +81,14 @@ class Cache:
         index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         self.mask = self.mask.gather(2, index)
 
-    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the sentences at `movers` to the places `holes`, then keep only the first `n`."""
+    def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
+        """Copy the sentences of `moved_rows` into `free_rows`, then keep only the first `n`."""
         layers = (self.memory_keys, self.memory_values, self.keys, self.values)
 
         # Moving the last sentences forward copies less than gathering all that stay.
         for x in (*itertools.chain(*layers), self.memory_mask, self.mask):
             sentences = x.view(len(self.mask), -1, *x.shape[1:])
-            sentences[holes] = sentences[movers]
+            sentences[free_rows] = sentences[moved_rows]
 
         for rows in layers:
             for layer, x in enumerate(rows):
@@ -105,10 +104,10 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self.memory: dict[str, Tensor] = {}
+        self.allocations: dict[str, Tensor] = {}
         self.n_moves = 0
 
-    def place(
+    def store(
         self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()
     ) -> Tensor:
         """Copy `x` into the first corner of the tensor `name` of this shape, with `fill` around it, and return that tensor.
@@ -116,19 +115,19 @@ class Buffers:
         The allocation has room for `largest`, the shape expected later. `x` must not be in that allocation.
         """
         size = max(math.prod(shape), math.prod(largest) if largest else 0)
-        memory = self.memory.get(name)
-        if memory is None or memory.numel() < size or memory.dtype != x.dtype:
-            self.memory.pop(name, None)
-            memory = self.memory[name] = x.new_empty(size)
+        allocation = self.allocations.get(name)
+        if allocation is None or allocation.numel() < size or allocation.dtype != x.dtype:
+            self.allocations.pop(name, None)
+            allocation = self.allocations[name] = x.new_empty(size)
             self.n_moves += 1
-        placed = memory[: math.prod(shape)].view(*shape)
-        corner = placed
+        stored = allocation[: math.prod(shape)].view(*shape)
+        corner = stored
         for dimension, n in enumerate(x.shape):
             corner = corner.narrow(dimension, 0, n)
-        if corner.shape != placed.shape:
-            placed.fill_(fill)
+        if corner.shape != stored.shape:
+            stored.fill_(fill)
         corner.copy_(x)
-        return placed
+        return stored
 
 
 class StaticCache:
@@ -142,10 +141,10 @@ class StaticCache:
         self.n = self.capacity = self.max_capacity = self.n_source = self.n_positions = 0
         self.table: Tensor | None = None
         self.tensors: dict[str, Tensor] = {}  # by name; those of keys and values end with the layer
-        self.memory_keys: list[Tensor] = []  # of each layer (n, H, Ls, K)
-        self.memory_values: list[Tensor] = []  # (n, H, Ls, V)
-        self.keys: list[Tensor] = []  # of each layer (n, H, capacity * B, K)
-        self.values: list[Tensor] = []  # (n, H, capacity * B, V)
+        self.memory_keys: list[Tensor] = []  # per layer (n, H, Ls, K)
+        self.memory_values: list[Tensor] = []  # per layer (n, H, Ls, V)
+        self.keys: list[Tensor] = []  # per layer (n, H, capacity * B, K)
+        self.values: list[Tensor] = []  # per layer (n, H, capacity * B, V)
 
     @property
     def n_moves(self) -> int:
@@ -155,8 +154,8 @@ class StaticCache:
     def load(self, fresh: Cache, n: int, capacity: int, max_capacity: int, table: Tensor) -> None:
         """Take over the sentences of a cache that has not taken a step yet.
 
-        There is capacity for some steps, later for up to `max_capacity`. A recorded step reads the
-        decoder's positions from the address of `table`, so the table is kept alive here.
+        There is room for `capacity` steps, and later for up to `max_capacity`. A recorded step
+        reads the decoder's positions from the address of `table`, so the table is kept alive here.
         """
         if self.table is not table:
             self.table, self.n_positions = table, len(table)
@@ -174,9 +173,9 @@ class StaticCache:
             for layer, x in enumerate(layers):
                 self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
         for name, x in self.tensors.items():
-            self.tensors[name] = self._place(name, x)
+            self.tensors[name] = self._store(name, x)
         no_steps = torch.zeros(1, dtype=torch.int64, device=fresh.mask.device)
-        self.length = self.buffers.place("length", no_steps, (1,), 0)  # steps taken
+        self.length = self.buffers.store("length", no_steps, (1,), 0)  # steps taken
         self._bind(len(fresh.keys))
 
     def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
@@ -184,13 +183,13 @@ class StaticCache:
         self.n, self.capacity = n, capacity
         for name, x in self.tensors.items():
             if rows is not None:
-                self.tensors[name] = self._place(name, x.index_select(0, rows))
+                self.tensors[name] = self._store(name, x.index_select(0, rows))
             elif not name.startswith("memory"):  # the source does not grow with the steps
                 # A copy, because the buffer it lies in is written to.
-                self.tensors[name] = self._place(name, x.clone())
+                self.tensors[name] = self._store(name, x.clone())
         self._bind(len(self.keys))
 
-    def _place(self, name: str, x: Tensor) -> Tensor:
+    def _store(self, name: str, x: Tensor) -> Tensor:
         """Copy the tensor into its buffer, padded to the capacity: with MASKED_SCORE if it is a mask, else with zeros."""
         axis, fill = 2, 0.0
         if name.endswith("mask"):
@@ -201,7 +200,7 @@ class StaticCache:
         else:
             shape[axis] = self.capacity * self.beam
             largest[axis] = self.max_capacity * self.beam
-        return self.buffers.place(name, x, shape, fill, largest)
+        return self.buffers.store(name, x, shape, fill, largest)
 
     def _bind(self, n_layers: int) -> None:
         """Make the tensors available under the attribute names of `Cache`."""
@@ -212,7 +211,7 @@ class StaticCache:
         self.keys = [tensors[f"keys {layer}"] for layer in layers]
         self.values = [tensors[f"values {layer}"] for layer in layers]
 
-    def state(self) -> list[Tensor]:
+    def list_state(self) -> list[Tensor]:
         """List what a step changes, except keys and values: the step after a recording writes those again."""
         return [self.mask, self.length]
 
@@ -245,12 +244,13 @@ class StaticCache:
 
 
 def count_static_bytes(
-    config: ModelConfig, beam: int, longest: int, capacity: int, size: int
+    config: ModelConfig, beam: int, longest: int, capacity: int, element_bytes: int
 ) -> int:
-    """Count the bytes of one sentence in a `StaticCache` whose numbers have `size` bytes."""
-    places = round_up_source_width(longest) + capacity * beam
-    place = config.n_heads * (config.key_size + config.value_size) * size  # in one layer
-    keys_values = config.n_layers * places * place
+    """Count the bytes of one sentence in a `StaticCache` whose elements have `element_bytes` each."""
+    n_slots = round_up_source_width(longest) + capacity * beam
+    # keys and values of one slot in one layer
+    slot_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
+    keys_values = config.n_layers * n_slots * slot_bytes
     masks = (round_up_source_width(longest) + beam * capacity * beam) * FP32_BYTES
     return keys_values + masks
 
@@ -268,7 +268,7 @@ def round_up_to_class(n: int) -> int:
 
 
 def round_up_source_width(longest: int) -> int:
-    """Round the pieces of the longest source up to a class of whole vector registers."""
+    """Round the length of the longest source up to one of a few widths, multiples of WIDTH_MULTIPLE."""
     return WIDTH_MULTIPLE * round_up_to_class(-(-longest // WIDTH_MULTIPLE))
 
 
@@ -313,10 +313,10 @@ class Step:
         weights = torch.add(mask, scores, alpha=size**-0.5).softmax(-1)  # fp32, as the mask is
         weights = weights.to(q.dtype).view(-1, beam, keys.shape[1])  # (S * H, B, L)
         if is_small:
-            mixed = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
+            output = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
         else:
-            mixed = torch.bmm(weights, values)  # (S * H, B, V)
-        by_head = mixed.view(-1, heads, beam, mixed.shape[2])  # (S, H, B, V)
+            output = torch.bmm(weights, values)  # (S * H, B, V)
+        by_head = output.view(-1, heads, beam, output.shape[2])  # (S, H, B, V)
         return by_head.transpose(1, 2).reshape(len(q), -1)
 
 

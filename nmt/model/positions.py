@@ -43,11 +43,11 @@ class Positions(nn.Module):
             )
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
-        table = self.table if longest <= len(self.table) else self.extend_table(longest)
+        table = self.table if longest <= len(self.table) else self.make_longer_table(longest)
         return x + look_up(table, positions)
 
-    def extend_table(self, longest: int) -> Tensor:
-        """Return a table for a sentence too long for the model's own, which stays as it is."""
+    def make_longer_table(self, longest: int) -> Tensor:
+        """Return a table for a sentence too long for `self.table`, which is left unchanged."""
         if self.is_learned:
             raise UserError(
                 f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
@@ -61,4 +61,4 @@ class Positions(nn.Module):
     def reserve(self, longest: int) -> None:
         """Make `self.table` long enough for a sentence of `longest` pieces."""
         if longest > len(self.table):
-            self.table = self.extend_table(longest)
+            self.table = self.make_longer_table(longest)

@@ -30,8 +30,8 @@ from nmt.model.dropout import Dropout
 from nmt.model.embedding_lookup import look_up
 from nmt.model.positions import Positions
 
-# A list given by the caller collects attention weights; None costs nothing.
-Weights = list[Tensor] | None
+# Pass a list to collect attention weights in; with None they are not kept.
+AttentionWeights = list[Tensor] | None
 
 
 class LayerNorm(nn.LayerNorm):
@@ -54,27 +54,27 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.window = config.n_heads, window
         keys, values = config.n_heads * config.key_size, config.n_heads * config.value_size
-        self.sizes = [keys, keys, values]  # of all heads' queries, keys and values
-        self.output = nn.Linear(self.sizes[2], config.d_model, bias=False)
+        self.qkv_sizes = [keys, keys, values]  # of all heads' queries, keys and values
+        self.output = nn.Linear(self.qkv_sizes[2], config.d_model, bias=False)
 
-    def heads(self, x: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1))  # (T, H, D)
 
 
 class SelfAttention(Attention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, config.window)
-        self.qkv = nn.Linear(config.d_model, sum(self.sizes), bias=False)
+        self.qkv = nn.Linear(config.d_model, sum(self.qkv_sizes), bias=False)
 
-    def split(self, x: Tensor) -> list[Tensor]:
-        return [self.heads(part) for part in self.qkv(x).split(self.sizes, dim=-1)]
+    def project_qkv(self, x: Tensor) -> list[Tensor]:
+        return [self.split_heads(part) for part in self.qkv(x).split(self.qkv_sizes, dim=-1)]
 
-    def forward(self, x: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
-        q, k, v = self.split(x)
+    def forward(self, x: Tensor, mask: AttentionMask, weights: AttentionWeights) -> Tensor:
+        q, k, v = self.project_qkv(x)
         return self.output(attend(q, k, v, mask, weights).flatten(1))
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
-        q, k, v = self.split(x)
+        q, k, v = self.project_qkv(x)
         return self.output(step.attend_past(q, k, v, layer, self.window))
 
 
@@ -83,23 +83,25 @@ class MemoryAttention(Attention):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.q = nn.Linear(config.d_model, self.sizes[0], bias=False)
-        self.kv = nn.Linear(config.d_model, sum(self.sizes[1:]), bias=False)
+        self.q = nn.Linear(config.d_model, self.qkv_sizes[0], bias=False)
+        self.kv = nn.Linear(config.d_model, sum(self.qkv_sizes[1:]), bias=False)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self.kv(memory).split(self.sizes[1:], dim=-1)
-        return self.heads(k), self.heads(v)
+        k, v = self.kv(memory).split(self.qkv_sizes[1:], dim=-1)
+        return self.split_heads(k), self.split_heads(v)
 
     def project_memory(self, memory: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Compute this layer's keys and values for a cache."""
         return pad_memory(*self.keys_values(memory), mask)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: AttentionMask, weights: AttentionWeights
+    ) -> Tensor:
         k, v = self.keys_values(memory)
-        return self.output(attend(self.heads(self.q(x)), k, v, mask, weights).flatten(1))
+        return self.output(attend(self.split_heads(self.q(x)), k, v, mask, weights).flatten(1))
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
-        return self.output(step.attend_memory(self.heads(self.q(x)), layer))
+        return self.output(step.attend_memory(self.split_heads(self.q(x)), layer))
 
 
 class BiasedLinear(nn.Linear):
@@ -156,7 +158,7 @@ class EncoderLayer(nn.Module):
         self.attention, self.attention_residual = SelfAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, mask: AttentionMask, weights: Weights) -> Tensor:
+    def forward(self, x: Tensor, mask: AttentionMask, weights: AttentionWeights) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), mask, weights))
         residual = self.feed_forward_residual
@@ -176,7 +178,7 @@ class DecoderLayer(nn.Module):
         memory: Tensor,
         self_mask: AttentionMask,
         memory_mask: AttentionMask,
-        weights: Weights,
+        weights: AttentionWeights,
     ) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), self_mask, None))
@@ -261,7 +263,7 @@ class Transformer(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return self.dropout(x)
 
-    def encode(self, src: Packed, weights: Weights = None) -> Tensor:
+    def encode(self, src: Packed, weights: AttentionWeights = None) -> Tensor:
         """Compute the encoder's output, called the memory: (Ts,) pieces -> (Ts, d_model)."""
         x = self.embed(self.src_embedding, self.src_positions, src)
         mask = AttentionMask(
@@ -275,7 +277,9 @@ class Transformer(nn.Module):
             x = layer(x, mask, weights)
         return self.encoder_norm(x)
 
-    def decode(self, tgt: Packed, memory: Tensor, src: Packed, weights: Weights = None) -> Tensor:
+    def decode(
+        self, tgt: Packed, memory: Tensor, src: Packed, weights: AttentionWeights = None
+    ) -> Tensor:
         """Compute the decoder's hidden states, from which `projection` computes logits: (Tt,)
         pieces -> (Tt, d_model).
         """
@@ -293,9 +297,9 @@ class Transformer(nn.Module):
     def forward(self, src: Packed, tgt: Packed) -> Tensor:
         return self.decode(tgt, self.encode(src), src)
 
-    def start(self, src: Packed, beam: int) -> Cache:
-        """Encode the source into a cache for `beam` hypotheses of each sentence, before their first
-        step.
+    def make_cache(self, src: Packed, beam: int) -> Cache:
+        """Encode the source, and return a cache that has not taken a step yet, for `beam`
+        hypotheses per sentence.
         """
         memory = self.encode(src)  # (Ts, d_model)
         mask = AttentionMask(src, src, is_single_group=True)
@@ -324,34 +328,36 @@ class Transformer(nn.Module):
         """Make an empty cache for steps that are recorded as CUDA graphs."""
         return StaticCache(beam, self.config.n_heads)
 
-    def restart(
+    def refill_cache(
         self, cache: StaticCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
-        """Load other sentences as the first of `n` rows, with capacity for some steps, later for
-        `max_capacity`.
+        """Load new sentences into the first of the cache's `n` rows, with room for `capacity`
+        steps, and later for up to `max_capacity`.
         """
         # A learned table cannot grow; it limits the steps of the search instead.
         if not self.tgt_positions.is_learned:
             self.tgt_positions.reserve(max_capacity)
-        cache.load(self.start(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table)
+        cache.load(
+            self.make_cache(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table
+        )
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         """Return an upper bound on the bytes that a sentence of `longest` pieces takes in a
         CUDA-graph search.
         """
         config = self.config
-        size = self.tgt_embedding.weight.element_size()
-        cache = count_static_bytes(config, beam, longest, capacity, size)
-        # keys and values of one place in one layer
-        place = config.n_heads * (config.key_size + config.value_size) * size
+        element_bytes = self.tgt_embedding.weight.element_size()
+        cache = count_static_bytes(config, beam, longest, capacity, element_bytes)
+        # keys and values of one position in one layer
+        position_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
         # those of the memory exist twice while they are copied into the cache
-        loading = config.n_layers * round_up_source_width(longest) * place
+        loading = config.n_layers * round_up_source_width(longest) * position_bytes
         # those of one layer exist twice when the capacity grows or sentences leave
-        moving = capacity * beam * place
-        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * size
+        moving = capacity * beam * position_bytes
+        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * element_bytes
         # attention weights of a step: scores, softmax, and the result in the model's type
         weights = 3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
-        logits = beam * self.n_vocab * (2 * FP32_BYTES + size)  # and their logarithms
+        logits = beam * self.n_vocab * (2 * FP32_BYTES + element_bytes)  # and the log-probabilities
         return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
@@ -360,9 +366,9 @@ class Transformer(nn.Module):
         """
         step = cache.advance()
         x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
-        # `restart` made the table long enough for a static cache.
-        n_steps = cache.length if isinstance(cache, Cache) else 0
-        x = self.tgt_positions(x, cache.positions(tokens), n_steps)
+        # 0 for a static cache: `refill_cache` made the table long enough.
+        longest = cache.length if isinstance(cache, Cache) else 0
+        x = self.tgt_positions(x, cache.positions(tokens), longest)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
         return self.decoder_norm(x)

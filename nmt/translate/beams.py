@@ -24,7 +24,7 @@ from nmt.data.vocab import BOS, EOS, PAD
 from nmt.system.errors import Failure, UserError
 
 NEG_INF = float("-inf")
-LOGITS_AT_ONCE = 1 << 22  # on CPU: as many as its cache holds
+MAX_BLOCK_LOGITS = 1 << 22  # on a CPU: as many as its cache holds
 
 # The length of the hypotheses after the current step, which is also the step's number, counted from
 # 1. Usually an int, and tensors grow by one column per step. In a step recorded as a CUDA graph it
@@ -42,18 +42,18 @@ class Hypothesis:
 class Decodable(Protocol):
     """A model that can be decoded with: a Transformer, an ensemble, or a test double.
 
-    Each model defines its own caches. The one that `start` returns has `reorder` and `keep`, like `Cache` in
+    Each model defines its own caches. The one that `make_cache` returns has `reorder` and `keep`, like `Cache` in
     nmt/model/cache.py; the one that `make_static_cache` returns has the methods of `StaticCache`.
     """
 
     config: ModelConfig
     n_vocab: int
 
-    def start(self, src: Packed, beam: int, /) -> Any: ...
+    def make_cache(self, src: Packed, beam: int, /) -> Any: ...
     def step(self, tokens: Tensor, cache: Any, /) -> Tensor: ...
     def projection(self, hidden: Tensor, /) -> Tensor: ...
     def make_static_cache(self, beam: int, /) -> Any: ...
-    def restart(
+    def refill_cache(
         self, cache: Any, src: Packed, n: int, capacity: int, max_capacity: int, /
     ) -> None: ...
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int, /) -> int: ...
@@ -76,10 +76,10 @@ class Beams:
     finished_scores: Tensor  # (S, n) penalised
     n_finished: Tensor  # (S,)
 
-    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the rows `holes`, then keep only the first `n`."""
+    def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
+        """Copy the rows `moved_rows` into `free_rows`, then keep only the first `n`."""
         for name, rows in vars(self).items():
-            rows[holes] = rows[movers]
+            rows[free_rows] = rows[moved_rows]
             setattr(self, name, rows[:n])
 
 
@@ -124,9 +124,8 @@ def start_beams(
 
     scores = torch.zeros(n, beam, device=device)
     if not config.sample:
-        scores[:, 1:] = (
-            NEG_INF  # start from one hypothesis, because identical ones would stay identical
-        )
+        # start from one hypothesis, because identical ones would stay identical
+        scores[:, 1:] = NEG_INF
     # `likely` compares with the beam-th best
     n_kept = beam if config.stopping == "likely" else n_best
     return Beams(
@@ -178,7 +177,8 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
             finished.append(Hypothesis(row[: row.index(EOS)], score))
     if not finished:
         raise Failure(
-            "search found no hypothesis: the model's scores are NaN or infinite; try another checkpoint"
+            "search found no hypothesis, because the model's scores are NaN or infinite; "
+            "use another checkpoint"
         )
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
@@ -193,7 +193,7 @@ def compute_logit_blocks(
     n_sentences = hidden.shape[0] // beam
     size = n_sentences
     if hidden.device.type == "cpu":
-        size = max(1, LOGITS_AT_ONCE // (beam * model.n_vocab))
+        size = max(1, MAX_BLOCK_LOGITS // (beam * model.n_vocab))
     for first in range(0, n_sentences, size):
         here = slice(first, min(first + size, n_sentences))
         yield here, model.projection(hidden[here.start * beam : here.stop * beam]).float()

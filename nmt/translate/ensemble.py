@@ -28,9 +28,9 @@ class EnsembleCache:
         for cache in self.each:
             cache.reorder(parents)
 
-    def keep(self, n: int, holes: Tensor, movers: Tensor) -> None:
+    def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
         for cache in self.each:
-            cache.keep(n, holes, movers)
+            cache.keep(n, free_rows, moved_rows)
 
 
 @dataclass
@@ -47,10 +47,10 @@ class StaticEnsembleCache:
         for cache in self.each:
             cache.resize(rows, n, capacity)
 
-    def state(self) -> list[Tensor]:
+    def list_state(self) -> list[Tensor]:
         state: list[Tensor] = []
         for cache in self.each:
-            state += cache.state()
+            state += cache.list_state()
         return state
 
     def reorder(self, parents: Tensor) -> None:
@@ -70,17 +70,17 @@ class Ensemble:
             shortest = min(config.max_positions for config in learned)
             self.config = replace(learned[0], max_positions=shortest)
 
-    def start(self, src: Packed, beam: int) -> EnsembleCache:
-        return EnsembleCache([model.start(src, beam) for model in self.models])
+    def make_cache(self, src: Packed, beam: int) -> EnsembleCache:
+        return EnsembleCache([model.make_cache(src, beam) for model in self.models])
 
     def make_static_cache(self, beam: int) -> StaticEnsembleCache:
         return StaticEnsembleCache([model.make_static_cache(beam) for model in self.models])
 
-    def restart(
+    def refill_cache(
         self, cache: StaticEnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
         for model, each in zip(self.models, cache.each, strict=True):
-            model.restart(each, src, n, capacity, max_capacity)
+            model.refill_cache(each, src, n, capacity, max_capacity)
 
     def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
         each = [model.bound_sentence_bytes(beam, longest, capacity) for model in self.models]

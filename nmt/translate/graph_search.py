@@ -127,9 +127,9 @@ class GraphSearch:
         if self.config.sample:  # all at once: a recorded step cannot draw what depends on the batch
             uniforms = draw_uniforms(src, beams.limits, self.beam, self.config.seed)
         self._place_state(beams, none_done, uniforms)
-        self.length = self.buffers.place("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
-        self.n_living = self.buffers.place("n_living", torch.zeros_like(beams.limits[:1]), (1,), 0)
-        self.model.restart(self.cache, src, self.n, self.capacity, self.max_capacity)
+        self.length = self.buffers.store("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
+        self.n_living = self.buffers.store("n_living", torch.zeros_like(beams.limits[:1]), (1,), 0)
+        self.model.refill_cache(self.cache, src, self.n, self.capacity, self.max_capacity)
         return n_steps
 
     def _resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
@@ -169,7 +169,7 @@ class GraphSearch:
         largest = shape
         if name in ("forced", "ids", "finished_ids"):
             largest = (*shape[:-1], self.max_capacity)
-        return self.buffers.place(name, x, shape, fill, largest)
+        return self.buffers.store(name, x, shape, fill, largest)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class GraphSearch:
         change is restored.
         """
         counters = [self.is_done, self.length, self.n_living]
-        state = [*vars(self.beams).values(), *counters, *self.cache.state()]
+        state = [*vars(self.beams).values(), *counters, *self.cache.list_state()]
         saved = [x.clone() for x in state]
         graph = capture(self._step, self.device, self.pool)
         for x, before in zip(state, saved, strict=True):

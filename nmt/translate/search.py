@@ -37,9 +37,8 @@ from nmt.translate.beams import (
 )
 from nmt.translate.sampling import draw_uniforms, sample_step
 
-GROUP_SIZE = (
-    64  # pieces per group in `find_topk_by_group`, which first compares only the best of each group
-)
+# Pieces per group in `find_topk_by_group`, which first compares only the best of each group
+GROUP_SIZE = 64
 
 
 @torch.inference_mode()
@@ -58,7 +57,7 @@ def search(
     beams = start_beams(src, config, model.config, n_best, prefixes)
     if config.sample:
         uniforms = draw_uniforms(src, beams.limits, beam, config.seed)
-    cache = model.start(src, beam)
+    cache = model.make_cache(src, beam)
     results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
     length = 0  # of the hypotheses, eos included
     while True:
@@ -85,10 +84,10 @@ def search(
         n = int((~done).sum())
         if n == 0:
             return results
-        holes = done[:n].nonzero().squeeze(1)
-        movers = n + (~done[n:]).nonzero().squeeze(1)
-        beams.keep(n, holes, movers)
-        cache.keep(n, holes, movers)
+        free_rows = done[:n].nonzero().squeeze(1)
+        moved_rows = n + (~done[n:]).nonzero().squeeze(1)
+        beams.keep(n, free_rows, moved_rows)
+        cache.keep(n, free_rows, moved_rows)
 
 
 def beam_step(
@@ -102,38 +101,36 @@ def beam_step(
     n_considered = 2 * beam if beam > 1 else 1
     is_eos_forbidden = length <= config.min_length
     blocks = []
-    for here, logits in compute_logit_blocks(model, hidden, beam):
+    for sentences, logits in compute_logit_blocks(model, hidden, beam):
         blocks.append(
             _best_continuations(
-                logits, beams.scores[here], required[here], is_eos_forbidden, n_considered
+                logits, beams.scores[sentences], required[sentences], is_eos_forbidden, n_considered
             )
         )
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))  # (S, 2B)
     rank = torch.arange(scores.shape[1], device=scores.device)
     if config.finishing == "shrink":
         scores = scores.masked_fill(rank >= beam - beams.n_finished[:, None], NEG_INF)
-    ended = (pieces == EOS) & (scores > NEG_INF)
-    grown = append_pieces(gather_rows(beams.ids, parents), pieces, length)  # (S, 2B, t + 1)
+    has_ended = (pieces == EOS) & (scores > NEG_INF)
+    ids = append_pieces(gather_rows(beams.ids, parents), pieces, length)  # (S, 2B, t + 1)
 
-    # The finished: the best of those known and those that end here.
-    counted = ended if config.finishing == "any" else ended & (rank < beam)
-    if config.stopping == "full":
-        counted = counted & (beams.n_finished[:, None] + counted.cumsum(1) <= beam)
-    ending = scores.masked_fill(~counted, NEG_INF) / compute_penalty(length, config).to(
-        scores.device
-    )
+    # Finished hypotheses: keep the best of the earlier ones and of those that end in this step.
+    is_counted = has_ended if config.finishing == "any" else has_ended & (rank < beam)
+    if config.stopping == "full":  # never count more than `beam` of them
+        is_counted = is_counted & (beams.n_finished[:, None] + is_counted.cumsum(1) <= beam)
+    penalty = compute_penalty(length, config).to(scores.device)
+    new_scores = scores.masked_fill(~is_counted, NEG_INF) / penalty
     n_kept = beams.finished_scores.shape[1]
-    all_finished = torch.cat((beams.finished_scores, ending), 1)
-    beams.n_finished = beams.n_finished + counted.sum(1)
-    beams.finished_scores, order = all_finished.topk(n_kept, 1)
-    beams.finished_ids = gather_rows(
-        torch.cat((pad_width(beams.finished_ids, grown), grown), 1), order
-    )
+    all_scores = torch.cat((beams.finished_scores, new_scores), 1)
+    beams.n_finished = beams.n_finished + is_counted.sum(1)
+    beams.finished_scores, order = all_scores.topk(n_kept, 1)
+    all_ids = torch.cat((pad_width(beams.finished_ids, ids), ids), 1)
+    beams.finished_ids = gather_rows(all_ids, order)
 
     # Active hypotheses: keep the `beam` best continuations that have not ended.
-    beams.scores, order = scores.masked_fill(ended, NEG_INF).topk(beam, 1)
+    beams.scores, order = scores.masked_fill(has_ended, NEG_INF).topk(beam, 1)
     beams.tokens = pieces.gather(1, order)
-    beams.ids = gather_rows(grown, order)
+    beams.ids = gather_rows(ids, order)
     return parents.gather(1, order)
 
 
@@ -153,9 +150,9 @@ def _best_continuations(
     # A sentence's n best are among each parent's n best
     values, pieces = find_topk_by_group(logits, n)
 
-    # A required piece is the best continuation, and there is no other.
-    alone = F.pad(required_logits, (0, values.shape[1] - 1), value=NEG_INF)
-    values = torch.where(required < 0, values, alone)
+    # A required piece is the only continuation.
+    only_required = F.pad(required_logits, (0, values.shape[1] - 1), value=NEG_INF)
+    values = torch.where(required < 0, values, only_required)
     pieces = torch.where(required < 0, pieces, required)
 
     totals = (values + base[:, None]).view(len(scores), -1)
@@ -181,7 +178,7 @@ def find_topk_by_group(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
     # Translate indices into the chosen groups and the rest back into piece ids.
     group = (index // GROUP_SIZE).clamp(max=n - 1)
-    place = index - index // GROUP_SIZE * GROUP_SIZE
-    pieces = groups.gather(1, group) * GROUP_SIZE + place
+    offset = index - index // GROUP_SIZE * GROUP_SIZE
+    pieces = groups.gather(1, group) * GROUP_SIZE + offset
     pieces_of_rest = index + (n_groups - n) * GROUP_SIZE
     return values, torch.where(index < n * GROUP_SIZE, pieces, pieces_of_rest)

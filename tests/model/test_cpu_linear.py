@@ -44,7 +44,7 @@ def model(shape: ModelConfig) -> Transformer:
 def steps(ours: Transformer, n: int = 6) -> list[Tensor]:
     """Logits of some steps, with hypotheses that change places and a sentence that leaves."""
     torch.manual_seed(2)
-    cache, results = ours.start(SRC, 2), []
+    cache, results = ours.make_cache(SRC, 2), []
     for step in range(n):
         n_sentences = 3 if step < 3 else 2
         hidden = ours.step(torch.randint(4, V, (n_sentences * 2,)), cache)

@@ -146,7 +146,7 @@ def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
     rows = [[2, 14, 15, 5, 6, 7], [2, 16, 17, 18, 19, 8], [2, 9, 9, 9, 9, 9]]
     with torch.no_grad():
         full = model.projection(model(pack(SRC), pack(rows))).view(3, 6, V)
-        cache = model.start(pack(SRC), beam=2)
+        cache = model.make_cache(pack(SRC), beam=2)
         for t in range(6):
             tokens = torch.tensor([row[t] for row in rows]).repeat_interleave(2)
             logits = model.projection(model.step(tokens, cache)).view(len(rows), 2, V)
@@ -161,7 +161,7 @@ def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
 def test_cache_grows_beyond_its_first_room() -> None:
     model = make(SMALL)
     with torch.no_grad():
-        cache = model.start(pack([SRC[0]]), beam=1)
+        cache = model.make_cache(pack([SRC[0]]), beam=1)
         row = [2] + [5] * 39
         full = model.projection(model(pack([SRC[0]]), pack([row])))
         last = [model.projection(model.step(torch.tensor([token]), cache)) for token in row][-1]

@@ -133,7 +133,7 @@ def test_attention_stays_in_registers(
     q, v = torch.zeros(1, 1, d_k, dtype=dtype), torch.zeros(1, 1, d_v, dtype=dtype)
     launch = attention_triton._plan(q, q, v, is_backward=name == "attention_backward")
     names = ("K", "V", "K_PADDED", "V_PADDED", "TILE", "BLOCK")
-    constants = dict(zip(names, launch.numbers[-len(names) :], strict=True))
+    constants = dict(zip(names, launch.scalars[-len(names) :], strict=True))
     built = build(
         getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"]
     )

@@ -32,13 +32,13 @@ def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1), weights
 
     for layer in model.decoder:
-        q, k, v = layer.attention.split(layer.attention_residual.before(x))
+        q, k, v = layer.attention.project_qkv(layer.attention_residual.before(x))
         mixed, _ = attended(q, k, v, True)
         x = layer.attention_residual.after(x, layer.attention.output(mixed))
         cross = layer.memory_attention
         keys, values = cross.keys_values(memory)
         mixed, weights = attended(
-            cross.heads(cross.q(layer.memory_residual.before(x))), keys, values, False
+            cross.split_heads(cross.q(layer.memory_residual.before(x))), keys, values, False
         )
         layers.append(weights.mean(0).tolist())
         x = layer.memory_residual.after(x, cross.output(mixed))

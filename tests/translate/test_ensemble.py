@@ -72,7 +72,7 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
 def test_the_projection_gives_log_probabilities_of_the_mean() -> None:
     models = [model(n, shape) for n, shape in enumerate(SHAPES)]
     ensemble, src = Ensemble(models), pack([(4, 5, EOS)])
-    cache = ensemble.start(src, 1)
+    cache = ensemble.make_cache(src, 1)
     rows = ensemble.projection(ensemble.step(torch.tensor([2]), cache)).double()
     expected = Mean(models).after((4, 5, EOS), ())
     assert rows[0].tolist() == pytest.approx(expected, abs=1e-5)

@@ -398,7 +398,7 @@ def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: in
     ours, n, longest, capacity = model(shape), 6, 33, 64
     with torch.inference_mode():
         cache = ours.make_static_cache(beam)
-        ours.restart(
+        ours.refill_cache(
             cache,
             pack(
                 [(*[4] * 32, EOS)] * n if shape.positions != "learned" else [(*[4] * 20, EOS)] * n
@@ -411,7 +411,7 @@ def test_the_bytes_of_a_sentence_are_those_it_takes(shape: ModelConfig, beam: in
         longest = 21
     taken = sum(x.nbytes for x in cache.tensors.values())
     assert taken == n * count_static_bytes(shape, beam, longest, capacity, 4)
-    buffers = sum(x.nbytes for name, x in cache.buffers.memory.items() if name != "length")
+    buffers = sum(x.nbytes for name, x in cache.buffers.allocations.items() if name != "length")
     assert buffers == taken
     assert ours.bound_sentence_bytes(beam, longest, capacity) * n > taken
 
