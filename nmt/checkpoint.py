@@ -57,8 +57,8 @@ from nmt.system.run_folder import (
 )
 from nmt.system.strict_yaml import parse_yaml
 
-# The files of every checkpoint; training adds the optimizer.
-PARTS = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
+# The files of every checkpoint; a training checkpoint also has OPTIMIZER_FILE.
+COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 # Small files are read into memory whole, so their size is limited in case one is damaged or
 # hostile.
@@ -77,7 +77,7 @@ class TrainState:
     tokens_seen: int = default(0, COUNT)  # target tokens
     best: float | None = None  # the dev score of the best checkpoint, higher is better
     best_step: int = default(0, COUNT)
-    elapsed_s: float = 0.0  # training, validation and saving, over all sittings
+    elapsed_s: float = 0.0  # training, validation and saving, over all starts of the run
     metrics_bytes: int = default(0, COUNT)  # the length of metrics.jsonl at this update
     validated: int = default(0, COUNT)  # the last update after which the dev set was scored
     skipped: int = default(0, COUNT)  # the latest updates in a row that were not applied
@@ -95,9 +95,8 @@ class Average:
 
     averaged: list[str]  # the names of the checkpoints' folders
     step: int  # of the newest
-    elapsed_s: list[float] | None = (
-        None  # elapsed_s of each checkpoint; None for an average of averages
-    )
+    # elapsed_s of each checkpoint; None for an average of averages
+    elapsed_s: list[float] | None = None
     weights: list[float] | None = None  # the share of each; None if all are equal
 
     def check(self) -> str | None:
@@ -232,14 +231,12 @@ def open_for_average(path: Path) -> Checkpoint:
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = _open_unverified(path)
-    verify(path, only=PARTS)
+    verify(path, only=COMMON_FILES)
     return checkpoint
 
 
 def open_verified_by_main(run: RunFolder, step: int) -> Checkpoint:
-    """Open a checkpoint that the main rank has just verified, so that other ranks do not read all
-    of it again.
-    """
+    """Open a checkpoint that the main rank has just verified, without hashing its files again."""
     return _open_unverified(run.checkpoint(step))
 
 
@@ -257,7 +254,7 @@ def _open_unverified(path: Path) -> Checkpoint:
     """
     entries = read_manifest(path)
     for name, entry in entries.items():
-        if name not in (*PARTS, OPTIMIZER_FILE):
+        if name not in (*COMMON_FILES, OPTIMIZER_FILE):
             raise UserError(
                 f"{path / MANIFEST_FILE}: lists {name}, which does not belong to a checkpoint; "
                 "use another copy"
@@ -267,7 +264,7 @@ def _open_unverified(path: Path) -> Checkpoint:
                 f"{path / name}: has {entry['size']:,} bytes, but at most {MAX_BYTES[name]:,} are "
                 "allowed; use another copy"
             )
-    verify(path, PARTS, only=MAX_BYTES)
+    verify(path, COMMON_FILES, only=MAX_BYTES)
     origin = read_origin(path)
     config = _read_config(path / CONFIG_FILE)
     vocab = Vocab.load(path / VOCAB_FILE)
@@ -386,7 +383,8 @@ def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> Non
         for name, shape in expected:
             if name not in remaining:
                 raise UserError(
-                    f"{path}: tensor {name} is missing; the file is damaged or does not match its config"
+                    f"{path}: tensor {name} is missing, so the file is damaged or does not match "
+                    "its config; use another copy"
                 )
             remaining.remove(name)
             tensor = file.get_slice(name)
@@ -394,7 +392,7 @@ def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> Non
             if found_shape != shape:
                 raise UserError(
                     f"{path}: tensor {name} has shape {str(found_shape)[:99]}, "
-                    f"but the config and the vocabulary require {shape}"
+                    f"but the config and the vocabulary require {shape}; use another copy"
                 )
             if dtype != "F32":
                 raise UserError(
@@ -403,7 +401,8 @@ def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> Non
         if remaining:
             stray = ascii(min(remaining)[:99])[1:-1]
             raise UserError(
-                f"{path}: has an unexpected tensor {stray}, so it is damaged or belongs to another config; ..."
+                f"{path}: has an unexpected tensor {stray}, so the file is damaged or does not "
+                "match its config; use another copy"
             )
 
 

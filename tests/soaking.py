@@ -721,7 +721,7 @@ def check_readable(run: RunFolder) -> list[int]:
     """
     found = checkpoint.list_steps(run)
     for step in found:
-        verify(run.checkpoint(step), (*checkpoint.PARTS, OPTIMIZER_FILE))
+        verify(run.checkpoint(step), (*checkpoint.COMMON_FILES, OPTIMIZER_FILE))
     newest = checkpoint.find_newest(run)
     assert (newest.step if newest else None) == (found[-1] if found else None)
     for link in (run.checkpoints / "last", run.checkpoints / "best"):

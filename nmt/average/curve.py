@@ -47,15 +47,15 @@ def measure_curve(
     sizes: Sequence[int] = CURVE_SIZES,
     decay: float | None = None,
     choice: str = "last",
-    asked: Literal["auto", "cpu"] = "auto",
+    device: Literal["auto", "cpu"] = "auto",
 ) -> list[Point]:
     """Score the mean of the newest N candidates for each N, weighted if there is a decay; write
     RUN/averaging.json.
     """
-    world = World(0, 1, choose_device(asked))
+    world = World(0, 1, choose_device(device))
     paths = [run.checkpoint(candidate.step) for candidate in candidates[-max(sizes) :]]
 
-    # The dev set before the other checkpoints: it may be missing, and to verify them takes long.
+    # Open the dev set before the other checkpoints: it may be missing, and verifying takes long.
     (newest,) = open_all(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
@@ -83,7 +83,7 @@ def measure_curve(
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
         points.append(Point(n, steps, minutes, result.bleu.value, result.nll))
         duration = format_duration(clock() - started_at)
-        say(f"the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration}")
+        say(f"mean of the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration}")
 
     record: dict[str, Any] = {
         "choice": choice,
@@ -137,7 +137,10 @@ def _format_range(values: Sequence[str]) -> str:
 def _open_dev_set(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
     """Open the dev set that training had, after verifying its files."""
     if config.data.valid is None:
-        raise UserError("the config of this run has no data.valid; --curve needs a dev set")
+        raise UserError(
+            "data.valid: not set in the config of this run, but --curve needs a dev set; "
+            "use --last instead"
+        )
     names = []
     for side in ("src", "tgt"):
         names += [dev_text_file(side), ids_file("valid", side), offsets_file("valid", side)]

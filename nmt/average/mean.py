@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nmt.checkpoint import (
-    PARTS,
+    COMMON_FILES,
     Average,
     Checkpoint,
     TrainState,
@@ -67,7 +67,8 @@ class CheckpointMean:
             path = checkpoint.path / MODEL_FILE
             if not path.exists():
                 raise UserError(
-                    f"{path}: was removed; a run in training prunes its oldest checkpoints, start again"
+                    f"{path}: no longer exists, because training prunes its oldest checkpoints; "
+                    "run the command again"
                 )
             yield path
 
@@ -125,14 +126,14 @@ def average_checkpoints(
 
 def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:
     def is_average(names: object) -> bool:
-        return names == set(PARTS)  # a training checkpoint also contains the optimizer
+        return names == set(COMMON_FILES)  # a training checkpoint also contains the optimizer
 
     check_replaceable(out, "an average", is_average, is_forced, inputs)
 
 
 def _check_place(out: Path) -> None:
-    """Refuse a place among a run's checkpoints: training would take the average for one of them, or
-    prune it.
+    """Refuse a folder among a run's checkpoints: training would take the average for one of them,
+    or prune it.
     """
     for folder in (out, *out.parents):
         run = RunFolder(folder.parent)
@@ -145,7 +146,7 @@ def _check_place(out: Path) -> None:
 
 def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
     """Open and verify checkpoints; refuse one that is given twice."""
-    _check_distinct(paths)  # first, because to verify takes long
+    _check_distinct(paths)  # first, because verifying takes long
     progress = track(paths, "verifying", "checkpoints", len(paths))
     checkpoints = [open_for_average(path) for path in progress]
     # again, because the path of a run has become that of its newest checkpoint
@@ -164,7 +165,7 @@ def _check_distinct(paths: Sequence[Path]) -> None:
 def combine(
     checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = None
 ) -> CheckpointMean:
-    """Check that the checkpoints are of one run, and return their mean; the weights are equal by
+    """Check that the checkpoints belong to one run, and return their mean; the weights are equal by
     default.
 
     Checkpoints of one run have the same settings and vocabulary. Then their tensors have the same
@@ -176,9 +177,10 @@ def combine(
     for other, _ in pairs[1:]:
         changes = list_differences(first.config, other.config)
         if changes or other.vocab.digest != first.vocab.digest:
+            # escaped and cut, because a damaged or hostile config may hold anything
             what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
             raise UserError(
-                f"{other.path}: is of another run than {first.path} ({what}); "
+                f"{other.path}: belongs to another run than {first.path} ({what}); "
                 "average only one run's checkpoints"
             )
     return CheckpointMean(

@@ -1,7 +1,7 @@
 """Selects the checkpoints of a run to average: the last, the best on the dev set, or some minutes
 apart; and weights.
 
-Minutes are minutes of training, which state.json counts over all sittings, as the paper does
+Minutes are minutes of training, which state.json counts over all starts of the run, as the paper does
 (section 6.1). Scores are those that validation wrote to metrics.jsonl. If there are too few
 checkpoints, that is an error: the mean of fewer would be another recipe than the one asked for.
 """
@@ -42,7 +42,7 @@ def choose_checkpoints(
         return take_best(run, n_best)
     candidates = list_candidates(run, minutes)
     if n_last is None:
-        # With a decay the oldest weigh next to nothing, so that all can be taken.
+        # With a decay the oldest weigh almost nothing, so all can be included.
         n_last = DEFAULT_LAST if decay is None else max(1, len(candidates))
     candidates = take_last(candidates, n_last, run, minutes)
     if decay is not None:
@@ -72,8 +72,8 @@ def take_last(
     if len(candidates) < n:
         apart = "" if minutes is None else f" that are {minutes:g} minutes of training apart"
         raise UserError(
-            f"{run.path} has {len(candidates)} checkpoints{apart}, {n} are asked for; "
-            "lower the number, or raise training.keep_checkpoints"
+            f"{run.path}: has {len(candidates)} checkpoints{apart}, but {n} were requested; "
+            "request fewer, or raise training.keep_checkpoints"
         )
     return list(candidates[-n:])
 

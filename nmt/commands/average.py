@@ -134,7 +134,10 @@ def _parse_decay(text: str) -> float:
 def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
     """Refuse combinations of options that argparse cannot refuse."""
     if args.settings and args.curve is None:
-        raise UserError(f"{args.settings[0]} goes with --curve; averages are computed on the CPU")
+        raise UserError(
+            f"{args.settings[0]}: only --curve accepts it, because averages are computed on the CPU; "
+            "leave it out"
+        )
     timing = {"--every": args.every, "--ema": args.ema}
     choices = {"--last": args.last, "--best": args.best, "--curve": args.curve, **timing}
     if not is_run:
@@ -148,7 +151,7 @@ def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
     if args.best is not None:
         for name, value in timing.items():
             if value is not None:
-                raise UserError(f"--best and {name} exclude each other; leave one out")
+                raise UserError(f"--best and {name} cannot be combined; leave one out")
     if args.curve is not None and args.output:
         raise UserError(
             "--curve and -o cannot be combined, because --curve writes no average; leave one out"

@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="time updates for 30 s, print speed, memory and the share of each part, and exit",
+        help="time updates for 30 s, print the speed, the memory and each part's share of the time, "
+        "and exit",
     )
     parser.add_argument(
         "--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing"
@@ -79,13 +80,13 @@ def train_model(args: argparse.Namespace) -> int:
         print(format_config(config) if args.print_config else explain(config), end="")
         return 0
     if args.profile or args.plan:
-        try_training(config, args)
+        profile_or_plan(config, args)
         return 0
     return api.train(config)
 
 
-def try_training(config: "RunConfig", args: argparse.Namespace) -> None:
-    """Run some updates to profile or to plan the run; they leave nothing but the prepared store."""
+def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
+    """Time some updates for --profile or --plan. Nothing is kept except the prepared store."""
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported

@@ -163,7 +163,10 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
         )
     known = DATASETS[name]
     if langpair not in known.langpairs:
-        raise UserError(f"sacrebleu: {name} has no {langpair}, only {', '.join(known.langpairs)}")
+        raise UserError(
+            f"sacrebleu: {name} does not have {langpair}; set data.src and data.tgt to one of "
+            f"{', '.join(known.langpairs)}"
+        )
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
     if is_offline() and find_cached_test_set(name, langpair) is None:
         raise UserError(

@@ -108,8 +108,8 @@ def _choose_columns(names: Sequence[str], data: DataConfig, place: str) -> tuple
             return src, tgt
     found = ", ".join(map(repr, names)) or "none"
     raise UserError(
-        f"{place}: no columns {data.src!r} and {data.tgt!r}, but {found[:200]}; "
-        "name them after data.src and data.tgt, or 'src' and 'tgt'"
+        f"{place}: the columns {data.src!r} and {data.tgt!r} are missing (found: {found[:200]}); "
+        "rename the columns to the values of data.src and data.tgt, or to 'src' and 'tgt'"
     )
 
 

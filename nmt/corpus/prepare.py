@@ -42,10 +42,10 @@ from nmt.corpus.stages import (
     StageClock,
     collect_part,
     encode_part,
-    find_repeats,
     gather_held_out,
     learn_bpe,
     load_given_model,
+    mark_duplicates,
 )
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
@@ -54,7 +54,8 @@ from nmt.system.progress import say
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
 
 WORK_MARK = ".nmt-prepare"  # marks a folder as ours to remove
-SMALLER_THAN_TEXT = (*COMPRESSED, ".tgz", ".parquet")
+# About a third of the size of their text
+COMPRESSED_SUFFIXES = (*COMPRESSED, ".tgz", ".parquet")
 
 
 def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
@@ -152,7 +153,7 @@ def _estimate_bytes(part: Part, data: DataConfig) -> int:
     """
     text = 0
     for file in find_local_files(part.corpus, data):
-        factor = 3 if file.suffix in SMALLER_THAN_TEXT else 1  # about what text compresses by
+        factor = 3 if file.suffix in COMPRESSED_SUFFIXES else 1
         text += factor * file.stat().st_size
     return text + text // 2 + part.corpus.repeat * text // 2
 
@@ -179,9 +180,9 @@ class StageResults:
 
     train: list[CollectedPart]
     dev: list[CollectedPart]  # one or none
-    train_ids: list[EncodedPart]
-    dev_ids: list[EncodedPart]
-    n_repeats: Mapping[str, int]  # of each training part
+    encoded_train: list[EncodedPart]
+    encoded_dev: list[EncodedPart]
+    n_duplicates: Mapping[str, int]  # of each training part
     test: TestSetAccount | None
     bpe: Path  # the folder of the BPE model
     bpe_account: BpeAccount
@@ -209,9 +210,9 @@ def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
     train = [collect_part(job, part, held_out) for part in train_parts]
     job.clock.finish("collect")
 
-    # find repeats over all training corpora; whether they are used or not, they are counted
-    repeats, n_repeats = find_repeats(job, train)
-    unwanted = repeats if job.data.clean.duplicates else None
+    # mark duplicate pairs across all training corpora; they are counted even if they are kept
+    duplicates, n_duplicates = mark_duplicates(job, train)
+    unwanted = duplicates if job.data.clean.duplicates else None
     job.clock.finish("repeats")
 
     # learn the joint BPE
@@ -219,16 +220,18 @@ def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
     job.clock.finish("learn", "lines")
 
     # encode
-    dev_ids = [encode_part(job, each, bpe, unwanted) for each in dev]
-    train_ids = [encode_part(job, each, bpe, unwanted) for each in train]
+    encoded_dev = [encode_part(job, part, bpe, unwanted) for part in dev]
+    encoded_train = [encode_part(job, part, bpe, unwanted) for part in train]
     job.clock.finish("encode")
-    if dev_ids and not dev_ids[0].report.kept:
+    if encoded_dev and not encoded_dev[0].report.kept:
         raise UserError(
             "data.valid: it contains no usable pair; check the files, or leave data.valid unset"
         )
-    if not any(encoded.report.kept for encoded in train_ids):
+    if not any(encoded.report.kept for encoded in encoded_train):
         raise UserError(NOTHING_LEFT)
-    return StageResults(train, dev, train_ids, dev_ids, n_repeats, test, bpe, bpe_account)
+    return StageResults(
+        train, dev, encoded_train, encoded_dev, n_duplicates, test, bpe, bpe_account
+    )
 
 
 def _write_data(folder: Path, results: StageResults) -> None:
@@ -237,9 +240,9 @@ def _write_data(folder: Path, results: StageResults) -> None:
     folder.mkdir()
     shutil.copyfile(results.bpe / VOCAB_FILE, folder / VOCAB_FILE)
     repetitions = [collected.part.corpus.repeat for collected in results.train]
-    _write_ids(folder, "train", results.train_ids, repetitions)
+    _write_ids(folder, "train", results.encoded_train, repetitions)
     if results.dev:
-        _write_ids(folder, "valid", results.dev_ids, [1])
+        _write_ids(folder, "valid", results.encoded_dev, [1])
         _write_dev_text(folder, results.dev[0])
 
 
@@ -247,10 +250,10 @@ def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledge
     """Account for every line of the corpora and for the files written from them."""
     corpora = []
     collected_parts = [*results.train, *results.dev]
-    encoded_parts = [*results.train_ids, *results.dev_ids]
+    encoded_parts = [*results.encoded_train, *results.encoded_dev]
     for collected, encoded in zip(collected_parts, encoded_parts, strict=True):
-        corpora.append(_account_for(collected, encoded, results.n_repeats))
-    data = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
+        corpora.append(_account_for(collected, encoded, results.n_duplicates))
+    digests = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     return Ledger(
         settings=list_settings(job.data, job.vocab),
         corpora=corpora,
@@ -258,8 +261,8 @@ def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledge
         bpe=results.bpe_account,
         versions=list_versions(),
         command=format_command(),
-        data=data,
-        store=digest_store(data),
+        data=digests,
+        store=digest_store(digests),
     )
 
 
@@ -273,25 +276,25 @@ def _publish(store: Path, folder: Path, ledger: Ledger, root: str) -> None:
 
 
 def _account_for(
-    collected: CollectedPart, encoded: EncodedPart, n_repeats: Mapping[str, int]
+    collected: CollectedPart, encoded: EncodedPart, n_duplicates: Mapping[str, int]
 ) -> CorpusAccount:
     """Return the ledger's account of one corpus."""
     part = collected.part
     is_train = part.split == "train"
-    before = collected.report
-    after = encoded.report
+    collect_report = collected.report
+    encode_report = encoded.report
     return CorpusAccount(
         corpus=describe_corpus(part.corpus),
         split=part.split,
         repeat=part.corpus.repeat,
         files=collected.files,
-        lines=before.lines,
-        kept=after.kept,
-        tokens=[n * part.corpus.repeat for n in after.tokens],
-        dropped=before.dropped.counts | after.dropped.counts,
-        samples=before.dropped.samples | after.dropped.samples,
-        duplicates=n_repeats[part.name] if is_train else None,
-        held_out=before.held_out if is_train else None,
+        lines=collect_report.lines,
+        kept=encode_report.kept,
+        tokens=[n * part.corpus.repeat for n in encode_report.tokens],
+        dropped=collect_report.dropped.counts | encode_report.dropped.counts,
+        samples=collect_report.dropped.samples | encode_report.dropped.samples,
+        duplicates=n_duplicates[part.name] if is_train else None,
+        held_out=collect_report.held_out if is_train else None,
     )
 
 
@@ -310,8 +313,8 @@ def _write_ids(
 
 
 def _write_dev_text(folder: Path, valid: CollectedPart) -> None:
-    texts = [text.read() for text in valid.texts(None)]
+    shards = [text.read() for text in valid.texts(None)]
     for i, side in enumerate(SIDES):
         with open(folder / dev_text_file(side), "wb") as file:
-            for text in texts:
-                file.writelines(line + b"\n" for line in text[i])
+            for shard in shards:
+                file.writelines(line + b"\n" for line in shard[i])

@@ -112,7 +112,7 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "not found"
             raise UserError(
-                f"{path}: {what}; give a file, relative paths start from data.root={data.root}"
+                f"{path}: {what}; give a file (relative paths start from data.root={data.root})"
             )
     return paths
 

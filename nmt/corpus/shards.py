@@ -93,7 +93,7 @@ class ShardText:
     number: int
     first: int  # how many pairs of the corpus come before
     n_pairs: int
-    repeats: Path | None  # a mask of the pairs of the whole corpus that are not to be used
+    duplicates: Path | None  # a mask of the pairs of the whole corpus to leave out
 
     def read(self) -> tuple[list[bytes], list[bytes]]:
         return self.read_side("src"), self.read_side("tgt")
@@ -102,11 +102,11 @@ class ShardText:
         content = shard_file(self.folder, self.number, f"{side}.txt").read_bytes()
         return content.split(b"\n")[:-1]  # every line has an end, so nothing follows the last
 
-    def read_repeat_mask(self) -> np.ndarray:
-        """Read which of the pairs are not to be used, (n_pairs,) bool."""
-        if self.repeats is None:
+    def read_duplicate_mask(self) -> np.ndarray:
+        """Read which of the pairs to leave out, (n_pairs,) bool."""
+        if self.duplicates is None:
             return np.zeros(self.n_pairs, bool)
-        mask = np.load(self.repeats, mmap_mode="r")  # of a large corpus, of which this is a part
+        mask = np.load(self.duplicates, mmap_mode="r")  # of a large corpus, of which this is a part
         return np.array(mask[self.first : self.first + self.n_pairs])
 
 
@@ -140,7 +140,7 @@ class ShardCollector:
             cleaned = take_block(block)
         else:
             cleaned = clean_block(block, self.rules, self.held_out)
-            digests = cleaned.digests.tobytes()  # by which repeats are found later
+            digests = cleaned.digests.tobytes()  # by which duplicates are found later
             write_bytes(shard_file(self.folder, number, "digests"), digests)
         text = []
         for i, side in enumerate(SIDES):
@@ -167,7 +167,7 @@ def count_words(sample: WordSample) -> Counter[bytes]:
     """Count how often each word occurs in the lines of the sample."""
     # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the
     # order in which words occur decide which BPE is learned: a change would change every store.
-    usable = np.flatnonzero(np.repeat(~sample.text.read_repeat_mask(), 2))
+    usable = np.flatnonzero(np.repeat(~sample.text.read_duplicate_mask(), 2))
     if sample.n_lines < len(usable):
         seed = np.random.SeedSequence(sample.seed)
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
@@ -192,11 +192,11 @@ class ShardEncoder:
         src, tgt = text.read()
         dropped = DropCounts()
 
-        # without repeats
-        is_repeat = text.read_repeat_mask()
-        for i in np.flatnonzero(is_repeat).tolist():
+        # without duplicates
+        is_duplicate = text.read_duplicate_mask()
+        for i in np.flatnonzero(is_duplicate).tolist():
             dropped.add("duplicate", src[i].decode(), tgt[i].decode())
-        usable = np.flatnonzero(~is_repeat).tolist()
+        usable = np.flatnonzero(~is_duplicate).tolist()
         src = [src[i] for i in usable]
         tgt = [tgt[i] for i in usable]
 

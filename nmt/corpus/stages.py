@@ -1,4 +1,4 @@
-"""The stages from raw corpora to encoded shards: collect, find repeats, learn the BPE, encode.
+"""The stages from raw corpora to encoded shards: collect, mark duplicates, learn the BPE, encode.
 
 A stage works in a folder of `STORE.work/` whose name comes from all that decides its result, shard
 by shard, in several processes; its `done.json` holds the result. So a run that was killed, or whose
@@ -125,13 +125,13 @@ class CollectedPart:
         numbers = sorted(find_finished_shards(self.folder))
         return [shard_file(self.folder, number, kind) for number in numbers]
 
-    def texts(self, repeats: Path | None) -> list[ShardText]:
-        """Its shards; the folder `repeats` holds for each training part which pairs are not to be
-        used.
+    def texts(self, duplicates: Path | None) -> list[ShardText]:
+        """Return its shards. The folder `duplicates` holds for each training part a mask of the
+        pairs to leave out.
         """
         mask = None
-        if repeats is not None and self.part.split == "train":
-            mask = repeats / f"{self.part.name}.npy"
+        if duplicates is not None and self.part.split == "train":
+            mask = duplicates / f"{self.part.name}.npy"
         texts = []
         first = 0
         for number, file in enumerate(self.shard_files("json")):
@@ -273,26 +273,28 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
     return pairs, TestSetAccount(describe_corpus(corpus), len(pairs), sources)
 
 
-def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path, dict[str, int]]:
-    """Find the pairs that equal an earlier one; returns a folder with a mask for each part, and
-    their numbers.
+def mark_duplicates(
+    job: Preparation, train: Sequence[CollectedPart]
+) -> tuple[Path, dict[str, int]]:
+    """Mark the pairs that equal an earlier one; return a folder with a mask for each part, and how
+    many each part has.
     """
 
     def make(folder: Path) -> Json:
         digests: list[Path] = []
         for each in train:
             digests += each.shard_files("digests")
-        is_repeat = find_duplicates(digests)
-        n_repeats = {}
+        is_duplicate = find_duplicates(digests)
+        n_duplicates = {}
         first = 0
         for each in train:
-            mask = is_repeat[first : first + each.report.kept]
+            mask = is_duplicate[first : first + each.report.kept]
             first += each.report.kept
             data = io.BytesIO()
             np.save(data, mask)
             write_bytes(folder / f"{each.part.name}.npy", data.getvalue())
-            n_repeats[each.part.name] = int(mask.sum())
-        return n_repeats
+            n_duplicates[each.part.name] = int(mask.sum())
+        return n_duplicates
 
     job.clock.n_done = sum(each.report.kept for each in train)
     made_with = {each.part.name: each.report.text for each in train}
@@ -303,17 +305,17 @@ def find_repeats(job: Preparation, train: Sequence[CollectedPart]) -> tuple[Path
 
 
 def learn_bpe(
-    job: Preparation, train: Sequence[CollectedPart], repeats: Path | None
+    job: Preparation, train: Sequence[CollectedPart], duplicates: Path | None
 ) -> tuple[Path, BpeAccount]:
     """Learn the joint BPE of both sides of all training corpora, each taken once whatever its
     `repeat`.
     """
     texts: list[ShardText] = []
     for each in train:
-        texts += each.texts(repeats)
+        texts += each.texts(duplicates)
     n_lines = []
     for text in texts:
-        n_usable = int((~text.read_repeat_mask()).sum())
+        n_usable = int((~text.read_duplicate_mask()).sum())
         n_lines.append(2 * n_usable)  # a source and a target
     n_sampled = min(sum(n_lines), job.vocab.sample_sentences)
     if n_sampled == 0:
@@ -342,7 +344,7 @@ def learn_bpe(
 
     made_with = {
         "texts": [each.report.text for each in train],
-        "repeats": repeats and repeats.name,
+        "repeats": duplicates and duplicates.name,
         "seed": job.seed,
         "vocab": given.digest if given else to_plain_values(replace(job.vocab, bpe_dropout=0.0)),
     }
@@ -394,11 +396,11 @@ def _learn_from_samples(
 
 
 def encode_part(
-    job: Preparation, collected: CollectedPart, bpe: Path, repeats: Path | None
+    job: Preparation, collected: CollectedPart, bpe: Path, duplicates: Path | None
 ) -> EncodedPart:
-    """Encode a part's text, without repeats and without pairs that are too long."""
+    """Encode a part's text, without duplicates and without pairs that are too long."""
     part = collected.part
-    texts = collected.texts(repeats)
+    texts = collected.texts(duplicates)
     max_pieces = part.rules.max_pieces if part.rules is not None else None
 
     def make(folder: Path) -> Json:
@@ -420,7 +422,7 @@ def encode_part(
         "text": collected.report.text,
         "bpe": bpe.name,
         "max_pieces": max_pieces,
-        "repeats": repeats and repeats.name,
+        "repeats": duplicates and duplicates.name,
     }
     folder, report = job.run_stage(f"encode-{part.name}", made_with, make)
     return EncodedPart(folder, len(texts), EncodeReport.from_plain(report))

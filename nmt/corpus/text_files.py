@@ -211,8 +211,10 @@ def _find_member(archive: tarfile.TarFile, text: TextFile) -> tarfile.TarInfo:
             if name == wanted:
                 return member
             names.append(name)
+    if not names:
+        raise UserError(f"{text.path}: contains no files; give another archive")
     close = difflib.get_close_matches(str(text.member), names, 3) or names[:3]
     raise UserError(
-        f"{text.path}: no file {text.member!r} among its {len(names)}; "
-        f"it has {', '.join(map(repr, close)) or 'none'}"
+        f"{text.path}: has no member {text.member!r}; give one of its {len(names)} files, such as "
+        f"{', '.join(map(repr, close))}"
     )

@@ -159,7 +159,9 @@ class CTranslate2Engine:
                 str(folder), device=device, intra_threads=n_threads
             )
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"{folder}: CTranslate2 cannot load it: {error}") from None
+            raise UserError(
+                f"{folder}: CTranslate2 cannot load it ({error}); export it again with nmt-export"
+            ) from None
         self._pieces = self.vocab.pieces(range(self.vocab.size))
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
 
@@ -236,7 +238,9 @@ class CTranslate2Translator(TextToText):
         self, sources: Sentences, prefixes: Sentences | None, n_best: int
     ) -> Iterator[SearchedBatch]:
         if n_best > 1 or prefixes is not None or self.config.sample:
-            raise UserError("--engine ctranslate2 does not support --n-best, --sample or --prefix")
+            raise UserError(
+                "--engine ctranslate2 does not support --n-best, --sample or --prefix; leave them out"
+            )
         for batch in split_by_budget(sources, self.config):
             found = self.exported.translate([sources[i] for i in batch], self.config)
             yield batch, [[one] for one in found]
@@ -252,7 +256,8 @@ def load_ctranslate2(
     record = read_json(folder / EXPORT_FILE)
     if record.get("format") != "ctranslate2":
         raise UserError(
-            f"{folder}: is an export to {record.get('format')}; make one with nmt-export --to ctranslate2"
+            f"{folder}: is an export to {record.get('format')}, not to CTranslate2; "
+            "make one with nmt-export --to ctranslate2"
         )
     return CTranslate2Engine(folder, n_threads, device), record["quantization"]
 

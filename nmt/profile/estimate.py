@@ -70,8 +70,8 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
     training = config.training
     if training.shard and world.size > 1:
         raise UserError(
-            "training.shard: --plan tries the largest micro-batches on one rank, which holds only "
-            "a share of the model; use --profile"
+            "training.shard: --plan tries the largest micro-batches on one rank, but with sharding a "
+            "rank holds only a share of the model; use --profile"
         )
     dry_run = DryRun(config, resolve_micro_tokens(config, world), world)
     largest = world.on_main(lambda: _peaks_of_largest(dry_run)) or (0, 0)

@@ -1,9 +1,9 @@
 """Draws a run as one page: report.html has the curves of metrics.jsonl and the settings of
 config.yaml.
 
-The curves are SVG written by hand, and the page has no script and no link, so that it opens
-anywhere, for ever, also from an e-mail. It is well-formed XML. Whatever can be read of
-metrics.jsonl is shown: a line that a crash cut off is counted and skipped, never a reason to fail.
+The curves are plain SVG, and the page has no script and no link, so it opens anywhere, even from an
+e-mail. It is well-formed XML. All readable lines of metrics.jsonl are shown: a line that a crash cut
+off is counted and skipped, never a reason to fail.
 """
 
 import html

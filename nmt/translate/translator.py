@@ -324,9 +324,9 @@ def make_translator(
     for other in others:
         if other.vocab.digest != vocab.digest:
             raise UserError(
-                f"{other.path}: has another BPE model than {checkpoint.path} "
-                f"({other.vocab.digest[:12]}, {vocab.digest[:12]}); "
-                "only models with one vocabulary translate together"
+                f"{other.path}: its BPE model ({other.vocab.digest[:12]}) is not that of "
+                f"{checkpoint.path} ({vocab.digest[:12]}); the models of an ensemble must share one "
+                "vocabulary"
             )
     models = [_load_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
     return Translator(models[0], vocab, config, device, models[1:])

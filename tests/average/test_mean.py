@@ -17,7 +17,7 @@ from untrained import make_checkpoint, make_vocab
 
 from nmt.average import mean as averaging
 from nmt.average.mean import average_checkpoints
-from nmt.checkpoint import PARTS, load_weights, open_checkpoint
+from nmt.checkpoint import COMMON_FILES, load_weights, open_checkpoint
 from nmt.commands.average import main as nmt_average
 from nmt.config import (
     DataConfig,
@@ -153,7 +153,7 @@ def test_models_of_other_shapes_or_pieces_are_refused(tmp_path: Path) -> None:
     for name, key in {"wider": "d_ff: 48 -> 64", "untied": "tied: True -> False"}.items():
         with pytest.raises(
             UserError,
-            match=rf"{name}: is of another run than .*\(model.{key}\); average only one run's",
+            match=rf"{name}: belongs to another run than .*\(model.{key}\); average only one run's",
         ):
             average_checkpoints([tmp_path / "a", tmp_path / name], tmp_path / MEAN)
     write(tmp_path / "c")
@@ -182,7 +182,8 @@ def test_two_runs_do_not_average(
     told = capsys.readouterr().err.splitlines()
     assert (
         len(told) == 1
-        and f"{other}: is of another run than {ours} (seed: 1 -> 2; evaluation.bleu: " in told[0]
+        and f"{other}: belongs to another run than {ours} (seed: 1 -> 2; evaluation.bleu: "
+        in told[0]
     )
     assert not (tmp_path / MEAN).exists()
     configure(other, data=DataConfig(src="e\nn" + "x" * 1000))
@@ -284,7 +285,7 @@ def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -
     for out in ("mine", MEAN):
         average_checkpoints([tmp_path / "a"], tmp_path / out, is_forced=True)
         assert sorted(path.name for path in (tmp_path / out).iterdir()) == sorted(
-            [MANIFEST_FILE, *PARTS]
+            [MANIFEST_FILE, *COMMON_FILES]
         )
     with pytest.raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)
@@ -318,6 +319,6 @@ def test_a_checkpoint_that_is_pruned_meanwhile(
         return found
 
     monkeypatch.setattr(averaging, "open_all", prune)
-    with pytest.raises(UserError, match="step-0000010.*start again"):
+    with pytest.raises(UserError, match="step-0000010.*run the command again"):
         average_checkpoints([run.checkpoint(step) for step in (10, 20)], run.average)
     assert not run.average.exists()

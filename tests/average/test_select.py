@@ -31,7 +31,7 @@ def test_which_checkpoints_are_taken(
     n_last, n_best, minutes, decay = asked
     if not steps:
         with pytest.raises(
-            UserError, match="has 2 checkpoints that are 12 minutes of training apart, 3 are"
+            UserError, match="has 2 checkpoints that are 12 minutes of training apart, but 3 were"
         ):
             choose_checkpoints(run, *asked)
         return

@@ -12,7 +12,7 @@ from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained about
-    "--last 6": "has 5 checkpoints, 6 are",
+    "--last 6": "has 5 checkpoints, but 6 were",
     "--last 0": "argument --last: 0: give a number of at least 1",
     "--best 0": "argument --best: 0: give a number of at least 1",
     "--best 1 --last 1": "--last: not allowed with argument --best",
@@ -22,14 +22,14 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--best 1 --ema": "--best and --ema",
     "--every 0": "argument --every: 0",
     "--every nan": "argument --every: nan",
-    "--every 9": "5 are asked for",
+    "--every 9": "but 5 were requested",
     "--every often": "put it first",
     "--ema 1": "argument --ema: 1: give a decay",
     "--ema 0.0099": "argument --ema: 0.0099: give a decay of at least 0.01",
     "--ema runs": "put it first",
     "--curve -o x": "--curve and -o",
     "--curve 0,2": "argument --curve: 0,2",
-    "--curve 1,9": "has 5 checkpoints, 9 are",
+    "--curve 1,9": "has 5 checkpoints, but 9 were",
     "--curve runs": "put it first",
     "--curve": "data.valid",
     "../one": "give -o DIR",

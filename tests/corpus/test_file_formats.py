@@ -53,7 +53,10 @@ def test_columns_bear_the_languages_or_the_sides(row: dict[str, Any]) -> None:
 
 
 def test_other_columns_are_named(tmp_path: Path) -> None:
-    what = "no columns 'en' and 'de', but 'en', 'fr'; name them after data.src and data.tgt, or 'src' and 'tgt'"
+    what = (
+        "the columns 'en' and 'de' are missing (found: 'en', 'fr'); "
+        "rename the columns to the values of data.src and data.tgt, or to 'src' and 'tgt'"
+    )
     assert jsonl('{"en": "a", "fr": "b"}')[2] == {0: f"x.jsonl:1: {what}"}
     parquet.write_table(pa.table({"en": ["a"], "fr": ["b"]}), tmp_path / "x.parquet")
     with pytest.raises(UserError) as caught:
@@ -104,7 +107,7 @@ def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> Non
         ('{"translation": {"en": 3, "de": "b"}}', "translation.en is 3 instead of text"),
         (
             '{"translation": {"en": "a"}, "de": "b"}',
-            "no columns 'en' and 'de', but 'translation.en'",
+            "the columns 'en' and 'de' are missing (found: 'translation.en'",
         ),
         (
             '{"en": "\\ud83d", "de": "b"}',

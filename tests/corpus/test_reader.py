@@ -176,8 +176,9 @@ def test_a_dataset_that_lacks_what_is_asked_says_what_it_has(hub: Path) -> None:
     )
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="test")
     assert "['train', 'validation']" in complaint(corpus, hub)
-    assert "no columns 'en' and 'fr', but 'translation.de', 'translation.en'" in complaint(
-        CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub, "en", "fr"
+    assert (
+        "columns 'en' and 'fr' are missing (found: 'translation.de', 'translation.en')"
+        in complaint(CorpusConfig(dataset="wmt/wmt14", subset="de-en"), hub, "en", "fr")
     )
 
 
@@ -214,7 +215,7 @@ TWO = CorpusConfig(src="x.en", tgt="x.de")
         (
             None,
             b"a\n",
-            "ROOT/x.en: not found; give a file, relative paths start from data.root=ROOT",
+            "ROOT/x.en: not found; give a file (relative paths start from data.root=ROOT)",
         ),
     ],
 )
@@ -241,7 +242,7 @@ def test_two_files_name_the_mistake(
         ),
         (
             CorpusConfig(archive="x.tar", src="a", tgt="b"),
-            "ROOT/x.tar: no file 'a' among its 1; it has 'c'",
+            "ROOT/x.tar: has no member 'a'; give one of its 1 files, such as 'c'",
         ),
         (CorpusConfig(archive="folder", src="a", tgt="b"), "ROOT/folder: is a folder; give a file"),
     ],
@@ -518,7 +519,7 @@ def test_offline_only_sacrebleus_cache_is_used(
 
 def test_an_unknown_test_set_or_direction_names_the_known_ones(tmp_path: Path) -> None:
     assert "did you mean wmt14" in complaint(CorpusConfig(sacrebleu="wmt14/fulll"), tmp_path)
-    assert "wmt14/full has no en-ja, only" in complaint(
+    assert "wmt14/full does not have en-ja; set data.src and data.tgt to one of" in complaint(
         CorpusConfig(sacrebleu="wmt14/full"), tmp_path, "en", "ja"
     )
 

@@ -179,7 +179,7 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
         assert f"sacrebleu: unknown test set {typo!r}; did you mean {meant}" in complaint(
             typo, data
         )
-    assert "sacrebleu: wmt13 has no en-ja, only" in complaint(
+    assert "sacrebleu: wmt13 does not have en-ja; set data.src and data.tgt to one of" in complaint(
         "newstest2013", replace(data, tgt="ja")
     )
     for language in ("en", "ja"):

@@ -148,7 +148,7 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
         assert lines_of(TextFile(path, name)) == text.removesuffix("\n").split("\n")
     assert lines_of(TextFile(path, inner)) == ["c", "d"]
     assert complaint(TextFile(path, "training/a.de-en.fr")) == (
-        f"ROOT/wmt{suffix}: no file 'training/a.de-en.fr' among its 4; it has "
+        f"ROOT/wmt{suffix}: has no member 'training/a.de-en.fr'; give one of its 4 files, such as "
         "'training/a.de-en.en', 'training/a.de-en.de', 'training/b.en.gz'"
     )
     assert list(tmp_path.iterdir()) == [path]

@@ -144,7 +144,7 @@ def test_only_the_command_line_asks(
         parse_device(("device=gpu",))
     (tmp_path / "one").mkdir()
     assert nmt_average([str(tmp_path / "one"), "-o", str(tmp_path / "out"), "device=cpu"]) == 2
-    assert "goes with --curve" in capsys.readouterr().err
+    assert "only --curve accepts it" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         nmt_average(["device=cpu"])
 
