@@ -212,7 +212,7 @@ BAD = [
     ("name: [", "c.yaml:1: is not valid YAML"),
     ("name: x\nout: a: b", "c.yaml:2: is not valid YAML: mapping values are not allowed here"),
     ("\tname: x", "is not valid YAML: found character '\\t'"),
-    ("name: a\x01b", "not valid YAML: unacceptable character"),
+    ("name: a\x01b", "is not valid YAML: unacceptable character"),
     ("name: a\n--- \nname: b", "c.yaml:2: is not valid YAML"),
     ("- a", "a config must be a mapping of sections, not a list"),
     ("a word", "not a str"),

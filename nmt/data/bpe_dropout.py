@@ -135,8 +135,8 @@ def _merge_words(
     rate: float,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces of all words, and how many each word has. A word begins at `words` among the
-    letters.
+    """Return the pieces of all words, and how many each word has. A word begins at `words` among
+    the letters.
     """
     lengths = np.diff(words, append=len(letters))
     by_length = np.argsort(lengths, kind="stable")

@@ -78,8 +78,8 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
 def _restore_long(
     ids: np.ndarray, counts: np.ndarray, drawn: np.ndarray, drawn_counts: np.ndarray, limit: int
 ) -> TokenRow:
-    """Return what was drawn, except for sentences of more than `limit` pieces: these keep the stored
-    ones.
+    """Return what was drawn, except for sentences of more than `limit` pieces: these keep the
+    stored ones.
     """
     is_long = drawn_counts > limit
     stored_starts = np.cumsum(counts) - counts

@@ -52,7 +52,8 @@ class TokenStore:
 
 
 def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
-    """Open a split of a sealed store; raise UserError if its BPE model does not have `vocab_digest`.
+    """Open a split of a sealed store; raise UserError if its BPE model does not have
+    `vocab_digest`.
 
     Only sizes are checked against the manifest, because this must be quick;
     `nmt.system.files.verify` reads everything.

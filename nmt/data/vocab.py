@@ -157,8 +157,8 @@ def _encode_to_bytes(vocab: Vocab, line: bytes) -> bytes:
 
 
 def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
-    """Count how often each word occurs, for `train_bpe`. Tabs also separate words; they are counted as a
-    pseudo-word.
+    """Count how often each word occurs, for `train_bpe`. Tabs also separate words; they are counted
+    as a pseudo-word.
     """
     counts: Counter[bytes] = Counter()
     for i in range(0, len(lines), LINES_AT_A_TIME):

@@ -138,7 +138,8 @@ def _make_abbreviation_test(language: str) -> Callable[[str, str], bool]:
 
 
 def split_compounds(tokens: str) -> str:
-    """Turn `rich-text` into `rich ##AT##-##AT## text`, by the rule of the authors' get_ende_bleu.sh.
+    """Turn `rich-text` into `rich ##AT##-##AT## text`, by the rule of the authors'
+    get_ende_bleu.sh.
 
     Its Perl reads bytes. So it splits only the first hyphen of A-B-C, because the match consumes
     the B, but both of A-Ü-C.

@@ -37,8 +37,8 @@ KILLED = (
 def map_in_order(
     work: Callable[[Given], Returned], tasks: Iterable[Given], workers: int
 ) -> Iterator[Returned]:
-    """Do `map(work, tasks)` on several processes. `work` must be a top-level function of a module, or
-    a partial of one.
+    """Do `map(work, tasks)` on several processes. `work` must be a top-level function of a module,
+    or a partial of one.
     """
     return map_with_workers(partial(_return_it, work), tasks, workers)
 
@@ -53,7 +53,8 @@ def map_with_workers(
     workers: int,
     worker: Callable[[Given], Returned] | None = None,
 ) -> Iterator[Returned]:
-    """Do `map_in_order` for work that must load something first: each process makes its worker once.
+    """Do `map_in_order` for work that must load something first: each process makes its worker
+    once.
 
     A caller that already has a `worker` passes it, for the quick tasks that are done in the caller.
     """

@@ -110,8 +110,8 @@ class World:
 
 
 def gather_shards(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, of which each rank may hold a shard (a DTensor); in that case all ranks
-    must call this.
+    """Return the whole tensor, of which each rank may hold a shard (a DTensor); in that case all
+    ranks must call this.
     """
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
@@ -138,8 +138,8 @@ def is_rank_lost(error: RuntimeError, world: World) -> bool:
 
 @contextlib.contextmanager
 def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
-    """Return the world that torchrun describes in the environment, or a world of one, on the requested
-    device.
+    """Return the world that torchrun describes in the environment, or a world of one, on the
+    requested device.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

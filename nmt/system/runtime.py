@@ -45,7 +45,9 @@ def tune_process() -> None:
 
 
 def count_cores() -> int:
-    """Count the cores that this process may use; a batch system may grant fewer than the machine has."""
+    """Count the cores that this process may use; a batch system may grant fewer than the machine
+    has.
+    """
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

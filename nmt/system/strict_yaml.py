@@ -94,7 +94,9 @@ def parse_yaml(text: str, name: str) -> YamlTree:
 
 
 def _read_node(node: yaml.Node, key: str, places: dict[str, str]) -> Any:
-    """Return the node's plain value; add to `places` where it and each value inside it were written."""
+    """Return the node's plain value; add to `places` where it and each value inside it were
+    written.
+    """
     places.setdefault(key, _name_line(node.start_mark))
     if isinstance(node, yaml.MappingNode):
         return _read_mapping(node, key, places)

@@ -172,8 +172,8 @@ def reads_once(logits: Tensor) -> bool:
 
 
 def choose_parts(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
-    """Return how many pairs a part of a row holds, how many parts there are, how many of them have no
-    padding, and how many warps a program gets."""
+    """Return how many pairs a part of a row holds, how many parts there are, how many of them have
+    no padding, and how many warps a program gets."""
     pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
     parts = triton.cdiv(n_columns, 2 * pairs)
     return pairs, parts, n_vocab // (2 * pairs), 16 if pairs == MOST_PAIRS else 4

@@ -124,8 +124,8 @@ class Outcomes:
         self.in_flight.append((pending, values, event))
 
     def take_completed(self, wait_for_newest: bool) -> Iterator[UpdateOutcome]:
-        """Yield the completed outcomes, oldest first; with `wait_for_newest`, wait for the newest one
-        as well.
+        """Yield the completed outcomes, oldest first; with `wait_for_newest`, wait for the newest
+        one as well.
         """
         n_left = 0 if wait_for_newest or self.device.type == "cpu" else 1
         while len(self.in_flight) > n_left:

@@ -204,7 +204,7 @@ TWO = CorpusConfig(src="x.en", tgt="x.de")
     ("en", "de", "message"),
     [
         (b"", b"a\n", "ROOT/x.en: is empty; it should hold one sentence per line"),
-        (b"a\n", b"", "ROOT/x.de: empty"),
+        (b"a\n", b"", "ROOT/x.de: is empty"),
         (
             b"a\nb\nstra\xdfe\n",
             b"a\n" * 3,
@@ -474,7 +474,7 @@ def test_sacrebleus_test_sets_are_read_from_its_folder(test_set: Path) -> None:
     corpus = CorpusConfig(sacrebleu="wmt14/full")
     assert read(corpus, test_set) == [("a", "c"), ("b", "d")]
     (test_set / "wmt14_full.en-de.ref").write_text("")
-    assert "wmt14_full.en-de.ref: empty" in complaint(corpus, test_set)
+    assert "wmt14_full.en-de.ref: is empty" in complaint(corpus, test_set)
 
 
 def test_sacrebleu_without_network_is_one_message_each_time(test_set: Path) -> None:
