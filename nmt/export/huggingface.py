@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.export.format import FLOATS, Format
-from nmt.export.parity import Ids, split_batches
+from nmt.export.parity import Ids, add_bos, add_eos, split_batches
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
@@ -255,7 +255,7 @@ class HuggingFaceEngine:
         generation = _make_generation_config(beam, alpha, max_new_tokens=limit)
         found: list[Hypothesis] = []
         for sources in split_batches(src):
-            ids, mask = _pad_rows([[*line, EOS] for line in sources])
+            ids, mask = _pad_rows(add_eos(sources))
             result = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -280,9 +280,9 @@ class HuggingFaceEngine:
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         scores = []
         for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
-            ids, mask = _pad_rows([[*line, EOS] for line in sources])
-            inputs, _ = _pad_rows([[BOS, *line] for line in targets])
-            expected, _ = _pad_rows([[*line, EOS] for line in targets])
+            ids, mask = _pad_rows(add_eos(sources))
+            inputs, _ = _pad_rows(add_bos(targets))
+            expected, _ = _pad_rows(add_eos(targets))
             logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
             log_probs = logits.log_softmax(2)  # (S, L, V)
             chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
@@ -292,11 +292,10 @@ class HuggingFaceEngine:
 
 
 def _pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Return the padded ids and the mask that is 1 where they are no padding, each (S, L)."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, (torch.arange(longest) < lengths[:, None]).long()
+    """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
+    sequences = [torch.tensor(row) for row in rows]
+    ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)
+    return ids, (ids != PAD).long()  # no piece of a sentence is PAD
 
 
 def check_tokenizer(folder: Path, vocab: Vocab, lines: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
-"""Tests whether an exported model agrees with its checkpoint: both translate, and both score our
-translations.
+"""Tests whether an exported model agrees with its checkpoint.
 
-An `Engine` is a library with a model in it. Greedy outputs are compared piece by piece. Then each
-engine computes the log-probability of each piece of our outputs, eos included, and these are
-compared. In float32 the engines may differ by rounding alone; with fewer bits the mean difference
-is bounded, and the text may differ. All bounds are here.
+Both translate the same lines, and both score our translations. An `Engine` is a library with a
+model in it. Greedy outputs are compared piece by piece. Then each engine computes the
+log-probability of each piece of our outputs, eos included, and these are compared. In float32 the
+engines may differ by rounding alone; with fewer bits the mean difference is bounded, and the text
+may differ. All bounds are here.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from nmt.translate.search import search
 
 Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 
-MAX_DIFFERENCE = 1e-4  # float32: in the log-probability of a piece
-# float32: the share of lines whose greedy output may differ, because two pieces can be equally
-# likely.
+# In float32, the log-probability of a piece may differ by this much. Greedy outputs may differ in
+# this share of the lines, because two pieces can be equally likely.
+MAX_DIFFERENCE = 1e-4
 MAX_DIFFERING_SHARE = 1e-3
-MAX_MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1}  # fewer bits: the mean difference
+# With fewer bits, log-probabilities may differ by this much on average.
+MAX_MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1}
 BATCH_SENTENCES = 32
 
 
@@ -56,23 +57,22 @@ class OwnEngine:
             finishing="top",
             stopping=self.stopping,
         )
-        found = []
+        best = []
         for batch in split_batches(src):
-            hypotheses = search(self.model, pack([[*ids, EOS] for ids in batch]), config)
-            found += [best for best, *_ in hypotheses]
-        return found
+            for hypotheses in search(self.model, pack(add_eos(batch)), config):
+                best.append(hypotheses[0])
+        return best
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         scores = []
         for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
-            inputs = pack([[BOS, *ids] for ids in targets])
-            states = self.model(pack([[*ids, EOS] for ids in sources]), inputs)
+            labels = pack(add_eos(targets))
+            states = self.model(pack(add_eos(sources)), pack(add_bos(targets)))
             log_probs = self.model.projection(states).log_softmax(1)  # (T, V)
-            expected = torch.tensor([piece for ids in targets for piece in (*ids, EOS)])
-            chosen = log_probs.gather(1, expected[:, None]).squeeze(1)  # (T,)
-            lengths = [len(ids) + 1 for ids in targets]
-            scores += [part.tolist() for part in chosen.split(lengths)]
+            chosen = log_probs.gather(1, labels.tokens[:, None]).squeeze(1)  # (T,)
+            for sentence in chosen.split(labels.lengths.tolist()):
+                scores.append(sentence.tolist())
         return scores
 
 
@@ -81,9 +81,17 @@ def split_batches(sentences: Ids) -> list[Ids]:
     return [sentences[i : i + BATCH_SENTENCES] for i in starts]
 
 
+def add_bos(sentences: Ids) -> list[list[int]]:
+    return [[BOS, *ids] for ids in sentences]
+
+
+def add_eos(sentences: Ids) -> list[list[int]]:
+    return [[*ids, EOS] for ids in sentences]
+
+
 @dataclass(frozen=True)
 class Agreement:
-    """What a comparison found."""
+    """How far two engines agree."""
 
     lines: int
     differing: int  # the lines whose greedy outputs differ
@@ -92,12 +100,13 @@ class Agreement:
 
     def __str__(self) -> str:
         return (
-            f"{self.lines - self.differing} of {self.lines} lines greedily the same; log-probability of a piece "
+            f"{self.lines - self.differing} of {self.lines} lines greedily the same; "
+            "log-probability of a piece "
             f"differs by at most {self.largest:.2g}, on average {self.mean:.2g}"
         )
 
     def is_within(self, quantization: str) -> bool:
-        """Tell whether the bounds hold. They do not for NaN, because no comparison with it is true."""
+        """Tell whether the bounds hold. They do not for NaN: no comparison with it is true."""
         if quantization == "float32":
             is_close = self.largest <= MAX_DIFFERENCE
             return is_close and self.differing <= MAX_DIFFERING_SHARE * self.lines
@@ -115,17 +124,25 @@ def _mean_bound(quantization: str) -> float:
 
 
 def compare_engines(ours: Engine, theirs: Engine, src: Ids, limit: int) -> Agreement:
-    """Translate `src` with both, greedily, and let both score what ours translated."""
+    """Translate `src` greedily with both engines, and let both score what ours translated."""
     # translate
-    our_outputs = [found.ids for found in ours.search(src, 1, 0.0, limit)]
-    their_outputs = [found.ids for found in theirs.search(src, 1, 0.0, limit)]
-    differing = sum(a != b for a, b in zip(our_outputs, their_outputs, strict=True))
+    our_outputs = translate_greedily(ours, src, limit)
+    their_outputs = translate_greedily(theirs, src, limit)
+    n_differing = 0
+    for our_ids, their_ids in zip(our_outputs, their_outputs, strict=True):
+        if our_ids != their_ids:
+            n_differing += 1
 
     # score
     our_scores = ours.score(src, our_outputs)
     their_scores = theirs.score(src, our_outputs)
     differences = []
     for our_line, their_line in zip(our_scores, their_scores, strict=True):
-        differences += [abs(a - b) for a, b in zip(our_line, their_line, strict=True)]
+        for our_score, their_score in zip(our_line, their_line, strict=True):
+            differences.append(abs(our_score - their_score))
     values = torch.tensor(differences, dtype=torch.float64)  # max is NaN if any of them is
-    return Agreement(len(src), differing, float(values.max()), float(values.mean()))
+    return Agreement(len(src), n_differing, float(values.max()), float(values.mean()))
+
+
+def translate_greedily(engine: Engine, src: Ids, limit: int) -> Ids:
+    return [output.ids for output in engine.search(src, 1, 0.0, limit)]

@@ -1,12 +1,13 @@
-"""How fast search is beside CTranslate2 on the same model, and what it costs by beam, length and batch.
+"""Compares the speed of search with that of CTranslate2 and transformers on the same model.
 
-    python scripts/bench/decoding.py --data multi30k                     random weights of base, test.en in multi30k
+    python scripts/bench/decoding.py --data multi30k    # random weights of base, lines of test.en
     python scripts/bench/decoding.py --data multi30k --checkpoint runs/m30/average --rounds 5
     python scripts/bench/decoding.py --data multi30k --checkpoint runs/m30/average --invariance 1000
 
-Each system lives in its own process; they are asked in turn, round after round, so that all share the machine's moods.
-Sentences are given as ids and come back as ids. "forced" lets each translation have exactly 16 pieces; "free" ends by
-itself, at source + 50 at the latest. Pieces per second count eos. Prints one JSON object for each system and setting.
+Each system has its own process. They are asked in turn, round after round, so that a slow moment of
+the machine slows all of them. Sentences are given as ids and come back as ids. "forced" makes each
+translation exactly 16 pieces long; "free" lets it end by itself, at source + 50 at the latest.
+Pieces per second count eos. Prints one JSON object for each system and setting.
 """
 
 import argparse
@@ -17,9 +18,17 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from nmt.config import DecodingConfig
+    from nmt.model.transformer import Transformer
+    from nmt.translate.beams import Hypothesis
 
 FORCED = 16
+# The beam, and whether the length is forced
 SETTINGS = {
     "greedy forced": (1, True),
     "beam 4 forced": (4, True),
@@ -41,7 +50,7 @@ SYSTEMS = (
 def prepare(
     folder: Path, data: Path, checkpoint: Path | None, n_lines: int, systems: list[str]
 ) -> None:
-    """The model for all systems, and the sentences."""
+    """Write the model for all systems, and the sentences, into `folder`."""
     import torch
     from safetensors.torch import save_file
 
@@ -55,11 +64,9 @@ def prepare(
     from nmt.translate.translator import make_translator
 
     if checkpoint is None:
-        lines = [
-            line
-            for side in ("en", "de")
-            for line in (data / f"train.{side}").read_bytes().split(b"\n")
-        ]
+        lines = []
+        for side in ("en", "de"):
+            lines += (data / f"train.{side}").read_bytes().split(b"\n")
         write_word_counts(folder / "words", tally_words(lines))
         vocab = Vocab(train_bpe(folder / "words", VocabConfig(size=10_000)))
         torch.manual_seed(1)
@@ -83,6 +90,8 @@ def prepare(
 
 
 class Ours:
+    """Our own search, in this precision."""
+
     def __init__(self, folder: Path, precision: Literal["fp32", "bf16"]) -> None:
         import torch
         from safetensors.torch import load_file
@@ -94,80 +103,92 @@ class Ours:
         from nmt.system.runtime import choose_matmul_library
 
         choose_matmul_library()
-        config, weights = load_config(str(folder / CONFIG_FILE)), load_file(folder / MODEL_FILE)
-        model = (
-            Transformer(config.model, len(weights["tgt_embedding.weight"]))
-            .eval()
-            .requires_grad_(False)
-        )
+        config = load_config(str(folder / CONFIG_FILE))
+        weights = load_file(folder / MODEL_FILE)
+        n_vocab = len(weights["tgt_embedding.weight"])
+        model = Transformer(config.model, n_vocab).eval().requires_grad_(False)
         for name, p in model.named_parameters():
             p.copy_(weights[name])
         self.config = replace(config.decoding, precision=precision)
-        self.model, self.device = (
-            prepare_for_decoding(model, precision == "bf16"),
-            torch.device("cpu"),
-        )
+        self.model = prepare_for_decoding(model, precision == "bf16")
+        self.device = torch.device("cpu")
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
-        from nmt.data.vocab import EOS
-        from nmt.translate.batching import search_batches
+        from nmt.export.parity import add_eos
 
         config = replace(self.config, beam=beam)
         if is_forced:
             config = replace(config, max_ratio=0.0, max_extra=FORCED, min_length=FORCED)
-        found: list[list[int]] = [[] for _ in ids]
-        for batch, bests in search_batches(
-            self.model, [[*line, EOS] for line in ids], config, self.device
-        ):
-            for i, best in zip(batch, bests, strict=True):
-                found[i] = best[0].ids
-        return found
+        best = search_in_order(self.model, add_eos(ids), config, self.device)
+        return [hypothesis.ids for hypothesis in best]
 
 
-def invariance(folder: Path, n_lines: int) -> None:
-    """Print how many lines change with their company: each alone, in batches of 64 lines, of 4,096 tokens."""
-    import torch
-
-    from nmt.data.batch import pack
-    from nmt.data.vocab import EOS
+def search_in_order(
+    model: "Transformer", sources: list[list[int]], config: "DecodingConfig", device: "torch.device"
+) -> "list[Hypothesis]":
+    """Search in batches of the config's size; return the best output of each source, in order."""
     from nmt.translate.batching import search_batches
+
+    best = {}
+    for batch, results in search_batches(model, sources, config, device):
+        for i, hypotheses in zip(batch, results, strict=True):
+            best[i] = hypotheses[0]
+    return [best[i] for i in range(len(sources))]
+
+
+def measure_invariance(folder: Path, n_lines: int) -> None:
+    """Print how many lines change with the lines beside them.
+
+    Each line is translated alone, in batches of 64 lines, and in batches of 4,096 tokens.
+    """
+    from nmt.data.batch import pack
+    from nmt.export.parity import add_eos
     from nmt.translate.beams import Hypothesis
     from nmt.translate.search import search
 
-    sources = [[*line, EOS] for line in json.loads((folder / "ids.json").read_text())[:n_lines]]
-    alone: list[Hypothesis] = []  # in fp32
+    sources = add_eos(json.loads((folder / "ids.json").read_text())[:n_lines])
+    groups_of_64 = [sources[i : i + 64] for i in range(0, len(sources), 64)]
+    reference: list[Hypothesis] = []  # alone, in fp32
     precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
     for precision in precisions:
         ours = Ours(folder, precision)
-        each = [search(ours.model, pack([line]), ours.config)[0][0] for line in sources]
-        alone = alone or each
+
+        # alone
+        alone = []
+        for line in sources:
+            alone.append(search(ours.model, pack([line]), ours.config)[0][0])
+        reference = reference or alone
         row: dict[str, Any] = {
             "precision": precision,
-            "lines": len(each),
-            "differ from fp32": sum(a.ids != b.ids for a, b in zip(alone, each, strict=True)),
+            "lines": len(alone),
+            "differ from fp32": count_differing(reference, alone),
         }
+
+        # in batches
         for name, groups in (
-            ("batches of 64", [sources[i : i + 64] for i in range(0, len(sources), 64)]),
+            ("batches of 64", groups_of_64),
             ("batches of 4,096 tokens", [sources]),
         ):
             found: list[Hypothesis] = []
             for group in groups:
-                of_group: dict[int, Hypothesis] = {}
-                for batch, some in search_batches(
-                    ours.model, group, ours.config, torch.device("cpu")
-                ):
-                    of_group.update((i, one[0]) for i, one in zip(batch, some, strict=True))
-                found += [of_group[i] for i in range(len(group))]
-            row[f"differ in {name}"] = sum(a.ids != b.ids for a, b in zip(each, found, strict=True))
-            row[f"largest difference of a score in {name}"] = max(
-                (
-                    abs(a.score - b.score)
-                    for a, b in zip(each, found, strict=True)
-                    if a.ids == b.ids
-                ),
-                default=0.0,
-            )
+                found += search_in_order(ours.model, group, ours.config, ours.device)
+            row[f"differ in {name}"] = count_differing(alone, found)
+            largest = find_largest_score_difference(alone, found)
+            row[f"largest difference of a score in {name}"] = largest
         print(json.dumps(row), flush=True)
+
+
+def count_differing(expected: "list[Hypothesis]", found: "list[Hypothesis]") -> int:
+    return sum(a.ids != b.ids for a, b in zip(expected, found, strict=True))
+
+
+def find_largest_score_difference(expected: "list[Hypothesis]", found: "list[Hypothesis]") -> float:
+    """Compare the scores of equal outputs."""
+    largest = 0.0
+    for a, b in zip(expected, found, strict=True):
+        if a.ids == b.ids:
+            largest = max(largest, abs(a.score - b.score))
+    return largest
 
 
 class CTranslate2:
@@ -179,13 +200,15 @@ class CTranslate2:
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[Any]]:
         names = [[self.pieces[i] for i in line] for line in ids]
-        lengths = (FORCED, FORCED) if is_forced else (0, max(map(len, ids)) + 50)
+        shortest, longest = 0, max(map(len, ids)) + 50
+        if is_forced:
+            shortest = longest = FORCED
         results = self.engine.translator.translate_batch(
             names,
             beam_size=beam,
             length_penalty=0.6,
-            min_decoding_length=lengths[0],
-            max_decoding_length=lengths[1],
+            min_decoding_length=shortest,
+            max_decoding_length=longest,
             max_input_length=0,
             max_batch_size=4096,
             batch_type="tokens",
@@ -204,20 +227,19 @@ class HuggingFace:
 
         from nmt.data.vocab import EOS, PAD
 
+        # The longest first: sentences of a batch have similar lengths.
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         found: list[list[int]] = [[] for _ in ids]
         with torch.inference_mode():
             for first in range(0, len(order), 128):
                 part = order[first : first + 128]
-                longest = max(len(ids[i]) for i in part) + 1
-                rows = torch.tensor(
-                    [[*ids[i], EOS, *[PAD] * (longest - 1 - len(ids[i]))] for i in part]
-                )
-                lengths = (
-                    {"min_new_tokens": FORCED + 1, "max_new_tokens": FORCED + 1}
-                    if is_forced
-                    else {"max_new_tokens": longest + 50}
-                )
+                sources = [torch.tensor([*ids[i], EOS]) for i in part]
+                rows = torch.nn.utils.rnn.pad_sequence(
+                    sources, batch_first=True, padding_value=PAD
+                )  # (S, L)
+                lengths = {"max_new_tokens": rows.shape[1] + 50}
+                if is_forced:
+                    lengths = {"min_new_tokens": FORCED + 1, "max_new_tokens": FORCED + 1}
                 out = self.model.generate(
                     input_ids=rows,
                     attention_mask=(rows != PAD).long(),
@@ -231,8 +253,20 @@ class HuggingFace:
         return found
 
 
+def make_speaker(folder: Path, system: str, threads: int) -> Ours | CTranslate2 | HuggingFace:
+    engine, kind = system.split()
+    if engine == "ours":
+        return Ours(folder, "bf16" if kind == "bf16" else "fp32")
+    if engine == "ctranslate2":
+        return CTranslate2(folder, kind, threads)
+    return HuggingFace(folder, kind)
+
+
 def serve(folder: Path, system: str, threads: int) -> None:
-    """In a process of its own: answer each setting with pieces and seconds."""
+    """Answer each setting on standard input, in a process of its own.
+
+    An answer has the number of sentences, of pieces, and the seconds.
+    """
     from nmt.system.runtime import tune_process
 
     tune_process()
@@ -242,24 +276,26 @@ def serve(folder: Path, system: str, threads: int) -> None:
     from nmt.system.progress import clock
 
     torch.set_num_threads(threads)
-    engine, kind = system.split()
     ids = json.loads((folder / "ids.json").read_text())
-    speaker = (
-        Ours(folder, "bf16" if kind == "bf16" else "fp32")
-        if engine == "ours"
-        else CTranslate2(folder, kind, threads)
-        if engine == "ctranslate2"
-        else HuggingFace(folder, kind)
-    )
+    speaker = make_speaker(folder, system, threads)
+
+    # warm up
     for beam in (1, 4):
         speaker.translate(ids[:100], beam, True)
+
+    # answer
     for line in sys.stdin:
         beam, is_forced = SETTINGS[line.strip()]
-        groups = [[one] for one in ids[:ONE_BY_ONE]] if line.startswith("one") else [ids]
+        groups = [ids]
+        if line.startswith("one"):
+            groups = [[sentence] for sentence in ids[:ONE_BY_ONE]]
         began = clock()
-        found = [one for group in groups for one in speaker.translate(group, beam, is_forced)]
+        found: list[list[Any]] = []  # ids, or pieces
+        for group in groups:
+            found += speaker.translate(group, beam, is_forced)
         seconds = clock() - began
-        print(json.dumps([len(found), sum(len(one) + 1 for one in found), seconds]), flush=True)
+        n_pieces = sum(len(output) + 1 for output in found)  # with eos
+        print(json.dumps([len(found), n_pieces, seconds]), flush=True)
 
 
 def main() -> None:
@@ -277,7 +313,7 @@ def main() -> None:
         "--invariance",
         type=int,
         metavar="N",
-        help="instead of times: what N lines owe their company",
+        help="instead of times: how many of N lines change with the lines beside them",
     )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -287,47 +323,57 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         if args.invariance:
             prepare(Path(name), args.data, args.checkpoint, args.invariance, [])
-            invariance(Path(name), args.invariance)
-            return
-        prepare(Path(name), args.data, args.checkpoint, args.lines, args.systems)
-        servants = {
-            system: subprocess.Popen(
-                [sys.executable, __file__, "--serve", name, system, "--threads", str(args.threads)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for system in args.systems
-        }
-        speeds: dict[tuple[str, str], list[float]] = {}
-        rows: dict[tuple[str, str], list[Any]] = {}
-        for setting in args.settings:
-            for _ in range(args.rounds):
-                for system, servant in servants.items():
-                    assert servant.stdin and servant.stdout
-                    servant.stdin.write(setting + "\n")
-                    servant.stdin.flush()
-                    row = rows[system, setting] = json.loads(servant.stdout.readline())
-                    speeds.setdefault((system, setting), []).append(row[1] / row[2])
-            for system in args.systems:
-                each = speeds[system, setting]
-                n, n_pieces, _ = rows[system, setting]
-                best = max(each)
-                print(
-                    json.dumps(
-                        {
-                            "system": system,
-                            "setting": setting,
-                            "pieces_per_s": round(best),
-                            "median": round(statistics.median(each)),
-                            "ms_per_sentence": round(1e3 * n_pieces / best / n, 1),
-                            "pieces": n_pieces,
-                        }
-                    ),
-                    flush=True,
-                )
-        for servant in servants.values():
-            servant.communicate("")
+            measure_invariance(Path(name), args.invariance)
+        else:
+            prepare(Path(name), args.data, args.checkpoint, args.lines, args.systems)
+            compare_systems(args, name)
+
+
+def compare_systems(args: argparse.Namespace, folder: str) -> None:
+    """Start a process for each system, ask them in turn, and print what they answered."""
+    servers = {}
+    for system in args.systems:
+        servers[system] = subprocess.Popen(
+            [sys.executable, __file__, "--serve", folder, system, "--threads", str(args.threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    for setting in args.settings:
+        answers: dict[str, list[tuple[int, int, float]]] = {system: [] for system in args.systems}
+        for _ in range(args.rounds):
+            for system, server in servers.items():
+                answers[system].append(ask(server, setting))
+        for system in args.systems:
+            print(json.dumps(summarise(system, setting, answers[system])), flush=True)
+    for server in servers.values():
+        server.communicate("")
+
+
+def ask(server: "subprocess.Popen[str]", setting: str) -> tuple[int, int, float]:
+    """Return the numbers of sentences and of pieces, and the seconds."""
+    assert server.stdin and server.stdout
+    server.stdin.write(setting + "\n")
+    server.stdin.flush()
+    n_sentences, n_pieces, seconds = json.loads(server.stdout.readline())
+    return n_sentences, n_pieces, seconds
+
+
+def summarise(
+    system: str, setting: str, answers: list[tuple[int, int, float]]
+) -> dict[str, object]:
+    """Return the best and the median speed over the rounds."""
+    speeds = [n_pieces / seconds for _, n_pieces, seconds in answers]
+    n_sentences, n_pieces, _ = answers[-1]
+    best = max(speeds)
+    return {
+        "system": system,
+        "setting": setting,
+        "pieces_per_s": round(best),
+        "median": round(statistics.median(speeds)),
+        "ms_per_sentence": round(1e3 * n_pieces / best / n_sentences, 1),
+        "pieces": n_pieces,
+    }
 
 
 if __name__ == "__main__":
