@@ -33,7 +33,7 @@ from nmt.model.dropout import Dropout
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transformer
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain
-from nmt.train.loss import loss_sums
+from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
 from nmt.translate.beams import compute_penalty
 
@@ -548,7 +548,7 @@ def test_label_smoothing_is_the_authors_rule() -> None:
     )
     wanted = torch.full((5, 7), 0.1 / 6, dtype=torch.float64).scatter(1, labels[:, None], 0.9)
     expected = -(wanted * (hidden @ weight.T).log_softmax(1)).sum()
-    torch.testing.assert_close(loss_sums(hidden, weight, labels, 0.1)[0], expected)
+    torch.testing.assert_close(compute_loss_sums(hidden, weight, labels, 0.1)[0], expected)
 
 
 def test_adam_the_rate_and_the_penalty_are_as_written() -> None:

@@ -21,8 +21,8 @@ from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
 
-UPDATES_AHEAD = 2  # updates that are ready before they are asked for
-Stores = Callable[[int], TokenStore]  # epoch -> what it trains on
+UPDATES_AHEAD = 2  # how many are ready before they are needed
+Stores = Callable[[int], TokenStore]  # epoch -> the store to train on
 
 
 @dataclass(frozen=True)

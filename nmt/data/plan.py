@@ -40,8 +40,7 @@ def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_bud
     budget is its own group.
     """
     bounds = [0]
-    # A span has more pairs than a group can hold, because each pair has at least one token. ("run"
-    # is a training run)
+    # A span has more pairs than a group can hold, because each pair has at least one token.
     span = max(SPAN, src_budget + 1)
     while (start := bounds[-1]) < len(src_lengths):
         src_ends = np.cumsum(src_lengths[start : start + span], dtype=np.int64)

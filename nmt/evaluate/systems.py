@@ -1,7 +1,7 @@
 """A system that is to be scored: its translations of one test set, made here or read from a file.
 
-Every system passes `check_texts` before it is scored: it refuses text whose score would be wrong
-for certain and warns of what is odd. Nothing here knows a metric.
+Every system passes `check_texts` before it is scored, which refuses text whose score would
+certainly be wrong and warns about odd text. Nothing here knows a metric.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class TestSetChoice:
         corpus = self.name or data.test
         if corpus is None:
             raise UserError(
-                "data.test: not set in the config; give --test-set NAME, or --src and --ref"
+                "data.test: is not set in the config; give --test-set NAME, or --src and --ref"
             )
         return open_test_set(corpus, data)
 
@@ -60,7 +60,7 @@ class System:
 
     @property
     def label(self) -> str:
-        """Its name, with the engine unless that is ours."""
+        """The name, followed by the engine unless it is our own."""
         engine = self.model.translator.engine if self.model else OUR_ENGINE
         return self.name if engine == OUR_ENGINE else f"{self.name} with {engine}"
 
@@ -79,12 +79,14 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
 
 
 def read_translations(path: str, choice: TestSetChoice, config: RunConfig) -> System:
-    """Read a file of translations, one a line."""
+    """Read a file of translations, one per line."""
     return System(path, config, choice.open(config), list(read_lines(TextFile(Path(path)))))
 
 
 def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
-    """Refuse what cannot be scored correctly, unless the user insists, and warn of what is odd."""
+    """Refuse text that cannot be scored correctly, unless the user insists, and warn about odd
+    text.
+    """
     test, data = system.test, system.config.data
     source, reference = choice.name_sides(test)
     if test.warning:
@@ -95,7 +97,7 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
         Text(source, test.src, data.src) if test.src else None,
         name_sizes(),
     )
-    # Whoever insists can have a wrong number, but lists of unequal length have none at all.
+    # If the user insists, a score may be wrong, but lists of unequal length have no score at all.
     is_tolerant = is_forced and len(system.texts) == len(test.ref)
     for problem in problems:
         if problem.is_fatal and not is_tolerant:

@@ -1,5 +1,5 @@
-"""Whether a run reproduces the paper: its score on the paper's metric, the steps of the recipe left
-out, a verdict.
+"""Judges whether a run reproduces the paper, by its score on the paper's metric and by the steps of
+the recipe that were left out.
 
 `not comparable`: another language pair, test set or training text, or more than one system; or the
 paper's figure was reached, but by another recipe. `not reproduced`: the figure is above the whole
@@ -20,8 +20,8 @@ from nmt.score.score import Score
 from nmt.system.errors import UserError
 
 Conclusion = Literal["reproduced", "not reproduced", "not comparable"]
-# What passes for ten minutes: a checkpoint that a validation wrote starts the clock anew and is
-# left out.
+# Intervals between checkpoints that count as ten minutes. They vary, because a checkpoint written
+# after a validation restarts the clock and is left out of the average.
 MIN_MINUTES, MAX_MINUTES = 9.0, 20.0
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
 
@@ -29,19 +29,19 @@ TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it anot
 @dataclass(frozen=True)
 class Verdict:
     outcome: Conclusion
-    because: tuple[str, ...]  # why it is not comparable
+    reasons: tuple[str, ...]  # why it is not comparable
     missing: tuple[str, ...]  # steps of the recipe that were not applied
     score: Score  # on the metric of Table 2
     paper: Conformance
 
     def format_report(self) -> str:
-        reasons = f" because {'; '.join(self.because)}" if self.because else ""
+        because = f" because {'; '.join(self.reasons)}" if self.reasons else ""
         interval = self.score.interval
         between = ""
         if interval is not None:
             between = f"95 % of resampled test sets: {interval.low:.2f} to {interval.high:.2f}"
         lines = [
-            f"verdict: {self.outcome}{reasons}",
+            f"verdict: {self.outcome}{because}",
             f"  this system  {self.score.value:6.2f}  {between}",
             f"  the paper    {self.paper.bleu:6.2f}  Table 2, {self.paper.model}, {self.paper.pair}",
             f"  counted as   {self.score.signature}",
@@ -53,7 +53,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         return {
             "outcome": self.outcome,
-            "because": self.because,
+            "because": self.reasons,
             "not_applied": self.missing,
             "paper": {"bleu": self.paper.bleu, "model": self.paper.model, "pair": self.paper.pair},
             "score": {
@@ -74,27 +74,27 @@ def judge(score: Score, system: System) -> Verdict:
     # The checkpoint knows how it was trained; of what the command line changed, only the search
     # took effect.
     paper = check_conformance(replace(checkpoint.config, decoding=system.config.decoding))
-    because = tuple(_find_obstacles(paper, checkpoint, system, len(others)))
+    reasons = tuple(_find_obstacles(paper, checkpoint, system, len(others)))
     missing = tuple(_find_missing_steps(paper, checkpoint))
     is_reached = score.interval.high >= paper.bleu
-    if is_reached and missing and not because:
-        because = (
+    if is_reached and missing and not reasons:
+        reasons = (
             f"the paper's figure was reached by another recipe: {len(missing)} of its steps were not applied",
         )
     outcome: Conclusion
-    if because:
+    if reasons:
         outcome = "not comparable"
     elif is_reached:
         outcome = "reproduced"
     else:
         outcome = "not reproduced"
-    return Verdict(outcome, because, missing, score, paper)
+    return Verdict(outcome, reasons, missing, score, paper)
 
 
 def _find_obstacles(
     paper: Conformance, checkpoint: Checkpoint, system: System, n_others: int
 ) -> Iterator[str]:
-    """Why the score cannot be compared with the paper's at all."""
+    """Yield the reasons why the score cannot be compared with the paper's at all."""
     for row in paper.deviations:
         if row.key in TASK_KEYS:
             yield f"{row.name}: {row.ours}, in the paper {row.paper}"
@@ -125,7 +125,7 @@ def _find_missing_steps(paper: Conformance, checkpoint: Checkpoint) -> Iterator[
 
 
 def _check_averaging(origin: Origin, n: int) -> Iterator[str]:
-    """Section 6.1: the mean of the last n checkpoints, written every ten minutes."""
+    """Compare with section 6.1: the mean of the last n checkpoints, written every ten minutes."""
     if isinstance(origin, TrainState):
         yield f"averaging: none, in the paper the mean of the last {n}"
     elif len(origin.averaged) != n:

@@ -1,11 +1,11 @@
-"""Label-smoothed cross-entropy, summed over tokens and fused with the output projection; plain NLL
-beside it.
+"""Label-smoothed cross-entropy, summed over tokens and fused with the output projection; and the
+plain NLL.
 
-The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on each other. Rows go through in
-chunks, and gradients are made on the way, so the full (T, V) logits never exist. Smoothing costs
-nothing: it enters the gradients once for all rows, not as a pass over the logits. Statistics are
-fp32 (fp64 for fp64 input) whatever the products' precision. On GPU a kernel of ours makes losses
-and gradients of a row at once (`loss_triton.py`).
+The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on every other piece. Rows are processed
+in chunks, and gradients are computed along with the loss, so the full (T, V) logits never exist.
+Smoothing costs nothing: it enters the gradients once for all rows, not as a pass over the logits.
+Statistics are fp32 (fp64 for fp64 input) whatever the products' precision. On a GPU, our own kernel
+computes the losses and gradients of a row at once (`loss_triton.py`).
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from nmt.data.batch import Batch
 from nmt.model.transformer import Transformer
 from nmt.train.loss_triton import fused_loss_forward, supports_fused_loss
 
-CHUNK_LOGITS = 48_000_000  # how many are held at a time
-MIN_CHUNK_ROWS = 512  # even so, because each chunk passes over all weights
+CHUNK_LOGITS = 48_000_000  # held at a time
+MIN_CHUNK_ROWS = 512  # at least, because each chunk reads all weights
 BLOCK_LOGITS = 2_000_000  # in full precision, few enough for the caches
 
 
@@ -108,7 +108,7 @@ def chunked_loss_forward(
 
 
 def _softmax_in_place(logits: Tensor, label: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Replace logits (B, V) by their softmax; returns log sum exp and the gold piece's logit, each
+    """Replace logits (B, V) by their softmax; return log sum exp and the gold piece's logit, each
     (B, 1).
     """
     exact_logits = logits.to(exact)
@@ -121,7 +121,7 @@ def _softmax_in_place(logits: Tensor, label: Tensor, exact: torch.dtype) -> tupl
     return log_total, gold_logit
 
 
-def loss_sums(
+def compute_loss_sums(
     hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Compute the label-smoothed loss and the plain NLL, each summed over the labels that count."""
@@ -138,4 +138,4 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.model(batch.src, batch.tgt)
-        return loss_sums(hidden, self.model.projection.weight, batch.labels, self.smoothing)
+        return compute_loss_sums(hidden, self.model.projection.weight, batch.labels, self.smoothing)

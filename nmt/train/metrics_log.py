@@ -67,7 +67,7 @@ class MetricsFile:
                 f"warning: {path}: {n_found} of {n_bytes} bytes are left; "
                 "lines before this update are missing"
             )
-            # A line cut in two goes.
+            # drop a line that was cut in two
             self.n_bytes = path.read_bytes().rfind(b"\n") + 1 if n_found else 0
         if n_found:
             os.truncate(path, self.n_bytes)

@@ -1,7 +1,8 @@
 """Adam and the learning rate of section 5.3.
 
-The rate is a pure function of the update's number, so nothing of it needs saving. torch's own Adam does the rest; where
-`found_inf` is 1 it changes nothing, not even its count, which is how torch's GradScaler speaks to it.
+The rate is a pure function of the update's number, so it need not be saved. torch's own Adam does
+the rest. If `found_inf` is 1, it changes nothing, not even its count; torch's GradScaler uses this
+too.
 """
 
 import torch
@@ -16,7 +17,7 @@ class Adam(torch.optim.Adam):
 
 
 def learning_rate(step: int, d_model: int, config: OptimizerConfig) -> float:
-    """scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); the first update is step 1."""
+    """Compute scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); steps count from 1."""
     return config.scale * d_model**-0.5 * min(step**-0.5, step * config.warmup_steps**-1.5)
 
 

@@ -1,8 +1,8 @@
 """How a run ends: signals, exit codes, and `status.json` for those who see no exit code.
 
-A signal is only remembered: training stops after the update at hand, together with all ranks, and saves. A second
-signal ends the process at once. torchrun turns every exit code into 1, so scripts that start a run again read
-`status.json`. A run that was killed leaves "running" there, and nobody holds its lock.
+A signal is only recorded: all ranks finish the current update, save, and stop together. A second
+signal ends the process at once. torchrun turns every exit code into 1, so scripts that restart a
+run read `status.json`. A run that was killed leaves "running" there, and nobody holds its lock.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from nmt.system.run_folder import RunFolder
 
 FAILED, MISTAKE, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
 State = Literal["running", "done", "preempted", "failed"]
-SAME_REQUEST_S = 0.5  # torchrun and Slurm may each pass on one and the same request
+SAME_REQUEST_S = 0.5  # torchrun and Slurm may both forward the same request
 
 
 class StopRequest:
-    """Remembers that someone asked this process to stop, and what all ranks agreed on.
+    """Records that this process was asked to stop, and what all ranks agreed on.
 
     A thread listens, because the main one may be waiting for other ranks inside torch.
     """
 
     def __init__(self) -> None:
-        self.signal = 0  # the first one that this process received
-        self.exit_code = 0  # of the run, once some rank was asked to stop and all know
+        self.signal = 0  # the first stop signal that this process received; 0: none
+        self.exit_code = 0  # of the run, once all ranks know that one was asked to stop
 
     @property
     def votes(self) -> tuple[float, float]:
@@ -42,14 +42,16 @@ class StopRequest:
         return is_interrupt, self.signal != 0 and not is_interrupt
 
     def agree(self, n_interrupted: float, n_preempted: float) -> None:
-        """Stop if any rank was asked to; each rank passes the same sums of votes."""
+        """Set the exit code if any rank was asked to stop; all ranks pass the same sums."""
         if n_interrupted:
             self.exit_code = INTERRUPTED
         elif n_preempted:
             self.exit_code = PREEMPTED
 
     def go_through(self, work: Iterable[object], world: World) -> bool:
-        """Do all items of `work`, in step with the other ranks; False if some rank was asked to stop meanwhile."""
+        """Go through `work` in step with the other ranks; return False if one was asked to stop
+        meanwhile.
+        """
         sums = world.go_through(work, lambda: self.votes)
         self.agree(*sums)
         return not self.exit_code
@@ -93,7 +95,7 @@ class StopRequest:
                 os._exit(128 + number)
 
 
-def exit_code_of(error: BaseException) -> int:
+def choose_exit_code(error: BaseException) -> int:
     """Return the exit code that an error leads to."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
@@ -133,7 +135,7 @@ class StatusFile:
 
     @contextlib.contextmanager
     def recording_failures(self) -> Iterator[None]:
-        """Write any error that passes through."""
+        """Record an error that passes through as the run's failure."""
         try:
             yield
         except SystemExit:  # the main rank has written why
@@ -143,5 +145,5 @@ class StatusFile:
             if not isinstance(error, UserError | Failure):
                 message = f"{type(error).__name__}: {error}"
             first_line = message.partition("\n")[0]
-            self.write("failed", exit_code_of(error), first_line)
+            self.write("failed", choose_exit_code(error), first_line)
             raise

@@ -21,7 +21,7 @@ from nmt.score.score import Score, score_bleu
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
-from nmt.train.loss import loss_sums
+from nmt.train.loss import compute_loss_sums
 from nmt.train.shutdown import StopRequest
 from nmt.translate.translator import Translation, Translator
 
@@ -62,7 +62,7 @@ class Validation:
 
 
 @torch.inference_mode()
-def dev_nll(
+def compute_dev_nll(
     translator: Translator,
     store: TokenStore,
     micro_tokens: int,
@@ -85,7 +85,7 @@ def dev_nll(
         pairs = order[bounds[number] : bounds[number + 1]]
         batch = make_batch(store, pairs).to(world.device)
         hidden = model(batch.src, batch.tgt)  # (T, d)
-        _, nll = loss_sums(hidden, model.projection.weight, batch.labels, 0.0)
+        _, nll = compute_loss_sums(hidden, model.projection.weight, batch.labels, 0.0)
         nll_sum.add_(nll.double())
         n_tokens += batch.n_tokens
 
@@ -113,7 +113,7 @@ def validate(
     short.
     """
     stop = stop or StopRequest()  # one that is never made
-    nll = dev_nll(translator, dev.store, micro_tokens, world, stop)
+    nll = compute_dev_nll(translator, dev.store, micro_tokens, world, stop)
     if nll is None:
         return None
     if not config.evaluation.bleu:

@@ -714,7 +714,7 @@ def compare_loss(
 
     ours = [hidden.requires_grad_(), weight.requires_grad_()]
     with torch.autocast(bench.device.type, torch.bfloat16, enabled=is_rounded):
-        found = loss_module.loss_sums(ours[0], ours[1], labels, 0.1)
+        found = loss_module.compute_loss_sums(ours[0], ours[1], labels, 0.1)
     grads = torch.autograd.grad(found[0], ours)
     sums = torch.stack(found).detach()
     name = f"loss, {n_rows:,} x {n_vocab:,}, {precision}"

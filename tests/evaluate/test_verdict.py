@@ -89,7 +89,7 @@ def with_settings(*settings: str) -> RunConfig:
 )
 def test_a_perfect_run_is_judged_by_its_interval(low: float, high: float, outcome: str) -> None:
     found = judge_run(score_between(low, high))
-    assert (found.outcome, found.because, found.missing) == (outcome, (), ())
+    assert (found.outcome, found.reasons, found.missing) == (outcome, (), ())
     assert (found.paper.bleu, found.paper.model, found.paper.pair) == (27.3, "base", "en-de")
 
 
@@ -105,7 +105,7 @@ def test_each_model_has_its_own_figure(name: str, bleu: float, n: int) -> None:
         (bleu - 1, bleu - 0.01, "not reproduced"),
     ):
         found = judge_run(score_between(low, high), config, made)
-        assert (found.outcome, found.because, found.missing, found.paper.bleu) == (
+        assert (found.outcome, found.reasons, found.missing, found.paper.bleu) == (
             outcome,
             (),
             (),
@@ -141,8 +141,8 @@ def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Sco
     found = judge_run(score, **settings)
     assert (
         found.outcome == "not comparable"
-        and len(found.because) == 1
-        and found.because[0].startswith(reason)
+        and len(found.reasons) == 1
+        and found.reasons[0].startswith(reason)
     )
     assert found.format_report().startswith(f"verdict: not comparable because {reason}")
 
@@ -153,7 +153,7 @@ def test_all_reasons_are_told() -> None:
         test=replace(FULL, known_as=None),
         n_others=1,
     )
-    assert [reason.split(" ")[0] for reason in found.because] == ["languages:", "the", "2"]
+    assert [reason.split(" ")[0] for reason in found.reasons] == ["languages:", "the", "2"]
 
 
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_each_step_left_out_is_named(case: str) -> None:
     settings, step = LEFT_OUT[case]
     found = judge_run(REACHED, **settings)
     assert len(found.missing) == 1 and found.missing[0].startswith(step)
-    assert found.outcome == "not comparable" and found.because == (
+    assert found.outcome == "not comparable" and found.reasons == (
         "the paper's figure was reached by another recipe: 1 of its steps were not applied",
     )
     assert (
@@ -249,7 +249,7 @@ def test_each_step_left_out_is_named(case: str) -> None:
         and "were not applied: 1\n" in found.format_report()
     )
     low = judge_run(MISSED, **settings)  # that it failed is true of any recipe
-    assert (low.outcome, low.because, low.missing) == ("not reproduced", (), found.missing)
+    assert (low.outcome, low.reasons, low.missing) == ("not reproduced", (), found.missing)
 
 
 @pytest.mark.parametrize("gaps", [(9, 9, 9, 9), (20, 20, 20, 20), (10.2, 9.1, 19.9, 10)])
@@ -287,7 +287,7 @@ def test_several_steps_in_their_order() -> None:
         "the end of training",
         "averaging",
     ]
-    assert found.because == (
+    assert found.reasons == (
         "the paper's figure was reached by another recipe: 4 of its steps were not applied",
     )
 

@@ -285,7 +285,9 @@ def test_attention_whose_bits_change_is_named(bench: Bench, monkeypatch: Patch) 
 
 @pytest.mark.parametrize("by", [1.02, NAN])
 def test_a_wrong_loss_is_named(by: float, bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("nmt.train.loss.loss_sums", scaled(gpu_checks.loss_module.loss_sums, by))
+    monkeypatch.setattr(
+        "nmt.train.loss.compute_loss_sums", scaled(gpu_checks.loss_module.compute_loss_sums, by)
+    )
     bad = failures(bench, "loss")
     assert "loss, 50 x 300, fp32: sums" in bad and "loss, 50 x 300, bf16: gradient of weight" in bad
 

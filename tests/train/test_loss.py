@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import nmt.train.loss as loss
-from nmt.train.loss import loss_sums
+from nmt.train.loss import compute_loss_sums
 
 V, D, T = 37, 8, 50
 
@@ -34,7 +34,7 @@ def written_out(
 def test_equals_the_definition(eps: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
     hidden, weight, labels = inputs()
-    ours = loss_sums(hidden, weight, labels, eps)
+    ours = compute_loss_sums(hidden, weight, labels, eps)
     grads = torch.autograd.grad(3.0 * ours[0], (hidden, weight))
     theirs = written_out(hidden, weight, labels, eps)
     expected = torch.autograd.grad(3.0 * theirs[0], (hidden, weight))
@@ -52,23 +52,28 @@ def test_equals_torch_under_its_own_smoothing_rule() -> None:
         reduction="sum",
         label_smoothing=0.1 * V / (V - 1),
     )
-    assert loss_sums(hidden, weight, labels, 0.1)[0].item() == pytest.approx(
+    assert compute_loss_sums(hidden, weight, labels, 0.1)[0].item() == pytest.approx(
         theirs.item(), rel=1e-13
     )
 
 
 def test_large_logits_stay_finite() -> None:
     hidden, weight, labels = inputs(torch.float32, size=300.0)
-    ours, theirs = loss_sums(hidden, weight, labels, 0.1), written_out(hidden, weight, labels, 0.1)
+    ours, theirs = (
+        compute_loss_sums(hidden, weight, labels, 0.1),
+        written_out(hidden, weight, labels, 0.1),
+    )
     assert ours[0].isfinite() and ours[0].item() == pytest.approx(theirs[0].item(), rel=1e-5)
     assert all(g.isfinite().all() for g in torch.autograd.grad(ours[0], (hidden, weight)))
 
 
 def test_bf16_products_are_near() -> None:
     hidden, weight, labels = inputs(torch.float32)
-    exact = torch.autograd.grad(loss_sums(hidden, weight, labels, 0.1)[0], (hidden, weight))
+    exact = torch.autograd.grad(compute_loss_sums(hidden, weight, labels, 0.1)[0], (hidden, weight))
     with torch.autocast("cpu", torch.bfloat16):
-        fast = torch.autograd.grad(loss_sums(hidden, weight, labels, 0.1)[0], (hidden, weight))
+        fast = torch.autograd.grad(
+            compute_loss_sums(hidden, weight, labels, 0.1)[0], (hidden, weight)
+        )
     for a, b in zip(fast, exact, strict=True):
         assert a.dtype == torch.float32 and (a - b).norm() / b.norm() < 1e-2
 
@@ -76,5 +81,7 @@ def test_bf16_products_are_near() -> None:
 def test_without_gradients_the_values_are_the_same() -> None:
     hidden, weight, labels = inputs()
     with torch.no_grad():
-        quiet = loss_sums(hidden, weight, labels, 0.1)
-    assert [x.item() for x in quiet] == [x.item() for x in loss_sums(hidden, weight, labels, 0.1)]
+        quiet = compute_loss_sums(hidden, weight, labels, 0.1)
+    assert [x.item() for x in quiet] == [
+        x.item() for x in compute_loss_sums(hidden, weight, labels, 0.1)
+    ]
