@@ -153,13 +153,13 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     import sacrebleu
     from sacrebleu.dataset import DATASETS
 
-    asked = name
+    given_name = name
     name = SACREBLEU_NAMES.get(name, name)
     if name not in DATASETS:
         names = [*SACREBLEU_NAMES, *DATASETS]
-        close = difflib.get_close_matches(asked.lower(), names, 3) or ["newstest2014"]
+        close = difflib.get_close_matches(given_name.lower(), names, 3) or ["newstest2014"]
         raise UserError(
-            f"sacrebleu: unknown test set {asked!r}; did you mean {' or '.join(close)}?"
+            f"sacrebleu: unknown test set {given_name!r}; did you mean {' or '.join(close)}?"
         )
     known = DATASETS[name]
     if langpair not in known.langpairs:

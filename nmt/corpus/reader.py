@@ -186,7 +186,8 @@ def _open_demo(split: str, data: DataConfig, size: int) -> Source:
 
     if {data.src, data.tgt} != {"en", "de"}:
         raise UserError(
-            f"demo: the demo corpus is English-German, but data.src={data.src} and data.tgt={data.tgt}; set them to en and de"
+            f"demo: the demo corpus is English-German, but data.src={data.src} and "
+            f"data.tgt={data.tgt}; set them to en and de"
         )
 
     def read() -> Iterator[tuple[list[tuple[str, str]], float]]:

@@ -53,17 +53,19 @@ class TestSet:
         return f"{re.sub(r'[^!-{}~]', '_', files)}#{self.ref_sha256[:8]}"
 
 
-def open_test_set(asked: str | CorpusConfig, data: DataConfig) -> TestSet:
+def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestSet:
     """The set of that name or of that corpus, from data.src to data.tgt."""
-    if isinstance(asked, CorpusConfig):
-        pairs = list(read_pairs(asked, data))
-        return _make_test_set(describe_corpus(asked), pairs, _find_claims(asked), data, LABELS)
-    src, ref = _find_files(asked, data)
+    if isinstance(name_or_corpus, CorpusConfig):
+        pairs = list(read_pairs(name_or_corpus, data))
+        return _make_test_set(
+            describe_corpus(name_or_corpus), pairs, _find_claims(name_or_corpus), data, LABELS
+        )
+    src, ref = _find_files(name_or_corpus, data)
     corpus = CorpusConfig(src=str(src), tgt=str(ref))
     raw = read_pairs(corpus, replace(data, root="."))
     pairs = [Pair(normalize_line(pair.src), normalize_line(pair.tgt)) for pair in raw]
-    claim = OUR_NAMES.get(asked, asked)
-    test_set = _make_test_set(asked, pairs, {claim}, data, (str(src), str(ref)))
+    claim = OUR_NAMES.get(name_or_corpus, name_or_corpus)
+    test_set = _make_test_set(name_or_corpus, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
         raise UserError(
             f"{test_set.warning}; replace it with the real test set, or remove it so that sacreBLEU downloads it"

@@ -106,8 +106,8 @@ class AttentionMask:
 
     It is made once for all layers. Because queries and keys lie end to end, a query attends to an
     interval of key rows, and the queries that attend to a key are an interval too.
-    `is_single_group` pads all sentences to one width, which attention weights need. `path` is the
-    kernel that a GPU uses.
+    `is_single_group` pads all sentences to one width, which is required for returning attention
+    weights. `path` is the kernel that a GPU uses.
     """
 
     def __init__(

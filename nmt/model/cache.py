@@ -110,9 +110,11 @@ class Buffers:
     def store(
         self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()
     ) -> Tensor:
-        """Copy `x` into the first corner of the tensor `name` of this shape, with `fill` around it, and return that tensor.
+        """Copy `x` into the first corner of the tensor `name` of this shape, with `fill` around it,
+        and return that tensor.
 
-        The allocation has room for `largest`, the shape expected later. `x` must not be in that allocation.
+        The allocation has room for `largest`, the shape expected later. `x` must not be in that
+        allocation.
         """
         size = max(math.prod(shape), math.prod(largest) if largest else 0)
         allocation = self.allocations.get(name)
@@ -131,9 +133,11 @@ class Buffers:
 
 
 class StaticCache:
-    """A cache for recorded steps: a step changes it in place, and it changes its shape only between steps.
+    """A cache for recorded steps: a step changes it in place, and it changes its shape only between
+    steps.
 
-    The first dimension of its tensors is the sentence. Of the `n` rows, the first ones are in use and the rest are padding.
+    The first dimension of its tensors is the sentence. Of the `n` rows, the first ones are in use
+    and the rest are padding.
     """
 
     def __init__(self, beam: int, n_heads: int) -> None:
@@ -190,7 +194,9 @@ class StaticCache:
         self._bind(len(self.keys))
 
     def _store(self, name: str, x: Tensor) -> Tensor:
-        """Copy the tensor into its buffer, padded to the capacity: with MASKED_SCORE if it is a mask, else with zeros."""
+        """Copy the tensor into its buffer, padded to the capacity: with MASKED_SCORE if it is a
+        mask, else with zeros.
+        """
         axis, fill = 2, 0.0
         if name.endswith("mask"):
             axis, fill = 3, MASKED_SCORE

@@ -22,9 +22,9 @@ OUT_OF_MEMORY = ("out of memory", "alloc_failed", "allocate memory")  # in diffe
 NO_DEVICES = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that also ask for the CPU
 
 
-def choose_device(asked: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
+def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
     """Return the GPU of this rank, or the CPU if the user asked for it or there is no GPU."""
-    if asked == "cpu":
+    if requested == "cpu":
         return torch.device("cpu")
     # An old driver makes torch warn at length; it is refused below.
     with warnings.catch_warnings(action="ignore"):

@@ -137,7 +137,7 @@ def is_rank_lost(error: RuntimeError, world: World) -> bool:
 
 
 @contextlib.contextmanager
-def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
+def join_world(requested: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     """Return the world that torchrun describes in the environment, or a world of one, on the
     requested device.
     """
@@ -145,7 +145,7 @@ def join_world(asked: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # torchrun leaves orphans when it is killed
-    device = choose_device(asked, local_rank)
+    device = choose_device(requested, local_rank)
     if device.type == "cuda":
         _set_gpu(device, local_rank)
     else:

@@ -200,7 +200,9 @@ def compute_logit_blocks(
 
 
 def find_required_pieces(beams: Beams, length: Length) -> Tensor:
-    """Return the piece each sentence must take in this step, (S,): its prefix's, eos at the limit, or -1 for any piece."""
+    """Return the piece each sentence must take in this step, (S,): its prefix's, eos at the limit,
+    or -1 for any piece.
+    """
     required = torch.where(beams.limits < length, EOS, -1)
     if isinstance(length, Tensor):
         forced = beams.forced.index_select(1, find_step_column(beams.forced, length)).squeeze(1)
@@ -222,7 +224,9 @@ def forbid_pieces(logits: Tensor, is_eos_forbidden: bool | Tensor) -> None:
 
 
 def find_step_column(rows: Tensor, length: Tensor) -> Tensor:
-    """Return the column (1,) of a recorded step. Steps beyond capacity, whose results are discarded, use the last one."""
+    """Return the column (1,) of a recorded step. Steps beyond capacity, whose results are
+    discarded, use the last one.
+    """
     return (length - 1).clamp(max=rows.shape[-1] - 1)
 
 

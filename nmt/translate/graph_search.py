@@ -126,7 +126,7 @@ class GraphSearch:
         uniforms = torch.zeros(src.n_sentences, self.beam, 0, device=self.device)
         if self.config.sample:  # all at once: a recorded step cannot draw what depends on the batch
             uniforms = draw_uniforms(src, beams.limits, self.beam, self.config.seed)
-        self._place_state(beams, none_done, uniforms)
+        self._store_state(beams, none_done, uniforms)
         self.length = self.buffers.store("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
         self.n_living = self.buffers.store("n_living", torch.zeros_like(beams.limits[:1]), (1,), 0)
         self.model.refill_cache(self.cache, src, self.n, self.capacity, self.max_capacity)
@@ -137,33 +137,33 @@ class GraphSearch:
         self.n, self.capacity = n, capacity
         copies = [_copy_rows(x, rows) for x in vars(self.beams).values()]
         beams = Beams(*copies)
-        self._place_state(beams, _copy_rows(self.is_done, rows), _copy_rows(self.uniforms, rows))
+        self._store_state(beams, _copy_rows(self.is_done, rows), _copy_rows(self.uniforms, rows))
         self.cache.resize(rows, n, capacity)
 
-    def _place_state(self, beams: Beams, done: Tensor, uniforms: Tensor) -> None:
+    def _store_state(self, beams: Beams, done: Tensor, uniforms: Tensor) -> None:
         """Put the state of a search where the recorded steps of its shape read it. Rows of padding
         count as done.
         """
         n, beam, capacity = self.n, self.beam, self.capacity
         n_kept = beams.finished_ids.shape[1]
         n_uniforms = self.max_capacity if self.config.sample else 0
-        place = self._place_tensor
+        store = self._store_tensor
         self.beams = Beams(
-            sentences=place("sentences", beams.sentences, (n,), -1),
-            limits=place("limits", beams.limits, (n,), -1),
-            forced=place("forced", beams.forced, (n, capacity), -1),
-            tokens=place("tokens", beams.tokens, (n, beam), EOS),
-            ids=place("ids", beams.ids, (n, beam, capacity), EOS),
-            scores=place("scores", beams.scores, (n, beam), NEG_INF),
-            finished_ids=place("finished_ids", beams.finished_ids, (n, n_kept, capacity), EOS),
-            finished_scores=place("finished_scores", beams.finished_scores, (n, n_kept), NEG_INF),
-            n_finished=place("n_finished", beams.n_finished, (n,), 0),
+            sentences=store("sentences", beams.sentences, (n,), -1),
+            limits=store("limits", beams.limits, (n,), -1),
+            forced=store("forced", beams.forced, (n, capacity), -1),
+            tokens=store("tokens", beams.tokens, (n, beam), EOS),
+            ids=store("ids", beams.ids, (n, beam, capacity), EOS),
+            scores=store("scores", beams.scores, (n, beam), NEG_INF),
+            finished_ids=store("finished_ids", beams.finished_ids, (n, n_kept, capacity), EOS),
+            finished_scores=store("finished_scores", beams.finished_scores, (n, n_kept), NEG_INF),
+            n_finished=store("n_finished", beams.n_finished, (n,), 0),
         )
-        self.is_done = place("is_done", done, (n,), True)
-        self.uniforms = place("uniforms", uniforms, (n, beam, n_uniforms), 0.0)
+        self.is_done = store("is_done", done, (n,), True)
+        self.uniforms = store("uniforms", uniforms, (n, beam, n_uniforms), 0.0)
 
-    def _place_tensor(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
-        """Place a tensor in its buffer, which is allocated for full capacity at once so that it
+    def _store_tensor(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
+        """Copy a tensor into its buffer, which is allocated for full capacity at once so that it
         need not move.
         """
         largest = shape
