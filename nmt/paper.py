@@ -1,9 +1,10 @@
-"""The paper as data: each hyper-parameter and rule beside tensor2tensor's released code and a config's own value.
+"""The paper as data: its settings and rules beside those of tensor2tensor and of a config.
 
-Independent reproductions land from 16 to 29 BLEU with "the same" settings, so what differs is written out and counted.
-A config is compared with base or big, whichever is nearer, on the pair that its languages name (else En-De). One cause
-is one deviation. Settings that only concern the machine have no row; tests/test_paper.py lists them, and checks that
-every other setting has one. The released code is tensor2tensor in its last state (bafdc1b6, April 2023).
+Independent reproductions reach from 16 to 29 BLEU with "the same" settings, so what differs is
+written out and counted. A config is compared with base or big, whichever is nearer, on the pair that
+its languages name (else En-De). One cause is one deviation. Settings that only concern the machine
+have no row; tests/test_paper.py lists them, and checks that every other setting has one. The
+released code is tensor2tensor in its last state (bafdc1b6, April 2023).
 """
 
 import textwrap
@@ -51,8 +52,11 @@ class ComparedSetting:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of the table. It has the key of its setting, of several settings the first that deviates; None for a rule
-    that no setting can change."""
+    """A row of the table.
+
+    Its key is that of its setting, of several settings the first that deviates; it is None for a
+    rule that no setting can change.
+    """
 
     name: str
     key: str | None
@@ -79,11 +83,14 @@ class Conformance:
 
 
 def check_conformance(config: RunConfig) -> Conformance:
-    """The config beside base or big, whichever has fewer deviations."""
-    pair = "en-fr" if (config.data.src, config.data.tgt) == ("en", "fr") else "en-de"
+    """Compare the config with base or big, whichever has fewer deviations."""
+    is_french = (config.data.src, config.data.tgt) == ("en", "fr")
+    pair = "en-fr" if is_french else "en-de"
     base = compare_with(config, "base", pair)
     big = compare_with(config, "big", pair)
-    return big if len(big.deviations) < len(base.deviations) else base
+    if len(big.deviations) < len(base.deviations):
+        return big
+    return base
 
 
 def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
@@ -99,7 +106,7 @@ def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
     return Conformance(model, pair, PAPER_BLEU[model, pair], n_averaged, rows)
 
 
-# ---- rows ---------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def compare(
@@ -110,13 +117,16 @@ def compare(
     ours: str = "",
     why: str = "",
 ) -> PaperRow:
-    """A row of one or more settings, which all must have the paper's value. Where `paper` or `ours` is not given, it
-    is the value of the first setting."""
-    deviating = [setting.key for setting in settings if setting.paper != setting.ours]
+    """Make a row of one or more settings, which all must have the paper's value.
+
+    Where `paper` or `ours` is not given, it is the value of the first setting.
+    """
     first = settings[0]
+    deviating = find_deviating(settings)
+    shown = deviating[0] if deviating else first
     return PaperRow(
         name,
-        deviating[0] if deviating else first.key,
+        shown.key,
         paper or format_value(first.paper),
         released,
         ours or format_value(first.ours),
@@ -125,8 +135,12 @@ def compare(
     )
 
 
+def find_deviating(settings: Sequence[ComparedSetting]) -> list[ComparedSetting]:
+    return [setting for setting in settings if setting.paper != setting.ours]
+
+
 def state_rule(name: str, paper: str, released: str, ours: str = "", why: str = "") -> PaperRow:
-    """A row of a rule that no setting can change; tests check that the code follows it."""
+    """Make a row of a rule that no setting can change; tests check that the code follows it."""
     return PaperRow(name, None, paper, released, ours or paper, False, why)
 
 
@@ -137,7 +151,9 @@ def format_value(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.10g}".replace("e-0", "e-")
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
 
 
 def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
@@ -148,16 +164,15 @@ def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
     preset = "paper-ende" if is_german else "paper-enfr"
     paper_cleaning = asdict(CleanConfig(**CleanConfig.PRESETS[preset]))
     our_cleaning = asdict(data.clean)
-    cleaning = [
-        ComparedSetting(f"data.clean.{name}", value, our_cleaning[name])
-        for name, value in paper_cleaning.items()
-        if name != "preset"
-    ]
-    other_rules = [
-        f"{setting.key.removeprefix('data.clean.')} {format_value(setting.ours)}"
-        for setting in cleaning
-        if setting.paper != setting.ours
-    ]
+    cleaning = []
+    for name, value in paper_cleaning.items():
+        if name != "preset":
+            key = f"data.clean.{name}"
+            cleaning.append(ComparedSetting(key, value, our_cleaning[name]))
+    other_rules = []
+    for setting in find_deviating(cleaning):
+        name = setting.key.removeprefix("data.clean.")
+        other_rules.append(f"{name} {format_value(setting.ours)}")
     return [
         compare(
             "languages",
@@ -314,28 +329,34 @@ def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow
 
 def _compare_positions(config: RunConfig) -> PaperRow:
     ours = config.model
-    is_paper = ours.positions == "sinusoidal"
-    table = f"a learned table of {format_value(ours.max_positions)}"
-    halves = "sin and cos in halves instead of by turns are the same up to the order of columns"
+    rule, why = f"a learned table of {format_value(ours.max_positions)}", ""
+    if ours.positions == "sinusoidal":
+        rule = "sin | cos, rates 10000^(-2i/d)"
+        why = "sin and cos in halves instead of by turns are the same up to the order of columns"
     return compare(
         "positions",
         ComparedSetting("model.positions", "sinusoidal", ours.positions),
         paper="sin, cos by turns, 10000^(-2i/d)",
         released="sin | cos, rates 10000^(-i/(d/2-1))",
-        ours="sin | cos, rates 10000^(-2i/d)" if is_paper else table,
-        why=halves if is_paper else "",
+        ours=rule,
+        why=why,
     )
 
 
 def compare_head_size(name: Literal["d_k", "d_v"], ours: int, quotient: float) -> PaperRow:
-    """Where it is d_model / h it follows from those two, which have rows of their own."""
-    follows = ours == quotient
+    """Compare d_k or d_v; a deviation counts only where it is not d_model / h.
+
+    Where it is, it follows from those two, which have rows of their own.
+    """
+    size, counted = format_value(ours), ours
+    if ours == quotient:
+        size, counted = f"{size}, d_model / h", 64
     return compare(
         name,
-        ComparedSetting(f"model.{name}", 64, 64 if follows else ours),
+        ComparedSetting(f"model.{name}", 64, counted),
         paper="64, d_model / h",
         released="64, d_model / h",
-        ours=f"{format_value(ours)}, d_model / h" if follows else format_value(ours),
+        ours=size,
     )
 
 
@@ -507,7 +528,7 @@ def list_search_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     ]
 
 
-# ---- corpora, recognised by their names -----------------------------------------------------------------------------
+# ---- corpora, recognised by their names ----------------------------------------------------------
 
 
 def compare_training_corpora(data: DataConfig, pair: str, hub: str) -> PaperRow:
@@ -534,7 +555,7 @@ def compare_training_corpora(data: DataConfig, pair: str, hub: str) -> PaperRow:
 
 
 def _explain_corpora(names: Sequence[str], wanted: Sequence[str], whole: str) -> str:
-    """What is missing and what should not be there; nothing where no corpus is the paper's."""
+    """Say what is missing and what should not be there, "" where no corpus is the paper's."""
     foreign = [name for name in names if name not in (*wanted, whole)]
     if len(foreign) == len(names):
         return ""
@@ -574,38 +595,46 @@ def compare_test_set(
 
 
 def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
-    """`wmt14 de-en train` of the hub, `europarl-v7.de-en` of europarl-v7.de-en.{en,de}, packed or in an archive, or
-    `sacrebleu wmt14/full`; if it is repeated, with the number of times."""
+    """Return the name by which a corpus is recognised.
+
+    It is `wmt14 de-en train` of the hub, `europarl-v7.de-en` of europarl-v7.de-en.{en,de}, packed
+    or in an archive, or `sacrebleu wmt14/full`; if it is repeated, with the number of times.
+    """
     if corpus.dataset:
         hub = "wmt14" if corpus.dataset == "wmt/wmt14" else corpus.dataset
-        name = " ".join(part for part in (hub, corpus.subset, corpus.split or "train") if part)
+        split = corpus.split or "train"
+        name = f"{hub} {corpus.subset} {split}" if corpus.subset else f"{hub} {split}"
     elif corpus.src and corpus.tgt:
         src, tgt = _strip_packing(corpus.src), _strip_packing(corpus.tgt)
         stem = src.removesuffix(f".{data.src}")
-        is_one = stem == tgt.removesuffix(f".{data.tgt}")
-        name = stem if is_one else f"{src} + {tgt}"
+        if stem == tgt.removesuffix(f".{data.tgt}"):
+            name = stem
+        else:
+            name = f"{src} + {tgt}"
     elif corpus.sacrebleu:
         name = f"sacrebleu {corpus.sacrebleu}"
     elif corpus.demo:
         name = f"the demo's {corpus.demo}"
     else:
         name = PurePosixPath(corpus.file or "").name
-    return f"{name} x {corpus.repeat}" if corpus.repeat != 1 else name
+    if corpus.repeat != 1:
+        name = f"{name} x {corpus.repeat}"
+    return name
 
 
 def _strip_packing(path: str) -> str:
-    """The file's name without its folder and without .gz, .xz or .zst."""
+    """Return the file's name without its folder and without .gz, .xz or .zst."""
     name = PurePosixPath(path).name
     for ending in (".gz", ".xz", ".zst"):
         name = name.removesuffix(ending)
     return name
 
 
-# ---- the table ------------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def explain(config: RunConfig) -> str:
-    """The table, the deviations, and notes: what nmt-train --explain prints."""
+    """Return the table, the deviations, and notes: what nmt-train --explain prints."""
     found = check_conformance(config)
     model_and_pair = f"{found.model}, {PAPER_PAIRS[found.pair]}"
     released = {
