@@ -522,7 +522,8 @@ for path in map(Path, sys.argv[1:]):
         step = told(continued, RunFolder(path))  # it opens each checkpoint as nmt-translate does
         results = [told(opened, RunFolder(path)) if step == 9 else None, step]
     signal.alarm(0)
-    print(json.dumps([*results, said.getvalue(), time.process_time() - started_at, memory("VmHWM") - before]), flush=True)
+    seconds, growth = time.process_time() - started_at, memory("VmHWM") - before
+    print(json.dumps([*results, said.getvalue(), seconds, growth]), flush=True)
 """
 
 
