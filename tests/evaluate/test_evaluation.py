@@ -827,7 +827,7 @@ MISTAKEN: dict[str, str] = {
     "--hypotheses {ref} --ref nowhere": "nowhere: cannot be read",
     f"nowhere {TOGETHER}": "nowhere: no such checkpoint folder",
     f"--compare {{ref}} nowhere {REF}": "nowhere: no such checkpoint folder",
-    "--compare {ref} {ref}": "data.test: not set",
+    "--compare {ref} {ref}": "data.test: is not set",
     f"{{ref}} {TOGETHER} --verdict": "{ref}: is a file; give translations with --hypotheses",
     f"{{ref}} {TOGETHER} --ensemble nowhere": "{ref}: is a file; give translations with --hypotheses",
     f"{{folder}} {TOGETHER} training.steps=5": "training.steps=5: was fixed by training",
