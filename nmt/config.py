@@ -180,6 +180,9 @@ class ModelConfig:
     window: int | None = default(None, AT_LEAST_ONE)
     # Whether both embeddings and the output projection are one matrix (section 3.4).
     tied: bool = True
+    # Whether queries, keys, values and the output of attention have biases. The paper's formulas
+    # have none, the authors' code of June 2017 has them.
+    attention_bias: bool = False
 
     def check(self) -> str | None:
         if self.d_model % self.n_heads and (self.d_k is None or self.d_v is None):
@@ -410,9 +413,6 @@ CHANGEABLE_KEYS = (
     "evaluation.sentences",
 )
 
-# Removed keys, with the only value that is still accepted, so that the configs of older runs can be
-# read.
-REMOVED_KEYS: dict[str, object] = {"model.attention_bias": False}
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
 
 
@@ -560,23 +560,8 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
-    _drop_removed_keys(values, source)
     _fill_in_presets(values)
     return RecordReader(source.name_place).read(RunConfig, values)
-
-
-def _drop_removed_keys(values: dict[str, Any], source: YamlTree) -> None:
-    for key, accepted in REMOVED_KEYS.items():
-        section_key, _, name = key.rpartition(".")
-        section = _find_section(values, section_key)
-        if name not in section:
-            continue
-        if section[name] is not accepted:
-            raise UserError(
-                f"{source.name_place(key)}: this key was removed; only {accepted!r} is still accepted, "
-                f"not {section[name]!r}; delete it"
-            )
-        del section[name]
 
 
 def _fill_in_presets(values: dict[str, Any]) -> None:

@@ -315,7 +315,13 @@ def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow
             paper="positions",
             released="positions, id of the target language",
         ),
-        state_rule("biases in attention", paper="none", released="none"),
+        compare(
+            "biases in attention",
+            ComparedSetting("model.attention_bias", False, ours.attention_bias),
+            paper="none",
+            released="none",
+            ours="yes" if ours.attention_bias else "none",
+        ),
         state_rule("feed-forward", paper="ReLU, with biases", released="ReLU, with biases"),
         compare(
             "dropout of sub-layers",

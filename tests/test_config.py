@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from nmt.config import (
     CHANGEABLE_KEYS,
-    REMOVED_KEYS,
     CleanConfig,
     CorpusConfig,
     DataConfig,
@@ -140,11 +139,7 @@ BAD = [
     ),
     ("qqq: 1", "known: data, decoding, device, evaluation"),
     ("training.steps: 5", "c.yaml:1: training.steps: unknown key"),
-    (
-        "model:\n  attention_bias: true",
-        "c.yaml:2: model.attention_bias: this key was removed; only False is still accepted",
-    ),
-    ("model: {attention_bias: 0}", "only False is still accepted, not 0"),
+    ("model: {attention_bias: 0}", "model.attention_bias: "),
     ("<<: {name: x}", "c.yaml:1: <<: unknown key"),
     ("data: {train: [{src: a, tgt: a}]}", "data.train[0]: src and tgt are both 'a'"),
     ("data: {train: [{scr: a}]}", "data.train[0].scr: unknown key; did you mean src?"),
@@ -362,15 +357,6 @@ def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> 
     assert find_config("base.yaml") == find_shipped_configs() / "base.yaml"
     (tmp_path / "base.yaml").write_text("name: mine")
     assert load_config("base.yaml").name == "mine"
-
-
-def test_keys_that_are_gone_are_read_where_they_change_nothing(load: Loader) -> None:
-    assert (
-        load("model: {attention_bias: false}")
-        == load("", "model.attention_bias=false")
-        == RunConfig()
-    )
-    assert all(key.rpartition(".")[2] not in format_config(RunConfig()) for key in REMOVED_KEYS)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

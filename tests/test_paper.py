@@ -165,6 +165,7 @@ FLIPS = [
     ("base", "model.positions=learned", "positions"),
     ("base", "model.window=8", "attention window"),
     ("base", "model.tied=false", "embeddings and projection"),
+    ("base", "model.attention_bias=true", "biases in attention"),
     ("base", "model.n_layers=4", "layers N"),
     ("base", "model.d_model=1024", "d_model"),
     ("base", "model.d_ff=1024", "d_ff"),

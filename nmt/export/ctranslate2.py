@@ -20,6 +20,7 @@ from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
+    Projection,
     check_expressible,
     explain_length_penalty,
     list_projections,
@@ -120,8 +121,8 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     # the decoder's attention to the source
     for place, block in zip(decoder.layer, model.decoder, strict=True):
         q, *kv, output = list_projections(block.memory_attention, config.model)
-        for linear, matrices in zip(place.attention.linear, ([q], kv, [output]), strict=True):
-            _set_linear(linear, matrices)
+        for linear, projections in zip(place.attention.linear, ([q], kv, [output]), strict=True):
+            _set_linear(linear, projections)
         _set_norm(place.attention.layer_norm, block.memory_residual.norm)
 
 
@@ -129,8 +130,11 @@ def _copy_to_array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy().copy()  # because CTranslate2 quantizes in place
 
 
-def _set_linear(place: Any, matrices: list[Tensor]) -> None:
-    place.weight = _copy_to_array(torch.cat(matrices))
+def _set_linear(place: Any, projections: list[Projection]) -> None:
+    place.weight = _copy_to_array(torch.cat([one.weight for one in projections]))
+    biases = [one.bias for one in projections if one.bias is not None]
+    if biases:
+        place.bias = _copy_to_array(torch.cat(biases))
 
 
 def _set_norm(place: Any, norm: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """The export to Hugging Face transformers, and an engine that runs it there.
 
 Post-norm becomes their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves,
-to scaled embeddings, as our model does. They have attention biases, which ours lacks: zeros. The
+to scaled embeddings, as our model does. Where our attention has no biases, theirs are zeros. The
 table of positions is always written, even sinusoids, which they would compute themselves. The
 tokenizer is Marian's, with the same SentencePiece model and our ids. Weights are written and read
 as safetensors alone, so nothing is unpickled.
@@ -220,9 +220,10 @@ def _name_attention(
     name: str, attention: SelfAttention | MemoryAttention, shape: ModelConfig
 ) -> Iterator[tuple[str, Tensor]]:
     parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-    for part, matrix in zip(parts, list_projections(attention, shape), strict=True):
-        yield f"{name}.{part}.weight", matrix
-        yield f"{name}.{part}.bias", torch.zeros(shape.d_model)
+    for part, projection in zip(parts, list_projections(attention, shape), strict=True):
+        bias = projection.bias
+        yield f"{name}.{part}.weight", projection.weight
+        yield f"{name}.{part}.bias", torch.zeros(shape.d_model) if bias is None else bias
 
 
 def _name_parameters(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ setting, before anything is written.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,28 +42,46 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
+class Projection(NamedTuple):
+    weight: Tensor  # (d_model, d_model)
+    bias: Tensor | None  # (d_model,)
+
+
 def list_projections(
     attention: SelfAttention | MemoryAttention, config: ModelConfig
-) -> list[Tensor]:
-    """Return the matrices of queries, keys, values and output, each (d_model, d_model)."""
+) -> list[Projection]:
+    """Return the matrices of queries, keys, values and output, and their biases, if it has them."""
     if isinstance(attention, SelfAttention):
         parts = [attention.qkv]
     else:
         parts = [attention.q, attention.kv]
-    q, k, v = torch.cat([part.weight.detach() for part in parts]).split(attention.qkv_sizes)
-
-    n_heads = config.n_heads
-    size = config.d_model // n_heads
-    q = q * math.sqrt(size / config.key_size)  # the engine will divide by sqrt(size)
-    inputs = [_widen_heads(matrix, n_heads, size) for matrix in (q, k, v)]
+    weights = _widen_qkv([part.weight for part in parts], attention, config)
     output = attention.output.weight.detach()  # its columns are the heads'
-    return [*inputs, _widen_heads(output.T, n_heads, size).T.contiguous()]
+    size = config.d_model // config.n_heads
+    weights.append(_widen_heads(output.T, config.n_heads, size).T.contiguous())
+    if not config.attention_bias:
+        return [Projection(weight, None) for weight in weights]
+    biases = _widen_qkv([part.bias for part in parts], attention, config)
+    biases.append(attention.output.bias.detach())
+    return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-def _widen_heads(matrix: Tensor, n_heads: int, size: int) -> Tensor:
-    """Append rows of zeros to each head: (H * D, d_model) -> (H * size, d_model)."""
-    heads = matrix.unflatten(0, (n_heads, -1))  # (H, D, d_model)
-    wide = heads.new_zeros(n_heads, size, *matrix.shape[1:])
+def _widen_qkv(
+    fused: list[Tensor], attention: SelfAttention | MemoryAttention, config: ModelConfig
+) -> list[Tensor]:
+    """Split fused weights or biases into those of queries, keys and values, with heads of one
+    size.
+    """
+    q, k, v = torch.cat(fused).detach().split(attention.qkv_sizes)
+    size = config.d_model // config.n_heads
+    q = q * math.sqrt(size / config.key_size)  # the engine will divide by sqrt(size)
+    return [_widen_heads(rows, config.n_heads, size) for rows in (q, k, v)]
+
+
+def _widen_heads(rows: Tensor, n_heads: int, size: int) -> Tensor:
+    """Append zeros to the rows of each head: (H * D, ...) -> (H * size, ...)."""
+    heads = rows.unflatten(0, (n_heads, -1))  # (H, D, ...)
+    wide = heads.new_zeros(n_heads, size, *rows.shape[1:])
     wide[:, : heads.shape[1]] = heads
     return wide.flatten(0, 1)
 

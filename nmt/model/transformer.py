@@ -3,8 +3,9 @@ sentences.
 
 By default it is post-norm with ReLU; feed-forward layers have biases, attention has none; dropout
 is applied to each sub-layer's output and to embedding + position, and nowhere else; both embeddings
-and the projection share one matrix. Options (`ModelConfig`) cover every row of Table 3. The model
-knows nothing about compilation, ranks, checkpoints or devices; its callers handle those.
+and the projection share one matrix. Options (`ModelConfig`) cover every row of Table 3, and the
+authors' code of June 2017, which has biases in attention and more rows than pieces. The model knows
+nothing about compilation, ranks, checkpoints or devices; its callers handle those.
 """
 
 import math
@@ -55,7 +56,7 @@ class Attention(nn.Module):
         self.n_heads, self.window = config.n_heads, window
         keys, values = config.n_heads * config.key_size, config.n_heads * config.value_size
         self.qkv_sizes = [keys, keys, values]  # of all heads' queries, keys and values
-        self.output = nn.Linear(self.qkv_sizes[2], config.d_model, bias=False)
+        self.output = nn.Linear(self.qkv_sizes[2], config.d_model, config.attention_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1))  # (T, H, D)
@@ -64,7 +65,7 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, config.window)
-        self.qkv = nn.Linear(config.d_model, sum(self.qkv_sizes), bias=False)
+        self.qkv = nn.Linear(config.d_model, sum(self.qkv_sizes), config.attention_bias)
 
     def project_qkv(self, x: Tensor) -> list[Tensor]:
         return [self.split_heads(part) for part in self.qkv(x).split(self.qkv_sizes, dim=-1)]
@@ -83,8 +84,8 @@ class MemoryAttention(Attention):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.q = nn.Linear(config.d_model, self.qkv_sizes[0], bias=False)
-        self.kv = nn.Linear(config.d_model, sum(self.qkv_sizes[1:]), bias=False)
+        self.q = nn.Linear(config.d_model, self.qkv_sizes[0], config.attention_bias)
+        self.kv = nn.Linear(config.d_model, sum(self.qkv_sizes[1:]), config.attention_bias)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.kv(memory).split(self.qkv_sizes[1:], dim=-1)
@@ -229,7 +230,7 @@ class Transformer(nn.Module):
         """Draw the initial weights, which the paper does not specify, as the authors' code does.
 
         Embeddings are drawn from N(0, 1/d_model). Linear layers are Xavier-uniform; a fused matrix
-        counts as one matrix.
+        counts as one matrix. Biases are zero.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.projection:

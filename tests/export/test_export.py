@@ -67,6 +67,7 @@ SHAPES = {
 }
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
+SHAPES["biased-pre-small-heads"] = replace(SHAPES["pre-small-heads"], attention_bias=True)
 
 
 @pytest.fixture(scope="session")

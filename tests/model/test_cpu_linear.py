@@ -22,6 +22,7 @@ SHAPES = {
     "learned": replace(SHAPE, positions="learned", max_positions=40),
     "small-heads": replace(SHAPE, d_k=3, d_v=5),
     "window": replace(SHAPE, window=2),
+    "biased": replace(SHAPE, attention_bias=True),
 }
 SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
 SRC = pack(SENTENCES)

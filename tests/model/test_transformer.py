@@ -56,25 +56,26 @@ def torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
     ).double()
     decoder = nn.TransformerDecoder(decoder_layer, c.n_layers, decoder_norm).double()
 
-    def copy_attention(theirs: nn.MultiheadAttention, weight: Tensor, output: Tensor) -> None:
-        theirs.in_proj_weight.data.copy_(weight)
+    def copy_attention(
+        theirs: nn.MultiheadAttention, inputs: list[nn.Linear], output: nn.Linear
+    ) -> None:
+        theirs.in_proj_weight.data.copy_(torch.cat([linear.weight for linear in inputs]))
+        theirs.out_proj.weight.data.copy_(output.weight)
         theirs.in_proj_bias.data.zero_()
-        theirs.out_proj.weight.data.copy_(output)
         theirs.out_proj.bias.data.zero_()
+        if c.attention_bias:
+            theirs.in_proj_bias.data.copy_(torch.cat([linear.bias for linear in inputs]))
+            theirs.out_proj.bias.data.copy_(output.bias)
 
     layers: list[Any] = [*encoder.layers, *decoder.layers]
     for ours, theirs in zip([*model.encoder, *model.decoder], layers, strict=True):
-        copy_attention(theirs.self_attn, ours.attention.qkv.weight, ours.attention.output.weight)
+        copy_attention(theirs.self_attn, [ours.attention.qkv], ours.attention.output)
         theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
         theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
         norms = [ours.attention_residual.norm, ours.feed_forward_residual.norm]
         if hasattr(theirs, "multihead_attn"):
             memory = ours.memory_attention
-            copy_attention(
-                theirs.multihead_attn,
-                torch.cat((memory.q.weight, memory.kv.weight)),
-                memory.output.weight,
-            )
+            copy_attention(theirs.multihead_attn, [memory.q, memory.kv], memory.output)
             norms.insert(1, ours.memory_residual.norm)
         for i, norm in enumerate(norms, 1):
             getattr(theirs, f"norm{i}").load_state_dict(norm.state_dict())
@@ -84,9 +85,10 @@ def torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
     return encoder.eval(), decoder.eval()
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
-    model = make(replace(SMALL, norm=norm))
+def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"], has_bias: bool) -> None:
+    model = make(replace(SMALL, norm=norm, attention_bias=has_bias))
     encoder, decoder = torch_twin(model)
     packed = model(pack(SRC), pack(TGT))
     for src, tgt, ours in zip(SRC, TGT, packed.split([len(t) for t in TGT]), strict=True):
@@ -107,8 +109,9 @@ OPTIONS = [
     replace(SMALL, positions="learned"),
     replace(SMALL, d_k=3, d_v=5),
     replace(SMALL, tied=False),
+    replace(SMALL, attention_bias=True),
 ]
-NAMES = ["post", "pre", "window", "learned", "d_k", "untied"]
+NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "biased"]
 
 
 @pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
