@@ -24,6 +24,16 @@ PAPER_BLEU = {
     ("big", "en-de"): 28.4,
     ("big", "en-fr"): 41.8,
 }
+# Table 3, En-De, newstest2013: perplexity per piece, BLEU, and after how many updates (section 5.2)
+PAPER_DEV = {"base": (4.92, 25.8, 100_000), "big": (4.33, 26.4, 300_000)}
+# What may differ from the paper's model without a change of what it scores on the dev set at that update.
+HARMLESS_KEYS = {
+    "data.test",
+    "training.steps",
+    "training.checkpoint_minutes",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+}
 PAPER_PAIRS = {"en-de": "En-De", "en-fr": "En-Fr"}
 PAPER_CORPORA = {
     "en-de": ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en"),
@@ -80,6 +90,32 @@ class Conformance:
     @property
     def deviations(self) -> list[PaperRow]:
         return [row for row in self.rows if row.deviates]
+
+
+@dataclass(frozen=True)
+class DevReference:
+    """What the paper's model scored on the dev set: a single model, no averaging (Table 3)."""
+
+    model: Model
+    perplexity: float
+    bleu: float
+    step: int
+
+    def describe(self) -> str:
+        return (
+            f"for comparison: the paper's {self.model} reached dev perplexity {self.perplexity} and BLEU {self.bleu} "
+            f"at update {self.step:,} (Table 3; perplexity is per piece and depends on the vocabulary; "
+            "BLEU is tokenised)"
+        )
+
+
+def find_dev_reference(config: RunConfig) -> DevReference | None:
+    """The dev figures of the paper's base or big, if the config is that model in all that changes them."""
+    found = check_conformance(config)
+    has_deviated = any(row.key not in HARMLESS_KEYS for row in found.deviations)
+    if has_deviated or found.pair != "en-de" or config.evaluation.sentences is not None:
+        return None
+    return DevReference(found.model, *PAPER_DEV[found.model])
 
 
 def check_conformance(config: RunConfig) -> Conformance:

@@ -32,7 +32,7 @@ from nmt.config import (
 from nmt.model.dropout import Dropout
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transformer
-from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain
+from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
 from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
 from nmt.translate.beams import compute_penalty
@@ -582,3 +582,29 @@ def test_defaults_are_the_papers_but_for_the_data() -> None:
         ),
     )
     assert check_conformance(config).deviations == []
+
+
+# ---- Table 3's dev figures -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, overrides, expected",
+    [
+        ("base.yaml", [], (4.92, 25.8, 100_000)),
+        ("big.yaml", [], (4.33, 26.4, 300_000)),
+        ("base.yaml", ["training.steps=200000", "data.test=null"], (4.92, 25.8, 100_000)),
+        ("base.yaml", ["model.norm=pre"], None),
+        ("base.yaml", ["optimizer.scale=2"], None),
+        ("base.yaml", ["training.label_smoothing=0"], None),
+        ("base.yaml", ["data.valid={sacrebleu: wmt14/full}"], None),
+        ("base.yaml", ["decoding.beam=1"], None),
+        ("base.yaml", ["evaluation.sentences=500"], None),
+        ("base-enfr.yaml", [], None),
+        ("demo.yaml", [], None),
+    ],
+)
+def test_the_papers_dev_figures_are_given_to_the_papers_model_alone(
+    name: str, overrides: list[str], expected: tuple[float, float, int] | None
+) -> None:
+    found = find_dev_reference(load_config(name, overrides))
+    assert (found and (found.perplexity, found.bleu, found.step)) == expected

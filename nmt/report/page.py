@@ -9,15 +9,20 @@ off is counted and skipped, never a reason to fail.
 import html
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nmt.config import load_config
+from nmt.data.vocab import Vocab
+from nmt.paper import find_dev_reference
 from nmt.system.errors import UserError
 from nmt.system.files import write_text
 from nmt.system.progress import format_duration
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
+from nmt.train.on_track import smoothed_loss_floor
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 28  # margins
@@ -37,6 +42,7 @@ svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--soft); font-size: 12px; } .x { text-anchor: middle; } .y { text-anchor: end; }
 .grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .a { stroke: var(--a); color: var(--a); } .b { stroke: var(--b); color: var(--b); } circle { fill: currentColor; }
+.mark { stroke: var(--soft); stroke-dasharray: 5 4; }
 p.note, td.name { color: var(--soft); } table { border-collapse: collapse; width: 100%; }
 td { border-top: 1px solid var(--line); padding: .15rem .5rem .15rem 0; vertical-align: top; overflow-wrap: anywhere; }
 """
@@ -49,6 +55,23 @@ class Curve:
     points: list[tuple[int, float]]  # (update, value)
 
 
+@dataclass(frozen=True)
+class ReferenceLine:
+    """A value that a chart's curves are compared with, drawn as a dashed line with its name."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class References:
+    """The reference lines that apply to a run, by chart."""
+
+    nll: tuple[ReferenceLine, ...] = ()
+    smoothed_loss: tuple[ReferenceLine, ...] = ()
+    bleu: tuple[ReferenceLine, ...] = ()
+
+
 def write_report(run: Path) -> Path:
     """Write run/report.html and return its path."""
     folder = RunFolder(run)
@@ -59,8 +82,34 @@ def write_report(run: Path) -> Path:
         raise UserError(f"{folder.config}: cannot be read ({reason}); give a run folder") from None
     metrics, n_damaged = read_metrics(folder.metrics)
     report = folder.report
-    write_text(report, render_page(settings, metrics, n_damaged))
+    references = find_references(folder)
+    write_text(report, render_page(settings, metrics, n_damaged, references))
     return report
+
+
+def find_references(folder: RunFolder) -> References:
+    """Return the lowest smoothed loss that is possible, and the paper's dev scores where this is the
+    paper's model. A config or a vocabulary that cannot be read is a page without them.
+    """
+    try:
+        config = load_config(str(folder.config))
+        n_vocab = Vocab.load(folder.vocab).size
+    except UserError:
+        return References()
+    floor = smoothed_loss_floor(config.training.label_smoothing, n_vocab)
+    smoothed_loss: tuple[ReferenceLine, ...] = ()
+    if floor:  # else the loss is the NLL, which has a chart
+        smoothed_loss = (ReferenceLine(f"no smoothed loss is below {floor:.3f}", floor),)
+    paper = find_dev_reference(config)
+    if paper is None:
+        return References(smoothed_loss=smoothed_loss)
+    where = f"the paper's {paper.model}, dev, update {paper.step:,}"
+    perplexity = f"{where}: perplexity {paper.perplexity} of its own pieces"
+    return References(
+        nll=(ReferenceLine(perplexity, math.log(paper.perplexity)),),
+        smoothed_loss=smoothed_loss,
+        bleu=(ReferenceLine(f"{where}: tokenised BLEU {paper.bleu}", paper.bleu),),
+    )
 
 
 def read_metrics(path: Path) -> tuple[Metrics, int]:
@@ -82,19 +131,33 @@ def read_metrics(path: Path) -> tuple[Metrics, int]:
     return metrics, n_damaged
 
 
-def render_page(settings: dict[str, Any], metrics: Metrics, n_damaged: int) -> str:
+def render_page(
+    settings: dict[str, Any], metrics: Metrics, n_damaged: int, references: References
+) -> str:
     name = str(settings.get("name", "run"))
     losses = [
         Curve("training", "a", collect_points(metrics, "train", "nll")),
         Curve("dev", "b", collect_points(metrics, "valid", "nll")),
     ]
+    smoothed = []
+    if references.smoothed_loss:  # without its floor it says no more than the NLL
+        smoothed = [Curve("training", "a", collect_points(metrics, "train", "loss"))]
     bleu = Curve("BLEU", "a", collect_points(metrics, "valid", "bleu"))
     speed = Curve("tokens/s", "a", collect_points(metrics, "train", "tgt_tokens_per_s"))
     parts = [
         f"<h1>{escape_text(name)}</h1>",
         render_table(summarize(metrics)),
-        *draw_chart("Loss in nats per target piece, without smoothing", losses),
-        *draw_chart("Dev BLEU", [bleu], from_zero=True),
+        *draw_chart(
+            "Loss in nats per target piece, without smoothing",
+            losses,
+            [*references.nll, *find_unigram_line(metrics)],
+        ),
+        *draw_chart(
+            "Training loss in nats per target piece, as smoothed",
+            smoothed,
+            references.smoothed_loss,
+        ),
+        *draw_chart("Dev BLEU", [bleu], references.bleu, from_zero=True),
         *draw_chart("Target tokens per second", [speed], from_zero=True),
     ]
     if n_damaged:
@@ -125,6 +188,12 @@ def collect_points(metrics: Metrics, kind: str, key: str) -> list[tuple[int, flo
     return points
 
 
+def find_unigram_line(metrics: Metrics) -> list[ReferenceLine]:
+    """Return the unigram entropy of the target text, if the run was ever warned that it is there."""
+    points = collect_points(metrics, "warning", "unigram_nll")
+    return [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
+
+
 def summarize(metrics: Metrics) -> list[tuple[str, str]]:
     """Return what a reader wants to know first: how far the run is, how good it is, and by which
     measure.
@@ -135,9 +204,14 @@ def summarize(metrics: Metrics) -> list[tuple[str, str]]:
     # how far
     newest = metrics[-1]
     rows = [("updates", f"{newest['step']:,}")]
-    elapsed = newest.get("elapsed_s")
-    if isinstance(elapsed, int | float):
-        rows.append(("time", format_duration(elapsed)))
+    times = [line["elapsed_s"] for line in metrics if "elapsed_s" in line]
+    if times and isinstance(times[-1], int | float):
+        rows.append(("time", format_duration(times[-1])))
+
+    # what went wrong
+    for line in metrics:
+        if line.get("kind") == "warning":
+            rows.append(("warning", str(line.get("message"))))
 
     # how good
     scores = collect_points(metrics, "valid", "bleu")
@@ -198,7 +272,12 @@ class Axes:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - first) / (last - first)
 
 
-def draw_chart(title: str, curves: list[Curve], from_zero: bool = False) -> list[str]:
+def draw_chart(
+    title: str,
+    curves: list[Curve],
+    references: Sequence[ReferenceLine] = (),
+    from_zero: bool = False,
+) -> list[str]:
     """Return a heading and an SVG, or nothing if no curve has a point."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
@@ -206,6 +285,7 @@ def draw_chart(title: str, curves: list[Curve], from_zero: bool = False) -> list
     points = [point for curve in curves for point in curve.points]
     steps = [step for step, _ in points]
     values = [value for _, value in points]
+    values += [reference.value for reference in references]
     lowest = min(0.0, *values) if from_zero else min(values)
     axes = Axes(choose_ticks(min(0, *steps), max(steps)), choose_ticks(lowest, max(values)))
 
@@ -215,6 +295,8 @@ def draw_chart(title: str, curves: list[Curve], from_zero: bool = False) -> list
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} against updates">',
         *_draw_grid(axes),
     ]
+    for reference in references:
+        parts.append(_draw_reference(reference, axes))
     for curve in curves:
         parts += _draw_curve(curve, axes)
     if len(curves) > 1:
@@ -234,6 +316,14 @@ def _draw_grid(axes: Axes) -> list[str]:
         x = axes.x(step)
         parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 8}">{step:,.10g}</text>')
     return parts
+
+
+def _draw_reference(reference: ReferenceLine, axes: Axes) -> str:
+    y = axes.y(reference.value)
+    return (
+        f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{LEFT + 6}" y="{y - 5:.1f}">{escape_text(reference.name)}</text>'
+    )
 
 
 def _draw_curve(curve: Curve, axes: Axes) -> list[str]:

@@ -34,7 +34,8 @@ N_STATS = len(UpdateStats._fields)
 
 
 class MetricSink(Protocol):
-    """Takes the values of each event; their `kind` is "train", "valid" or "skipped"."""
+    """Takes the values of each event; their `kind` is "train", "valid", "skipped" or
+    "warning"."""
 
     def write(self, event: dict[str, Any]) -> None: ...
 
@@ -97,3 +98,18 @@ class MetricsFile:
                 os.fsync(file.fileno())
         self.n_bytes += len(self.waiting)
         self.waiting = b""
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl that can be read, each of some `kind` at some `step`."""
+    if not path.exists():
+        return []
+    events = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("step"), int) and "kind" in event:
+            events.append(event)
+    return events

@@ -23,6 +23,7 @@ from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
+from nmt.paper import find_dev_reference
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import lock, make_folder, remove_leftovers, verify, write_bytes, write_text
 from nmt.system.progress import Progress, clock, format_duration, say
@@ -36,8 +37,9 @@ from nmt.train.memory_probe import (
     probe_peak_memory,
     resolve_micro_tokens,
 )
-from nmt.train.metrics_log import MetricsLog
+from nmt.train.metrics_log import MetricsLog, read_events
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
+from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
@@ -113,6 +115,7 @@ class Trainer:
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
+            self.learning = LearningCheck(config, self.store.tgt, read_events(run.metrics))
             self.writer = CheckpointWriter(
                 run,
                 config,
@@ -345,8 +348,19 @@ class Trainer:
                 "elapsed_s": round(state.elapsed_s, 1),
             }
         )
+        if self.world.is_main:
+            self.warn_if_not_learning(state.step, nll)
         tokens_per_s = rates["tgt_tokens_per_s"]
         return f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, {tokens_per_s:,.0f} target tokens/s"
+
+    def warn_if_not_learning(self, step: int, nll: float) -> None:
+        """On the main rank: say so if this log line shows a run that is not on track."""
+        warning = self.learning.check(step, nll)
+        if warning is None:
+            return
+        say(f"warning: {warning['message']}")
+        if self.learning.is_new(warning):
+            self.log(warning)
 
     # ---- validation and checkpoints --------------------------------------------------------------------------------
 
@@ -518,6 +532,14 @@ def _announce_run(trainer: Trainer) -> None:
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
         f"on {trainer.world.size} x {trainer.world.device.type}; run folder {trainer.run.path}"
     )
+    floor = smoothed_loss_floor(config.training.label_smoothing, trainer.vocab.size)
+    say(
+        f"yardsticks: an NLL of {trainer.learning.unigram_nll:.2f} nats per target token is that of "
+        f"a model that knows only how often each piece occurs; no smoothed loss is below {floor:.2f}"
+    )
+    reference = find_dev_reference(config)
+    if reference:
+        say(reference.describe())
     if trainer.state.step:
         say(f"continuing after update {trainer.state.step}")
     write_bytes(trainer.run.vocab, trainer.vocab.model)

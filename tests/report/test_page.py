@@ -9,8 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from untrained import make_vocab
 
-from nmt.config import RunConfig, format_config, override_config
+from nmt.config import RunConfig, format_config, load_config, override_config
 from nmt.report.page import choose_ticks, write_report
 from nmt.system.errors import UserError
 
@@ -142,6 +143,38 @@ def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> N
         "1e-09",
         "null",
     )
+
+
+def test_the_papers_scores_and_the_floor_of_the_loss_are_dashed_lines(tmp_path: Path) -> None:
+    (tmp_path / "vocab.model").write_bytes(make_vocab(tmp_path).model)
+    (tmp_path / "metrics.jsonl").write_bytes(jsonl(METRICS))
+    (tmp_path / "config.yaml").write_text(format_config(load_config("base.yaml")))
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    training, dev, smoothed, bleu, _ = list_curves(root)
+    paper_nll, floor, paper_bleu = [
+        float(line.get("y1") or "") for line in find(root, "line") if line.get("class") == "mark"
+    ]
+    assert "perplexity 4.92 of its own pieces" in text and "tokenised BLEU 25.8" in text
+    assert "no smoothed loss is below 0.76" in text  # 0.9 ln(1/0.9) + 0.1 ln(79/0.1)
+    # A lower loss is further down, a better BLEU further up.
+    assert paper_nll > max(y for _, y in training + dev)
+    assert floor > max(y for _, y in smoothed)
+    assert paper_bleu < min(y for _, y in bleu)
+
+
+def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
+    warning = {
+        "kind": "warning",
+        "step": 300,
+        "problem": "stalled",
+        "unigram_nll": 5.25,
+        "message": "has learned <nothing>",
+    }
+    text, root = report(tmp_path, jsonl([*METRICS, warning]))
+    assert read_rows(root)["warning"] == "has learned <nothing>"
+    assert [line.get("class") for line in find(root, "line")].count("mark") == 1
+    assert "frequencies of the pieces alone" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""A run that learns only how often each piece occurs is told so, a healthy one is not.
+
+The trainings are toys, judged earlier than real runs are, which is stricter: `make soak` trains
+more of them, longer, and judges them as real runs are.
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from soaking import IS_SOAK, Ground, counted, make_ground
+
+from nmt.commands.train import main
+from nmt.config import ModelConfig, OptimizerConfig, RunConfig
+from nmt.data.store import Side
+from nmt.system.run_folder import RunFolder
+from nmt.train import on_track
+from nmt.train.loss import compute_loss_sums
+from nmt.train.on_track import Event, LearningCheck, smoothed_loss_floor, unigram_entropy
+
+# Two sentences, five five six and seven: 6 tokens with their end marks.
+SIDE = Side(np.array([5, 5, 6, 7], np.uint16), np.array([0, 3, 4], np.int64))
+ENTROPY = 2 * (2 / 6) * math.log(6 / 2) + 2 * (1 / 6) * math.log(6)
+
+MIN_UPDATES = counted(60, on_track.MIN_UPDATES)
+STEPS = counted(100, 300)
+SETTINGS = (
+    f"training.steps={STEPS}",
+    "training.micro_tokens=300",
+    "training.log_every=20",
+    "training.validate_every=100000",
+    "training.checkpoint_every=null",
+    "evaluation.bleu=false",
+)
+STALL = "optimizer.scale=20"
+HEALTHY = {
+    "post-norm": ["seed=4"],
+    "pre-norm": ["model.norm=pre", "model.tied=false"],
+    "window-bf16": ["model.window=2", "training.precision=bf16"],
+    "plain": [],
+    "bf16": ["training.precision=bf16"],
+    "learned": ["model.positions=learned", "model.max_positions=256"],
+    "wide": ["model.d_model=32", "model.d_ff=64", "seed=7"],
+    "deep": ["model.n_layers=3"],
+    "plain-loss": ["training.label_smoothing=0", "model.dropout=0"],
+    "warm-up": ["optimizer.warmup_steps=100"],
+}
+
+
+def test_unigram_entropy_counts_pieces_and_end_marks() -> None:
+    assert unigram_entropy(SIDE) == pytest.approx(ENTROPY, abs=1e-12)
+
+
+def test_a_large_store_is_sampled_from_end_to_end() -> None:
+    # The corpora of the two halves share no piece.
+    rng = np.random.default_rng(1)
+    halves = [rng.integers(4, 20, 50_000), rng.integers(20, 24, 50_000)]
+    ids = np.concatenate(halves).astype(np.uint16)
+    side = Side(ids, np.arange(0, 100_001, 10))
+    assert unigram_entropy(side, 5_000) == pytest.approx(unigram_entropy(side), abs=0.01)
+
+
+@pytest.mark.parametrize("smoothing, n_vocab", [(0.1, 37_000), (0.2, 9), (0.0, 9)])
+def test_the_floor_is_the_loss_of_a_perfect_model(smoothing: float, n_vocab: int) -> None:
+    target = torch.full((1, n_vocab), smoothing / (n_vocab - 1), dtype=torch.float64)
+    target[0, 3] = 1 - smoothing
+    logits = target.clamp(min=1e-300).log()
+    floor = smoothed_loss_floor(smoothing, n_vocab)
+    assert floor == pytest.approx(float(torch.nn.functional.cross_entropy(logits, target)))
+    # and by the loss that training has: (1, 1) @ (V, 1).T are those logits
+    one = torch.ones(1, 1, dtype=torch.float64)
+    smoothed, _ = compute_loss_sums(one, logits.T, torch.tensor([3]), smoothing)
+    assert floor == pytest.approx(float(smoothed))
+
+
+# ---- when it warns -------------------------------------------------------------------------------
+
+
+def make_check(earlier: list[Event] | None = None, warmup_steps: int = 20) -> LearningCheck:
+    config = RunConfig(optimizer=OptimizerConfig(warmup_steps=warmup_steps))
+    return LearningCheck(config, SIDE, earlier or [])
+
+
+def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[tuple[int, str]]:
+    found = []
+    for step, share in nlls:
+        warning = check.check(step, share * ENTROPY)
+        if warning:
+            found.append((step, warning["problem"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "warmup_steps, expected", [(20, [(300, "stalled")]), (400, [(500, "stalled")]), (900, [])]
+)
+def test_a_stalled_run_is_told_after_its_first_window_past_warm_up(
+    warmup_steps: int, expected: list[tuple[int, str]]
+) -> None:
+    lines = [(step, 1.02) for step in range(100, 801, 100)]
+    assert list_warnings(make_check(warmup_steps=warmup_steps), lines) == expected
+
+
+def test_a_window_that_began_in_warm_up_is_not_judged() -> None:
+    assert list_warnings(make_check(), [(1, 1.5), (1000, 1.1), (2000, 0.5)]) == []
+
+
+def test_a_run_that_falls_back_is_told_but_a_spike_is_not() -> None:
+    learned = [(step, 0.5) for step in range(100, 301, 100)]
+    spike = [(step, 1.0) for step in range(301, 340)]
+    check = make_check()
+    assert list_warnings(check, [*learned, *spike, (341, 0.5)]) == []
+    warning = check.check(400, 1.0 * ENTROPY)
+    assert warning and warning["problem"] == "fell back"
+    assert f"was {0.5 * ENTROPY:.2f} nats per token at update 100" in warning["message"]
+    assert check.check(500, 1.0 * ENTROPY) is None
+
+
+def test_a_continued_run_knows_what_was_logged() -> None:
+    earlier: list[Event] = [{"kind": "train", "step": 300, "nll": 0.5 * ENTROPY}]
+    assert list_warnings(make_check(earlier), [(400, 1.0)]) == [(400, "fell back")]
+    assert list_warnings(make_check(), [(400, 1.0), (500, 1.0)]) == [(500, "stalled")]
+    # Only a warning that was not recorded yet is new.
+    recorded: Event = {"kind": "warning", "step": 300, "problem": "stalled"}
+    check = make_check(
+        [{"kind": "train", "step": 300, "nll": ENTROPY}, recorded, {"kind": "train"}]
+    )
+    warning = check.check(400, ENTROPY)
+    assert warning and not check.is_new(warning) and make_check().is_new(warning)
+
+
+def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
+    config = RunConfig(model=ModelConfig(norm="pre"))
+    check = LearningCheck(config, SIDE, [{"kind": "train", "step": 4000, "nll": ENTROPY}])
+    warning = check.check(4100, ENTROPY)
+    assert warning and "model.norm" not in warning["message"]
+    assert (
+        "optimizer.scale (now 1) or more optimizer.warmup_steps (now 4,000)" in warning["message"]
+    )
+
+
+# ---- trained -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return make_ground(tmp_path_factory.mktemp("on_track"))
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge a run from MIN_UPDATES of this file on."""
+    monkeypatch.setattr(on_track, "MIN_UPDATES", MIN_UPDATES)
+
+
+def read_warnings(run: RunFolder) -> list[Event]:
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "warning"]
+
+
+@pytest.mark.parametrize("name", counted(list(HEALTHY)[:3], list(HEALTHY)))
+def test_a_healthy_run_is_not_warned(
+    name: str, ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(ground.argv(name, *SETTINGS, *HEALTHY[name])) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert read_warnings(ground.run(name)) == []
+
+
+def test_a_stalled_run_is_told_at_each_start_and_recorded_once(
+    ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(ground.argv("stalled", *SETTINGS, STALL)) == 0
+    run = ground.run("stalled")
+    [warning] = read_warnings(run)
+    assert warning["problem"] == "stalled" and warning["step"] == MIN_UPDATES + 20
+    written = capsys.readouterr().err
+    assert written.count(f"warning: {warning['message']}\n") == written.count("warning") == 1
+    assert "optimizer.scale (now 20)" in warning["message"]
+    assert main(ground.argv("stalled", *SETTINGS, STALL, f"training.steps={STEPS + 20}")) == 0
+    assert "optimizer.scale (now 20)" in capsys.readouterr().err
+    assert read_warnings(run) == [warning]
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="two ranks and as many updates as a real run needs")
+def test_only_the_main_rank_warns(ground: Ground) -> None:
+    start = ground.start("ranks", *SETTINGS, STALL, size=2)
+    assert set(start.wait(300.0)) == {0}
+    assert start.told().count("warning: ") == 1
+    [warning] = read_warnings(ground.run("ranks"))
+    assert warning["step"] == MIN_UPDATES + 20
