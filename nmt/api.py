@@ -118,14 +118,16 @@ def evaluate(
     """Translate a test set and score it: by default the one of the config, else `test_set` or the
     files `src`, `ref`.
 
-    Several paths are an ensemble. The result has a `report` for people, `json_values`, and the
+    Several paths are an ensemble, or with `verdict` runs of one recipe, which are judged by their
+    mean. The result has a `report` for people, `json_values`, and the
     scores with their intervals and signatures. Nothing is recorded in the run's folder; nmt-eval
     does that.
     """
     from functools import partial
 
-    from nmt.evaluate.evaluation import EvaluationRequest, evaluate_system
+    from nmt.evaluate.evaluation import EvaluationRequest, evaluate_runs, evaluate_system
     from nmt.evaluate.systems import TestSetChoice
+    from nmt.system.errors import UserError
 
     request = EvaluationRequest(
         TestSetChoice(test_set, src, ref),
@@ -133,6 +135,10 @@ def evaluate(
         open_translator=partial(open_model, engine=engine),
     )
     names = [str(path) for path in paths]
+    if verdict and len(names) > 1:
+        if all_metrics:
+            raise UserError("all_metrics accepts only one run; leave out it or verdict")
+        return evaluate_runs(request, names)
     return evaluate_system(request, names, with_all_metrics=all_metrics, with_verdict=verdict)
 
 

@@ -126,6 +126,16 @@ OUR_NAMES = {known.sacrebleu: known.name for known in KNOWN_SETS}
 WMT14_SPLITS = {known.name: known.hub_split for known in KNOWN_SETS if known.hub_split is not None}
 
 
+def find_filtered_set(n_lines: int, src: str, tgt: str) -> KnownSet | None:
+    """The known set whose subset for these languages has this number of lines. Other texts may have
+    it too: the digest of the subset's lines is not known.
+    """
+    for known in KNOWN_SETS:
+        if known.find_subset(src, tgt) and len(known.subset_lines()) == n_lines:
+            return known
+    return None
+
+
 def name_sizes() -> dict[int, str]:
     """The paper's sets by their number of lines, for advice where two numbers of lines differ."""
     names = {}

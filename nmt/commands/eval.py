@@ -13,6 +13,7 @@ EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
   nmt-eval runs/base/average --ladder                   counted in every way in which results are quoted
   nmt-eval runs/base --verdict                          its average against the paper: reproduced or not, and why
+  nmt-eval runs/seed1 runs/seed2 runs/seed3 --verdict      runs that differ only in seed, judged by their mean
   nmt-eval runs/base/average --test-set newstest2013    by name, through sacreBLEU or from files
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
   nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
@@ -47,10 +48,14 @@ def make_eval_parser() -> argparse.ArgumentParser:
         "--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file"
     )
     parser.add_argument(
-        "--ladder", action="store_true", help="all metrics, from sacreBLEU's to the paper's"
+        "--ladder",
+        action="store_true",
+        help="all metrics, from sacreBLEU's to those that the paper may have used",
     )
     parser.add_argument(
-        "--verdict", action="store_true", help="was the paper's result reproduced by this run?"
+        "--verdict",
+        action="store_true",
+        help="was the paper's result reproduced by this run, or by these runs of one recipe?",
     )
     references = parser.add_mutually_exclusive_group()
     references.add_argument(
@@ -106,10 +111,10 @@ def find_misuse(args: argparse.Namespace) -> str | None:
         return "--hypotheses needs --ref FILE or --test-set NAME"
     if (has_src and not has_ref) or (n_checkpoints and has_ref and not has_src):
         return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
-    if n_checkpoints != 1 and (
-        args.ensemble or args.engine != "nmt" or args.output or args.verdict
-    ):
-        return "--ensemble, --engine, --output and --verdict need exactly one CHECKPOINT"
+    if n_checkpoints != 1 and (args.ensemble or args.engine != "nmt" or args.output):
+        return "--ensemble, --engine and --output need exactly one CHECKPOINT"
+    if not n_checkpoints and args.verdict:
+        return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
     if args.engine != "nmt" and (args.ensemble or args.verdict):
         return f"--engine {args.engine} supports neither --ensemble nor --verdict; leave one of them out"
     if args.ladder and (n_checkpoints > 1 or is_pair):
@@ -164,6 +169,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from nmt.evaluate.evaluation import (
         EvaluationRequest,
         evaluate_difference,
+        evaluate_runs,
         evaluate_spread,
         evaluate_system,
         record_scores,
@@ -180,6 +186,8 @@ def evaluate(args: argparse.Namespace) -> int:
     )
     if args.compare:
         evaluation = evaluate_difference(request, args.compare)
+    elif len(args.checkpoints) > 1 and args.verdict:
+        evaluation = evaluate_runs(request, args.checkpoints)
     elif len(args.checkpoints) > 1:
         evaluation = evaluate_spread(request, args.checkpoints)
     else:

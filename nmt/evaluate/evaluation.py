@@ -15,6 +15,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
+from nmt.checkpoint import open_checkpoint
 from nmt.config import RunConfig, override_config, to_plain_values
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
@@ -25,7 +26,7 @@ from nmt.evaluate.systems import (
     read_translations,
     translate_test_set,
 )
-from nmt.evaluate.verdict import judge
+from nmt.evaluate.verdict import check_one_recipe, judge
 from nmt.score.metrics import (
     CHRF2,
     HEADLINE,
@@ -64,7 +65,7 @@ class Evaluation:
     scores: Sequence[Sequence[Score]]  # of each system
 
 
-# ---- the three kinds of evaluation ---------------------------------------------------------------
+# ---- the kinds of evaluation ---------------------------------------------------------------------
 
 
 def evaluate_system(
@@ -78,9 +79,7 @@ def evaluate_system(
     """Score a file of translations, a checkpoint, or an ensemble of checkpoints."""
     # choose the system and translate
     if with_verdict:
-        average = RunFolder(Path(names[0])).average
-        if average.is_dir():  # the paper's results are those of averaged models
-            names = [str(average), *names[1:]]
+        names = [_choose_average(names[0]), *names[1:]]
     system = make_system(request, names, is_text)
 
     # score
@@ -92,21 +91,48 @@ def evaluate_system(
     scores = score_system(system, metrics)
 
     # report
-    report = [_format_head(system), *_format_scores(metrics, scores)]
+    report = [_format_head(system), *_format_scores(scores)]
+    if with_all_metrics:
+        report += _format_readings(metrics, system)
     values = _describe_system(system) | {"scores": _scores_to_json(scores)}
     if with_all_metrics and system.test.subset:
         filtered = score_system(system, metrics, system.test.subset)
         report.append(
-            f"on the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 contains:"
+            f"on the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 contains; "
+            f"Table 2 counts all {len(system.texts):,}, so no score below compares with it:"
         )
-        report += _format_scores(metrics, filtered)
+        report += _format_scores(filtered)
         values["filtered"] = _scores_to_json(filtered)
     if with_verdict:
         score = next(score for score in scores if score.name == paper_metric.name)
-        verdict = judge(score, system)
+        verdict = judge(paper_metric, [score], [system])
         report += ["", verdict.format_report()]
         values["verdict"] = verdict.to_json()
     return Evaluation("\n".join(report), values, [system], [scores])
+
+
+def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
+    """Compare several runs of one recipe, with different seeds, with the paper by their mean."""
+    for name in names:
+        _check_is_folder(name)
+    names = [_choose_average(name) for name in names]
+    # Refuse before hours of translation what cannot be judged.
+    checkpoints = [open_checkpoint(Path(name)) for name in names]
+    check_one_recipe(names, checkpoints, request.overrides)
+    systems = make_comparable_systems(request, names)
+    metric = find_paper_metric(systems[0].config.data.tgt)
+    scores = [score_system(system, [HEADLINE, CHRF2, metric]) for system in systems]
+    headlines = [of_system[0] for of_system in scores]
+    verdict = judge(metric, [of_system[2] for of_system in scores], systems)
+    report = [*_format_side_by_side(systems, headlines), "", verdict.format_report()]
+    values = _describe_systems(systems, headlines) | {"verdict": verdict.to_json()}
+    return Evaluation("\n".join(report), values, systems, scores)
+
+
+def _choose_average(name: str) -> str:
+    """A run's average if it has one: the paper's results are those of averaged models."""
+    average = RunFolder(Path(name)).average
+    return str(average) if average.is_dir() else name
 
 
 def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
@@ -227,15 +253,25 @@ def _format_head(system: System) -> str:
     return f"{system.label} on {system.test.name}, {system.pair}: {len(system.texts):,} sentences{seconds}"
 
 
-def _format_scores(metrics: Sequence[Metric], scores: Sequence[Score]) -> Iterator[str]:
+def _format_scores(scores: Sequence[Score]) -> Iterator[str]:
     """Yield one line per score, with its 95% interval and its signature."""
     width = max(len(score.name) for score in scores)
-    for metric, score in zip(metrics, scores, strict=True):
-        mark = "*" if metric.is_of_paper else " "
+    for score in scores:
         interval = _format_interval(score)
-        yield f"  {score.name:<{width}} {score.value:6.2f}{mark} {interval:<14}  {score.signature}"
-    if any(metric.is_of_paper for metric in metrics):
-        yield "  * computed as in Table 2 of the paper"
+        yield f"  {score.name:<{width}} {score.value:6.2f}  {interval:<14}  {score.signature}"
+
+
+def _format_readings(metrics: Sequence[Metric], system: System) -> Iterator[str]:
+    """Say whose way of counting each tokenised metric is. Only on the whole test set is one of them
+    likely to be that of the paper.
+    """
+    yield "  The paper does not say how it counted tokens. Ways that are known:"
+    for metric in metrics:
+        if not metric.reading:
+            continue
+        is_likeliest = metric.is_likeliest and system.filtered_set is None
+        use = "; the likeliest for Table 2, and the verdict's" if is_likeliest else ""
+        yield f"    {metric.name}: {metric.reading}{use}"
 
 
 def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:

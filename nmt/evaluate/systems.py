@@ -10,7 +10,7 @@ from pathlib import Path
 from nmt.config import CorpusConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, open_reference, open_test_set
 from nmt.corpus.text_files import TextFile, read_lines
-from nmt.known_test_sets import name_sizes
+from nmt.known_test_sets import KnownSet, find_filtered_set, name_sizes
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
@@ -64,6 +64,14 @@ class System:
         engine = self.model.translator.engine if self.model else OUR_ENGINE
         return self.name if engine == OUR_ENGINE else f"{self.name} with {engine}"
 
+    @property
+    def filtered_set(self) -> KnownSet | None:
+        """The known set of which the test set seems to be the filtered form, by its number of
+        lines.
+        """
+        data = self.config.data
+        return find_filtered_set(len(self.test.ref), data.src, data.tgt)
+
 
 def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     test = choice.open(model.config)
@@ -91,6 +99,14 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     source, reference = choice.name_sides(test)
     if test.warning:
         say(f"warning: {test.warning}")
+    filtered = system.filtered_set
+    if filtered is not None:
+        assert filtered.lines is not None and filtered.subset is not None
+        say(
+            f"warning: {reference}: {len(test.ref):,} lines, as many as {filtered.name} after filtering "
+            f"(sacreBLEU's {filtered.subset.sacrebleu}); if it is that, no score compares with the "
+            f"paper's, which counts all {filtered.lines:,} lines"
+        )
     problems = find_problems(
         Text(system.name, system.texts, data.tgt),
         Text(reference, test.ref, data.tgt),

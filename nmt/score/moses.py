@@ -1,10 +1,12 @@
 """The Moses tokens behind the paper's score, in pure Python: what its Perl scripts of 2017 print,
 line for line.
 
-This is not sacremoses, because its version 0.2.0 differs from those scripts outside European text:
-it splits Chinese and letters beyond the BMP, keeps an Indic virama, and reads a full-width 1 as a 1
-where the script made it a quote. Its lists of abbreviations for German and French are the scripts'
-own, and are used here. tests/score/test_moses.py compares 16,000 lines with Perl's output.
+`replace_unicode_punctuation` is one script and `make_tokenizer` another; nmt/score/metrics.py says
+which of them a metric applies to which side. This is not sacremoses, because its version 0.2.0
+differs from those scripts outside European text: it splits Chinese and letters beyond the BMP,
+keeps an Indic virama, and reads a full-width 1 as a 1 where the script made it a quote. Its lists
+of abbreviations for German and French are the scripts' own, and are used here.
+tests/score/test_moses.py compares 16,000 lines with Perl's output.
 """
 
 import re
@@ -19,13 +21,15 @@ ABBREVIATIONS = f"sacremoses-{version('sacremoses')}"  # where the lists come fr
 PUNCTUATION = str.maketrans(
     dict(
         zip(
-            "，、”“∶：？《》）！（；１」「０３２５６９７８４～’━〈〉【】％…。．",
-            [*',,""::?"")!(;"""032569784~\'-<>[]%', "...", ". ", ". "],
+            "，、”“∶：？《》！（；１」「０３２５６９７８４）～’━〈〉【】％…",
+            [*',,""::?""!(;"""032569784)~\'-<>[]%', "..."],
             strict=True,
         )
     )
 )
+FULL_STOP = re.compile("[。．] *")  # becomes a dot and one space
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # control characters, except white space
+HYPHEN = regex.compile(r"(\p{Alnum})-(?=\p{Alnum})")
 SYMBOL = regex.compile(r"([^\p{Alnum} .'`,\-])")
 DOT_RUNS = re.compile(r"\.{2,}")
 # Groups instead of lookaround, because Perl does not look again at what a match consumed: in a,,5
@@ -73,10 +77,18 @@ COMPOUND = re.compile(rb"(\S)-(\S)")
 QUOTES = str.maketrans(dict.fromkeys("„“”‟«»", '"'))
 
 
-def make_tokenizer(language: str) -> Callable[[str], str]:
-    """Return replace-unicode-punctuation.perl | tokenizer.perl -l LANGUAGE (with escaping, no -a)
-    for a single line.
+def replace_unicode_punctuation(line: str) -> str:
+    """Do what replace-unicode-punctuation.perl does, which knows no language.
 
+    It leaves the low quote and guillemets alone.
+    """
+    return FULL_STOP.sub(". ", line).translate(PUNCTUATION)
+
+
+def make_tokenizer(language: str, is_aggressive: bool = False) -> Callable[[str], str]:
+    """Return tokenizer.perl -l LANGUAGE, with its escaping, for a single line.
+
+    If `is_aggressive`, return it with -a, which also splits at hyphens inside words: `Est @-@ Ouest`.
     The line has no line feed. A line of white space alone is returned unchanged, as Perl does.
     """
     is_abbreviation = _make_abbreviation_test(language)
@@ -91,11 +103,12 @@ def make_tokenizer(language: str) -> Callable[[str], str]:
         return " ".join(words)
 
     def tokenize(line: str) -> str:
-        line = line.translate(PUNCTUATION)
         text = " ".join(CONTROL.sub("", line).split())
         if not text:
             return "" if CONTROL.search(line) else line
         text = SYMBOL.sub(r" \1 ", text)
+        if is_aggressive:
+            text = HYPHEN.sub(r"\1 @-@ ", text)
         # Runs of dots become \0, which CONTROL has left nowhere else, until all other dots are
         # done.
         text = DOT_RUNS.sub(lambda run: " " + "\0" * len(run[0]) + " ", text)
@@ -150,12 +163,11 @@ def split_compounds(tokens: str) -> str:
 
 
 def make_quotes_plain(text: str) -> str:
-    """Replace typographic double quotes, as was done to Google's newstest2014 reference before it
-    was tokenised.
+    """Replace typographic double quotes, as was done to the copy of newstest2014's reference that
+    Google released, before it was tokenised.
 
-    What is known (tensor2tensor issue 317): all Unicode quotes were replaced, among them the low
-    one, which replace-unicode-punctuation.perl leaves alone. Our reading: double quotes only,
-    guillemets included. Single quotes do not matter, because the script makes U+2019 an apostrophe
-    either way.
+    What is known (M. Popel, tensor2tensor issue 317): all Unicode quotes became plain double ones,
+    among them the low one, which replace-unicode-punctuation.perl leaves alone. Our reading is that
+    guillemets did too, and that single quotes and apostrophes did not.
     """
     return text.translate(QUOTES)

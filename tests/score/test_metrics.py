@@ -133,37 +133,55 @@ def test_it_is_not_smoothed() -> None:
     assert value_of(SPLIT, ["der Hund"], ["der Hund bellt laut"]) == pytest.approx(0, abs=1e-9)
 
 
-def test_only_the_references_quotes_become_plain() -> None:
-    """As in the authors' copy: a model that writes plain quotes gains, one that writes typographic
-    ones loses.
-    """
-    plain, typographic = ['Er sagte: "Das ist ein Test."'], ["Er sagte: „Das ist ein Test.“"]
-    metric = find_paper_metric("de")
-    assert value_of(metric, plain, typographic) > 99.9 > value_of(SPLIT, plain, typographic)
-    assert (
-        value_of(metric, typographic, typographic)
-        < 99.9
-        < value_of(SPLIT, typographic, typographic)
-    )
+QUOTED = {
+    "plain": ['Er sagte: "Das ist ein Test."'],
+    "curly": ["Er sagte: “Das ist ein Test.”"],
+    "German": ["Er sagte: „Das ist ein Test.“"],
+}
 
 
 @pytest.mark.parametrize(
-    "language, papers",
+    "name, hypotheses, references, is_perfect",
     [
-        ("de", ["BLEU tokenised, split, plain quotes"]),
-        ("de_AT", ["BLEU tokenised, split, plain quotes"]),
-        ("fr", ["BLEU tokenised"]),
-        ("FR-ca", ["BLEU tokenised"]),
-        ("ja", []),
-        ("xx", []),
+        ("BLEU tokenised, split", "plain", "curly", False),
+        ("BLEU tokenised, split", "curly", "curly", True),
+        ("BLEU tokenised, split, plain output", "curly", "plain", True),
+        ("BLEU tokenised, split, plain output", "plain", "curly", False),
+        ("BLEU tokenised, split, plain output", "curly", "curly", False),  # only in the output
+        ("BLEU tokenised, split, plain quotes", "plain", "German", True),
+        ("BLEU tokenised, split, plain quotes", "curly", "German", True),
+        # The script knows no low quote: a model that writes typographic ones loses.
+        ("BLEU tokenised, split, plain quotes", "German", "German", False),
     ],
 )
-def test_table_2_knows_german_and_french_and_splits_german_alone(
-    language: str, papers: list[str]
+def test_each_reading_replaces_punctuation_on_its_sides(
+    name: str, hypotheses: str, references: str, is_perfect: bool
+) -> None:
+    value = value_of(METRICS[name], QUOTED[hypotheses], QUOTED[references])
+    assert (value > 99.9) == is_perfect
+
+
+@pytest.mark.parametrize(
+    "language, likeliest, n_readings",
+    [
+        ("de", "BLEU tokenised, split", 4),
+        ("de_AT", "BLEU tokenised, split", 4),
+        ("fr", "BLEU tokenised", 2),
+        ("FR-ca", "BLEU tokenised", 2),
+        ("ja", None, 1),
+        ("xx", None, 1),
+    ],
+)
+def test_readings_of_table_2_are_of_german_and_french(
+    language: str, likeliest: str | None, n_readings: int
 ) -> None:
     metrics = list_metrics(language)
-    assert [metric.name for metric in metrics if metric.is_of_paper] == papers
-    assert find_paper_metric(language).name == (papers or ["BLEU tokenised"])[0]
+    assert [metric.name for metric in metrics if metric.is_likeliest] == [likeliest][
+        : likeliest is not None
+    ]
+    assert find_paper_metric(language).name == (likeliest or "BLEU tokenised")
+    readings = [metric.reading for metric in metrics if metric.reading]
+    assert len(set(readings)) == len(readings) == n_readings
     assert any("split" in metric.name for metric in metrics) == language.startswith("de")
 
 
@@ -171,10 +189,8 @@ def test_table_2_knows_german_and_french_and_splits_german_alone(
     "line, tokens",
     [
         ('Er sagte: "Das ist gut."', "Er sagte : &quot; Das ist gut . &quot;"),
-        ("“Ja”, sagte er …", "&quot; Ja &quot; , sagte er ..."),  # replace-unicode-punctuation
-        # It leaves the low quote alone: the reason why newstest2014's quotes were normalised
-        ("„Ja“", "„ Ja &quot;"),
-        ("Wie geht’s?", "Wie geht &apos; s ?"),
+        ("„Ja“, sagte er …", "„ Ja “ , sagte er …"),
+        ("Wie geht’s?", "Wie geht ’ s ?"),
         ("Das Nord-Süd-Gefälle.", "Das Nord ##AT##-##AT## Süd ##AT##-##AT## Gefälle ."),
         ("A-B-C", "A ##AT##-##AT## B-C"),  # the B is used up by the first match, in Perl as here
         ("Vor- und Nachteile - oder", "Vor- und Nachteile - oder"),
@@ -206,13 +222,17 @@ def test_signatures_say_how_it_was_counted() -> None:
     release, lists = re.escape(sacrebleu.__version__), moses.ABBREVIATIONS
     end, seen = rf"version:{release}\|nmt:[\d.]+", "nrefs:1|test:demo|lang:en-de|"
     plain = f"smooth:none|lines:1|lists:{lists}|"
+    tokenizer = "tokenizer.perl-2017.de"
     expected = {
         "BLEU": "case:mixed|eff:no|tok:13a|smooth:exp|lines:1|",
         "BLEU intl, lower-cased": "case:lc|eff:no|tok:intl|smooth:exp|lines:1|",
-        "BLEU tokenised": f"case:mixed|eff:no|tok:moses-2017.de|{plain}",
-        "BLEU tokenised, split": f"case:mixed|eff:no|tok:moses-2017.de+atat|{plain}",
+        "BLEU tokenised": f"case:mixed|eff:no|tok:{tokenizer}|{plain}",
+        "BLEU tokenised, split": f"case:mixed|eff:no|tok:{tokenizer}+atat|{plain}",
+        "BLEU tokenised, split, plain output": (
+            f"case:mixed|eff:no|tok:{tokenizer}+atat+hyp-unicode-punctuation|{plain}"
+        ),
         "BLEU tokenised, split, plain quotes": (
-            f"case:mixed|eff:no|tok:moses-2017.de+atat+refquotes|{plain}"
+            f"case:mixed|eff:no|tok:{tokenizer}+atat+hyp-unicode-punctuation+ref-quotes|{plain}"
         ),
         "chrF2": "case:mixed|eff:yes|nc:6|nw:0|space:no|lines:1|",
         "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|",

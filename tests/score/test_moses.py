@@ -3,13 +3,14 @@ and 20 BLEU scores.
 
 tests/golden holds what Perl printed (scripts/make_golden.py). Inputs are made again here and held
 against their digest first, so that a generator that drifted is not taken for a tokeniser that did.
-No Perl is needed.
+No Perl is needed, except for a comparison with each script alone, which is skipped without it.
 """
 
 import json
 import lzma
 import os
 import re
+import shutil
 import sys
 from functools import cache
 from importlib.metadata import version
@@ -23,9 +24,15 @@ from sacrebleu.metrics.bleu import BLEU
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs  # noqa: E402
+from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs, perl  # noqa: E402
 
-from nmt.score.moses import ABBREVIATIONS, make_quotes_plain, make_tokenizer, split_compounds  # noqa: E402
+from nmt.score.moses import (  # noqa: E402
+    ABBREVIATIONS,
+    make_quotes_plain,
+    make_tokenizer,
+    replace_unicode_punctuation,
+    split_compounds,
+)
 
 DATA = Path(os.environ.get("NMT_TEST_DATA", ROOT.parent / "shared" / "data"))
 FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
@@ -56,8 +63,9 @@ def made(language: str) -> list[str]:
 
 @cache
 def tokenised(language: str) -> list[str]:
+    """As the golden files are made: replace-unicode-punctuation.perl, then tokenizer.perl."""
     tokenize = make_tokenizer(language)
-    return [tokenize(line) for line in made(language)]
+    return [tokenize(replace_unicode_punctuation(line)) for line in made(language)]
 
 
 def differing(
@@ -90,7 +98,7 @@ def test_tokens_of_real_lines_are_perls(language: str) -> None:
     digests = unpacked("moses.real.xz")
     assert digest(digests) == FACTS["real"]["outputs"]
     tokenize, first = make_tokenizer(language), LANGUAGES.index(language) * N
-    tokens = [tokenize(line) for line in lines]
+    tokens = [tokenize(replace_unicode_punctuation(line)) for line in lines]
     ours = [line_digest(line, split_compounds(line)) for line in tokens]
     assert differing(tokens, ours, digests[first : first + N]) == []
 
@@ -115,7 +123,8 @@ def test_bleu_is_multi_bleus() -> None:
 @pytest.mark.parametrize(
     "line, tokens",
     [
-        ("１２", "&quot; 2"),  # as it was until 2019: the full-width 1 was taken for a quote
+        ("１２", "１２"),
+        ("„Ja“, sagte er … d’été", "„ Ja “ , sagte er … d ’ été"),  # Unicode punctuation stays
         ("Was\x1cser\x0b und\x85Öl", "Wasser und Öl"),
         ("漢字 \U00020000\U00020001 हिन्दी", "漢字 \U00020000\U00020001 हिन ् दी"),
         ("\xa0", "\xa0"),  # Perl prints a blank line as it is
@@ -126,6 +135,51 @@ def test_bleu_is_multi_bleus() -> None:
 )
 def test_where_perl_surprises(line: str, tokens: str) -> None:
     assert make_tokenizer("de")(line) == tokens
+
+
+@pytest.mark.parametrize(
+    "line, replaced",
+    [
+        ("“Ja”, „nein‟ «a» ‚b‘", '"Ja", „nein‟ «a» ‚b‘'),  # low quotes and guillemets stay
+        ("d’été … － ━ –", "d'été ... － - –"),
+        ("１２", '"2'),  # as it was until 2019: the full-width 1 was taken for a quote
+        ("Ende。   Neu．Dann", "Ende. Neu. Dann"),
+    ],
+)
+def test_unicode_punctuation_that_is_replaced(line: str, replaced: str) -> None:
+    assert replace_unicode_punctuation(line) == replaced
+
+
+@pytest.mark.parametrize(
+    "line, tokens",
+    [
+        ("est-à-dire", "est @-@ à @-@ dire"),  # the lookahead leaves the à for the next hyphen
+        ("Vor- und -nach, a--b 1-2", "Vor- und -nach , a--b 1 @-@ 2"),
+        ("L'Est-Ouest.", "L&apos; Est @-@ Ouest ."),
+    ],
+)
+def test_aggressive_splitting_is_at_hyphens_inside_words(line: str, tokens: str) -> None:
+    assert make_tokenizer("fr", is_aggressive=True)(line) == tokens
+
+
+# The Perl scripts themselves, of any date from June 2017 to October 2018
+SCRIPTS = os.environ.get("NMT_MOSES", "")
+NEEDS_SCRIPTS = pytest.mark.skipif(
+    not (SCRIPTS and shutil.which("perl")),
+    reason="needs Perl, and NMT_MOSES must name the folder scripts/ of a mosesdecoder of 2017",
+)
+
+
+@NEEDS_SCRIPTS
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("options", [(), ("-a",)])
+def test_each_script_alone_gives_our_lines(language: str, options: tuple[str, ...]) -> None:
+    lines, folder = made(language), Path(SCRIPTS, "tokenizer")
+    tokenize = make_tokenizer(language, is_aggressive="-a" in options)
+    tokens = perl(lines, str(folder / "tokenizer.perl"), "-q", "-l", language, *options)
+    assert differing(lines, [tokenize(line) for line in lines], tokens) == []
+    replaced = perl(lines, str(folder / "replace-unicode-punctuation.perl"))
+    assert differing(lines, [replace_unicode_punctuation(line) for line in lines], replaced) == []
 
 
 def test_english_knows_abbreviations_of_numbers() -> None:
