@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
+from once import make_once
 from safetensors.torch import load_file, save_file
 from soaking import IS_SOAK
 
@@ -486,7 +487,7 @@ HARMLESS: dict[str, Change] = {
     ),
 }
 
-CHILD = """
+OPEN_ALL = """
 import contextlib, io, json, signal, sys, time
 from pathlib import Path
 import torch
@@ -495,36 +496,39 @@ from nmt.config import DecodingConfig
 from nmt.translate.translator import make_translator
 from nmt.system.run_folder import RunFolder
 
-def memory(key):
-    return int(next(line for line in open("/proc/self/status") if line.startswith(key)).split()[1]) / 1024
+def read_memory_mb(key):
+    line = next(line for line in open("/proc/self/status") if line.startswith(key))
+    return int(line.split()[1]) / 1024
 
-def hung(*_):
+def give_up(*_):
     raise SystemError("no answer in 20 s")
 
-def opened(run):
+def open_newest(run):
     make_translator(open_checkpoint(run.checkpoint(9)), torch.device("cpu"), DecodingConfig())
 
-def continued(run):
+def continue_run(run):
     return find_newest(run).step
 
-def told(work, run):
+def answer(work, run):
     try:
         return work(run)
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
 
-signal.signal(signal.SIGALRM, hung)
+signal.signal(signal.SIGALRM, give_up)
 for path in map(Path, sys.argv[1:]):
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
-    before, started_at = memory("VmRSS"), time.process_time()
+    memory_before, started_at = read_memory_mb("VmRSS"), time.process_time()
     signal.alarm(20)
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        step = told(continued, RunFolder(path))  # it opens each checkpoint as nmt-translate does
-        results = [told(opened, RunFolder(path)) if step == 9 else None, step]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        step = answer(continue_run, RunFolder(path))  # it opens each checkpoint as nmt-translate does
+        opened = answer(open_newest, RunFolder(path)) if step == 9 else None
     signal.alarm(0)
-    seconds, growth = time.process_time() - started_at, memory("VmHWM") - before
-    print(json.dumps([*results, said.getvalue(), seconds, growth]), flush=True)
+    seconds = time.process_time() - started_at
+    memory = read_memory_mb("VmHWM") - memory_before
+    print(json.dumps([opened, step, stderr.getvalue(), seconds, memory]), flush=True)
 """
+ANSWERS_FILE = "answers.jsonl"
 
 
 @dataclass(frozen=True)
@@ -536,10 +540,10 @@ class Answer:
     memory_mb: float
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose newest checkpoint of two is untouched, and one for each case."""
-    root = tmp_path_factory.mktemp("trust")
+def make_cases(root: Path) -> None:
+    """Write a run whose newest checkpoint of two is untouched, and one for each case; then open
+    them all.
+    """
     model = pieces(15)
     for step in (7, 9):
         write_checkpoint(root / "good" / "checkpoints" / f"step-000000{step}", step, model, 15)
@@ -547,14 +551,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, change in changes.items():
         shutil.copytree(root / "good", root / name)
         change(root / name / "checkpoints" / "step-0000009")
-    return root
 
-
-@pytest.fixture(scope="module")
-def answers(folder: Path) -> dict[str, Answer]:
     runs = ["good", *HARMLESS, *map(str, range(len(CASES)))]  # the first one warms up
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, *(str(folder / name) for name in runs)],
+        [sys.executable, "-c", OPEN_ALL, *(str(root / name) for name in runs)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -562,7 +562,18 @@ def answers(folder: Path) -> dict[str, Answer]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr[-2000:]
-    found = [Answer(*json.loads(line)) for line in done.stdout.splitlines()]
+    (root / ANSWERS_FILE).write_text(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_once(tmp_path_factory, "trust", make_cases)
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, Answer]:
+    lines = (folder / ANSWERS_FILE).read_text().splitlines()
+    found = [Answer(*json.loads(line)) for line in lines]
     return dict(zip((*HARMLESS, *CASES), found[1:], strict=True))
 
 
