@@ -332,6 +332,8 @@ def _weight_shapes(
     try:
         with torch.device("meta"):  # takes no memory
             model = Transformer(replace(config, n_layers=1), vocab_size)
+    except UserError as error:
+        raise UserError(f"{path}: {error}; use another copy") from None
     except (RuntimeError, TypeError):
         raise UserError(
             f"{path}: model: its sizes are too large for a tensor; use another copy"

@@ -183,6 +183,10 @@ class ModelConfig:
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
     # have none, the authors' code of June 2017 has them.
     attention_bias: bool = False
+    # The number of rows of the embeddings and the projection; null: one for each piece. The
+    # authors' code of June 2017 had 40,960. Rows beyond the vocabulary take part in the softmax and
+    # in label smoothing, and are never decoded.
+    vocab_rows: int | None = default(None, AT_LEAST_ONE)
 
     def check(self) -> str | None:
         if self.d_model % self.n_heads and (self.d_k is None or self.d_v is None):
@@ -193,6 +197,17 @@ class ModelConfig:
         if self.d_model % 2 and self.positions == "sinusoidal":
             return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
         return None
+
+    def count_rows(self, vocab_size: int) -> int:
+        """Return the number of rows of the embeddings and the projection."""
+        if self.vocab_rows is None:
+            return vocab_size
+        if self.vocab_rows < vocab_size:
+            raise UserError(
+                f"model.vocab_rows is {self.vocab_rows}, but the vocabulary has {vocab_size} pieces; "
+                "give at least one row for each piece"
+            )
+        return self.vocab_rows
 
     @property
     def key_size(self) -> int:
@@ -371,6 +386,13 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def check(self) -> str | None:
+        vocab_rows = self.model.vocab_rows
+        # the size of a given BPE model is not known here
+        if vocab_rows is not None and self.vocab.model is None and vocab_rows < self.vocab.size:
+            return (
+                f"model.vocab_rows is {vocab_rows}, but vocab.size is {self.vocab.size}; "
+                "give at least one row for each piece"
+            )
         if self.model.positions == "sinusoidal":
             return None
         rows = self.model.max_positions

@@ -345,6 +345,13 @@ def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow
             released=matrices[not is_big_french],
             ours=matrices[ours.tied],
         ),
+        compare(
+            "embedding rows",
+            ComparedSetting("model.vocab_rows", None, ours.vocab_rows),
+            paper="one for each piece",
+            released="one for each piece",
+            ours="one for each piece" if ours.vocab_rows is None else format_value(ours.vocab_rows),
+        ),
         state_rule("embeddings multiplied by", paper="sqrt(d_model)", released="sqrt(d_model)"),
         state_rule(
             "added to the source",

@@ -86,7 +86,7 @@ class Toy:
         n_rows: int = 4093,
         config: ModelConfig | None = None,
     ) -> None:
-        self.config, self.n_vocab = config or ModelConfig(), n
+        self.config, self.n_pieces, self.n_vocab = config or ModelConfig(), n, n
         self.table = torch.randn(n_rows, n, generator=torch.Generator().manual_seed(seed)) * 1.5
         self.table[:, EOS] += ending
         self.n_steps = 0
@@ -145,7 +145,7 @@ class Full:
         if (src, prefix) not in self.known:
             hidden = self.model(pack([src]), pack([[BOS, *prefix]]))  # type: ignore[operator]
             for n, logits in enumerate(self.model.projection(hidden).tolist()):
-                self.known[src, prefix[:n]] = log_softmax(logits)
+                self.known[src, prefix[:n]] = log_softmax(logits)[: self.model.n_pieces]
         return self.known[src, prefix]
 
 

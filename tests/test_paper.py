@@ -166,6 +166,7 @@ FLIPS = [
     ("base", "model.window=8", "attention window"),
     ("base", "model.tied=false", "embeddings and projection"),
     ("base", "model.attention_bias=true", "biases in attention"),
+    ("base", "model.vocab_rows=40960", "embedding rows"),
     ("base", "model.n_layers=4", "layers N"),
     ("base", "model.d_model=1024", "d_model"),
     ("base", "model.d_ff=1024", "d_ff"),

@@ -27,6 +27,7 @@ def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
         "learned": replace(TINY, positions="learned", max_positions=max_positions),
         "window": replace(TINY, window=3),
         "small-heads": replace(TINY, d_k=3, d_v=5),
+        "released": replace(TINY, attention_bias=True, vocab_rows=350),
     }
 
 
@@ -59,9 +60,10 @@ def make_checkpoint(
     weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}
     save_file(weights, folder / MODEL_FILE)
     write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
-    write_text(
-        folder / CONFIG_FILE, format_config(RunConfig(name="toy", model=shape, decoding=decoding))
+    config = RunConfig(
+        name="toy", vocab=VocabConfig(size=vocab.size), model=shape, decoding=decoding
     )
+    write_text(folder / CONFIG_FILE, format_config(config))
     (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return folder

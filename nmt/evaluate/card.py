@@ -245,12 +245,14 @@ def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
     """Return the rows for the shape of the model and for the search that it is meant for."""
     model, decoding = config.model, config.decoding
     matrices = "one matrix for" if model.tied else "separate"
+    biases = ", biases in attention" if model.attention_bias else ""
+    rows = "" if model.vocab_rows is None else f", in matrices of {model.vocab_rows:,} rows"
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
     return {
         "model": f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
         f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{matrices} embeddings and projection",
-        "pieces": f"joint BPE (SentencePiece), {vocab_size:,}",
+        f"{matrices} embeddings and projection{biases}",
+        "pieces": f"joint BPE (SentencePiece), {vocab_size:,}{rows}",
         "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
         f"{decoding.max_extra} pieces more than the source",
     }

@@ -36,6 +36,7 @@ from nmt.translate.batching import SearchedBatch, split_by_budget
 from nmt.translate.beams import Hypothesis, compute_penalty
 from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
+SHARED_VOCAB_FILE = "shared_vocabulary.json"  # as CTranslate2 calls it
 CTRANSLATE2_USAGE = """\
     import ctranslate2, sentencepiece
 
@@ -53,7 +54,13 @@ def explain_ctranslate2(config: RunConfig) -> str:
     decoding = config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
     usage = CTRANSLATE2_USAGE.format(beam=decoding.beam, alpha=alpha, extra=decoding.max_extra)
-    return usage + explain_length_penalty(config)
+    usage += explain_length_penalty(config)
+    if config.model.vocab_rows is not None:
+        usage += (
+            "\nThe model has more rows than pieces. The others are named `<unused-N>` in the vocabulary; "
+            "`suppress_sequences` excludes them from a search.\n"
+        )
+    return usage
 
 
 def import_ctranslate2() -> Any:
@@ -79,6 +86,7 @@ def write_ctranslate2(
 
     # vocabulary
     pieces = vocab.pieces(range(vocab.size))
+    pieces += _name_unused_rows(pieces, model.n_vocab)
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = pieces[BOS]
@@ -91,6 +99,17 @@ def write_ctranslate2(
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     (folder / VOCAB_FILE).write_bytes(vocab.model)
+
+
+def _name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
+    """Name the rows beyond the pieces, because CTranslate2 wants one name for each row."""
+    names = [f"<unused-{i}>" for i in range(len(pieces), n_rows)]
+    for name in set(names) & set(pieces):
+        raise UserError(
+            f"model.vocab_rows is {n_rows}: --to ctranslate2 names an unused row {name}, but the "
+            "vocabulary has a piece of this name; use another format"
+        )
+    return names
 
 
 def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
@@ -168,6 +187,9 @@ class CTranslate2Engine:
             ) from None
         self._pieces = self.vocab.pieces(range(self.vocab.size))
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        names: list[str] = read_json(folder / SHARED_VOCAB_FILE)
+        self._suppressed = [[self._pieces[i]] for i in (PAD, BOS)]
+        self._suppressed += [[name] for name in names[self.vocab.size :]]  # unused rows
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         return [hypotheses[0] for hypotheses in self._search(src, beam, alpha, limit, 1)]
@@ -203,7 +225,7 @@ class CTranslate2Engine:
             return_scores=True,
             max_batch_size=4096,
             batch_type="tokens",
-            suppress_sequences=[[self._pieces[i]] for i in (PAD, BOS)],
+            suppress_sequences=self._suppressed,
         )
         found = []
         for result in results:

@@ -84,14 +84,19 @@ def write_huggingface(
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
 
     # the model
-    model_config = _make_model_config(config.model, vocab.size, n_positions, quantization)
+    model_config = _make_model_config(config.model, model.n_vocab, n_positions, quantization)
     model_config.save_pretrained(folder)
     save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
 
     # the settings of generation
     decoding = config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    generation = _make_generation_config(decoding.beam, alpha, max_length=n_positions)
+    generation = _make_generation_config(
+        decoding.beam,
+        alpha,
+        [PAD, BOS, *range(vocab.size, model.n_vocab)],  # our search never chooses them either
+        max_length=n_positions,
+    )
     generation.save_pretrained(folder)
 
     _write_tokenizer(folder, vocab, config, n_positions)
@@ -154,7 +159,11 @@ def _write_tokenizer(folder: Path, vocab: Vocab, config: RunConfig, n_positions:
 
 
 def _make_generation_config(
-    beam: int, alpha: float, max_length: int | None = None, max_new_tokens: int | None = None
+    beam: int,
+    alpha: float,
+    suppressed: list[int],
+    max_length: int | None = None,
+    max_new_tokens: int | None = None,
 ) -> Any:
     """Choose the settings with which transformers decodes as nearly as it can to our search."""
     return import_transformers().GenerationConfig(
@@ -168,7 +177,7 @@ def _make_generation_config(
         bos_token_id=BOS,
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
-        suppress_tokens=[PAD, BOS],  # our search never chooses them either
+        suppress_tokens=suppressed,
     )
 
 
@@ -250,10 +259,11 @@ class HuggingFaceEngine:
         )
         self.model.eval()
         self.tokenizer = load_tokenizer(folder)
+        self.suppressed: list[int] = self.model.generation_config.suppress_tokens
 
     @torch.inference_mode()
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        generation = _make_generation_config(beam, alpha, max_new_tokens=limit)
+        generation = _make_generation_config(beam, alpha, self.suppressed, max_new_tokens=limit)
         found: list[Hypothesis] = []
         for sources in split_batches(src):
             ids, mask = _pad_rows(add_eos(sources))

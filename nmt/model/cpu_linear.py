@@ -46,7 +46,7 @@ def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     if not (is_bf16 or can_pack):
         return model
     with torch.device("meta"):
-        ready = Transformer(model.config, weight.shape[0]).eval()
+        ready = Transformer(model.config, model.n_pieces).eval()
     ready.load_state_dict(model.state_dict(), assign=True)
     for mine, its in (
         (ready.src_positions, model.src_positions),

@@ -205,13 +205,14 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.config, self.n_vocab = config, vocab_size
+        n_rows = config.count_rows(vocab_size)
+        self.config, self.n_pieces, self.n_vocab = config, vocab_size, n_rows
         self.attention_path = TRITON  # set from outside, before anything is compiled
-        self.tgt_embedding = nn.Embedding(vocab_size, config.d_model)
+        self.tgt_embedding = nn.Embedding(n_rows, config.d_model)
         self.src_embedding = self.tgt_embedding
         if not config.tied:
-            self.src_embedding = nn.Embedding(vocab_size, config.d_model)
-        self.projection = nn.Linear(config.d_model, vocab_size, bias=False)
+            self.src_embedding = nn.Embedding(n_rows, config.d_model)
+        self.projection = nn.Linear(config.d_model, n_rows, bias=False)
         if config.tied:  # section 3.4
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)

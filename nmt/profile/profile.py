@@ -80,7 +80,7 @@ def profile_training(
         parts = _measure_parts(dry_run, updates, timing, trace)
 
     mean_lengths = [float(side.lengths.mean()) for side in (dry_run.store.src, dry_run.store.tgt)]
-    flop = count_flop(config.model, dry_run.vocab.size, *mean_lengths)
+    flop = count_flop(config.model, dry_run.model.n_vocab, *mean_lengths)
     rows = min(micro_tokens, timing.n_tgt // timing.n_updates)
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     ceiling = measure_ceiling(config.model, rows, dtype, world.device)

@@ -47,7 +47,8 @@ class Decodable(Protocol):
     """
 
     config: ModelConfig
-    n_vocab: int
+    n_pieces: int  # in the vocabulary: only these can be chosen
+    n_vocab: int  # in the softmax: the pieces and any unused rows after them
 
     def make_cache(self, src: Packed, beam: int, /) -> Any: ...
     def step(self, tokens: Tensor, cache: Any, /) -> Tensor: ...
@@ -213,8 +214,10 @@ def find_required_pieces(beams: Beams, length: Length) -> Tensor:
     return torch.where(forced >= 0, forced, required)
 
 
-def forbid_pieces(logits: Tensor, is_eos_forbidden: bool | Tensor) -> None:
-    """Set the logits (R, V) of pieces that may not be chosen freely to -inf: pad, bos and, if forbidden, eos."""
+def forbid_pieces(logits: Tensor, n_pieces: int, is_eos_forbidden: bool | Tensor) -> None:
+    """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows and, if forbidden, eos."""
+    if n_pieces < logits.shape[1]:
+        logits[:, n_pieces:] = NEG_INF
     logits[:, PAD] = NEG_INF
     logits[:, BOS] = NEG_INF
     if isinstance(is_eos_forbidden, Tensor):

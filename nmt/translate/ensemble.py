@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.model.cache import FP32_BYTES
-from nmt.translate.beams import Decodable
+from nmt.translate.beams import NEG_INF, Decodable
 
 
 @dataclass
@@ -64,7 +65,8 @@ class Ensemble:
     def __init__(self, models: Sequence[Decodable]) -> None:
         self.models = list(models)
         self.sizes = [model.config.d_model for model in models]
-        self.config, self.n_vocab = models[0].config, models[0].n_vocab
+        self.config, self.n_pieces = models[0].config, models[0].n_pieces
+        self.n_vocab = max(model.n_vocab for model in models)
         learned = [model.config for model in models if model.config.positions == "learned"]
         if learned:  # the shortest table bounds them all
             shortest = min(config.max_positions for config in learned)
@@ -98,6 +100,10 @@ class Ensemble:
         """Logits whose softmax is the mean of the models' probabilities."""
         log_probs = []
         for model, x in zip(self.models, hidden.split(self.sizes, 1), strict=True):
-            log_probs.append(model.projection(x).float().log_softmax(1))
+            log_prob = model.projection(x).float().log_softmax(1)
+            n_missing = self.n_vocab - log_prob.shape[1]  # unused rows that other models have
+            if n_missing:
+                log_prob = F.pad(log_prob, (0, n_missing), value=NEG_INF)
+            log_probs.append(log_prob)
         # The log of the mean, taken without leaving log space, where small probabilities survive.
         return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

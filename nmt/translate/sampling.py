@@ -58,7 +58,9 @@ def sample_step(
     blocks = []
     for here, logits in compute_logit_blocks(model, hidden, n):
         u = uniforms[here].reshape(-1, 1)
-        blocks.append(_draw_pieces(logits, required[here], u, is_eos_forbidden, config))
+        blocks.append(
+            _draw_pieces(logits, required[here], u, model.n_pieces, is_eos_forbidden, config)
+        )
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
     ended = (pieces == EOS) & (scores > NEG_INF)
@@ -76,6 +78,7 @@ def _draw_pieces(
     logits: Tensor,
     required: Tensor,
     uniforms: Tensor,
+    n_pieces: int,
     is_eos_forbidden: bool | Tensor,
     config: DecodingConfig,
 ) -> tuple[Tensor, Tensor]:
@@ -83,7 +86,7 @@ def _draw_pieces(
     log_probs = logits.log_softmax(1)
 
     # The distribution to draw from: temperature, then top-k, then top-p.
-    forbid_pieces(logits, is_eos_forbidden)
+    forbid_pieces(logits, n_pieces, is_eos_forbidden)
     logits = logits / config.temperature
     if config.top_k is not None:
         least = logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]

@@ -102,9 +102,10 @@ def beam_step(
     is_eos_forbidden = length <= config.min_length
     blocks = []
     for sentences, logits in compute_logit_blocks(model, hidden, beam):
+        scores, pieces = beams.scores[sentences], required[sentences]
         blocks.append(
             _best_continuations(
-                logits, beams.scores[sentences], required[sentences], is_eos_forbidden, n_considered
+                logits, scores, pieces, model.n_pieces, is_eos_forbidden, n_considered
             )
         )
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))  # (S, 2B)
@@ -135,7 +136,12 @@ def beam_step(
 
 
 def _best_continuations(
-    logits: Tensor, scores: Tensor, required: Tensor, is_eos_forbidden: bool | Tensor, n: int
+    logits: Tensor,
+    scores: Tensor,
+    required: Tensor,
+    n_pieces: int,
+    is_eos_forbidden: bool | Tensor,
+    n: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n best continuations of each sentence: parents, pieces and log-probabilities, each (S, n).
 
@@ -146,7 +152,7 @@ def _best_continuations(
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required = required[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
     required_logits = logits.gather(1, required.clamp(min=0))
-    forbid_pieces(logits, is_eos_forbidden)
+    forbid_pieces(logits, n_pieces, is_eos_forbidden)
     # A sentence's n best are among each parent's n best
     values, pieces = find_topk_by_group(logits, n)
 

@@ -67,6 +67,7 @@ SHAPES = {
 }
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
+SHAPES["unused-rows"] = replace(PLAIN, vocab_rows=99)
 SHAPES["biased-pre-small-heads"] = replace(SHAPES["pre-small-heads"], attention_bias=True)
 
 
@@ -90,6 +91,7 @@ def make_exportable(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoin
         weights["projection.weight"][[PAD, BOS]] = -5 * bias
     config = RunConfig(
         name="toy",
+        vocab=VocabConfig(size=vocab.size),
         model=shape,
         data=DataConfig(root="/secret/place", train=(CorpusConfig(src="a.en", tgt="a.de"),)),
     )

@@ -102,6 +102,47 @@ def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"], has_bias: 
         assert (ours - theirs).abs().max() < 1e-10
 
 
+BASE = ModelConfig(attention_bias=True, vocab_rows=40_960)
+# Table 3's millions of parameters, all rows but big (213) and the one of learned positions
+TABLE_3 = [
+    (BASE, 65),
+    (replace(BASE, d_k=16), 58),
+    (replace(BASE, d_k=32), 60),
+    (replace(BASE, n_layers=2), 36),
+    (replace(BASE, n_layers=4), 50),
+    (replace(BASE, n_layers=8), 80),
+    (replace(BASE, d_model=256, d_k=32, d_v=32), 28),
+    (replace(BASE, d_model=1024, d_k=128, d_v=128), 168),
+    (replace(BASE, d_ff=1024), 53),
+    (replace(BASE, d_ff=4096), 90),
+]
+
+
+def count_millions(config: ModelConfig, vocab_size: int) -> float:
+    with torch.device("meta"):
+        model = Transformer(config, vocab_size)
+    return sum(p.numel() for p in model.parameters()) / 1e6
+
+
+def test_the_released_model_has_the_parameters_of_table_3() -> None:
+    """So the paper's own models had biases in attention and 40,960 rows; 37,000 fit none."""
+    for config, millions in TABLE_3:
+        assert round(count_millions(config, 36_500)) == millions, config
+        for has_bias in (True, False):
+            narrow = replace(config, attention_bias=has_bias, vocab_rows=None)
+            assert round(count_millions(narrow, 37_000)) < millions, narrow
+
+
+def test_biases_begin_at_zero_and_more_rows_than_pieces_are_kept() -> None:
+    model = Transformer(replace(SMALL, attention_bias=True, vocab_rows=V + 6), V)
+    biases = {name: p for name, p in model.named_parameters() if name.endswith(".bias")}
+    attention = {name for name in biases if "attention." in name}
+    assert len(attention) == 2 * (2 + 5)  # two layers: qkv, output; and q, kv, output of memory
+    assert all(not bool(biases[name].any()) for name in attention)
+    assert (model.n_pieces, model.n_vocab) == (V, V + 6)
+    assert model.projection.weight.shape == (V + 6, 16)
+
+
 OPTIONS = [
     SMALL,
     replace(SMALL, norm="pre"),

@@ -39,7 +39,7 @@ NEAR = 1e-5
 SHAPES = list_shapes(max_positions=21)
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
-ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [SHAPES["pre"], SHAPES["window"]]
+ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [SHAPES["pre"], SHAPES["released"]]
 
 
 def model(shape: ModelConfig, seed: int = 1) -> Transformer:

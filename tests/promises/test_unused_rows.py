@@ -1,0 +1,134 @@
+"""A model with more rows than pieces: the softmax is over all rows, and no unused row is ever decoded.
+
+The authors' models of June 2017 were such: 40,960 rows for about 36,500 pieces.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from prepared_toy import prepare_toy
+from torch import Tensor
+from untrained import TINY, make_checkpoint, make_vocab
+
+from nmt.average.mean import average_checkpoints
+from nmt.checkpoint import load_weights, open_checkpoint
+from nmt.config import DecodingConfig, RunConfig, override_config
+from nmt.data.batch import pack
+from nmt.data.vocab import BOS, EOS
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.ranks import World
+from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.train.loss import compute_loss_sums
+from nmt.train.trainer import train
+from nmt.translate.beams import compute_penalty
+from nmt.translate.search import search
+from nmt.translate.translator import make_translator
+
+V, ROWS = 80, 120
+WIDE = replace(TINY, attention_bias=True, vocab_rows=ROWS)
+CPU = torch.device("cpu")
+SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS]]
+
+
+@pytest.fixture(scope="module", name="model")
+def make_model() -> Transformer:
+    """Its unused rows are the most probable ones."""
+    torch.manual_seed(1)
+    model = Transformer(WIDE, V).eval().requires_grad_(False)
+    for p in model.parameters():
+        p.add_(torch.randn_like(p), alpha=0.3)
+    model.projection.weight[V:] *= 3.0
+    return model
+
+
+def write_out_log_probs(model: Transformer, src: list[int], tgt: list[int]) -> Tensor:
+    """The log-probability of each piece and of eos, by a softmax over all rows."""
+    states = model(pack([src]), pack([[BOS, *tgt]]))
+    log_probs = (states @ model.tgt_embedding.weight.T).log_softmax(1)
+    return log_probs[torch.arange(len(tgt) + 1), [*tgt, EOS]]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_search_scores_by_all_rows_and_chooses_no_unused_one(model: Transformer, beam: int) -> None:
+    config = DecodingConfig(beam=beam, max_extra=6)
+    for src, found in zip(SOURCES, search(model, pack(SOURCES), config, beam), strict=True):
+        for hypothesis in found:
+            assert max(hypothesis.ids, default=0) < V
+            total = float(write_out_log_probs(model, src, hypothesis.ids).sum())
+            penalty = float(compute_penalty(len(hypothesis.ids) + 1, config))
+            assert hypothesis.score == pytest.approx(total / penalty, abs=1e-5)
+
+
+def test_samples_hold_no_unused_row(model: Transformer) -> None:
+    config = DecodingConfig(sample=True, max_extra=20, temperature=5.0)
+    found = search(model, pack(SOURCES), config, 20)
+    ids = {i for samples in found for sample in samples for i in sample.ids}
+    assert len(ids) > V // 2 and max(ids) < V
+
+
+def test_the_loss_smooths_over_all_rows(model: Transformer) -> None:
+    hidden = torch.randn(5, TINY.d_model)
+    labels = torch.tensor([4, 5, V - 1, 3, 9])
+    log_probs = (hidden @ model.projection.weight.T).log_softmax(1)  # (5, ROWS)
+    wanted = torch.full((5, ROWS), 0.1 / (ROWS - 1))
+    wanted[torch.arange(5), labels] = 0.9
+    smoothed, nll = compute_loss_sums(hidden, model.projection.weight, labels, 0.1)
+    assert float(smoothed) == pytest.approx(float(-(wanted * log_probs).sum()), rel=1e-5)
+    assert float(nll) == pytest.approx(float(-log_probs[torch.arange(5), labels].sum()), rel=1e-5)
+
+
+@pytest.fixture(scope="module", name="config")
+def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    toy = prepare_toy(tmp_path_factory.mktemp("toy"))
+    overrides = [
+        f"model.vocab_rows={ROWS}",
+        "model.attention_bias=true",
+        "training.steps=6",
+        "training.checkpoint_every=3",
+        "training.checkpoint_minutes=null",
+        "training.validate_every=6",
+    ]
+    return override_config(toy, overrides)
+
+
+def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None:
+    world = World(0, 1, CPU)
+    whole, two = [replace(config, out=str(tmp_path / name)) for name in ("whole", "two")]
+    assert train(whole, world) == 0
+    assert train(override_config(two, ["training.steps=3"]), world) == 0
+    assert train(two, world) == 0
+    folder = RunFolder(tmp_path / "whole")
+    expected = (folder.checkpoint(6) / MODEL_FILE).read_bytes()
+    assert (RunFolder(tmp_path / "two").checkpoint(6) / MODEL_FILE).read_bytes() == expected
+
+    average_checkpoints([folder.checkpoint(3), folder.checkpoint(6)], tmp_path / "average")
+    checkpoint = open_checkpoint(tmp_path / "average")
+    model = Transformer(checkpoint.config.model, checkpoint.vocab.size)
+    load_weights(checkpoint, model)
+    assert model.projection.weight.shape[0] == ROWS
+    biases = [p for name, p in model.named_parameters() if name.endswith(("qkv.bias", "q.bias"))]
+    assert len(biases) == 3 and all(bool(bias.abs().sum() > 0) for bias in biases)
+    translator = make_translator(checkpoint, CPU, checkpoint.config.decoding)
+    assert len(list(translator.translate(["A line."]))) == 1
+
+
+def test_models_of_different_rows_translate_together(tmp_path: Path) -> None:
+    vocab = make_vocab(tmp_path)
+    shapes = {"wide": replace(WIDE, vocab_rows=300), "plain": TINY, "middle": WIDE}
+    paths = [make_checkpoint(tmp_path / name, vocab, shape) for name, shape in shapes.items()]
+    first, *others = map(open_checkpoint, paths)
+    config = DecodingConfig(beam=2, max_extra=3)
+    translator = make_translator(first, CPU, config, others)
+    backwards = make_translator(others[-1], CPU, config, [*others[:-1], first])
+    lines = ["a small dog", "the house"]
+    assert list(translator.translate(lines)) == list(backwards.translate(lines))
+
+
+def test_too_few_rows_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model.vocab_rows is 79, but vocab.size is 80"):
+        override_config(RunConfig(), ["vocab.size=80", "model.vocab_rows=79"])
+    with pytest.raises(UserError, match="model.vocab_rows is 79, but the vocabulary has 80 pieces"):
+        Transformer(replace(TINY, vocab_rows=79), V)
