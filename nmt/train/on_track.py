@@ -24,7 +24,7 @@ MIN_UPDATES = 200
 # so that a spike does not count.
 FALLEN_UPDATES = 50
 
-SAMPLED_IDS = 20_000_000  # enough for four digits; a large store has a billion
+SAMPLED_IDS = 20_000_000  # enough for three digits; a large store has a billion
 SAMPLED_BLOCKS = 100  # spread over the store, because corpora follow one another there
 
 Event = dict[str, Any]  # a line of metrics.jsonl

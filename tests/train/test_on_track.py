@@ -183,6 +183,18 @@ def test_a_stalled_run_is_told_at_each_start_and_recorded_once(
     assert read_warnings(run) == [warning]
 
 
+def test_a_run_that_collapses_at_the_peak_of_its_rate_is_told(
+    ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = ("optimizer.warmup_steps=100", "optimizer.scale=45", "training.log_every=10")
+    steps = f"training.steps={counted(120, 300)}"
+    assert main(ground.argv("collapsed", *SETTINGS, *rates, steps)) == 0
+    [warning] = read_warnings(ground.run("collapsed"))
+    assert warning["problem"] == "fell back"
+    assert warning["step"] == counted(100, MIN_UPDATES) + 10
+    assert f"warning: {warning['message']}\n" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not IS_SOAK, reason="two ranks and as many updates as a real run needs")
 def test_only_the_main_rank_warns(ground: Ground) -> None:
     start = ground.start("ranks", *SETTINGS, STALL, size=2)
