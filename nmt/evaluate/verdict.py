@@ -95,7 +95,10 @@ class Verdict:
             interval = self.scores[0].interval
             between = ""
             if interval is not None:
-                between = f"95 % of resampled test sets: {interval.low:.2f} to {interval.high:.2f}"
+                between = (
+                    f"95 % of resampled test sets: {interval.low:.2f} to {interval.high:.2f}, "
+                    "for information"
+                )
             yield f"  this system  {self.value:6.2f}  {between}".rstrip()
             return
         seeds = self.seeds
@@ -289,7 +292,10 @@ def _check_distances(average: Average, every: int) -> Iterator[str]:
     # The last one may be shorter, because training ends between two checkpoints.
     is_apart = min(distances[:-1]) >= low and min(distances) > 0
     if not is_apart or max(distances) > high:
+        apart = f"{min(distances):,} to {max(distances):,}"
+        if min(distances) == max(distances):
+            apart = f"{distances[0]:,}"
         yield (
-            f"averaging: its checkpoints are {min(distances):,} to {max(distances):,} updates apart, "
+            f"averaging: its checkpoints are {apart} updates apart, "
             f"in the paper ten minutes, about {every:,} updates"
         )

@@ -116,11 +116,11 @@ def _list_german(tokenize: Prepare, name: str) -> list[Metric]:
         f"{name}+atat",
         "the authors' statement of June 2017, and their script before April 2018",
     )
-    # This one is the likeliest: it is all that an author stated at the time (L. Kaiser,
-    # tensor2tensor issue 61). Replacing Unicode punctuation in the output is not in any script
-    # before April 2018, and a reference with plain quotes is not mentioned before then. The public
-    # script that resembles the one behind their files (google/seq2seq, bin/data/wmt16_en_de.sh)
-    # tokenises training text and test sets alike, without touching quotes.
+    # This one is the likeliest: it is all that an author stated in the paper's month (L. Kaiser,
+    # tensor2tensor issue 61), and the public script nearest to the one behind their files
+    # (google/seq2seq, bin/data/wmt16_en_de.sh) tokenises training text and test sets alike, without
+    # touching quotes. It is not certain: the commit of 2018 calls its new step "forgotten", and the
+    # reference that they released then has plain quotes.
     split = replace(split, is_likeliest=True)
     split_later = _make_tokenized(
         "BLEU tokenised, split, plain output",

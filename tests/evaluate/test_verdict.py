@@ -321,7 +321,7 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
     # Five checkpoints at ten minutes of a GPU that needs an hour for all of the training
     "ten minutes of a fast machine": (
         {"made": average(gaps=[16_667] * 4)},
-        "averaging: its checkpoints are 16,667 to 16,667 updates apart, in the paper ten",
+        "averaging: its checkpoints are 16,667 updates apart, in the paper ten",
     ),
     "fewer updates": (
         {"config": with_settings("training.steps=50000")},
@@ -424,7 +424,7 @@ def test_several_steps_in_their_order() -> None:
 def test_what_is_printed() -> None:
     assert judge_run().format_report().splitlines() == [
         "verdict: reproduced because 27.30 is not below the paper's 27.30",
-        "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90",
+        "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90, for information",
         "  the paper     27.30  Table 2, base, en-de",
         "  spread of seeds 0.15 (from the literature, not measured here)",
         "  reproduced from 27.15, close from 26.85",
