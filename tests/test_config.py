@@ -372,6 +372,8 @@ def test_the_paper_is_shipped() -> None:
         "big.yaml",
         "base-enfr.yaml",
         "big-enfr.yaml",
+        "base-released.yaml",
+        "big-released.yaml",
         "demo.yaml",
         "multi30k.yaml",
     } <= set(SHIPPED)

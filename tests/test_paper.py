@@ -119,6 +119,18 @@ def test_the_papers_configs_do_not_deviate(
     assert ("41.0" in text) == (name == "big-enfr")
 
 
+@pytest.mark.parametrize("name", ["base", "big"])
+def test_the_released_configs_deviate_in_what_they_are_made_for(name: str) -> None:
+    config = load_config(f"{name}-released.yaml")
+    found = check_conformance(config)
+    assert (found.model, found.pair) == (name, "en-de")
+    data = ["data.train", "data.valid", "data.test"]
+    model = ["model.attention_bias", "model.vocab_rows"]
+    assert sorted(map(str, keys_of(found.deviations))) == sorted([*data, "vocab.size", *model])
+    base = load_config("base-released.yaml")
+    assert (config.data, config.vocab) == (base.data, base.vocab)  # one store serves both
+
+
 SMALL = [
     "data.train",
     "data.clean.max_words",
