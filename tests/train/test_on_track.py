@@ -25,7 +25,7 @@ SIDE = Side(np.array([5, 5, 6, 7], np.uint16), np.array([0, 3, 4], np.int64))
 ENTROPY = 2 * (2 / 6) * math.log(6 / 2) + 2 * (1 / 6) * math.log(6)
 
 MIN_UPDATES = counted(60, on_track.MIN_UPDATES)
-STEPS = counted(100, 300)
+STEPS = counted(100, 560)
 SETTINGS = (
     f"training.steps={STEPS}",
     "training.micro_tokens=300",
@@ -43,7 +43,7 @@ HEALTHY = {
     "bf16": ["training.precision=bf16"],
     "learned": ["model.positions=learned", "model.max_positions=256"],
     "wide": ["model.d_model=32", "model.d_ff=64", "seed=7"],
-    "deep": ["model.n_layers=3"],
+    "deep": ["model.n_layers=3", "optimizer.scale=0.5"],  # at the unigram entropy to update 200
     "plain-loss": ["training.label_smoothing=0", "model.dropout=0"],
     "warm-up": ["optimizer.warmup_steps=100"],
 }
@@ -93,7 +93,7 @@ def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[t
 
 
 @pytest.mark.parametrize(
-    "warmup_steps, expected", [(20, [(300, "stalled")]), (400, [(500, "stalled")]), (900, [])]
+    "warmup_steps, expected", [(20, [(600, "stalled")]), (640, [(800, "stalled")]), (900, [])]
 )
 def test_a_stalled_run_is_told_after_its_first_window_past_warm_up(
     warmup_steps: int, expected: list[tuple[int, str]]
@@ -107,26 +107,26 @@ def test_a_window_that_began_in_warm_up_is_not_judged() -> None:
 
 
 def test_a_run_that_falls_back_is_told_but_a_spike_is_not() -> None:
-    learned = [(step, 0.5) for step in range(100, 301, 100)]
-    spike = [(step, 1.0) for step in range(301, 340)]
+    learned = [(step, 0.5) for step in range(100, 901, 100)]
+    spike = [(step, 1.0) for step in range(901, 940)]
     check = make_check()
-    assert list_warnings(check, [*learned, *spike, (341, 0.5)]) == []
-    warning = check.check(400, 1.0 * ENTROPY)
+    assert list_warnings(check, [*learned, *spike, (941, 0.5)]) == []
+    warning = check.check(1000, 1.0 * ENTROPY)
     assert warning and warning["problem"] == "fell back"
     assert f"was {0.5 * ENTROPY:.2f} nats per token at update 100" in warning["message"]
-    assert check.check(500, 1.0 * ENTROPY) is None
+    assert check.check(1100, 1.0 * ENTROPY) is None
 
 
 def test_a_continued_run_knows_what_was_logged() -> None:
-    earlier: list[Event] = [{"kind": "train", "step": 300, "nll": 0.5 * ENTROPY}]
-    assert list_warnings(make_check(earlier), [(400, 1.0)]) == [(400, "fell back")]
-    assert list_warnings(make_check(), [(400, 1.0), (500, 1.0)]) == [(500, "stalled")]
+    earlier: list[Event] = [{"kind": "train", "step": 700, "nll": 0.5 * ENTROPY}]
+    assert list_warnings(make_check(earlier), [(800, 1.0)]) == [(800, "fell back")]
+    assert list_warnings(make_check(), [(800, 1.0), (900, 1.0)]) == [(900, "stalled")]
     # Only a warning that was not recorded yet is new.
-    recorded: Event = {"kind": "warning", "step": 300, "problem": "stalled"}
+    recorded: Event = {"kind": "warning", "step": 700, "problem": "stalled"}
     check = make_check(
-        [{"kind": "train", "step": 300, "nll": ENTROPY}, recorded, {"kind": "train"}]
+        [{"kind": "train", "step": 700, "nll": ENTROPY}, recorded, {"kind": "train"}]
     )
-    warning = check.check(400, ENTROPY)
+    warning = check.check(800, ENTROPY)
     assert warning and not check.is_new(warning) and make_check().is_new(warning)
 
 
@@ -187,7 +187,7 @@ def test_a_run_that_collapses_at_the_peak_of_its_rate_is_told(
     ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = ("optimizer.warmup_steps=100", "optimizer.scale=45", "training.log_every=10")
-    steps = f"training.steps={counted(120, 300)}"
+    steps = f"training.steps={counted(120, 560)}"
     assert main(ground.argv("collapsed", *SETTINGS, *rates, steps)) == 0
     [warning] = read_warnings(ground.run("collapsed"))
     assert warning["problem"] == "fell back"
