@@ -20,6 +20,8 @@ from nmt.system.errors import UserError
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
+Grouping = Literal["length", "random"]
+
 MAX_CONFIG_BYTES = 1 << 20
 CORPUS_FILES = {"src", "tgt"}
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
@@ -240,6 +242,8 @@ class TrainingConfig:
     # The token budget of an update on each side, summed over all ranks.
     src_tokens: int = default(25_000, AT_LEAST_ONE)
     tgt_tokens: int = default(25_000, AT_LEAST_ONE)
+    # Which pairs form an update: those of about the same length (as in the paper), or any.
+    grouping: Grouping = "random"
     # The maximum number of tokens per side in one forward and backward pass; auto: chosen for
     # speed within the available memory (nmt/train/memory_probe.py).
     micro_tokens: int | Literal["auto"] = default("auto", AT_LEAST_ONE)

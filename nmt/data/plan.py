@@ -1,7 +1,8 @@
 """Plans which pairs form which update, as a pure function of (seed, epoch, lengths).
 
 An epoch is one shuffle, split into updates by a budget of source and target tokens (section 5.1).
-The pairs of an update are dealt to as few micro-batches as can hold them, all about equally full.
+If pairs are grouped by length, each update has pairs of about the same length, and it is the order
+of updates that is random. The pairs of an update are dealt to as few micro-batches as can hold them, all about equally full.
 So the pairs of update k do not depend on the number of ranks or on what fits on each, a position in
 the data is two integers, and each epoch has every pair once. If all micro-batches must have one
 shape, dealing respects its limits, so no data ever needs a second shape. Lengths always include bos
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nmt.config import TrainingConfig
+from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.system.records import COUNT, default
 
@@ -21,6 +22,7 @@ SPAN = 1 << 20  # pairs whose running sums are in memory at a time
 # Numbers of tokens are rounded up to this: it suits the kernels, and memory is reused when sizes
 # recur.
 ROW_MULTIPLE = 64
+SHORT_SHARE = 0.01  # of all tokens
 SPARE_TOKENS = 32  # added to an equal share of an update, because pairs cannot be split evenly
 
 
@@ -30,6 +32,37 @@ class Cursor:
 
     epoch: int = default(0, COUNT)
     update: int = default(0, COUNT)
+
+
+# ---- the order of an epoch ---------------------------------------------------------------------------------------
+
+
+def classify_lengths(lengths: Array) -> Array:
+    """Return for each length the number of its class; lengths of a class differ by a tenth at most.
+
+    Up to ten tokens each length is a class of its own.
+    """
+    starts = [1]
+    longest = int(lengths.max(initial=1))
+    while starts[-1] <= longest:
+        starts.append(max(starts[-1] + 1, int(1.1 * starts[-1])))
+    return np.searchsorted(np.array(starts), lengths, side="right").astype(np.uint8)
+
+
+def sort_by_length(order: Array, src_lengths: Array, tgt_lengths: Array) -> Array:
+    """Sort the pairs of a shuffle by the class of their longer side; a class stays shuffled."""
+    classes = classify_lengths(np.maximum(src_lengths, tgt_lengths))
+    return order[np.argsort(classes[order], kind="stable")]
+
+
+def shuffle_updates(
+    order: Array, bounds: Array, random: np.random.Generator
+) -> tuple[Array, Array]:
+    """Return the pairs with their updates in random order, and the boundaries of the updates there."""
+    turns = random.permutation(len(bounds) - 1)
+    updates = [order[bounds[number] : bounds[number + 1]] for number in turns]
+    sizes = np.diff(bounds)[turns]
+    return np.concatenate([order[:0], *updates]), np.cumsum([0, *sizes])
 
 
 # ---- an epoch into updates ---------------------------------------------------------------------------------------
@@ -144,23 +177,43 @@ def divide_tokens(tokens: int, n: int) -> int:
 
 
 def choose_shape(
-    src_lengths: Array, tgt_lengths: Array, micro_tokens: int, max_pieces: int | None = None
+    src_lengths: Array,
+    tgt_lengths: Array,
+    micro_tokens: int,
+    max_pieces: int | None = None,
+    grouping: Grouping = "random",
 ) -> BatchShape:
     """Choose the one shape of a run's micro-batches.
 
     It holds `micro_tokens` per side, or the longest sentence if that is more, and one and a half
-    times as many sentences as that many tokens usually contain. With BPE-dropout lengths differ
-    between epochs, up to `max_pieces`.
+    times as many sentences as that many tokens usually contain; if pairs are grouped by length, as
+    many as a micro-batch of short ones contains. With BPE-dropout lengths differ between epochs,
+    up to `max_pieces`.
     """
     sides = (src_lengths, tgt_lengths)
     longest = max(int(side.max(initial=1)) for side in sides)
     if max_pieces is not None:
         longest = max(longest, max_pieces + 1)
     tokens = round_up(max(micro_tokens, longest))
-    mean_length = max(float(side.mean()) for side in sides) if len(src_lengths) else 1.0
-    usual_sentences = tokens / mean_length
-    sentences = min(tokens, int(1.5 * usual_sentences) + ROW_MULTIPLE)
+    if not len(src_lengths):
+        return BatchShape(tokens, tokens, longest)
+    if grouping == "length":
+        most_sentences = tokens / find_short_length(src_lengths, tgt_lengths)
+    else:
+        mean_length = max(float(side.mean()) for side in sides)
+        most_sentences = 1.5 * tokens / mean_length
+    sentences = min(tokens, int(most_sentences) + ROW_MULTIPLE)
     return BatchShape(tokens, sentences, longest)
+
+
+def find_short_length(src_lengths: Array, tgt_lengths: Array) -> int:
+    """Return the length of a pair, by its longer side, below which SHORT_SHARE of all tokens lie.
+
+    Micro-batches of shorter pairs are cut off by the number of sentences, which so few are.
+    """
+    longer = np.sort(np.maximum(src_lengths, tgt_lengths))
+    ends = np.cumsum(longer, dtype=np.int64)
+    return int(longer[ends.searchsorted(SHORT_SHARE * ends[-1])])
 
 
 def round_up(rows: int) -> int:
@@ -248,9 +301,14 @@ def plan_epoch(
     order = np.arange(len(src_lengths), dtype=np.uint32)
     random.shuffle(order)
     src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
+    is_grouped = config.grouping == "length"
+    if is_grouped:
+        order = sort_by_length(order, src_lengths, tgt_lengths)
     bounds = split_pairs(
         src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens
     )
+    if is_grouped:
+        order, bounds = shuffle_updates(order, bounds, random)
     if shape is not None:
         return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
     return EpochPlan(src_lengths, tgt_lengths, order, bounds, micro_tokens)

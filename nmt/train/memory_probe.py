@@ -48,7 +48,13 @@ def choose_batch_shape(
     if not has_fixed_shape(config.model, config.training, world):
         return None
     max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
-    return choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens, max_pieces)
+    return choose_shape(
+        store.src.lengths,
+        store.tgt.lengths,
+        micro_tokens,
+        max_pieces,
+        config.training.grouping,
+    )
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 updates are.
 """
 
+import itertools
 import lzma
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
-from nmt.data.plan import plan_epoch, split_pairs
+from nmt.data.plan import classify_lengths, plan_epoch, split_pairs
 
 LENGTHS = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300))
@@ -22,6 +23,7 @@ LENGTHS = st.integers(0, 2**32 - 1).map(
 DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 MICRO_TOKENS = 250
 CONFIG = TrainingConfig(src_tokens=900, tgt_tokens=800)
+GROUPED = TrainingConfig(src_tokens=900, tgt_tokens=800, grouping="length")
 
 
 def runs(
@@ -123,6 +125,53 @@ def test_pure_function_of_seed_and_epoch() -> None:
     for seed, epoch in ((2, 0), (1, 1)):
         other = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, MICRO_TOKENS)
         assert (first.order != other.order).mean() > 0.99
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(1, 3_000))
+def test_updates_grouped_by_length_hold_every_pair_once_beside_its_like(
+    seed: int, epoch: int, n: int
+) -> None:
+    src, tgt = np.random.default_rng(seed).integers(1, 60, (2, n))
+    plan = plan_epoch(src, tgt, seed, epoch, GROUPED, MICRO_TOKENS)
+    updates = [plan.order[a:b] for a, b in itertools.pairwise(plan.bounds)]
+    assert sorted(np.concatenate(updates)) == list(range(n))
+
+    # no class of lengths lies between the lowest and the highest of an update, but in it
+    classes = classify_lengths(np.maximum(src, tgt))
+    lowest = np.array([classes[update].min() for update in updates])
+    highest = np.array([classes[update].max() for update in updates])
+    by_length = np.lexsort((highest, lowest))
+    assert (highest[by_length][:-1] <= lowest[by_length][1:]).all()
+    for number in range(len(plan)):
+        n_src, n_tgt = plan.n_tokens(number)
+        assert (n_src <= 900 and n_tgt <= 800) or len(updates[number]) == 1
+
+
+def test_updates_grouped_by_length_come_in_random_order_and_anew_in_each_epoch() -> None:
+    src, tgt = np.random.default_rng(0).integers(1, 60, (2, 10_000))
+    longer = np.maximum(src, tgt)
+    seen = []
+    for epoch in range(3):
+        plan = plan_epoch(src, tgt, 1, epoch, GROUPED, MICRO_TOKENS)
+        again = plan_epoch(src, tgt, 1, epoch, GROUPED, 77)
+        assert np.array_equal(plan.order, again.order) and np.array_equal(plan.bounds, again.bounds)
+        updates = [plan.order[a:b] for a, b in itertools.pairwise(plan.bounds)]
+        means = np.array([longer[update].mean() for update in updates])
+        neighbours = np.corrcoef(means[:-1], means[1:])[0, 1]
+        assert abs(neighbours) < 0.2 and means.std() > 10
+        seen.append({frozenset(update.tolist()) for update in updates})
+    assert not seen[0] & seen[1] and not seen[1] & seen[2]
+
+
+def test_classes_of_length() -> None:
+    lengths = np.arange(1, 301)
+    classes = classify_lengths(lengths)
+    assert (np.diff(classes.astype(int)) >= 0).all()
+    assert len(set(classes[:10])) == 10
+    for number in set(classes):
+        of_class = lengths[classes == number]
+        assert of_class.max() <= 1.1 * of_class.min()
 
 
 def test_updates_are_nearly_full() -> None:
