@@ -25,6 +25,7 @@ from nmt.config import (
     MAX_CONFIG_BYTES,
     ModelConfig,
     RunConfig,
+    TrainingConfig,
     format_config,
     list_differences,
     load_config,
@@ -484,15 +485,20 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
     return None
 
 
-def prune_checkpoints(run: RunFolder, keep: int, best_step: int, last_step: int) -> None:
-    """Remove all checkpoints but the newest `keep` and the best.
+def prune_checkpoints(
+    run: RunFolder, training: TrainingConfig, best_step: int, last_step: int
+) -> None:
+    """Remove all checkpoints but the newest `keep_checkpoints` that averaging counts, the newest of
+    all, and the best.
 
     Checkpoints after `last_step` must be damaged, because otherwise training would have resumed
     from them. They are not counted, and training will overwrite them.
     """
     steps = [step for step in list_steps(run) if step <= last_step]
-    for step in steps[:-keep]:
-        if step != best_step:
+    counted = [step for step in steps if training.is_counted(step)]
+    kept = {best_step, *steps[-1:], *counted[-training.keep_checkpoints :]}
+    for step in steps:
+        if step not in kept:
             remove_folder(run.checkpoint(step))
 
 

@@ -262,12 +262,26 @@ class TrainingConfig:
     # The number of updates between two log lines, and between two validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # Save a checkpoint every N updates, every N minutes (as in the paper), or both; null turns
-    # either off.
+    # Save a checkpoint every N updates: these are the ones that nmt-average counts. null: it counts
+    # all there are.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
+    # Also save one when the last is N minutes old, so that no more is lost; null: never.
     checkpoint_minutes: float | None = default(10.0, POSITIVE)
-    # How many of the newest checkpoints to keep, in addition to the best one.
+    # How many of the newest checkpoints to keep, of those that nmt-average counts. The very newest
+    # and the best are kept in any case.
     keep_checkpoints: int = default(20, AT_LEAST_ONE)
+
+    def is_checkpoint_step(self, step: int) -> bool:
+        """Whether a checkpoint of this update is planned, whatever the clock says."""
+        is_due = self.checkpoint_every is not None and step % self.checkpoint_every == 0
+        return is_due or step == self.steps
+
+    def is_counted(self, step: int) -> bool:
+        """Whether averaging counts the checkpoint of this update.
+
+        It does not count those that the clock, a stop or a good score put between planned ones.
+        """
+        return self.checkpoint_every is None or self.is_checkpoint_step(step)
 
     def check(self) -> str | None:
         if self.shard and self.compile == "on":

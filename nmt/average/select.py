@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
+from nmt.config import load_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -51,18 +52,34 @@ def choose_checkpoints(
 
 
 def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
-    """List the checkpoints of a run, oldest first.
-
-    With `minutes`, only those that are at least that far apart in training, counted back from the
-    newest.
+    """List the checkpoints of a run that averaging counts, oldest first; with `minutes`, those that
+    are at least that far apart in training, counted back from the newest.
     """
-    found: list[Candidate] = []
-    for step in reversed(list_steps(run)):
+    candidates = list_all(run)
+    if minutes is not None:
+        return thin_out(candidates, minutes)
+    if not run.config.is_file():
+        return candidates
+    training = load_config(str(run.config)).training
+    return [candidate for candidate in candidates if training.is_counted(candidate.step)]
+
+
+def list_all(run: RunFolder) -> list[Candidate]:
+    candidates = []
+    for step in list_steps(run):
         origin = read_origin(run.checkpoint(step))
         elapsed_s = float(origin.elapsed_s) if isinstance(origin, TrainState) else 0.0
-        if minutes is None or not found or found[-1].elapsed_s - elapsed_s >= 60 * minutes:
-            found.append(Candidate(step, elapsed_s))
-    return found[::-1]
+        candidates.append(Candidate(step, elapsed_s))
+    return candidates
+
+
+def thin_out(candidates: Sequence[Candidate], minutes: float) -> list[Candidate]:
+    """Take the newest, and then each that is at least so many minutes older than the last taken."""
+    taken: list[Candidate] = []
+    for candidate in reversed(candidates):
+        if not taken or taken[-1].elapsed_s - candidate.elapsed_s >= 60 * minutes:
+            taken.append(candidate)
+    return taken[::-1]
 
 
 def take_last(
@@ -70,9 +87,11 @@ def take_last(
 ) -> list[Candidate]:
     """Return the newest `n`; it is an error if there are fewer."""
     if len(candidates) < n:
-        apart = "" if minutes is None else f" that are {minutes:g} minutes of training apart"
+        counted = "that averaging counts"
+        if minutes is not None:
+            counted = f"that are {minutes:g} minutes of training apart"
         raise UserError(
-            f"{run.path}: has {len(candidates)} checkpoints{apart}, but {n} were requested; "
+            f"{run.path}: has {len(candidates)} checkpoints {counted}, but {n} were requested; "
             "request fewer, or raise training.keep_checkpoints"
         )
     return list(candidates[-n:])
@@ -94,7 +113,7 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
 
     Of two that score the same, the newer counts as better.
     """
-    candidates = list_candidates(run, None)
+    candidates = list_all(run)
     scores = read_validations(run)
     validated = [candidate for candidate in candidates if candidate.step in scores]
     if len(validated) < n:

@@ -108,8 +108,8 @@ class CheckpointWriter:
             best_step = 0
             if best_link.is_symlink():
                 best_step = int(best_link.readlink().name.removeprefix("step-"))
-            n_kept = self.config.training.keep_checkpoints
-            checkpoint.prune_checkpoints(self.run, n_kept, best_step, state.step)
+            training = self.config.training
+            checkpoint.prune_checkpoints(self.run, training, best_step, state.step)
         except OSError as error:
             say(
                 f"warning: {self.run.checkpoints}: could not update the links or remove old checkpoints "

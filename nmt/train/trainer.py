@@ -177,7 +177,7 @@ class Trainer:
 
                 # handle the outcomes of earlier updates
                 is_log_step = self.is_due(training.log_every) or step in (1, training.steps)
-                is_save_step = self.is_due(training.checkpoint_every) or step == training.steps
+                is_save_step = training.is_checkpoint_step(step)
                 self.apply_outcomes(
                     wait_for_newest=is_log_step or is_save_step or self.is_validation_due
                 )

@@ -4,6 +4,7 @@ import pytest
 from saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
 from nmt.average.select import choose_checkpoints, take_best
+from nmt.config import RunConfig, TrainingConfig, format_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -41,6 +42,35 @@ def test_which_checkpoints_are_taken(
     assert [candidate.weight for candidate in chosen] == [
         1.0 if decay is None else decay**age for age in ages
     ]
+
+
+def set_training(run: RunFolder, **settings: int) -> None:
+    training = TrainingConfig(**settings)  # type: ignore[arg-type]
+    run.config.write_text(format_config(RunConfig(name="toy", training=training)))
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "counted"),
+    [
+        (20, 100, [20, 40]),
+        (20, 50, [20, 40, 50]),  # the last update ends the run
+        (10, 50, [10, 20, 30, 40, 50]),
+        (25, 60, [50]),
+    ],
+)
+def test_of_a_run_with_planned_checkpoints_no_others_are_averaged(
+    every: int, steps: int, counted: list[int], run: RunFolder
+) -> None:
+    set_training(run, checkpoint_every=every, steps=steps)
+    chosen, _ = choose_checkpoints(run, len(counted), None, None, None)
+    assert [candidate.step for candidate in chosen] == counted
+    with pytest.raises(UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"):
+        choose_checkpoints(run, len(counted) + 1, None, None, None)
+    # The best and those some minutes apart are chosen among all
+    best, _ = choose_checkpoints(run, None, 3, None, None)
+    assert [candidate.step for candidate in best] == [20, 40, 50]
+    apart, _ = choose_checkpoints(run, 3, None, 6.5, None)
+    assert [candidate.step for candidate in apart] == [10, 30, 50]
 
 
 def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:

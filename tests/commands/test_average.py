@@ -12,7 +12,7 @@ from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained about
-    "--last 6": "has 5 checkpoints, but 6 were",
+    "--last 6": "has 5 checkpoints that averaging counts, but 6 were",
     "--last 0": "argument --last: 0: give a number of at least 1",
     "--best 0": "argument --best: 0: give a number of at least 1",
     "--best 1 --last 1": "--last: not allowed with argument --best",
@@ -29,7 +29,7 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--ema runs": "put it first",
     "--curve -o x": "--curve and -o",
     "--curve 0,2": "argument --curve: 0,2",
-    "--curve 1,9": "has 5 checkpoints, but 9 were",
+    "--curve 1,9": "has 5 checkpoints that averaging counts, but 9 were",
     "--curve runs": "put it first",
     "--curve": "data.valid",
     "../one": "give -o DIR",
