@@ -64,7 +64,9 @@ def test_of_a_run_with_planned_checkpoints_no_others_are_averaged(
     set_training(run, checkpoint_every=every, steps=steps)
     chosen, _ = choose_checkpoints(run, len(counted), None, None, None)
     assert [candidate.step for candidate in chosen] == counted
-    with pytest.raises(UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"):
+    with pytest.raises(
+        UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"
+    ):
         choose_checkpoints(run, len(counted) + 1, None, None, None)
     # The best and those some minutes apart are chosen among all
     best, _ = choose_checkpoints(run, None, 3, None, None)
