@@ -18,7 +18,7 @@ from nmt.checkpoint import Average, Checkpoint, Origin
 from nmt.config import list_differences, override_config
 from nmt.evaluate.systems import System
 from nmt.known_test_sets import PAPER_TEST_SET
-from nmt.paper import NOT_STATED, Conformance, check_conformance
+from nmt.paper import CHECKPOINT_UPDATES, Conformance, check_conformance
 from nmt.score.metrics import Metric
 from nmt.score.score import Score
 from nmt.score.significance import Spread, estimate_spread
@@ -33,8 +33,6 @@ Conclusion = Literal["reproduced", "close", "not reproduced", "not comparable"]
 SEED_SPREAD = {"base": 0.15, "big": 0.2}
 SPREAD_SOURCE = "from the literature, not measured here"
 CLOSE_SPREADS = 3
-# Ten minutes of the authors' machine: at 0.4 s an update for base and 1.0 s for big (section 5.2).
-AVERAGE_EVERY = {"base": 1_500, "big": 600}
 EVERY_TOLERANCE = 0.25
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
 # What may differ between runs that are judged together: the seed, names, places and the machine.
@@ -253,10 +251,8 @@ def _find_missing_steps(paper: Conformance, system: System) -> Iterator[str]:
     for row in paper.deviations:
         if row.key == "data.test":  # the test set that was really scored counts
             continue
-        if row.paper != NOT_STATED:
-            yield f"{row.name}: {row.ours}, in the paper {row.paper}"
-        else:
-            yield f"{row.name}: {row.ours}, in the released code {row.released}"
+        source, value = row.measure
+        yield f"{row.name}: {row.ours}, in {source} {value}"
     checkpoint = _find_checkpoint(system)
     steps = checkpoint.config.training.steps
     if checkpoint.step < steps:
@@ -278,7 +274,7 @@ def _check_averaging(origin: Origin, paper: Conformance) -> Iterator[str]:
     elif origin.weights is not None:
         yield f"averaging: a weighted mean, in the paper the plain one of the last {n}"
     else:
-        yield from _check_distances(origin, AVERAGE_EVERY[paper.model])
+        yield from _check_distances(origin, CHECKPOINT_UPDATES[paper.model])
 
 
 def _check_distances(average: Average, every: int) -> Iterator[str]:
