@@ -621,7 +621,7 @@ def list_training_rows(config: RunConfig, model: Model, pair: str) -> list[Paper
         state_rule(
             "order of training",
             paper=SILENT,
-            code_2017="shuffled once on disk; 4 files read at once",
+            code_2017="shuffled once on disk; files and a queue anew",
             code_2023="shuffled once on disk; files and 1,024 pairs anew",
             ours="anew in each epoch",
         ),

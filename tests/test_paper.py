@@ -595,6 +595,51 @@ def test_the_document_shows_what_the_command_prints() -> None:
     assert shown in text
 
 
+# The rows of Table 3 that print a number of parameters, as they are named in docs/recipe.md
+SIZES_OF_TABLE_3 = {
+    "base": {},
+    "d_k 16": {"d_k": 16},
+    "d_k 32": {"d_k": 32},
+    "N 2": {"n_layers": 2},
+    "N 4": {"n_layers": 4},
+    "N 8": {"n_layers": 8},
+    "d_model 256": {"d_model": 256, "d_k": 32, "d_v": 32},
+    "d_model 1,024": {"d_model": 1024, "d_k": 128, "d_v": 128},
+    "d_ff 1,024": {"d_ff": 1024},
+    "d_ff 4,096": {"d_ff": 4096},
+    "big": {"d_model": 1024, "d_ff": 4096, "n_heads": 16},
+}
+
+
+def count_millions(sizes: dict[str, int], n_rows: int, has_biases: bool) -> float:
+    """Count the parameters of a row of Table 3, with the 32 rows for target languages that the
+    code of June 2017 has.
+    """
+    config = ModelConfig(**sizes, attention_bias=has_biases)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        model = Transformer(config, n_rows)
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (n_parameters + 32 * config.d_model) / 1e6
+
+
+def test_table_3_fits_40960_rows_and_biases_but_for_big() -> None:
+    text = (ROOT / "docs" / "recipe.md").read_text().replace("**", "")
+    for name, sizes in SIZES_OF_TABLE_3.items():
+        (cells,) = re.findall(rf"^\| {name} \| ([0-9. |]+) \|$", text, re.MULTILINE)
+        paper, *documented = cells.split(" | ")
+        counts = []
+        for n_rows, has_biases in ((40_960, True), (40_960, False), (37_000, False)):
+            counts.append(count_millions(sizes, n_rows, has_biases))
+        for count, figure in zip(counts, documented, strict=True):
+            n_digits = len(figure.partition(".")[2])
+            assert f"{count:.{n_digits}f}" == figure, name
+        fits = [round(count) == int(paper) for count in counts]
+        if name == "big":
+            assert fits == [False, False, False]
+        else:
+            assert fits == [True, name != "d_ff 1,024", False], name
+
+
 def test_the_figures_are_those_of_table_2() -> None:
     assert PAPER_BLEU == {
         ("base", "en-de"): 27.3,

@@ -2,11 +2,11 @@
 
 An epoch is one shuffle, split into updates by a budget of source and target tokens (section 5.1).
 If pairs are grouped by length, each update has pairs of about the same length, and it is the order
-of updates that is random. The pairs of an update are dealt to as few micro-batches as can hold them, all about equally full.
-So the pairs of update k do not depend on the number of ranks or on what fits on each, a position in
-the data is two integers, and each epoch has every pair once. If all micro-batches must have one
-shape, dealing respects its limits, so no data ever needs a second shape. Lengths always include bos
-or eos, as in `Side.lengths`.
+of updates that is random. The pairs of an update are dealt to as few micro-batches as can hold
+them, all about equally full. So the pairs of update k do not depend on the number of ranks or on
+what fits on each, a position in the data is two integers, and each epoch has every pair once. If
+all micro-batches must have one shape, dealing respects its limits, so no data ever needs a second
+shape. Lengths always include bos or eos, as in `Side.lengths`.
 """
 
 from dataclasses import dataclass
