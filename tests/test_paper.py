@@ -747,7 +747,7 @@ def test_defaults_are_the_papers_but_for_the_data_and_the_order_of_work() -> Non
 def test_initial_weights_are_those_of_june_2017_and_norms_have_torchs_epsilon() -> None:
     model = Transformer(ModelConfig(d_model=64, d_ff=128, n_heads=2, n_layers=1), 1_000)
     assert {layer.eps for layer in model.modules() if isinstance(layer, nn.LayerNorm)} == {1e-5}
-    assert model.projection.bias is None
+    assert [name for name, _ in model.projection.named_parameters()] == ["weight"]
     embedding = model.tgt_embedding.weight
     assert embedding.shape[0] == 1_000  # a row for each piece
     assert float(embedding.std()) == pytest.approx(64**-0.5, rel=0.02)

@@ -11,8 +11,8 @@ from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
 EXAMPLES = """\
-  nmt-average runs/base --last 5                        -> runs/base/average (the paper: 5 for base, 20 for big)
-  nmt-average runs/base --every 10                      five, at least ten minutes of training apart: the paper's clock
+  nmt-average runs/base --last 5                        -> runs/base/average: the paper's mean for base
+  nmt-average runs/big --last 20                        the same for big
   nmt-average runs/base --curve                         dev BLEU against N: which N is worth it for this run
   nmt-average runs/base/checkpoints/step-0090000 runs/base/checkpoints/step-0100000 -o runs/two
 
@@ -33,7 +33,8 @@ def build_average_parser() -> argparse.ArgumentParser:
         "--last",
         type=_parse_count,
         metavar="N",
-        help="the newest N checkpoints of a run folder (default 5; with --ema all)",
+        help="the newest N checkpoints of a run folder, of those planned by training.checkpoint_every "
+        "if it is set (default 5; with --ema all)",
     )
     choice.add_argument(
         "--best",
@@ -54,7 +55,8 @@ def build_average_parser() -> argparse.ArgumentParser:
         "--every",
         type=_parse_minutes,
         metavar="MINUTES",
-        help="only checkpoints at least MINUTES of training apart, counted back from the newest",
+        help="of all checkpoints, planned or not, those at least MINUTES of training apart, counted "
+        "back from the newest",
     )
     parser.add_argument(
         "--ema",

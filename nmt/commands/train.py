@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="compare each setting and rule with the paper and its released code, and exit",
+        help="compare each setting and rule with the paper and its authors' code, and exit",
     )
     parser.add_argument(
         "--profile",

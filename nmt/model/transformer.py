@@ -228,7 +228,8 @@ class Transformer(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Draw the initial weights, which the paper does not specify, as the authors' code does.
+        """Draw the initial weights, which the paper does not specify, as the authors' code did in
+        June 2017.
 
         Embeddings are drawn from N(0, 1/d_model). Linear layers are Xavier-uniform; a fused matrix
         counts as one matrix. Biases are zero.

@@ -1,0 +1,133 @@
+"""What is averaged does not depend on how fast the machine is (section 6.1).
+
+The paper's ten minutes are a number of updates at its speed. So the configs plan checkpoints by
+updates, and those that the clock adds for safety neither displace the planned ones nor are averaged.
+"""
+
+import json
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import nmt.train.trainer
+from nmt.average.select import choose_checkpoints
+from nmt.checkpoint import TrainState, prune_checkpoints
+from nmt.commands.average import main as nmt_average
+from nmt.commands.train import main as nmt_train
+from nmt.config import RunConfig, format_config, load_config
+from nmt.data.plan import Cursor
+from nmt.paper import check_conformance
+from nmt.system.errors import UserError
+from nmt.system.run_folder import STATE_FILE, RunFolder
+
+BIG = load_config("big.yaml")
+A_MINUTE, HOURS = 0.01, 100.0  # seconds between two looks at the clock
+FIRST_MINUTES = [20, 30, 40, 50, 60]
+
+
+class Clock:
+    """A clock that advances by the same time whenever somebody looks."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def has_papers_interval(config: RunConfig) -> bool:
+    """Whether --explain finds nothing in the row of the checkpoints' interval."""
+    (row,) = [row for row in check_conformance(config).rows if row.name == "checkpoint every"]
+    return not row.deviates
+
+
+@pytest.mark.parametrize("seconds", [A_MINUTE, HOURS])
+def test_a_run_of_any_speed_averages_the_same_twenty(
+    seconds: float, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(seconds)
+    monkeypatch.setattr(nmt.train.trainer, "clock", clock)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    training = BIG.training
+    settings = [
+        f"training.grouping={training.grouping}",
+        f"training.checkpoint_minutes={training.checkpoint_minutes}",
+        f"training.keep_checkpoints={training.keep_checkpoints}",
+        "training.checkpoint_every=6",
+        "training.steps=300",
+        "training.log_every=100",
+        "training.validate_every=1000",
+        "training.src_tokens=60",
+        "training.tgt_tokens=60",
+        "model.n_layers=1",
+    ]
+    assert nmt_train(["--config", str(toy), *settings]) == 0
+    run = RunFolder(tmp_path / "run")
+    if seconds == HOURS:
+        assert clock.now > 24 * 3600
+    else:
+        assert clock.now < 60
+
+    assert nmt_average([str(run.path), "--last", "20"]) == 0
+    averaged = json.loads((run.average / STATE_FILE).read_text())["averaged"]
+    assert averaged == [run.checkpoint(step).name for step in range(186, 301, 6)]
+
+
+def save_at(run: RunFolder, step: int, seconds: float) -> None:
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True)
+    state = TrainState(step, Cursor(0, step), 1, elapsed_s=seconds)
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state)))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "share"), [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
+)
+@pytest.mark.parametrize("update_s", [0.01, 0.4, 4.0])
+def test_the_papers_runs_average_the_same_share_at_any_speed(
+    update_s: float, name: str, n: int, share: float, tmp_path: Path
+) -> None:
+    """The end of the paper's run, saved by its plan and by the clock as the trainer does."""
+    config = load_config(f"{name}.yaml")
+    training = config.training
+    assert training.checkpoint_every is not None and training.checkpoint_minutes is not None
+    run = RunFolder(tmp_path)
+    run.config.write_text(format_config(config))
+    saved_at = 0.0
+    first = training.steps - 40 * training.checkpoint_every
+    for step in range(first, training.steps + 1):
+        seconds = step * update_s
+        is_late = seconds - saved_at >= 60 * training.checkpoint_minutes
+        if is_late or training.is_checkpoint_step(step):
+            save_at(run, step, seconds)
+            saved_at = seconds
+            prune_checkpoints(run, training, best_step=first, last_step=step)
+
+    chosen, _ = choose_checkpoints(run, n, None, None, None)
+    steps = [candidate.step for candidate in chosen]
+    *planned, last = steps
+    assert last == training.steps  # base's 100,000 is no multiple of 1,500
+    assert {after - before for before, after in pairwise(planned)} == {training.checkpoint_every}
+    assert 0 < last - planned[-1] <= training.checkpoint_every
+    assert (last - steps[0]) / training.steps == pytest.approx(share)
+    assert has_papers_interval(config)
+    by_clock = replace(training, checkpoint_every=None)
+    assert not has_papers_interval(replace(config, training=by_clock))
+
+
+def test_five_checkpoints_of_the_first_hour_are_not_what_is_averaged(tmp_path: Path) -> None:
+    """Ten minutes apart by the clock, the paper's five fell into the first hour of a slow machine,
+    and a fast one had none. Only --every takes them now.
+    """
+    config = load_config("base.yaml")
+    run = RunFolder(tmp_path)
+    run.config.write_text(format_config(config))
+    for minute in FIRST_MINUTES:
+        save_at(run, step=100 * minute + 7, seconds=60 * minute)
+    by_clock, _ = choose_checkpoints(run, 5, None, 10.0, None)
+    assert [candidate.elapsed_s / 60 for candidate in by_clock] == FIRST_MINUTES
+    with pytest.raises(UserError, match="has 0 checkpoints that averaging counts"):
+        choose_checkpoints(run, 5, None, None, None)
