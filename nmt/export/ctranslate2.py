@@ -86,7 +86,7 @@ def write_ctranslate2(
 
     # vocabulary
     pieces = vocab.pieces(range(vocab.size))
-    pieces += _name_unused_rows(pieces, model.n_vocab)
+    pieces += name_unused_rows(pieces, model.n_vocab)
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = pieces[BOS]
@@ -101,7 +101,7 @@ def write_ctranslate2(
     (folder / VOCAB_FILE).write_bytes(vocab.model)
 
 
-def _name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
+def name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
     """Name the rows beyond the pieces, because CTranslate2 wants one name for each row."""
     names = [f"<unused-{i}>" for i in range(len(pieces), n_rows)]
     for name in set(names) & set(pieces):

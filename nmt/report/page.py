@@ -93,7 +93,7 @@ def find_references(folder: RunFolder) -> References:
     """
     try:
         config = load_config(str(folder.config))
-        n_vocab = Vocab.load(folder.vocab).size
+        n_vocab = config.model.count_rows(Vocab.load(folder.vocab).size)
     except UserError:
         return References()
     floor = smoothed_loss_floor(config.training.label_smoothing, n_vocab)

@@ -532,7 +532,7 @@ def _announce_run(trainer: Trainer) -> None:
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
         f"on {trainer.world.size} x {trainer.world.device.type}; run folder {trainer.run.path}"
     )
-    floor = smoothed_loss_floor(config.training.label_smoothing, trainer.vocab.size)
+    floor = smoothed_loss_floor(config.training.label_smoothing, trainer.model.n_vocab)
     say(
         f"yardsticks: an NLL of {trainer.learning.unigram_nll:.2f} nats per target token is that of "
         f"a model that knows only how often each piece occurs; no smoothed loss is below {floor:.2f}"

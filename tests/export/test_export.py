@@ -84,6 +84,9 @@ def make_exportable(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoin
     torch.manual_seed(2)
     model = Transformer(shape, vocab.size)
     weights = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
+    if shape.vocab_rows is not None:
+        # the most probable rows are unused ones, so that a search that may choose them does
+        weights["tgt_embedding.weight"][vocab.size :] *= 3
     if not shape.tied and shape.norm == "post":
         # as in a trained model, outputs end, and pad and bos are unlikely
         bias = weights["decoder.1.feed_forward_residual.norm.bias"]
@@ -127,6 +130,12 @@ def test_each_model_agrees_in_each_engine(
         json.loads((tmp_path / "out" / "export.json").read_text())["check"]["largest"]
         == found.largest
     )
+
+
+def test_a_piece_with_the_name_of_an_unused_row_is_refused() -> None:
+    assert ctranslate2.name_unused_rows(["a", "b"], 4) == ["<unused-2>", "<unused-3>"]
+    with pytest.raises(UserError, match="model.vocab_rows is 4: .* has a piece of this name"):
+        ctranslate2.name_unused_rows(["a", "<unused-3>"], 4)
 
 
 @NEEDS_HF

@@ -19,8 +19,9 @@ from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
+from nmt.system.files import seal
 from nmt.system.ranks import World
-from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.loss import compute_loss_sums
 from nmt.train.trainer import train
 from nmt.translate.beams import compute_penalty
@@ -132,3 +133,10 @@ def test_too_few_rows_are_refused_by_name(tmp_path: Path) -> None:
         override_config(RunConfig(), ["vocab.size=80", "model.vocab_rows=79"])
     with pytest.raises(UserError, match="model.vocab_rows is 79, but the vocabulary has 80 pieces"):
         Transformer(replace(TINY, vocab_rows=79), V)
+    folder = make_checkpoint(tmp_path / "checkpoint", make_vocab(tmp_path), WIDE)
+    text = (folder / CONFIG_FILE).read_text()
+    text = text.replace("size: 80", "size: 70").replace(f"vocab_rows: {ROWS}", "vocab_rows: 75")
+    (folder / CONFIG_FILE).write_text(text)
+    seal(folder)
+    with pytest.raises(UserError, match="config.yaml: model.vocab_rows is 75, but the vocabulary"):
+        open_checkpoint(folder)
