@@ -246,9 +246,25 @@ def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
         ),
         compare_training_corpora(data, pair, hub),
         compare_test_set(
-            "dev set", "data.valid", data.valid, data, PAPER_DEV_SET, hub, PAPER_DEV_SET.name
+            "dev set",
+            "data.valid",
+            data.valid,
+            data,
+            PAPER_DEV_SET,
+            hub,
+            code_2017=PAPER_DEV_SET.name,
+            code_2023=PAPER_DEV_SET.name,
         ),
-        compare_test_set("test set", "data.test", data.test, data, PAPER_TEST_SET, hub, "none"),
+        compare_test_set(
+            "test set",
+            "data.test",
+            data.test,
+            data,
+            PAPER_TEST_SET,
+            hub,
+            code_2017="none",
+            code_2023=f"none; its script: {PAPER_DEV_SET.name}",
+        ),
     ]
 
 
@@ -257,7 +273,7 @@ def list_cleaning_rows(ours: CleanConfig, pair: str) -> list[PaperRow]:
     is_german = pair == "en-de"
     preset = "paper-ende" if is_german else "paper-enfr"
     paper = CleanConfig(**CleanConfig.PRESETS[preset])
-    silent = SILENT if is_german else f"{SILENT}; 36M pairs of 40.8M"
+    silent = SILENT if is_german else f"{SILENT}; 36M pairs"
     return [
         compare(
             "words per sentence",
@@ -360,8 +376,8 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
         state_rule(
             "text cut before BPE",
             paper=SILENT,
-            code_2017="as Moses does" if is_german else "at signs that are no letters",
-            code_2023="at signs that are no letters",
+            code_2017="as Moses does" if is_german else "letters and digits apart",
+            code_2023="letters and digits apart",
             ours="at spaces",
         ),
         state_rule("characters per piece", paper=SILENT, code_2017="any number", ours="at most 16"),
@@ -465,8 +481,8 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
             code_2017="yes, in all four",
             code_2023="none",
             ours="yes, in all four" if ours.attention_bias else "none",
-            why="the counts of parameters in Table 3 fit the code of June 2017, with biases and "
-            "40,960 rows (docs/recipe.md)",
+            why="Table 3's counts of parameters fit only with them and with 40,960 rows: "
+            "see docs/recipe.md",
         ),
         state_rule("feed-forward", paper="ReLU, with biases", code_2017="ReLU, with biases"),
         compare(
@@ -827,6 +843,7 @@ def compare_test_set(
     paper: KnownSet,
     hub: str,
     code_2017: str,
+    code_2023: str,
 ) -> PaperRow:
     """`hub` is what the WMT14 dataset calls this pair of languages."""
     ours = name_corpus(corpus, data) if corpus else "none"
@@ -842,7 +859,6 @@ def compare_test_set(
         elif ours == paper.name:
             why = f"files, recognised by their names alone: {wanted} has {paper.lines:,} lines"
     is_other = ours not in paper.list_names(hub)
-    code_2023 = PAPER_DEV_SET.name  # of its script too
     return PaperRow(name, key, wanted, code_2017, code_2023, ours, is_other, why)
 
 

@@ -5,22 +5,31 @@ updates, and those that the clock adds for safety neither displace the planned o
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import nmt.train.trainer
 from nmt.average.select import choose_checkpoints
-from nmt.checkpoint import TrainState, prune_checkpoints
+from nmt.checkpoint import Average, Checkpoint, TrainState, prune_checkpoints
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
 from nmt.config import RunConfig, format_config, load_config
+from nmt.corpus.test_sets import TestSet
 from nmt.data.plan import Cursor
+from nmt.data.vocab import Vocab
+from nmt.evaluate.systems import System
+from nmt.evaluate.verdict import judge
 from nmt.paper import check_conformance
+from nmt.score.metrics import find_paper_metric
+from nmt.score.score import Interval, Score
 from nmt.system.errors import UserError
 from nmt.system.run_folder import STATE_FILE, RunFolder
+from nmt.translate.translator import LoadedModel, TextToText
 
 BIG = load_config("big.yaml")
 A_MINUTE, HOURS = 0.01, 100.0  # seconds between two looks at the clock
@@ -76,6 +85,18 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
     assert averaged == [run.checkpoint(step).name for step in range(186, 301, 6)]
 
 
+def list_missing_averaging(config: RunConfig, steps: Sequence[int]) -> list[str]:
+    """List what the verdict finds wrong with the mean of these checkpoints."""
+    made = Average([f"step-{step:07}" for step in steps], steps[-1], None, None)
+    checkpoint = Checkpoint(Path("average"), config, cast(Vocab, None), made, {})
+    model = LoadedModel(cast(TextToText, None), config, ["average"], (checkpoint,))
+    test = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
+    system = System("average", config, test, [], model=model)
+    score = Score("BLEU", 0.0, "", Interval(0.0, 0.0))
+    missing = judge(find_paper_metric(config.data.tgt), [score], [system]).missing
+    return [step for step in missing if step.startswith("averaging")]
+
+
 def save_at(run: RunFolder, step: int, seconds: float) -> None:
     folder = run.checkpoint(step)
     folder.mkdir(parents=True)
@@ -113,7 +134,7 @@ def test_the_papers_runs_average_the_same_share_at_any_speed(
     assert {after - before for before, after in pairwise(planned)} == {training.checkpoint_every}
     assert 0 < last - planned[-1] <= training.checkpoint_every
     assert (last - steps[0]) / training.steps == pytest.approx(share)
-    assert has_papers_interval(config)
+    assert has_papers_interval(config) and list_missing_averaging(config, steps) == []
     by_clock = replace(training, checkpoint_every=None)
     assert not has_papers_interval(replace(config, training=by_clock))
 
@@ -129,5 +150,7 @@ def test_five_checkpoints_of_the_first_hour_are_not_what_is_averaged(tmp_path: P
         save_at(run, step=100 * minute + 7, seconds=60 * minute)
     by_clock, _ = choose_checkpoints(run, 5, None, 10.0, None)
     assert [candidate.elapsed_s / 60 for candidate in by_clock] == FIRST_MINUTES
+    (complaint,) = list_missing_averaging(config, [candidate.step for candidate in by_clock])
+    assert "1,000 updates apart, in the paper ten minutes, about 1,500 updates" in complaint
     with pytest.raises(UserError, match="has 0 checkpoints that averaging counts"):
         choose_checkpoints(run, 5, None, None, None)
