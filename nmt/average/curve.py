@@ -120,7 +120,7 @@ def format_curve(points: Sequence[Point]) -> str:
         mark = "*" if point is best else " "
         steps = _format_range([f"{step:,}" for step in point.steps])
         minutes = _format_range([f"{minute:.1f}" for minute in point.minutes])
-        perplexity = math.exp(min(point.nll, 700.0))  # exp(710) would overflow
+        perplexity = math.exp(min(point.nll, 50.0))  # of a diverged run
         rows.append((str(point.n), steps, minutes, f"{point.bleu:.2f}{mark}", f"{perplexity:.3f}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

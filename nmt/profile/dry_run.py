@@ -31,7 +31,7 @@ from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica
 from nmt.train.update import run_update
 
-MIN_UPDATES = 3
+MIN_TIMED_UPDATES = 3
 
 
 @dataclass
@@ -114,7 +114,7 @@ class DryRun:
         # Decided by the main rank, because all ranks must run the same number.
         is_slow = self.world.broadcast(first_s) > seconds / 5
         update_s = first_s if is_slow else min(self.run(updates, 3).seconds)
-        n = int(self.world.broadcast(max(float(MIN_UPDATES), seconds / update_s)))
+        n = int(self.world.broadcast(max(float(MIN_TIMED_UPDATES), seconds / update_s)))
         return self.run(updates, n, what)
 
     def dev_seconds(self) -> float:

@@ -163,7 +163,7 @@ def until(holds: Callable[[], bool], seconds: float, pair: Pair) -> None:
 def train(pair: Pair, *arguments: str) -> None:
     """On both, to the end."""
     processes = [pair.start(host, *arguments) for host in (0, 1)]
-    codes = [process.wait(timeout=100) for process in processes]
+    codes = [process.wait(timeout=300) for process in processes]
     assert codes == [0, 0], pair.told()
 
 
