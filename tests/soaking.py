@@ -638,6 +638,7 @@ model: {{d_model: 16, d_ff: 32, n_heads: 2, n_layers: 1, dropout: 0.2}}
 optimizer: {{warmup_steps: 20}}
 training:
   steps: 16
+  grouping: length
   src_tokens: 300
   tgt_tokens: 300
   micro_tokens: 110

@@ -1,5 +1,6 @@
 """Batches against what the store holds, the deal over ranks, and continuation from a cursor."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.config import TrainingConfig
+from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Update, make_batch
 from nmt.data.plan import Cursor, choose_shape
@@ -33,11 +34,16 @@ START = Cursor()
 
 
 def take(
-    store: TokenStore, n: int, cursor: Cursor = START, rank: int = 0, size: int = 1
+    store: TokenStore,
+    n: int,
+    cursor: Cursor = START,
+    rank: int = 0,
+    size: int = 1,
+    grouping: Grouping = "random",
 ) -> list[Update]:
-    with Loader(
-        lambda epoch: store, CONFIG, MICRO_TOKENS, 7, cursor, World(rank, size, CPU)
-    ) as updates:
+    config = replace(CONFIG, grouping=grouping)
+    world = World(rank, size, CPU)
+    with Loader(lambda epoch: store, config, MICRO_TOKENS, 7, cursor, world) as updates:
         return [next(updates) for _ in range(n)]
 
 
@@ -70,12 +76,13 @@ def test_a_batch_is_what_the_store_holds_with_marks() -> None:
     assert batch.src.longest == max(len(src) for src, _, _ in expected)
 
 
-def test_continues_exactly_from_any_cursor_across_epochs() -> None:
+@pytest.mark.parametrize("grouping", ["random", "length"])
+def test_continues_exactly_from_any_cursor_across_epochs(grouping: Grouping) -> None:
     store = make_store()
-    whole = take(store, 30)
+    whole = take(store, 30, grouping=grouping)
     assert whole[-1].next_cursor.epoch >= 1
     for k in (0, 3, 11, 28):
-        (again,) = take(store, 1, whole[k].next_cursor)
+        (again,) = take(store, 1, whole[k].next_cursor, grouping=grouping)
         assert [rows(m.batch) for m in again.micros] == [rows(m.batch) for m in whole[k + 1].micros]
         assert (again.n_src, again.n_tgt, again.next_cursor) == (
             whole[k + 1].n_src,
@@ -98,10 +105,11 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
-def test_ranks_share_each_update_without_loss_or_double(size: int) -> None:
+@pytest.mark.parametrize("grouping", ["random", "length"])
+def test_ranks_share_each_update_without_loss_or_double(grouping: Grouping, size: int) -> None:
     store = make_store()
-    alone = take(store, 12)
-    of_ranks = [take(store, 12, rank=rank, size=size) for rank in range(size)]
+    alone = take(store, 12, grouping=grouping)
+    of_ranks = [take(store, 12, rank=rank, size=size, grouping=grouping) for rank in range(size)]
     for k, update in enumerate(alone):
         shares = [ranks[k] for ranks in of_ranks]
         # All take part in every sum of gradients
