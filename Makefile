@@ -67,8 +67,9 @@ bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CT
 	$(BIN)/python scripts/bench/decoding.py --data $(DATA)
 	$(BIN)/python scripts/bench/decoding.py --data $(DATA) --invariance 1000
 
-bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text: some minutes, 3 GB of disk
-	$(BIN)/python scripts/bench/data.py
+bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text in folders of DATA: some minutes, 3 GB of disk
+	@test -n "$(DATA)" || { echo "make bench-data DATA=DIR: see scripts/bench/data.py --help, --data" >&2; exit 2; }
+	$(BIN)/python scripts/bench/data.py --data $(DATA)
 
 clean:  ## remove what was built (.venv and caches); runs/ and data/ stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 and of real ones.
 
     git clone https://github.com/moses-smt/mosesdecoder && git -C mosesdecoder checkout 3a0631a05b
-    python scripts/make_golden.py mosesdecoder/scripts --data ../shared/data
+    python scripts/make_golden.py mosesdecoder/scripts --data corpora
 
 That commit is the last of 2017. Run once, and again only when the generator changes; the tests need
 no Perl. Of real text, which is not ours to hand on, only a digest per line is kept.

@@ -202,7 +202,8 @@ def average_run(args: argparse.Namespace) -> int:
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
     write_average_card(out, scores)
-    summary = f"{out}: the mean of {len(names)} checkpoints ({', '.join(names)})"
+    counted = "1 checkpoint" if len(names) == 1 else f"{len(names)} checkpoints"
+    summary = f"{out}: the mean of {counted} ({', '.join(names)})"
     say(f"{summary}; {scored}" if scored else summary)
     return 0
 

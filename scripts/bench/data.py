@@ -561,9 +561,9 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--data",
-        default="../shared/data",
+        default="corpora",
         metavar="DIR",
-        help="real text (../shared/data): folders "
+        help="real text (corpora): folders "
         "with train.en and train.de, plain or .xz, and news-en-de/newstest2013.{en,de}",
     )
     parser.add_argument(
