@@ -87,6 +87,8 @@ def test_weights_and_minutes_are_said_and_kept(
     assert read_state(run.average)["elapsed_s"] == [840.0, 1800.0] and is_unedited_card(
         run.average / "README.md"
     )
+    assert nmt_average([str(run.path), "--last", "1"]) == 0
+    assert "the mean of 1 checkpoint (step-0000050)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
