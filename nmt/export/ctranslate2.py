@@ -67,7 +67,7 @@ def import_ctranslate2() -> Any:
     try:
         import ctranslate2
     except ImportError:
-        raise UserError("CTranslate2 is not installed; pip install 'nmt[export]'") from None
+        raise UserError("CTranslate2 is not installed; pip install '.[export]'") from None
     ctranslate2.set_log_level(logging.ERROR)
     return ctranslate2
 

@@ -64,7 +64,7 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise UserError("transformers is not installed; pip install 'nmt[export]'") from None
+        raise UserError("transformers is not installed; pip install '.[export]'") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

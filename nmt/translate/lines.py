@@ -25,6 +25,8 @@ MAX_CHUNK_BYTES, MAX_LINE_BYTES = 2 << 20, 16 << 20
 PAUSE_S = 0.05  # a source that is silent for so long has nothing more at the moment
 # the tool for each suffix of a compressed file, which is refused
 DECOMPRESSORS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd", ".bz2": "bzip2"}
+# how the contents of such a file begin, whatever it is called
+SIGNATURES = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2"}
 MAX_WARNINGS = 3  # lines that are not UTF-8, named one by one
 
 
@@ -47,6 +49,8 @@ class LineReader:
         """All lines but the first `skip`, at most `largest` at a time."""
         first, n_bytes = 1, 0
         for block in _read_blocks(self.handle, self.name, largest):
+            if first == 1:
+                self._check_is_text(block[0])
             n_bytes += sum(map(len, block))
             if first + len(block) > skip + 1:
                 n_skipped = max(0, skip + 1 - first)
@@ -60,6 +64,14 @@ class LineReader:
             )
         if self.n_invalid > MAX_WARNINGS:
             say(f"warning: {self.name}: {self.n_invalid:,} lines are not valid UTF-8")
+
+    def _check_is_text(self, line: bytes) -> None:
+        for signature, tool in SIGNATURES.items():
+            is_text = tool == "bzip2" and line.isascii()  # "BZh" may begin a sentence
+            if line.startswith(signature) and not is_text:
+                raise UserError(
+                    f"{self.name}: is compressed; decompress it first: {tool} -dc FILE | nmt-translate ..."
+                )
 
     def _decode(self, block: list[bytes], first: int) -> list[str]:
         lines, complaints = decode_lines(block, first, self.name)
@@ -160,9 +172,10 @@ def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> 
         while len(waiting) < needed and (more := next(prefix_chunks, None)) is not None:
             waiting.extend(more.lines)
         if len(waiting) < needed:
+            n_prefixes = n - needed + len(waiting)
             raise UserError(
-                f"{reader.name}: has only {n - needed + len(waiting):,} lines, but the input has "
-                "more; give one line for each input line, empty if it has no prefix"
+                f"{reader.name}: ends after line {n_prefixes:,}, but the input has more lines; "
+                "give one line for each input line, empty if it has no prefix"
             )
         yield replace(chunk, prefixes=waiting[:needed])
         del waiting[:needed]

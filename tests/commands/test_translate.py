@@ -41,7 +41,7 @@ LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk h
 TEXT = "".join(line + "\n" for line in LINES)
 NEEDS_CT2 = pytest.mark.skipif(
     importlib.util.find_spec("ctranslate2") is None,
-    reason="ctranslate2 is not installed; pip install 'nmt[export]'",
+    reason="ctranslate2 is not installed; pip install '.[export]'",
 )
 BOUNDS = ("decoding.max_source=40", "--long-lines")
 
@@ -356,7 +356,7 @@ def test_each_prefix_reaches_the_search_with_its_line(
     assert forced == dict(zip(lines, begins, strict=True))
     capsys.readouterr()
     run_translate(tmp_path, text + "more\n", place, "--prefix", str(file), code=2)
-    assert f"{file}: has only {len(lines)} lines" in capsys.readouterr().err
+    assert f"{file}: ends after line {len(lines)}" in capsys.readouterr().err
     run_translate(tmp_path, text.partition("\n")[2], place, "--prefix", str(file), code=2)
     assert f"{file}: has more lines than the input" in capsys.readouterr().err
 

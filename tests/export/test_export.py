@@ -50,7 +50,7 @@ PACKAGES = {
 NEEDS_CT2, NEEDS_HF, _ = NEEDS = [
     pytest.mark.skipif(
         importlib.util.find_spec(package) is None,
-        reason=f"{package} is not installed; pip install 'nmt[export]'",
+        reason=f"{package} is not installed; pip install '.[export]'",
     )
     for package in PACKAGES.values()
 ]
@@ -172,7 +172,7 @@ def test_fewer_bits_come_close(
     to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(PACKAGES[to]) is None:
-        pytest.skip(f"{PACKAGES[to]} is not installed; pip install 'nmt[export]'")
+        pytest.skip(f"{PACKAGES[to]} is not installed; pip install '.[export]'")
     found = export(checkpoint, to, tmp_path / "out", quantization, LINES)
     assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
     assert contents(checkpoint.path) == {

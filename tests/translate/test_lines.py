@@ -1,10 +1,13 @@
 """Lines as they come from a pipe, and the prefixes that go with them."""
 
+import bz2
+import gzip
 import itertools
+import lzma
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -102,7 +105,7 @@ def test_a_file_without_line_ends_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "message"), [(300, None), (299, "has only 299 lines"), (301, "has more lines .*300")]
+    ("n", "message"), [(300, None), (299, "ends after line 299"), (301, "has more lines .*300")]
 )
 @pytest.mark.parametrize("skip", [0, 150])
 def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) -> None:
@@ -124,3 +127,17 @@ def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) 
         with pytest.raises(UserError, match=message):
             go()
     assert found and all(prefix == f"p{line}" for line, prefix in found)
+
+
+@pytest.mark.parametrize(
+    ("tool", "compress"),
+    [("gzip", gzip.compress), ("xz", lzma.compress), ("bzip2", bz2.compress)],
+)
+def test_compressed_bytes_are_refused_whatever_the_file_is_called(
+    tool: str, compress: Callable[[bytes], bytes]
+) -> None:
+    data = compress(b"a red house\n" * 9)
+    with pytest.raises(UserError, match=f"x: is compressed; decompress it first: {tool} -dc"):
+        list(read_pipe(data, itertools.repeat(5)).read_chunks())
+    (chunk,) = read_pipe(b"BZh is a text\n", itertools.repeat(5)).read_chunks()
+    assert chunk.lines == ["BZh is a text"]

@@ -408,7 +408,7 @@ def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], wher
 
 @pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None,
-    reason="transformers is not installed; pip install 'nmt[export]'",
+    reason="transformers is not installed; pip install '.[export]'",
 )
 def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
     from transformers import GenerationConfig, MarianMTModel
@@ -469,7 +469,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("ctranslate2") is None,
-    reason="ctranslate2 is not installed; pip install 'nmt[export]'",
+    reason="ctranslate2 is not installed; pip install '.[export]'",
 )
 def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
     from nmt.export import ctranslate2
