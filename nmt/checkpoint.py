@@ -28,18 +28,21 @@ from nmt.config import (
     TrainingConfig,
     format_config,
     list_differences,
-    load_config,
+    load_recorded_config,
 )
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
+    check_own_folder,
+    open_plain_file,
     point_link,
     read_json,
     read_manifest,
     remove_folder,
     verify,
+    write_bytes,
     write_folder,
     write_json,
     write_text,
@@ -56,7 +59,6 @@ from nmt.system.run_folder import (
     VOCAB_FILE,
     RunFolder,
 )
-from nmt.system.strict_yaml import parse_yaml
 
 # The files of every checkpoint; a training checkpoint also has OPTIMIZER_FILE.
 COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
@@ -190,7 +192,7 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
         values = {key: value for key, value in values.items() if value is not None}
     write_json(folder / STATE_FILE, values)
     write_text(folder / CONFIG_FILE, format_config(config))
-    (folder / VOCAB_FILE).write_bytes(vocab.model)
+    write_bytes(folder / VOCAB_FILE, vocab.model)
 
 
 def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -253,6 +255,7 @@ def _open_unverified(path: Path) -> Checkpoint:
     That is file sizes, the small files, and whether the tensors' names, shapes and dtypes match the
     config.
     """
+    _check_place(path)
     entries = read_manifest(path)
     for name, entry in entries.items():
         if name not in (*COMMON_FILES, OPTIMIZER_FILE):
@@ -278,18 +281,15 @@ def _open_unverified(path: Path) -> Checkpoint:
     return Checkpoint(path, config, vocab, origin, digests)
 
 
+def _check_place(path: Path) -> None:
+    """Refuse one of a run's checkpoints that is a link to a folder elsewhere."""
+    if path.parent.name == "checkpoints":
+        check_own_folder(path, inside=path.parent.parent)
+
+
 def _read_config(path: Path) -> RunConfig:
-    """Read the config. It must not extend another file: a hostile checkpoint could name any file on
-    this machine.
-    """
     try:
-        source = parse_yaml(path.read_bytes().decode(errors="replace"), str(path))
-        if "extends" in source.values:
-            raise UserError(
-                f"{source.places['extends']}: extends: the config of a checkpoint must be complete; "
-                "use another copy"
-            )
-        return load_config(str(path))
+        return load_recorded_config(path)
     except UserError as error:
         # A value in a damaged or hostile file may be very long.
         raise UserError(str(error)[: len(str(path)) + 300]) from None
@@ -297,6 +297,7 @@ def _read_config(path: Path) -> RunConfig:
 
 def read_origin(folder: Path) -> Origin:
     """Read state.json; refuse a key that is missing, unknown or of the wrong type."""
+    _check_place(folder)
     path = folder / STATE_FILE
     values = read_json(path)
     is_average = isinstance(values, dict) and "averaged" in values
@@ -361,7 +362,7 @@ def _moment_shapes(
 def open_tensors(path: Path, framework: str) -> Iterator[Any]:
     """Open a safetensors file, reading its header but no tensors."""
     try:
-        with open(path, "rb") as file:
+        with open_plain_file(path) as file:
             n_bytes = int.from_bytes(file.read(8), "little")
         if n_bytes > MAX_HEADER_BYTES:
             raise UserError(
@@ -447,6 +448,7 @@ def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
 
 def list_steps(run: RunFolder) -> list[int]:
     """Return the steps at which the run has a checkpoint, in ascending order."""
+    check_own_folder(run.checkpoints, inside=run.path)  # training prunes what is in it
     if not run.checkpoints.is_dir():
         return []
     steps = []

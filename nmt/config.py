@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from nmt.system.errors import UserError
+from nmt.system.files import read_bytes
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
@@ -509,10 +510,14 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
+        return _decode(path, path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _decode(path: Path, data: bytes) -> str:
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(
@@ -580,6 +585,24 @@ def _override(source: YamlTree, text: str) -> YamlTree:
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
     return _build_config(_read_file(find_config(name)), overrides)
+
+
+def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load a config that nmt wrote into a run, a checkpoint or an export.
+
+    It is a plain file and complete: one from a stranger could name any file on this machine.
+    """
+    try:
+        data = read_bytes(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    source = parse_yaml(_decode(path, data), str(path))
+    if "extends" in source.values:
+        raise UserError(
+            f"{source.places['extends']}: extends: a config that nmt recorded must be complete; "
+            "use another copy"
+        )
+    return _build_config(source, overrides)
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
-from nmt.config import load_config
+from nmt.config import load_recorded_config
 from nmt.system.errors import UserError
+from nmt.system.files import has_plain_file, read_bytes
 from nmt.system.run_folder import RunFolder
 
 DEFAULT_LAST = 5  # as the paper averages its base model
@@ -58,9 +59,9 @@ def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
     candidates = list_all(run)
     if minutes is not None:
         return thin_out(candidates, minutes)
-    if not run.config.is_file():
+    if not has_plain_file(run.config):
         return candidates
-    training = load_config(str(run.config)).training
+    training = load_recorded_config(run.config).training
     return [candidate for candidate in candidates if training.is_counted(candidate.step)]
 
 
@@ -143,7 +144,7 @@ def read_validations(run: RunFolder) -> dict[int, dict[str, Any]]:
     being written.
     """
     try:
-        lines = run.metrics.read_bytes().split(b"\n")
+        lines = read_bytes(run.metrics).split(b"\n")
     except OSError as error:
         raise UserError(
             f"{run.metrics}: cannot be read ({error.strerror}); --best needs its dev scores"

@@ -169,6 +169,7 @@ def average_run(args: argparse.Namespace) -> int:
     from nmt.average.select import choose_checkpoints
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
+    from nmt.system.files import check_own_folder
     from nmt.system.progress import say
 
     paths = [Path(path) for path in args.paths]
@@ -191,6 +192,8 @@ def average_run(args: argparse.Namespace) -> int:
             say(f"{path.name}: {candidate}, weight {candidate.weight / sum(weights):.4f}")
 
     # average
+    if not args.output:
+        check_own_folder(run.average, inside=run.path)
     out = Path(args.output) if args.output else run.average
     names = average_checkpoints(paths, out, weights, args.force)
 

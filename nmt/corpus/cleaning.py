@@ -15,6 +15,7 @@ import numpy as np
 
 from nmt.config import CleanConfig
 from nmt.corpus.reader import Block, Pair
+from nmt.system.files import open_plain_file
 
 UNREADABLE = "unreadable"
 N_SAMPLES = 3  # that each rule keeps of a corpus
@@ -164,7 +165,8 @@ def find_duplicates(files: Sequence[Path]) -> np.ndarray:
         found = []
         places = []
         for file, start in zip(files, starts, strict=True):
-            digests = np.fromfile(file, "<u8")
+            with open_plain_file(file) as opened:
+                digests = np.fromfile(opened, "<u8")
             ranges = (digests >> np.uint64(32)) * np.uint64(n_ranges) >> np.uint64(32)
             here = np.flatnonzero(ranges == number)
             found.append(digests[here])

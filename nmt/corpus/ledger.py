@@ -19,7 +19,7 @@ from typing import Any
 from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.data.store import open_store
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, read_file_stamp, read_json
+from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
 from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
 
 # How the files of the ledger looked on this machine, so that none is read again.
@@ -192,6 +192,12 @@ def stamp_sources(ledger: Ledger, root: str) -> dict[str, list[str | int]]:
     return {file.name: _stamp_source(Path(root) / file.name) for file in ledger.files}
 
 
+def digest_source(path: Path) -> str:
+    """Compute the sha256 of a corpus file, which the user may keep behind a link."""
+    with open(path, "rb") as file:
+        return digest_content(file)
+
+
 def _stamp_source(path: Path) -> list[str | int]:
     return [str(path.resolve()), *read_file_stamp(path)]
 
@@ -226,7 +232,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         size = (store / VOCAB_FILE).stat().st_size
         files.append(SourceFile(vocab.model, size, ledger.bpe.sha256, 0))
     sources = store / SOURCES_FILE
-    known = read_json(sources) if sources.is_file() else {}
+    known = read_json(sources) if has_plain_file(sources) else {}
     for file in files:
         path = Path(data.root) / file.name
         if not path.is_file():
@@ -235,7 +241,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         # decides.
         is_same = path.stat().st_size == file.size
         if is_same and known.get(file.name) != _stamp_source(path):
-            is_same = digest_file(path) == file.sha256
+            is_same = digest_source(path) == file.sha256
         if not is_same:
             raise UserError(
                 f"{path}: differs from the file that {store} was prepared from; {remedy}"

@@ -49,7 +49,19 @@ from nmt.corpus.stages import (
 )
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, lock, make_folder, seal, sync_to_disk, write_json
+from nmt.system.files import (
+    digest_file,
+    has_plain_file,
+    lock,
+    make_folder,
+    open_plain_file,
+    read_bytes,
+    remove_entry,
+    seal,
+    sync_to_disk,
+    write_bytes,
+    write_json,
+)
 from nmt.system.progress import say
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
 
@@ -92,7 +104,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
             raise UserError(_describe_full_disk(work, n_bytes))
         try:
             make_folder(work)
-            (work / WORK_MARK).touch()
+            open_plain_file(work / WORK_MARK, "a+b").close()
             _build_store(store, parts, Preparation(work, data, vocab, seed, StageClock()))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -106,7 +118,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
 
 
 def _is_complete(store: Path) -> bool:
-    return (store / MANIFEST_FILE).is_file()
+    return has_plain_file(store / MANIFEST_FILE)
 
 
 def _list_parts(data: DataConfig) -> list[Part]:
@@ -133,7 +145,7 @@ def _claim_work(work: Path) -> None:
     is reused.
     """
     is_used = any(work.glob("[!.]*"))
-    if work.is_symlink() or (is_used and not (work / WORK_MARK).is_file()):
+    if work.is_symlink() or (is_used and not has_plain_file(work / WORK_MARK)):
         raise UserError(
             f"{work}: was not made by nmt-prepare, which needs this name for its work folder; "
             "give another data.store=DIR or move it away"
@@ -236,9 +248,9 @@ def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
 
 def _write_data(folder: Path, results: StageResults) -> None:
     """Write the data files of the store into a new folder."""
-    shutil.rmtree(folder, ignore_errors=True)  # left by a run killed while it wrote
+    remove_entry(folder)  # left by a run killed while it wrote
     folder.mkdir()
-    shutil.copyfile(results.bpe / VOCAB_FILE, folder / VOCAB_FILE)
+    write_bytes(folder / VOCAB_FILE, read_bytes(results.bpe / VOCAB_FILE))
     repetitions = [collected.part.corpus.repeat for collected in results.train]
     _write_ids(folder, "train", results.encoded_train, repetitions)
     if results.dev:
@@ -307,7 +319,7 @@ def _write_ids(
     ):
         for encoded, repeat in zip(parts, repetitions, strict=True):
             for file in encoded.files * repeat:
-                with np.load(file) as arrays:
+                with open_plain_file(file) as opened, np.load(opened) as arrays:
                     src.append(arrays["src"], arrays["src_lengths"])
                     tgt.append(arrays["tgt"], arrays["tgt_lengths"])
 
@@ -315,6 +327,6 @@ def _write_ids(
 def _write_dev_text(folder: Path, valid: CollectedPart) -> None:
     shards = [text.read() for text in valid.texts(None)]
     for i, side in enumerate(SIDES):
-        with open(folder / dev_text_file(side), "wb") as file:
+        with open_plain_file(folder / dev_text_file(side), "xb") as file:
             for shard in shards:
                 file.writelines(line + b"\n" for line in shard[i])

@@ -20,7 +20,14 @@ from nmt.config import CleanConfig
 from nmt.corpus.cleaning import DropCounts, clean_block, make_held_out_set, take_block
 from nmt.corpus.reader import Block, Pair
 from nmt.data.vocab import CorpusEncoder, Vocab, tally_words
-from nmt.system.files import read_json, write_bytes, write_json
+from nmt.system.files import (
+    check_plain_file,
+    has_plain_file,
+    read_bytes,
+    read_json,
+    write_bytes,
+    write_json,
+)
 
 PAIRS_PER_SHARD = 32_768
 WORDS = "words.tsv"  # beside the BPE that was learned from it
@@ -99,13 +106,14 @@ class ShardText:
         return self.read_side("src"), self.read_side("tgt")
 
     def read_side(self, side: str) -> list[bytes]:
-        content = shard_file(self.folder, self.number, f"{side}.txt").read_bytes()
+        content = read_bytes(shard_file(self.folder, self.number, f"{side}.txt"))
         return content.split(b"\n")[:-1]  # every line has an end, so nothing follows the last
 
     def read_duplicate_mask(self) -> np.ndarray:
         """Read which of the pairs to leave out, (n_pairs,) bool."""
         if self.duplicates is None:
             return np.zeros(self.n_pairs, bool)
+        check_plain_file(self.duplicates)
         mask = np.load(self.duplicates, mmap_mode="r")  # of a large corpus, of which this is a part
         return np.array(mask[self.first : self.first + self.n_pairs])
 
@@ -184,7 +192,9 @@ class ShardEncoder:
         self.folder = folder
         self.max_pieces = max_pieces
         words = vocab.with_name(WORDS)
-        has_words = words.is_file()  # a given model comes without those that it was learned from
+        has_words = has_plain_file(
+            words
+        )  # a given model comes without those that it was learned from
         self.encode = CorpusEncoder(Vocab.load(vocab), words if has_words else None)
 
     def __call__(self, task: tuple[int, ShardText]) -> EncodeReport:

@@ -8,7 +8,6 @@ config has changed since, finds what is still valid and does the rest.
 import hashlib
 import io
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,14 @@ import numpy as np
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.cleaning import find_duplicates
 from nmt.corpus.file_formats import count_rows
-from nmt.corpus.ledger import BpeAccount, SourceFile, TestSetAccount, list_versions, name_file
+from nmt.corpus.ledger import (
+    BpeAccount,
+    SourceFile,
+    TestSetAccount,
+    digest_source,
+    list_versions,
+    name_file,
+)
 from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import (
     PAIRS_PER_SHARD,
@@ -42,7 +48,16 @@ from nmt.corpus.shards import (
 )
 from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, read_file_stamp, read_json, write_bytes, write_json
+from nmt.system.files import (
+    check_own_folder,
+    digest_file,
+    has_plain_file,
+    read_file_stamp,
+    read_json,
+    remove_entry,
+    write_bytes,
+    write_json,
+)
 from nmt.system.pool import map_in_order, map_with_workers, run_in_process
 from nmt.system.progress import Progress, clock, say
 from nmt.system.run_folder import VOCAB_FILE
@@ -90,10 +105,11 @@ class Preparation:
         key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
         done = folder / "done.json"
-        if not done.is_file():
+        check_own_folder(folder, inside=self.work)
+        if not has_plain_file(done):
             for other in self.work.glob(f"{name}.{'[0-9a-f]' * 16}"):
                 if other != folder:  # made with other settings
-                    shutil.rmtree(other)
+                    remove_entry(other)
             folder.mkdir(exist_ok=True)
             write_json(done, make(folder))
         return folder, read_json(done)
@@ -227,7 +243,7 @@ def _read_reports(folder: Path, n_shards: int) -> list[Json]:
 def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
     """The files of a corpus of `n_lines` pairs, for the ledger."""
     with ThreadPoolExecutor(data.workers) as threads:
-        digests = list(threads.map(digest_file, files))
+        digests = list(threads.map(digest_source, files))
     sources = []
     for path, sha256 in zip(files, digests, strict=True):
         rows = count_rows(path)  # a dataset may consist of several tables
@@ -357,7 +373,8 @@ def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
     if vocab.model is None:
         return None
     try:
-        model = Vocab.load(Path(data.root) / vocab.model)
+        # The user names this file, so it may be a link, such as those of the Hugging Face cache.
+        model = Vocab.load((Path(data.root) / vocab.model).resolve())
     except UserError as error:
         raise UserError(
             f"vocab.model: {error}; relative paths start from data.root={data.root}"
@@ -378,7 +395,7 @@ def _learn_from_samples(
     """
     words = folder / WORDS
     n_lines = sum(sample.n_lines for sample in samples)
-    if not words.with_suffix(".json").is_file():
+    if not has_plain_file(words.with_suffix(".json")):
         counts: Counter[bytes] = Counter()
         with closing(Progress("count words", n_lines, "lines")) as progress:
             counted = map_in_order(count_words, samples, workers)

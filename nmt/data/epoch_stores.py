@@ -24,7 +24,17 @@ import numpy as np
 from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
 from nmt.data.store import Side, SideWriter, TokenStore, open_store
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, make_folder, remove_folder, remove_leftovers, write_folder
+from nmt.system.files import (
+    check_own_folder,
+    digest_file,
+    make_folder,
+    open_plain_file,
+    read_bytes,
+    remove_folder,
+    remove_leftovers,
+    write_bytes,
+    write_folder,
+)
 from nmt.system.pool import map_in_order
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
@@ -96,7 +106,7 @@ def _read_rows(side: Side, first: int, end: int) -> TokenRow:
 
 def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
     """Read the merges of a store's BPE model, if drawing at rate 0 gives what the store holds."""
-    merges = MergeTable((folder / VOCAB_FILE).read_bytes())
+    merges = MergeTable(read_bytes(folder / VOCAB_FILE))
     for side in (store.src, store.tgt):
         ids, counts = _read_rows(side, 0, min(CHECKED, len(side)))
         again, _ = segment(merges, ids, counts, 0.0, np.random.default_rng(0))
@@ -170,7 +180,9 @@ class EpochStores:
         """Wait until no other process works in the folder; the kernel unlocks it when a process
         dies.
         """
-        with open(make_folder(self.epochs) / ".lock", "a") as file:
+        for folder in (self.epochs.parent, self.epochs):
+            check_own_folder(folder, inside=folder.parent)
+        with open_plain_file(make_folder(self.epochs) / ".lock", "a+b") as file:
             while True:
                 self._stop_if_closed()
                 try:
@@ -186,7 +198,7 @@ class EpochStores:
 
     def _fill(self, draw: Draw, is_awaited: bool, folder: Path) -> None:
         """Write the whole epoch into `folder`."""
-        (folder / VOCAB_FILE).write_bytes((self.folder / VOCAB_FILE).read_bytes())
+        write_bytes(folder / VOCAB_FILE, read_bytes(self.folder / VOCAB_FILE))
         progress = Progress(
             f"segment epoch {draw.epoch}", len(self._stored), "pairs", is_shown=is_awaited
         )

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nmt.system.errors import UserError
-from nmt.system.files import read_manifest
+from nmt.system.files import check_plain_file, has_plain_file, open_plain_file, read_manifest
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
@@ -58,11 +58,11 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
     Only sizes are checked against the manifest, because this must be quick;
     `nmt.system.files.verify` reads everything.
     """
-    if not (folder / MANIFEST_FILE).is_file():
+    if not has_plain_file(folder / MANIFEST_FILE):
         raise UserError(f"{folder}: contains no prepared data; run nmt-prepare first")
     manifest = read_manifest(folder)
     vocab = folder / VOCAB_FILE
-    size = vocab.stat().st_size if vocab.is_file() else None
+    size = vocab.stat().st_size if has_plain_file(vocab) else None
     if VOCAB_FILE not in manifest or size != manifest[VOCAB_FILE]["size"]:
         raise UserError(
             f"{vocab}: is damaged, or is not the file listed in {MANIFEST_FILE}; {REMEDY}"
@@ -97,6 +97,7 @@ def _open_side(folder: Path, split: str, side: str, manifest: Manifest) -> Side:
 
 
 def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
+    check_plain_file(path)
     try:
         size, expected = path.stat().st_size, manifest[path.name]["size"]
         if size != expected:
@@ -119,7 +120,7 @@ class ArrayWriter:
     def __init__(self, path: Path, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
         self.n = 0
-        self.file: BinaryIO = open(path, "wb")
+        self.file: BinaryIO = open_plain_file(path, "wb")
         self.file.write(self._header())
 
     def _header(self) -> bytes:

@@ -24,7 +24,7 @@ import sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.system.errors import UserError
-from nmt.system.files import read_json, write_bytes, write_json
+from nmt.system.files import open_plain_file, read_bytes, read_json, write_bytes, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
@@ -70,7 +70,7 @@ class Vocab:
     @classmethod
     def load(cls, path: Path) -> "Vocab":
         try:
-            return cls(path.read_bytes())
+            return cls(read_bytes(path))
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be read ({error.strerror}); expected a BPE model"
@@ -185,7 +185,7 @@ def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
 
 def _read_frequent_words(path: Path) -> Iterator[bytes]:
     """Read the words of such a file that occur more than once."""
-    with open(path, "rb") as file:
+    with open_plain_file(path) as file:
         for line in file:
             word, _, n = line.partition(b"\t")
             if n == b"1\n":
@@ -194,7 +194,7 @@ def _read_frequent_words(path: Path) -> Iterator[bytes]:
 
 
 def _read_word_lines(path: Path) -> Iterator[str]:
-    with open(path, "rb") as file:
+    with open_plain_file(path) as file:
         for line in file:
             yield line[:-1].decode()
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
-from nmt.config import RunConfig, load_config
+from nmt.config import RunConfig, load_recorded_config
 from nmt.corpus.reader import describe_corpus
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import Result, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError
-from nmt.system.files import read_manifest, write_text
+from nmt.system.files import has_plain_file, read_manifest, write_text
 from nmt.system.output_folder import is_unedited_card, sign_card
 from nmt.system.run_folder import (
     CARD_FILE,
@@ -69,7 +69,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
 
     Of the results only those of these very weights are listed.
     """
-    if not (folder / STATE_FILE).is_file():
+    if not has_plain_file(folder / STATE_FILE):
         return
     average = read_origin(folder)
     if not isinstance(average, Average):
@@ -87,7 +87,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         for result in results
         if (result.weights_sha256, result.vocab_sha256) == (weights, vocab)
     ]
-    config = load_config(str(folder / CONFIG_FILE))
+    config = load_recorded_config(folder / CONFIG_FILE)
     facts = {
         "languages": f"{config.data.src} -> {config.data.tgt}",
         "training text": _describe_training_text(config),

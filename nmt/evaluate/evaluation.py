@@ -38,6 +38,7 @@ from nmt.score.metrics import (
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
 from nmt.system.errors import UserError
+from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, open_translator
@@ -132,6 +133,7 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
 def _choose_average(name: str) -> str:
     """A run's average if it has one: the paper's results are those of averaged models."""
     average = RunFolder(Path(name)).average
+    check_own_folder(average, inside=Path(name))
     return str(average) if average.is_dir() else name
 
 

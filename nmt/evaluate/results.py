@@ -8,7 +8,6 @@ asked for again.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any
 
 from nmt.score.score import Score
 from nmt.system.errors import UserError
-from nmt.system.files import lock, read_file_size, read_json, write_json
+from nmt.system.files import FolderInUse, has_plain_file, lock, read_json, write_json
 from nmt.system.progress import clock
 from nmt.system.records import RecordReader
 from nmt.system.run_folder import RESULTS_FILE, RunFolder
@@ -89,9 +88,8 @@ def add_result(run: Path, result: Result) -> None:
 def read_results(run: Path) -> list[Result]:
     """Return the results of `run`, oldest first; none if nothing was scored yet."""
     path = run / RESULTS_FILE
-    if not os.path.lexists(path):
+    if not has_plain_file(path):
         return []
-    read_file_size(path)  # refuses a pipe, which would never end
     entries = read_json(path)
     if not isinstance(entries, list):
         raise UserError(f"{path}: is damaged (not a list of records); move it away")
@@ -108,7 +106,7 @@ def find_run(checkpoint: Path) -> Path | None:
         candidates.append(place.parent.parent)
     for folder in candidates:
         run = RunFolder(folder)
-        if run.checkpoints.is_dir() and run.config.is_file():
+        if run.checkpoints.is_dir() and has_plain_file(run.config):
             return folder
     return None
 
@@ -122,7 +120,7 @@ def _hold_file(run: Path) -> Iterator[None]:
             try:
                 stack.enter_context(lock(run / RESULTS_FILE, "nmt-eval", ".results.lock"))
                 break
-            except UserError:
+            except FolderInUse:
                 if clock() > deadline:
                     raise
                 time.sleep(0.05)

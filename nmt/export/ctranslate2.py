@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.config import DecodingConfig, RunConfig, load_config, parse_device
+from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
@@ -29,9 +29,8 @@ from nmt.export.tensors import (
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
-from nmt.system.files import read_json, verify
+from nmt.system.files import read_json, verify, write_bytes
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, VOCAB_FILE
-from nmt.system.strict_yaml import parse_yaml
 from nmt.translate.batching import SearchedBatch, split_by_budget
 from nmt.translate.beams import Hypothesis, compute_penalty
 from nmt.translate.translator import LoadedModel, Sentences, TextToText
@@ -98,7 +97,7 @@ def write_ctranslate2(
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
-    (folder / VOCAB_FILE).write_bytes(vocab.model)
+    write_bytes(folder / VOCAB_FILE, vocab.model)
 
 
 def name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
@@ -295,11 +294,7 @@ def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMo
     device = choose_device(parse_device(overrides))
     exported, quantization = load_ctranslate2(folder, torch.get_num_threads(), device.type)
     place = folder / CONFIG_FILE
-    if "extends" in parse_yaml(place.read_bytes().decode(errors="replace"), str(place)).values:
-        raise UserError(
-            f"{place}: extends: the config of an export must be complete; use another copy"
-        )
-    config = load_config(str(place), overrides)
+    config = load_recorded_config(place, overrides)
     return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])
 
 

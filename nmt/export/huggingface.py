@@ -33,7 +33,7 @@ from nmt.model.transformer import (
     Transformer,
 )
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import write_json
+from nmt.system.files import write_bytes, write_json
 from nmt.system.run_folder import MODEL_FILE
 from nmt.translate.beams import Hypothesis
 
@@ -140,7 +140,7 @@ def _make_model_config(
 def _write_tokenizer(folder: Path, vocab: Vocab, config: RunConfig, n_positions: int) -> None:
     """Write Marian's tokenizer, with our BPE model on both sides and our ids."""
     for name in ("source.spm", "target.spm"):
-        (folder / name).write_bytes(vocab.model)
+        write_bytes(folder / name, vocab.model)
     pieces = vocab.pieces(range(vocab.size))
     write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
     settings = {

@@ -12,6 +12,7 @@ from nmt.data.vocab import Vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
+from nmt.system.files import write_bytes
 from nmt.system.run_folder import MODEL_FILE, VOCAB_FILE
 
 SAFETENSORS_USAGE = """\
@@ -35,7 +36,7 @@ def write_safetensors(
         "vocab_sha256": vocab.digest,
     }
     save_file(weights, folder / MODEL_FILE, metadata=metadata)
-    (folder / VOCAB_FILE).write_bytes(vocab.model)
+    write_bytes(folder / VOCAB_FILE, vocab.model)
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.config import load_config
+from nmt.config import load_recorded_config
 from nmt.data.vocab import Vocab
 from nmt.paper import find_dev_reference
 from nmt.system.errors import UserError
-from nmt.system.files import write_text
+from nmt.system.files import has_plain_file, read_bytes, write_text
 from nmt.system.progress import format_duration
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
@@ -76,7 +76,8 @@ def write_report(run: Path) -> Path:
     """Write run/report.html and return its path."""
     folder = RunFolder(run)
     try:
-        settings = parse_yaml(folder.config.read_text(encoding="utf-8"), str(folder.config)).values
+        text = read_bytes(folder.config).decode()
+        settings = parse_yaml(text, str(folder.config)).values
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UserError(f"{folder.config}: cannot be read ({reason}); give a run folder") from None
@@ -92,7 +93,7 @@ def find_references(folder: RunFolder) -> References:
     paper's model. A config or a vocabulary that cannot be read is a page without them.
     """
     try:
-        config = load_config(str(folder.config))
+        config = load_recorded_config(folder.config)
         n_vocab = config.model.count_rows(Vocab.load(folder.vocab).size)
     except UserError:
         return References()
@@ -114,10 +115,10 @@ def find_references(folder: RunFolder) -> References:
 
 def read_metrics(path: Path) -> tuple[Metrics, int]:
     """Return the readable lines of metrics.jsonl, and the number of those that are not."""
-    if not path.exists():
+    if not has_plain_file(path):
         return [], 0
     metrics, n_damaged = [], 0
-    for row in path.read_bytes().split(b"\n"):
+    for row in read_bytes(path).split(b"\n"):
         if not row.strip():
             continue
         try:

@@ -4,6 +4,10 @@ Everything goes to a temporary name first, is fsynced, renamed, and its folder f
 power cut a reader finds the old content or the new, never a mixture. A sealed folder has a
 `manifest.json` with the sha256 and size of each of its files, and `verify` compares them before
 anything is read.
+
+A run, a store or a checkpoint may come from a stranger. So every file that nmt itself names is
+opened by `open_plain_file`, which follows no link and opens nothing but plain files. Paths that the
+user names may be links, pipes and devices; they are opened elsewhere.
 """
 
 import contextlib
@@ -21,22 +25,126 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import UserError
 from nmt.system.run_folder import MANIFEST_FILE
 
 MAX_MANIFEST_BYTES = 1 << 20
+FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
+DIGEST_BLOCK = 1 << 18  # bytes
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
+IRREGULAR_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
+
+
+class FolderInUse(UserError):
+    """Another process holds the lock of a folder."""
+
+
+# ---- plain files only -------------------------------------------------------------------------------------------
+
+
+def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
+    """Open a file whose name nmt chose; raise UserError if something else than a plain file has
+    that name.
+
+    Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten. A
+    FIFO would be waited for without end, and some devices act when they are opened.
+    """
+    return open(path, mode, opener=_open_without_following)
+
+
+def _open_without_following(path: str, flags: int) -> int:
+    check_plain_file(Path(path))
+    try:
+        # Somebody may have exchanged the file since it was looked at.
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    except OSError:
+        check_plain_file(Path(path))
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"{path}: was exchanged for something else than a file; remove it")
+    return handle
+
+
+def check_plain_file(path: Path) -> None:
+    """Raise UserError if something else than a plain file has a name that nmt chose. A library that
+    opens files by their path gets it only after this.
+    """
+    what = describe_irregular(path)
+    if what:
+        raise UserError(f"{path}: is {what}; remove it, or put a plain file there")
+
+
+def describe_irregular(path: Path) -> str | None:
+    """Say what has the name `path` if it is no plain file; None if it is one, or nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            return None
+        if stat.S_ISLNK(mode):
+            return f"a link to {_read_link(path)}"
+    except OSError:
+        return None
+    for is_kind, name in IRREGULAR_KINDS:
+        if is_kind(mode):
+            return f"a {name}, not a file"
+    return "not a file"
+
+
+def _read_link(path: Path) -> str:
+    """Return where a link leads, in a form that is fit for a message: a stranger may have made it."""
+    target = os.readlink(path)[:200]
+    return target if target.isprintable() else ascii(target)
+
+
+def has_plain_file(path: Path) -> bool:
+    """Whether the file exists; raise UserError if something else than a plain file has its name."""
+    check_plain_file(path)
+    return os.path.lexists(path)
+
+
+def check_own_folder(path: Path, inside: Path) -> None:
+    """Refuse a folder whose name nmt chose if it is a link that leads out of the folder `inside`.
+
+    `best` and `last` lead to their neighbours. `inside` itself, such as the folder of a run, may be
+    a link: it is the user who named it.
+    """
+    if path.is_symlink() and not path.resolve().is_relative_to(inside.resolve()):
+        raise UserError(
+            f"{path}: is a link to {_read_link(path)}, outside {inside}; remove it, "
+            "or move the folder itself there"
+        )
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file whose name nmt chose."""
+    with open_plain_file(path) as file:
+        return file.read()
 
 
 # ---- single files -----------------------------------------------------------------------------------------------
 
 
 def digest_file(path: Path) -> str:
-    """Compute the sha256 of a file's content, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Compute the sha256 of the content of a file whose name nmt chose, in hexadecimal."""
+    with open_plain_file(path) as file:
+        return digest_content(file)
+
+
+def digest_content(file: BinaryIO) -> str:
+    """Compute the sha256 of what is left to read of an open file, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := file.read(DIGEST_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def sync_to_disk(path: Path) -> None:
@@ -79,12 +187,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of the file `path`, atomically."""
+    """Replace the content of the file `path`, atomically. A link is replaced itself, and where it
+    leads nothing changes.
+    """
+    if path.is_dir() and not path.is_symlink():
+        raise UserError(f"{path}: is a folder, not a file; remove it or choose another path")
     # The file's own name may be as long as names can be, so the temporary one is a digest of it.
     name = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:16]
     temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open_plain_file(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -102,7 +215,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
@@ -110,8 +223,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_file_size(path: Path) -> int:
-    """Return the size of a regular file. Refuse a link, a pipe or a device without opening it: it
-    leads elsewhere or never ends.
+    """Return the size of a file of a sealed folder. Refuse a link, a FIFO or a device without
+    opening it: it leads elsewhere or never ends.
     """
     try:
         status = path.lstat()
@@ -119,10 +232,9 @@ def read_file_size(path: Path) -> int:
         raise UserError(f"{path}: is missing, so the folder is damaged; use another copy") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(
-            f"{path}: is not a regular file, so the folder is damaged; use another copy"
-        )
+    what = describe_irregular(path)
+    if what:
+        raise UserError(f"{path}: is {what}, so the folder is damaged; use another copy")
     return status.st_size
 
 
@@ -150,18 +262,19 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     old = path.with_name(f".{path.name}.old")
-    if old.exists() and not path.exists():  # a killed process was between the two renames below
+    # if a killed process was between the two renames below
+    if old.is_dir() and not old.is_symlink() and not os.path.lexists(path):
         os.rename(old, path)
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_entry(temporary)
     temporary.mkdir(parents=True)
     try:
         fill(temporary)
         seal(temporary)
-        if path.exists():  # replaced only now that its successor is complete
-            shutil.rmtree(old, ignore_errors=True)
+        if os.path.lexists(path):  # replaced only now that its successor is complete
+            remove_entry(old)
             os.rename(path, old)
             os.rename(temporary, path)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_entry(old)
         else:
             os.rename(temporary, path)
         sync_to_disk(path.parent)
@@ -191,7 +304,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     stranger.
     """
     path = folder / MANIFEST_FILE
-    if not path.is_file():
+    if not has_plain_file(path):
         raise UserError(
             f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; use another copy"
         )
@@ -257,8 +370,19 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
 def remove_folder(path: Path) -> None:
     """Remove a folder so that a kill in between leaves it whole or gone."""
     gone = path.with_name(f".{path.name}.gone")
+    remove_entry(gone)  # left by a killed process
     os.rename(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    remove_entry(gone)
+
+
+def remove_entry(path: Path) -> None:
+    """Remove what has this name, if anything has: a folder with its content, but of a link nothing
+    but the link.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -268,10 +392,7 @@ def remove_leftovers(folder: Path) -> None:
         if path.suffix == ".old" and not whole.exists():
             os.rename(path, whole)  # its successor was never renamed into place
         elif path.suffix in (".tmp", ".gone", ".old"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
+            remove_entry(path)
 
 
 # ---- locks ------------------------------------------------------------------------------------------------------
@@ -285,13 +406,14 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     the end.
     """
     path = folder.with_name(file_name) if file_name else folder / ".lock"
-    with open(path, "a+", encoding="utf-8") as file:
+    with open_plain_file(path, "a+b") as file:
         _take_lock(file, folder)
         # who holds it, for the message that others get
         file.seek(0)
         file.truncate()
         started = time.strftime("%Y-%m-%d %H:%M:%S")
-        file.write(f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}")
+        holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}"
+        file.write(holder.encode())
         file.flush()
         try:
             yield
@@ -300,7 +422,7 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
                 path.unlink(missing_ok=True)
 
 
-def _take_lock(file: IO[str], folder: Path) -> None:
+def _take_lock(file: BinaryIO, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its holder may have removed the file since we opened it, and another may hold a new one.
@@ -310,7 +432,7 @@ def _take_lock(file: IO[str], folder: Path) -> None:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         file.seek(0)
-        holder = file.read().strip() or "another process"
-        raise UserError(
+        holder = file.read(1000).decode(errors="replace").strip() or "another process"
+        raise FolderInUse(
             f"{folder}: is in use by {holder}; wait for it or choose another folder"
         ) from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, read_manifest
+from nmt.system.files import digest_file, read_bytes, read_manifest
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
@@ -28,7 +28,7 @@ def is_unedited_card(path: Path) -> bool:
     """Whether the file is as `sign_card` made it: neither somebody's own nor edited since."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
         return False
-    text = path.read_bytes().decode(errors="replace")
+    text = read_bytes(path).decode(errors="replace")
     above, _, _ = text.removesuffix("\n").rpartition("\n")
     return text == sign_card(f"{above}\n")
 

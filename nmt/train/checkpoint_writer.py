@@ -6,6 +6,7 @@ the third failure in a row ends the run. The last good checkpoint is never touch
 successor is complete.
 """
 
+import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -107,7 +108,9 @@ class CheckpointWriter:
                 checkpoint.link_checkpoint(self.run, "best", state.best_step)
             best_step = 0
             if best_link.is_symlink():
-                best_step = int(best_link.readlink().name.removeprefix("step-"))
+                # A stranger's link may have any name in it.
+                match = re.fullmatch(r"step-(\d+)", best_link.readlink().name, re.ASCII)
+                best_step = int(match[1]) if match else 0
             training = self.config.training
             checkpoint.prune_checkpoints(self.run, training, best_step, state.step)
         except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.config import RunConfig, TrainingConfig, load_config
+from nmt.config import RunConfig, TrainingConfig, load_recorded_config
 from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_batch
 from nmt.data.plan import Cursor, choose_shape, divide_tokens
@@ -24,6 +24,7 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.device import is_out_of_memory
 from nmt.system.errors import UserError
+from nmt.system.files import has_plain_file
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import VOCAB_FILE, RunFolder
@@ -153,9 +154,9 @@ def _read_micro_tokens(config: RunConfig, world: World) -> int | None:
     """Read the number that an earlier session wrote into the run folder; return None if there is
     none or it would leave ranks idle."""
     path = RunFolder(config.folder).config
-    if not path.is_file():
+    if not has_plain_file(path):
         return None
-    micro_tokens = load_config(str(path)).training.micro_tokens
+    micro_tokens = load_recorded_config(path).training.micro_tokens
     if isinstance(micro_tokens, str):
         raise UserError(
             f"{path}: training.micro_tokens is {micro_tokens}, but nmt-train records a number there; "

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from nmt.system.files import has_plain_file, open_plain_file, read_bytes
 from nmt.system.progress import say
 
 
@@ -62,16 +63,17 @@ class MetricsFile:
     def __init__(self, path: Path, n_bytes: int) -> None:
         self.path, self.n_bytes = path, n_bytes
         self.waiting = b""  # lines that could not be written yet
-        n_found = path.stat().st_size if path.exists() else 0
+        n_found = path.stat().st_size if has_plain_file(path) else 0
         if n_found < n_bytes:
             say(
                 f"warning: {path}: {n_found} of {n_bytes} bytes are left; "
                 "lines before this update are missing"
             )
             # drop a line that was cut in two
-            self.n_bytes = path.read_bytes().rfind(b"\n") + 1 if n_found else 0
+            self.n_bytes = read_bytes(path).rfind(b"\n") + 1 if n_found else 0
         if n_found:
-            os.truncate(path, self.n_bytes)
+            with open_plain_file(path, "r+b") as file:
+                file.truncate(self.n_bytes)
 
     def write(self, event: dict[str, Any]) -> None:
         was_fine = not self.waiting
@@ -90,7 +92,7 @@ class MetricsFile:
         return self.n_bytes
 
     def _flush(self, is_synced: bool = False) -> None:
-        with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+        with open_plain_file(self.path, "r+b" if has_plain_file(self.path) else "wb") as file:
             file.seek(self.n_bytes)  # over what a failed attempt may have left
             file.write(self.waiting)
             if is_synced:
@@ -102,10 +104,10 @@ class MetricsFile:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics.jsonl that can be read, each of some `kind` at some `step`."""
-    if not path.exists():
+    if not has_plain_file(path):
         return []
     events = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_bytes(path).split(b"\n"):
         try:
             event = json.loads(line)
         except ValueError:

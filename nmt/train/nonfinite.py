@@ -15,6 +15,7 @@ from torch import nn
 
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import Vocab
+from nmt.system.errors import UserError
 from nmt.system.files import write_json
 from nmt.system.progress import say
 from nmt.system.ranks import World
@@ -93,6 +94,8 @@ def _write_file(
         write_json(path, content)
     except OSError as error:
         say(f"warning: {path}: cannot be written ({error.strerror})")
+    except UserError as error:
+        say(f"warning: {error}")
 
 
 def _describe_micro(

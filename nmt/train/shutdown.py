@@ -132,6 +132,8 @@ class StatusFile:
             write_json(self.path, status)
         except OSError as error:
             say(f"warning: {self.path}: cannot be written ({error.strerror})")
+        except UserError as error:
+            say(f"warning: {error}")
 
     @contextlib.contextmanager
     def recording_failures(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import torch
 
 from nmt import checkpoint
 from nmt.checkpoint import TrainState
-from nmt.config import RunConfig, format_config, list_differences, load_config
+from nmt.config import RunConfig, format_config, list_differences, load_recorded_config
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
@@ -25,7 +25,16 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.paper import find_dev_reference
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import lock, make_folder, remove_leftovers, verify, write_bytes, write_text
+from nmt.system.files import (
+    check_own_folder,
+    has_plain_file,
+    lock,
+    make_folder,
+    remove_leftovers,
+    verify,
+    write_bytes,
+    write_text,
+)
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import VOCAB_FILE, RunFolder
@@ -508,9 +517,10 @@ def _claim_folder(
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
     stack.enter_context(status.recording_failures())
+    check_own_folder(run.checkpoints, inside=run.path)
     make_folder(run.checkpoints)
     remove_leftovers(run.checkpoints)
-    recorded = load_config(str(run.config)) if run.config.is_file() else None
+    recorded = load_recorded_config(run.config) if has_plain_file(run.config) else None
     changes = list_differences(recorded, config) if recorded else []
     if changes:
         raise UserError(

@@ -18,6 +18,7 @@ from nmt.data.plan import split_pairs
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocab
 from nmt.score.score import Score, score_bleu
+from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
@@ -40,7 +41,7 @@ def open_dev(folder: Path, vocab: Vocab) -> DevSet:
 
 
 def _read_lines(folder: Path, side: str) -> list[str]:
-    text = (folder / dev_text_file(side)).read_bytes().decode()
+    text = read_bytes(folder / dev_text_file(side)).decode()
     return text.split("\n")[:-1]
 
 

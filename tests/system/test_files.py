@@ -8,22 +8,30 @@ Failures are injected in the middle of writing, and a process is killed with SIG
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from nmt.system import files
 from nmt.system.errors import UserError
 from nmt.system.files import (
+    FileMode,
+    check_own_folder,
     digest_file,
+    has_plain_file,
     lock,
     make_folder,
+    open_plain_file,
     point_link,
+    read_bytes,
     read_json,
     verify,
     write_folder,
@@ -59,6 +67,142 @@ def start(program: str, *arguments: Path) -> "subprocess.Popen[str]":
 def kill(child: "subprocess.Popen[str]") -> None:
     os.kill(child.pid, signal.SIGKILL)
     child.communicate(timeout=10)
+
+
+# ---- plain files only -------------------------------------------------------------------------------------------
+
+MODES: tuple[FileMode, ...] = ("rb", "r+b", "a+b", "wb", "xb")
+KINDS = {
+    "link": "a link to outside/precious",
+    "link to nothing": "a link to outside/nothing",
+    "link to a device": "a link to /dev/zero",
+    "folder": "a folder, not a file",
+    "FIFO": "a FIFO, not a file",
+    "socket": "a socket, not a file",
+}
+
+
+def put(kind: str, path: Path) -> None:
+    """Put something else than a file there; beside it is a folder `outside` with a file."""
+    outside = path.with_name("outside")
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(os.path.relpath(path))  # a long path is refused
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.symlink_to("outside/precious" if kind == "link" else "outside/nothing")
+
+
+def check_outside(path: Path) -> None:
+    outside = path.with_name("outside")
+    assert os.listdir(outside) == ["precious"]
+    assert (outside / "precious").read_text() == "precious"
+
+
+@pytest.mark.timeout(20)  # a FIFO or a device would be waited for
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_plain_files_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file"
+    put(kind, path)
+    attempts: list[Callable[[], object]] = [
+        lambda: has_plain_file(path),
+        lambda: read_bytes(path),
+        lambda: read_json(path),
+        lambda: digest_file(path),
+    ]
+    for mode in MODES:
+        attempts.append(partial(open_plain_file, path, mode))
+    for attempt in attempts:
+        with pytest.raises(UserError) as caught:
+            attempt()
+        assert (
+            str(caught.value) == f"{path}: is {KINDS[kind]}; remove it, or put a plain file there"
+        )
+    check_outside(path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "FIFO"])
+def test_what_is_exchanged_after_the_look_is_not_opened_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: FileMode
+) -> None:
+    path = tmp_path / "file"
+    put(kind, path)
+    monkeypatch.setattr(files, "check_plain_file", lambda path: None)
+    with pytest.raises((UserError, OSError)):
+        open_plain_file(path, mode)
+    check_outside(path)
+
+
+def test_plain_files_open_as_ever(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert not has_plain_file(path)
+    with pytest.raises(FileNotFoundError):
+        open_plain_file(path)
+    with open_plain_file(path, "xb") as file:
+        file.write(b"one")
+    with open_plain_file(path, "a+b") as file:
+        file.write(b"two")
+    with open_plain_file(path, "r+b") as file:
+        file.write(b"O")
+    assert has_plain_file(path) and read_bytes(path) == b"Onetwo"
+    (tmp_path / "linked").symlink_to(tmp_path)  # the user's own folder
+    assert read_bytes(tmp_path / "linked" / "file") == b"Onetwo"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_write_replaces_what_is_there_and_not_what_it_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file"
+    put(kind, path)
+    if kind == "folder":
+        with pytest.raises(UserError, match="file: is a folder, not a file"):
+            write_text(path, "new")
+    else:
+        write_text(path, "new")
+        assert not path.is_symlink() and path.read_text() == "new"
+    check_outside(path)
+    assert sorted(os.listdir(tmp_path)) == ["file", "outside"]
+
+
+def test_a_link_in_place_of_a_temporary_name_leads_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    put("link", tmp_path / ".step-1.tmp")
+    (tmp_path / ".step-1.old").symlink_to("outside")
+    for content in ("one", "two"):
+        write_folder(path, filler(content))
+    assert (path / "weights").read_text() == "two" and not path.is_symlink()
+    check_outside(path)
+    assert sorted(os.listdir(tmp_path)) == ["outside", "step-1"]
+
+
+def test_a_folder_is_no_link_that_leads_out(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run / "step-1", other):
+        folder.mkdir(parents=True)
+    (run / "best").symlink_to("step-1")
+    (tmp_path / "linked").symlink_to(run)
+    (run / "out").symlink_to(other)
+    (run / "up").symlink_to("..")
+    for folder in (run, tmp_path / "linked"):
+        for name in ("step-1", "best", "nothing"):
+            check_own_folder(folder / name, inside=folder)
+        for name in ("out", "up"):
+            with pytest.raises(UserError, match=rf"{name}: is a link to .*, outside {folder};"):
+                check_own_folder(folder / name, inside=folder)
 
 
 # ---- files ------------------------------------------------------------------------------------------------------
@@ -313,3 +457,13 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
         )
     with lock(tmp_path, "again"):
         assert (tmp_path / ".lock").read_text().startswith("again on ")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_is_a_plain_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(kind, tmp_path / ".lock")
+    with pytest.raises(UserError, match=rf"/\.lock: is {KINDS[kind]}"), lock(tmp_path, "training"):
+        pass
+    check_outside(tmp_path / ".lock")

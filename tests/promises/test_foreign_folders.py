@@ -1,0 +1,293 @@
+"""Runs, stores, checkpoints and averages of a stranger, in which a file is a link, a folder, a FIFO
+or a device.
+
+Whatever has the name of a file that a command opens: what the user keeps elsewhere stays as it is
+to the byte and to the time of its last change, nothing is waited for, and one line names the file
+and what it is. `make test` tries a link and one other kind in each place, NMT_SOAK=1 all kinds.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from soaking import IS_SOAK, Ground, make_ground
+
+from nmt.commands.average import main as nmt_average
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.export import main as nmt_export
+from nmt.commands.prepare import main as nmt_prepare
+from nmt.commands.train import main as nmt_train
+from nmt.commands.translate import main as nmt_translate
+
+SETTINGS = (
+    "training.steps=10",
+    "training.log_every=5",
+    "training.validate_every=5",
+    "training.checkpoint_every=5",
+    "training.keep_checkpoints=10",
+    "evaluation.bleu=false",
+    "decoding.max_extra=1",
+)
+NEWEST = "run/checkpoints/step-0000010"
+CHECKPOINT_FILES = (
+    "config.yaml",
+    "manifest.json",
+    "model.safetensors",
+    "state.json",
+    "vocab.model",
+)
+TRAIN_FILES = ("train.src.ids.npy", "train.src.offsets.npy", "train.tgt.ids.npy")
+DEV_FILES = ("valid.src.ids.npy", "valid.src.txt", "valid.tgt.offsets.npy", "valid.tgt.txt")
+STORE_FILES = ("manifest.json", "ledger.json", "vocab.model", *TRAIN_FILES, *DEV_FILES)
+KINDS: tuple[str, ...] = ("link", "link to nothing", "folder", "FIFO", "device")
+
+# What becomes of a command if one of the files is of another kind:
+REFUSED = "refused"  # one line and exit code 2
+WARNED = "warned"  # one line, and the work is done without the file
+REPLACED = "replaced"  # by a new file; a folder is refused or warned of
+
+
+def list_commands(ground: Ground) -> dict[str, Callable[[], int]]:
+    run, text = str(ground.folder / "run"), str(ground.folder / "valid.en")
+    average = f"{run}/average"
+    train = ["--config", str(ground.config), f"out={run}", *SETTINGS, "training.steps=11"]
+    score = ["--src", text, "--ref", str(ground.folder / "valid.de"), "decoding.beam=1"]
+    prepare = ["--config", str(ground.config)]
+    out = str(ground.folder / "exported")
+    return {
+        "train": lambda: nmt_train(train),
+        "draw epochs": lambda: nmt_train([*train, "out=" + run + "2", "vocab.bpe_dropout=0.1"]),
+        "average": lambda: nmt_average([run, "--last", "2"]),
+        "average the best": lambda: nmt_average([run, "--best", "2"]),
+        "score the average": lambda: nmt_eval([average, *score]),
+        "translate": lambda: nmt_translate([run, "-i", text, "-o", out, "--beam", "1"]),
+        "export the average": lambda: nmt_export([average, "--to", "safetensors", "-o", out]),
+        "prepare": lambda: nmt_prepare(prepare),
+        "prepare anew": lambda: nmt_prepare([*prepare, f"data.store={ground.folder}/new"]),
+        "inspect": lambda: nmt_prepare(["--inspect", str(ground.folder / "store")]),
+    }
+
+
+@dataclass(frozen=True)
+class Place:
+    command: str
+    name: str  # below the ground
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.command}: {self.name}"
+
+
+def list_places() -> list[Place]:
+    places = [
+        Place("train", "run/.lock", REFUSED),
+        Place("train", "run/config.yaml", REFUSED),
+        Place("train", "run/metrics.jsonl", REFUSED),
+        Place("train", "run/vocab.model", REPLACED),
+        Place("train", "run/status.json", REPLACED),
+        Place("train", "run/report.html", REPLACED),
+        Place("train", f"{NEWEST}/optimizer.safetensors", WARNED),
+        Place("draw epochs", "run2/.lock", REFUSED),
+        Place("average", "run/config.yaml", REFUSED),
+        Place("average", f"{NEWEST}/optimizer.safetensors", REFUSED),
+        Place("average", "run/results.json", WARNED),
+        Place("average", "run/average/README.md", REFUSED),
+        Place("average the best", "run/metrics.jsonl", REFUSED),
+        Place("score the average", "run/.results.lock", WARNED),
+        Place("score the average", "run/results.json", WARNED),
+        Place("score the average", "run/config.yaml", WARNED),
+        Place("score the average", "run/average/README.md", WARNED),
+        Place("prepare", "store/manifest.json", REFUSED),
+        Place("prepare", "store/ledger.json", REFUSED),
+        Place("prepare", "store/.sources.json", REFUSED),
+        Place("prepare anew", ".new.lock", REFUSED),
+        Place("prepare anew", "new.work/.nmt-prepare", REFUSED),
+    ]
+    for name in CHECKPOINT_FILES:
+        places += [
+            Place("train", f"{NEWEST}/{name}", WARNED),
+            Place("translate", f"{NEWEST}/{name}", WARNED),
+            Place("average", f"{NEWEST}/{name}", REFUSED),
+            Place("score the average", f"run/average/{name}", REFUSED),
+            Place("export the average", f"run/average/{name}", REFUSED),
+        ]
+    for name in STORE_FILES:
+        places += [
+            Place("train", f"store/{name}", REFUSED),
+            Place("inspect", f"store/{name}", REFUSED),
+        ]
+    return places
+
+
+def list_cases() -> Iterator[tuple[Place, str]]:
+    for i, place in enumerate(list_places()):
+        kinds = KINDS if IS_SOAK else (KINDS[0], KINDS[1 + i % 4])
+        if place.command == "train" and place.outcome == WARNED and not IS_SOAK:
+            kinds = kinds[i % 2 :][:1]  # it trains, and other commands open these files too
+        for kind in kinds:
+            yield place, kind
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """A run with two checkpoints, an average and results, and its store."""
+    ground = make_ground(tmp_path_factory.mktemp("foreign"))
+    train = ["--config", str(ground.config), f"out={ground.folder}/run", *SETTINGS]
+    assert nmt_train(train) == 0
+    commands = list_commands(ground)
+    assert commands["average"]() == commands["score the average"]() == 0
+    shutil.copytree(ground.folder, f"{ground.folder}.whole", symlinks=True)
+    return ground
+
+
+@pytest.fixture
+def ground(whole: Ground) -> Ground:
+    shutil.rmtree(whole.folder)
+    shutil.copytree(f"{whole.folder}.whole", whole.folder, symlinks=True)
+    return whole
+
+
+@pytest.fixture(scope="module")
+def outside(whole: Ground) -> Path:
+    """What the user keeps elsewhere: a file, and a copy of everything that the run has."""
+    folder = Path(f"{whole.folder}.outside")
+    shutil.copytree(f"{whole.folder}.whole", folder, symlinks=True)
+    (folder / "precious").write_bytes(b"precious data\nwithout an end")
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def before(outside: Path) -> dict[str, object]:
+    return record(outside)
+
+
+def record(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for path in [folder, *folder.rglob("*")]:
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
+        found[str(path)] = (status.st_mode, status.st_ino, status.st_mtime_ns, content)
+    return found
+
+
+def put(kind: str, path: Path, outside: Path) -> str:
+    """Put something else in the place of a file, and return what messages call it."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to(outside / "precious")
+    elif kind == "link to nothing":
+        path.symlink_to(outside / "nothing")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+        except PermissionError:
+            path.symlink_to("/dev/zero")
+            return "is a link"
+    return f"is a {kind.partition(' ')[0]}"
+
+
+@pytest.mark.timeout(20)  # nothing is waited for
+@pytest.mark.parametrize("place, kind", list_cases(), ids=str)
+def test_nothing_but_plain_files_is_opened(
+    place: Place,
+    kind: str,
+    ground: Ground,
+    outside: Path,
+    before: dict[str, object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ground.folder / place.name
+    what = put(kind, path, outside)
+    capsys.readouterr()
+    code = list_commands(ground)[place.command]()
+    lines = capsys.readouterr().err.splitlines()
+    assert record(outside) == before
+
+    told = [line for line in lines if f"{path}: " in line]
+    if place.outcome == REFUSED:
+        assert code == 2 and len(told) == 1 and lines[-1] == told[0] and "error: " in told[0], lines
+    elif place.outcome == WARNED:
+        assert code == 0 and len(told) == 1 and "warning: " in told[0], lines
+    elif kind == "folder":
+        assert code in (0, 2) and told, lines
+    else:
+        assert code == 0 and not told and stat.S_ISREG(path.lstat().st_mode), lines
+    for line in told:
+        assert what in line or "README.md: was edited" in line
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "command, name, target, outcome",
+    [
+        ("train", "run/checkpoints", "run/checkpoints", REFUSED),
+        ("train", "run/checkpoints", "empty", REFUSED),
+        ("train", NEWEST, NEWEST, WARNED),
+        ("train", "run/checkpoints/best", NEWEST, REPLACED),
+        ("train", "run/checkpoints/last", "empty", REPLACED),
+        ("translate", "run/checkpoints", "run/checkpoints", REFUSED),
+        ("translate", NEWEST, NEWEST, WARNED),
+        ("average", NEWEST, NEWEST, REFUSED),
+        ("average", "run/average", "run/average", REFUSED),
+        ("average", "run/average", "empty", REFUSED),
+        ("average", "run/.average.tmp", "run", REPLACED),
+        ("average", "run/.average.old", "run/average", REPLACED),
+        ("draw epochs", "store.epochs", "empty", REFUSED),
+        ("prepare anew", "new.work", "empty", REFUSED),
+    ],
+)
+def test_no_folder_is_a_link_out_of_the_run(
+    command: str,
+    name: str,
+    target: str,
+    outcome: str,
+    ground: Ground,
+    outside: Path,
+    before: dict[str, object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ground.folder / name
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+    path.symlink_to(outside / target)
+    capsys.readouterr()
+    code = list_commands(ground)[command]()
+    lines = capsys.readouterr().err.splitlines()
+    assert record(outside) == before
+    told = [line for line in lines if f"{path}: " in line]
+    if outcome == REFUSED:
+        assert code == 2 and lines[-1:] == told and "error: " in told[0], lines
+    elif outcome == WARNED:
+        assert code == 0 and len(told) == 1 and "warning: " in told[0], lines
+    else:
+        assert code == 0 and not told, lines
+        assert not os.path.lexists(path) or path.resolve().is_relative_to(ground.folder.resolve())
+
+
+def test_links_of_the_user_and_links_inside_work(ground: Ground, tmp_path: Path) -> None:
+    """The user's own folder, corpora and model may lie behind links; `best` and `last` are links."""
+    elsewhere = tmp_path / "disk"
+    elsewhere.mkdir()
+    for name in ("run", "store", "train.en"):
+        os.rename(ground.folder / name, elsewhere / name)
+        (ground.folder / name).symlink_to(elsewhere / name)
+    commands = list_commands(ground)
+    for command in ("train", "average", "score the average", "translate", "inspect", "prepare"):
+        assert commands[command]() == 0
+    last = str(ground.folder / "run/checkpoints/last")
+    assert nmt_average([last, "-o", str(tmp_path / "mean")]) == 0
+    (ground.folder / "bpe").symlink_to(elsewhere / "store/vocab.model")
+    given = [f"vocab.model={ground.folder}/bpe", f"data.store={tmp_path}/new"]
+    assert nmt_prepare(["--config", str(ground.config), *given]) == 0
