@@ -9,6 +9,7 @@ from pathlib import Path
 from nmt.commands.cli import make_parser, run_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
+from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
   nmt-average runs/base --last 5                        -> runs/base/average: the paper's mean for base
@@ -77,6 +78,7 @@ def build_average_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
     parser = build_average_parser()
     args = parser.parse_intermixed_args(argv)
     args.settings = [word for word in args.paths if word.startswith("device=")]

@@ -14,9 +14,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nmt.system.errors import Failure, UserError
+from nmt.system.streams import ReaderLeft
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 FORESEEN_ERRORS = (
     errno.ENOSPC,
@@ -60,8 +64,7 @@ def report_error(error: BaseException, program: str) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    if isinstance(error, BrokenPipeError):  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, ReaderLeft):  # it has what it wanted
         return 0
     if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
         print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
@@ -94,6 +97,15 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        def print_all() -> int:
+            print(self.format_help(), end="", file=file)
+            return 0
+
+        # argparse would ignore an output that is full, and complain about a reader that has left.
+        if code := run_command(print_all, self.prog):
+            self.exit(code)
 
 
 def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from nmt.commands.cli import add_offline, go_offline, make_parser, run_command
+from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -86,6 +87,7 @@ def make_eval_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
     parser = make_eval_parser()
     args = parser.parse_intermixed_args(argv)
     # A folder whose name has a "=" is a checkpoint all the same.
@@ -198,13 +200,15 @@ def evaluate(args: argparse.Namespace) -> int:
             with_all_metrics=args.ladder,
             with_verdict=args.verdict,
         )
-    print(evaluation.report, flush=True)
-    if args.output:
-        lines = [text + "\n" for text in evaluation.systems[0].texts]
-        write_text(Path(args.output), "".join(lines))
-    if args.json:
-        write_json(Path(args.json), evaluation.json_values)
-    record_scores(evaluation)
+    try:
+        print(evaluation.report, flush=True)
+    finally:  # also where the reader of standard output has left
+        if args.output:
+            lines = [text + "\n" for text in evaluation.systems[0].texts]
+            write_text(Path(args.output), "".join(lines))
+        if args.json:
+            write_json(Path(args.json), evaluation.json_values)
+        record_scores(evaluation)
     return 0
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from nmt.commands.cli import make_parser, run_command
+from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
@@ -21,6 +22,7 @@ MAX_LINES = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
     parser = make_parser(
         "nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES
     )

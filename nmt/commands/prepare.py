@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
 from nmt.system.errors import UserError
+from nmt.system.streams import secure_standard_streams
 
 DESCRIPTION = """\
 Read the corpora of a config, clean them, learn the joint BPE and write the token store.
@@ -29,6 +30,7 @@ EXAMPLES = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
     parser = make_parser("nmt-prepare", DESCRIPTION, EXAMPLES)
     add_config_arguments(parser, is_required=False)
     parser.add_argument(

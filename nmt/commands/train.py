@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
+from nmt.system.streams import secure_standard_streams
 
 if TYPE_CHECKING:
     from nmt.config import RunConfig
@@ -28,6 +29,7 @@ second signal stops it at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
     parser = make_parser(
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )

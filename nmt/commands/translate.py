@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, run_command
+from nmt.system.streams import secure_standard_streams
 
 if TYPE_CHECKING:
     from nmt.translate.formats import Layout
@@ -38,6 +39,7 @@ Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.places if is_setting(word)]
@@ -282,7 +284,7 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
-    from nmt.system.progress import Progress, say
+    from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, find_size, open_input
     from nmt.translate.stream import open_output, translate_stream
 
@@ -305,7 +307,7 @@ def translate_input(
             chunks = add_prefixes(chunks, prefixes, n_done)
 
         # translate, and say how far it is: a bar would disturb translations on the same terminal
-        is_shown = sys.stderr.isatty() and (args.output is not None or not sys.stdout.isatty())
+        is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
         bar = Progress("translating", None, "lines", n_done, is_shown)
         progress = stack.enter_context(closing(bar))
         size = find_size(source)

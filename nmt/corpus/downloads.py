@@ -11,7 +11,6 @@ import gc
 import os
 import re
 import socket
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from nmt.corpus.file_formats import ROWS_PER_BATCH
 from nmt.corpus.text_files import TextFile, describe_error
 from nmt.known_test_sets import SACREBLEU_NAMES
 from nmt.system.errors import UserError
+from nmt.system.progress import is_terminal
 
 if TYPE_CHECKING:
     import pyarrow
@@ -111,7 +111,7 @@ def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
 
     datasets.logging.set_verbosity_error()
     huggingface_hub.logging.set_verbosity_error()
-    if is_local or not sys.stderr.isatty():
+    if is_local or not is_terminal():
         datasets.disable_progress_bars()
     settings = huggingface_hub.constants
     if is_offline() or not (is_local or _is_reachable(settings.ENDPOINT)):

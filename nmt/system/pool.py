@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from nmt.system.errors import UserError
 from nmt.system.progress import clock
+from nmt.system.streams import secure_standard_streams
 
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
@@ -120,6 +121,7 @@ def _start_processes(n: int) -> Iterator[ProcessPoolExecutor]:
 
 def _init_process() -> None:
     """Ignore signals, which the caller handles, and exit when the caller dies."""
+    secure_standard_streams()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     caller = parent_process()

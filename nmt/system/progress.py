@@ -2,8 +2,10 @@
 in a log.
 
 Everything goes to standard error, because standard output is for data. Only the main rank prints.
+What cannot be written is lost, because no message is worth the work that it is about.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -22,8 +24,19 @@ def clock() -> float:
 
 def say(text: str) -> None:
     """Print one line for the person at the terminal or in the log; bars make room for it."""
-    tqdm.write(text, file=sys.stderr)
-    sys.stderr.flush()
+    if sys.stderr is None:  # tqdm would write to standard output instead
+        return
+    # A command's standard error never fails (streams.py); that of another program may, or is closed.
+    with contextlib.suppress(OSError, ValueError):
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
+
+
+def is_terminal() -> bool:
+    """Whether a person sees standard error as it is written."""
+    if sys.stderr is None or sys.stderr.closed:
+        return False
+    return sys.stderr.isatty()
 
 
 def format_duration(seconds: float) -> str:
@@ -45,7 +58,7 @@ class Progress:
         self.is_shown = is_shown
         self.postfix = ""
         self.bar: tqdm[Never] | None = None
-        if is_shown and sys.stderr.isatty():
+        if is_shown and is_terminal():
             self.bar = tqdm(
                 desc=what,
                 total=total,

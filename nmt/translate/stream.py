@@ -21,6 +21,7 @@ import torch
 from nmt.system.errors import Failure, UserError
 from nmt.system.pool import map_with_workers
 from nmt.system.runtime import tune_process
+from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
 from nmt.translate.translator import LineTooLong, LoadedModel, TextToText
@@ -58,7 +59,7 @@ def translate_stream(
         for result in results:
             try:
                 write_uninterrupted(out, result.data)
-            except BrokenPipeError:
+            except ReaderLeft:
                 raise
             except OSError as error:
                 raise Failure(
