@@ -295,9 +295,10 @@ def translate_input(
         if args.prefix:
             prefixes = stack.enter_context(open_input(args.prefix))
             handles.append(prefixes.handle)
-        out, n_done = sys.stdout.buffer, 0
         if args.output:
             out, n_done = stack.enter_context(open_output(args.output, args.resume, handles))
+        else:
+            out, n_done = sys.stdout.buffer, 0
         if n_done:
             say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
 
