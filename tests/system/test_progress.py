@@ -1,9 +1,13 @@
 """Progress in a log: what a line says, and that standard output stays free for data."""
 
+import io
+import os
+import sys
+
 import pytest
 
 from nmt.system import progress
-from nmt.system.progress import Progress, format_duration, track
+from nmt.system.progress import Progress, format_duration, say, track
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,24 @@ def test_a_log_gets_a_line_now_and_then(
     for _ in track(range(25), "reading", "lines"):
         time[0] += 1.0
     assert capsys.readouterr() == ("", "reading: 10 lines, 1.00/s\nreading: 20 lines, 1.00/s\n")
+
+
+@pytest.mark.parametrize("state", ["absent", "closed", "broken"])
+def test_a_message_that_cannot_be_written_is_lost(
+    state: str,
+    time: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As for a program that calls nmt.api, whose streams are not ours."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stderr = io.TextIOWrapper(open(write_end, "wb", buffering=0), write_through=True)
+    if state == "closed":
+        stderr.close()
+    monkeypatch.setattr(sys, "stderr", None if state == "absent" else stderr)
+    for _ in track(range(25), "reading", "lines"):
+        time[0] += 1.0
+    say("a message")
+    monkeypatch.undo()
+    assert capsys.readouterr() == ("", "")
