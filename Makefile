@@ -38,8 +38,8 @@ check: $(INSTALLED)  ## format, lint, types, architecture
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_architecture.py
 
-test: check  ## check, then every test, three at a time: on two cores one of them often waits
-	$(BIN)/pytest -n 3 --dist worksteal --durations 20
+test: check  ## check, then every test, two at a time
+	$(BIN)/pytest -n 2 --dist worksteal --durations 20
 
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
