@@ -32,22 +32,29 @@ class KnownSet:
 
     def name_text(self, text: Mapping[str, str]) -> str:
         """`newstest2014 de-en`, where not all pairs of languages have the same lines."""
-        return self.name if len(self.texts) == 1 else f"{self.name} {'-'.join(sorted(text))}"
+        if len(self.texts) == 1:
+            return self.name
+        languages = "-".join(sorted(text))
+        return f"{self.name} {languages}"
 
     def list_names(self, hub_config: str) -> tuple[str, ...]:
-        """As `nmt.paper` names it, after files, a split of the hub and sacreBLEU: all the same
-        text.
+        """List the names that `nmt.paper` gives to this set: from files, from the hub, and from
+        sacreBLEU.
         """
         hub = f"wmt14 {hub_config} {self.hub_split}"
         return self.name, hub, f"sacrebleu {self.sacrebleu}"
 
     def find_subset(self, src: str, tgt: str) -> KnownSubset | None:
-        return self.subset if self.subset and self.subset.direction == (src, tgt) else None
+        if self.subset is not None and self.subset.direction == (src, tgt):
+            return self.subset
+        return None
 
     def subset_lines(self) -> tuple[int, ...]:
-        """The lines of the whole set, from 0, that the subset holds."""
+        """List the lines of the whole set, from 0, that the subset holds."""
         assert self.lines is not None and self.subset is not None
-        return tuple(sorted(set(range(self.lines)).difference(*self.subset.left_out)))
+        remaining = set(range(self.lines))
+        remaining.difference_update(*self.subset.left_out)
+        return tuple(sorted(remaining))
 
 
 NEWSTEST2012 = KnownSet(
@@ -114,11 +121,20 @@ NEWSTEST2014 = KnownSet(
 PAPER_DEV_SET = NEWSTEST2013  # section 6.2
 PAPER_TEST_SET = NEWSTEST2014
 KNOWN_SETS = (
-    *(KnownSet(f"newstest{year}", f"wmt{year % 100:02}") for year in range(2008, 2012)),
+    KnownSet("newstest2008", "wmt08"),
+    KnownSet("newstest2009", "wmt09"),
+    KnownSet("newstest2010", "wmt10"),
+    KnownSet("newstest2011", "wmt11"),
     NEWSTEST2012,
     NEWSTEST2013,
     NEWSTEST2014,
-    *(KnownSet(f"newstest{year}", f"wmt{year % 100:02}") for year in range(2015, 2022)),
+    KnownSet("newstest2015", "wmt15"),
+    KnownSet("newstest2016", "wmt16"),
+    KnownSet("newstest2017", "wmt17"),
+    KnownSet("newstest2018", "wmt18"),
+    KnownSet("newstest2019", "wmt19"),
+    KnownSet("newstest2020", "wmt20"),
+    KnownSet("newstest2021", "wmt21"),
 )
 
 SACREBLEU_NAMES = {known.name: known.sacrebleu for known in KNOWN_SETS}
@@ -127,8 +143,9 @@ WMT14_SPLITS = {known.name: known.hub_split for known in KNOWN_SETS if known.hub
 
 
 def find_filtered_set(n_lines: int, src: str, tgt: str) -> KnownSet | None:
-    """The known set whose subset for these languages has this number of lines. Other texts may have
-    it too: the digest of the subset's lines is not known.
+    """Return the known set whose subset for these languages has this number of lines.
+
+    Another text may have as many lines: the digest of the subset is not known.
     """
     for known in KNOWN_SETS:
         if known.find_subset(src, tgt) and len(known.subset_lines()) == n_lines:
@@ -137,13 +154,12 @@ def find_filtered_set(n_lines: int, src: str, tgt: str) -> KnownSet | None:
 
 
 def name_sizes() -> dict[int, str]:
-    """The paper's sets by their number of lines, for advice where two numbers of lines differ."""
+    """Name the paper's sets by their numbers of lines, for advice on a file of another length."""
     names = {}
     for known in (PAPER_DEV_SET, PAPER_TEST_SET):
         assert known.lines is not None
         names[known.lines] = known.name
         if known.subset is not None:
             names[known.lines] = f"{known.name} in full (sacreBLEU's {known.sacrebleu})"
-            n = len(known.subset_lines())
-            names[n] = f"sacreBLEU's filtered {known.subset.sacrebleu}"
+            names[len(known.subset_lines())] = f"sacreBLEU's filtered {known.subset.sacrebleu}"
     return names

@@ -1,5 +1,5 @@
-"""Write tests/golden: what the Perl scripts of Moses make of the lines that tests/awkward.py makes,
-and of real ones.
+"""Writes tests/golden: what the Perl scripts of Moses make of the lines of tests/awkward.py, and of
+real ones.
 
     git clone https://github.com/moses-smt/mosesdecoder && git -C mosesdecoder checkout 3a0631a05b
     python scripts/make_golden.py mosesdecoder/scripts --data corpora
@@ -39,24 +39,26 @@ SCRIPTS = (
 SPLIT = r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"
 
 
+def encode_lines(lines: Sequence[str]) -> bytes:
+    return "".join(line + "\n" for line in lines).encode()
+
+
 def digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+    return hashlib.sha256(encode_lines(lines)).hexdigest()
 
 
 def line_digest(tokens: str, split: str) -> str:
-    """32 bits for the two outputs of one line: enough to see that one differs, too few to find the
-    line again.
+    """Return 32 bits for the two outputs of one line: enough to see that one differs, too few to
+    recover the line.
     """
     return hashlib.sha256(f"{tokens}\n{split}".encode()).hexdigest()[:8]
 
 
 def perl(lines: Sequence[str], *command: str) -> list[str]:
-    """The lines that a Perl script makes of lines, byte by byte, whatever the environment says
-    about languages.
-    """
+    """Return the lines that a Perl script makes of lines, byte by byte, in any locale."""
     done = subprocess.run(
         ["perl", *command],
-        input="".join(line + "\n" for line in lines).encode(),
+        input=encode_lines(lines),
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -66,7 +68,7 @@ def perl(lines: Sequence[str], *command: str) -> list[str]:
 
 
 def outputs(scripts: Path, language: str, lines: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tokens, and tokens with compounds split, of each line."""
+    """Return the tokens of each line, and the tokens with compounds split."""
     replaced = perl(lines, str(scripts / SCRIPTS[0]))
     tokens = perl(replaced, str(scripts / SCRIPTS[1]), "-q", "-l", language)
     split = perl(tokens, "-ple", SPLIT)
@@ -75,16 +77,25 @@ def outputs(scripts: Path, language: str, lines: Sequence[str]) -> tuple[list[st
 
 
 def pairs(split: dict[str, list[str]]) -> list[tuple[list[str], list[str]]]:
-    """Hypotheses and references, tokenised and split. A line of a lone no-break space is a word to
-    multi-bleu's bytes and none to sacreBLEU, so empty lines are left out; damage makes others."""
-    lines = [[line for line in split[language] if line.strip()] for language in LANGUAGES]
-    return [damaged_pair(lines[seed % len(lines)], seed) for seed in range(N_PAIRS)]
+    """Return hypotheses and references, tokenised and split.
+
+    Empty lines are left out, because a lone no-break space is a word to multi-bleu, which reads
+    bytes, and none to sacreBLEU. The damage makes empty lines of its own.
+    """
+    by_language = []
+    for language in LANGUAGES:
+        by_language.append([line for line in split[language] if line.strip()])
+    damaged = []
+    for seed in range(N_PAIRS):
+        lines = by_language[seed % len(by_language)]
+        damaged.append(damaged_pair(lines, seed))
+    return damaged
 
 
 def multi_bleu(scripts: Path, hypotheses: Sequence[str], references: Sequence[str]) -> float:
     with TemporaryDirectory() as folder:
         reference = Path(folder, "reference")
-        reference.write_bytes("".join(line + "\n" for line in references).encode())
+        reference.write_bytes(encode_lines(references))
         (answer,) = perl(hypotheses, str(scripts / SCRIPTS[2]), str(reference))
     found = re.match(r"BLEU = (\d+\.\d\d), ", answer)
     assert found, answer
@@ -102,31 +113,41 @@ def main() -> None:
     arguments = parser.parse_args()
     scripts = arguments.scripts
 
-    made, real, digests, split = {}, {}, [], {}
+    GOLDEN.mkdir(exist_ok=True)
+    made, real, split = {}, {}, {}
+    line_digests: list[str] = []
     for language in LANGUAGES:
+        # made lines: everything is kept
         lines = awkward_lines(language, N, SEEDS[language])
         tokens, split[language] = outputs(scripts, language, lines)
-        GOLDEN.mkdir(exist_ok=True)
-        content = "".join(line + "\n" for line in tokens + split[language]).encode()
-        (GOLDEN / f"moses.{language}.xz").write_bytes(
-            lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
-        )
-        made[language] = {"inputs": digest(lines), "outputs": digest(tokens + split[language])}
+        both = tokens + split[language]
+        packed = lzma.compress(encode_lines(both), preset=9 | lzma.PRESET_EXTREME)
+        (GOLDEN / f"moses.{language}.xz").write_bytes(packed)
+        made[language] = {"inputs": digest(lines), "outputs": digest(both)}
 
+        # real lines: only digests are kept
         lines = real_lines(arguments.data, language, N)
-        digests += list(map(line_digest, *outputs(scripts, language, lines)))
+        tokens, compounds_split = outputs(scripts, language, lines)
+        line_digests += map(line_digest, tokens, compounds_split)
         real[language] = digest(lines)
-    (GOLDEN / "moses.real.xz").write_bytes(lzma.compress(("\n".join(digests) + "\n").encode()))
-    written = {
-        "scripts": {
-            name: hashlib.sha256((scripts / name).read_bytes()).hexdigest() for name in SCRIPTS
-        },
-        "perl": perl([], "-e", 'print "$^V\n"')[0],
+    (GOLDEN / "moses.real.xz").write_bytes(lzma.compress(encode_lines(line_digests)))
+
+    # where it all comes from, and the scores
+    script_digests = {}
+    for name in SCRIPTS:
+        script_digests[name] = hashlib.sha256((scripts / name).read_bytes()).hexdigest()
+    (perl_version,) = perl([], "-e", 'print "$^V\n"')
+    bleu = []
+    for hypotheses, references in pairs(split):
+        bleu.append(multi_bleu(scripts, hypotheses, references))
+    record = {
+        "scripts": script_digests,
+        "perl": perl_version,
         "made": made,
-        "real": {"inputs": real, "outputs": digest(digests)},
-        "multi_bleu": [multi_bleu(scripts, *pair) for pair in pairs(split)],
+        "real": {"inputs": real, "outputs": digest(line_digests)},
+        "multi_bleu": bleu,
     }
-    (GOLDEN / "moses.json").write_text(json.dumps(written, indent=1) + "\n")
+    (GOLDEN / "moses.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

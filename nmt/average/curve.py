@@ -63,27 +63,30 @@ def measure_curve(
     micro_tokens = resolve_micro_tokens(config, world)
     checkpoints = [*open_all(paths[:-1]), newest]
 
-    points, signature = [], ""
+    points = []
+    signature = ""
     for n in sizes:
         started_at = clock()
 
         # average
-        chosen = list(candidates[-n:])
+        chosen: Sequence[Candidate] = candidates[-n:]
         if decay is not None:
             chosen = apply_decay(chosen, decay)
-        mean = combine(checkpoints[-n:], [candidate.weight for candidate in chosen])
+        weights = [candidate.weight for candidate in chosen]
+        mean = combine(checkpoints[-n:], weights)
         translator = make_translator(newest, world.device, config.decoding)
         load_mean(mean, translator.model)
 
         # score
         result = validate(translator, dev, config, micro_tokens, world)
         assert result is not None and result.bleu is not None
+        bleu = result.bleu.value
         signature = result.bleu.signature
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
-        points.append(Point(n, steps, minutes, result.bleu.value, result.nll))
+        points.append(Point(n, steps, minutes, bleu, result.nll))
         duration = format_duration(clock() - started_at)
-        say(f"mean of the last {n}: dev BLEU {result.bleu.value:.2f}, in {duration}")
+        say(f"mean of the last {n}: dev BLEU {bleu:.2f}, in {duration}")
 
     record: dict[str, Any] = {
         "choice": choice,
@@ -118,10 +121,15 @@ def format_curve(points: Sequence[Point]) -> str:
     best = find_best_point(points)
     for point in points:
         mark = "*" if point is best else " "
-        steps = _format_range([f"{step:,}" for step in point.steps])
-        minutes = _format_range([f"{minute:.1f}" for minute in point.minutes])
-        perplexity = math.exp(min(point.nll, 50.0))  # of a diverged run
-        rows.append((str(point.n), steps, minutes, f"{point.bleu:.2f}{mark}", f"{perplexity:.3f}"))
+        perplexity = math.exp(min(point.nll, 50.0))  # that of a diverged run would overflow
+        row = (
+            str(point.n),
+            _format_range(point.steps, ",d"),
+            _format_range(point.minutes, ".1f"),
+            f"{point.bleu:.2f}{mark}",
+            f"{perplexity:.3f}",
+        )
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -130,8 +138,9 @@ def format_curve(points: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
-def _format_range(values: Sequence[str]) -> str:
-    return values[0] if len(values) == 1 else f"{values[0]}-{values[-1]}"
+def _format_range(values: Sequence[float], style: str) -> str:
+    first, last = format(values[0], style), format(values[-1], style)
+    return first if len(values) == 1 else f"{first}-{last}"
 
 
 def _open_dev_set(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
