@@ -31,7 +31,7 @@ from nmt.config import (
     load_recorded_config,
 )
 from nmt.data.plan import Cursor
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import MAX_MODEL_BYTES, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
@@ -65,7 +65,7 @@ COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 # Small files are read into memory whole, so their size is limited in case one is damaged or
 # hostile.
-MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: 8 << 20}
+MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: MAX_MODEL_BYTES}
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 

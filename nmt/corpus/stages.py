@@ -374,17 +374,11 @@ def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
         return None
     try:
         # The user names this file, so it may be a link, such as those of the Hugging Face cache.
-        model = Vocab.load((Path(data.root) / vocab.model).resolve())
+        return Vocab.load((Path(data.root) / vocab.model).resolve())
     except UserError as error:
         raise UserError(
             f"vocab.model: {error}; relative paths start from data.root={data.root}"
         ) from None
-    if model.size > 2**16:
-        raise UserError(
-            f"vocab.model: {vocab.model} has {model.size:,} pieces, but ids are stored in 16 bits; "
-            "give a model of at most 65,536 pieces"
-        )
-    return model
 
 
 def _learn_from_samples(

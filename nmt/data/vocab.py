@@ -24,7 +24,7 @@ import sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.system.errors import UserError
-from nmt.system.files import open_plain_file, read_bytes, read_json, write_bytes, write_json
+from nmt.system.files import open_plain_file, read_json, write_bytes, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
@@ -32,6 +32,9 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 CONTROL_IDS = (PAD, BOS, EOS)
 SPACE = "\u2581"  # how a piece writes the space before it
 SPACE_BYTES = SPACE.encode()
+MAX_MODEL_BYTES = 8 << 20
+MAX_PIECES = 1 << 16  # because stores hold ids in 16 bits
+MAX_UNKNOWN_MARK = 100  # characters
 MAX_KNOWN_WORDS = 500_000  # some 120 MB
 LINES_AT_A_TIME = 4_096
 PROBE = "\ufb01 \u00bd\u2028\u3000A\u030a"  # what any normalisation would change
@@ -44,7 +47,7 @@ class Vocab:
         processor = sentencepiece.SentencePieceProcessor()
         try:
             processor.LoadFromSerializedProto(model)
-        except RuntimeError:
+        except (RuntimeError, UnicodeDecodeError):  # its complaint may quote bytes of the model
             raise UserError(
                 "damaged BPE model (SentencePiece cannot read it); use another copy"
             ) from None
@@ -57,10 +60,21 @@ class Vocab:
         self.model = model
         self.digest = hashlib.sha256(model).hexdigest()
         self.size: int = processor.get_piece_size()
+        if self.size > MAX_PIECES:
+            raise UserError(
+                f"BPE model of {self.size:,} pieces, but ids are stored in 16 bits; "
+                f"use one of at most {MAX_PIECES:,} pieces"
+            )
         try:
             pieces = [processor.id_to_piece(i) for i in range(self.size)]
+            unknown_mark = processor.decode([UNK])
         except UnicodeDecodeError:
             raise UserError("damaged BPE model (a piece is not UTF-8); use another copy") from None
+        if len(unknown_mark) > MAX_UNKNOWN_MARK:  # a line of unknown characters would fill memory
+            raise UserError(
+                f"BPE model that writes {len(unknown_mark):,} characters for an unknown one; "
+                "use one that nmt-prepare made"
+            )
         is_identity = processor.normalize(PROBE).replace(SPACE, " ").strip(" ") == PROBE
         spans_spaces = any(SPACE in piece[1:] for piece in pieces)
         # Whether the ids of a line are those of its words.
@@ -70,7 +84,11 @@ class Vocab:
     @classmethod
     def load(cls, path: Path) -> "Vocab":
         try:
-            return cls(read_bytes(path))
+            with open_plain_file(path) as file:
+                model = file.read(MAX_MODEL_BYTES + 1)
+            if len(model) > MAX_MODEL_BYTES:
+                raise UserError(f"has more than {MAX_MODEL_BYTES:,} bytes; expected a BPE model")
+            return cls(model)
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be read ({error.strerror}); expected a BPE model"
