@@ -86,9 +86,12 @@ def evaluate_system(
     # score
     language = system.config.data.tgt
     paper_metric = find_paper_metric(language)
-    metrics = list_metrics(language) if with_all_metrics else [HEADLINE, CHRF2]
-    if with_verdict and not with_all_metrics:
-        metrics.append(paper_metric)
+    if with_all_metrics:
+        metrics = list_metrics(language)
+    elif with_verdict:
+        metrics = [HEADLINE, CHRF2, paper_metric]
+    else:
+        metrics = [HEADLINE, CHRF2]
     scores = score_system(system, metrics)
 
     # report
@@ -105,8 +108,8 @@ def evaluate_system(
         report += _format_scores(filtered)
         values["filtered"] = _scores_to_json(filtered)
     if with_verdict:
-        score = next(score for score in scores if score.name == paper_metric.name)
-        verdict = judge(paper_metric, [score], [system])
+        by_name = {score.name: score for score in scores}
+        verdict = judge(paper_metric, [by_name[paper_metric.name]], [system])
         report += ["", verdict.format_report()]
         values["verdict"] = verdict.to_json()
     return Evaluation("\n".join(report), values, [system], [scores])
@@ -114,24 +117,34 @@ def evaluate_system(
 
 def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Compare several runs of one recipe, with different seeds, with the paper by their mean."""
+    # refuse what cannot be judged, before hours of translation
     for name in names:
         _check_is_folder(name)
     names = [_choose_average(name) for name in names]
-    # Refuse before hours of translation what cannot be judged.
     checkpoints = [open_checkpoint(Path(name)) for name in names]
     check_one_recipe(names, checkpoints, request.overrides)
+
+    # translate and score
     systems = make_comparable_systems(request, names)
-    metric = find_paper_metric(systems[0].config.data.tgt)
-    scores = [score_system(system, [HEADLINE, CHRF2, metric]) for system in systems]
-    headlines = [of_system[0] for of_system in scores]
-    verdict = judge(metric, [of_system[2] for of_system in scores], systems)
+    paper_metric = find_paper_metric(systems[0].config.data.tgt)
+    scores = []
+    headlines = []
+    paper_scores = []
+    for system in systems:
+        headline, chrf2, paper_score = score_system(system, [HEADLINE, CHRF2, paper_metric])
+        scores.append([headline, chrf2, paper_score])
+        headlines.append(headline)
+        paper_scores.append(paper_score)
+
+    # report
+    verdict = judge(paper_metric, paper_scores, systems)
     report = [*_format_side_by_side(systems, headlines), "", verdict.format_report()]
     values = _describe_systems(systems, headlines) | {"verdict": verdict.to_json()}
     return Evaluation("\n".join(report), values, systems, scores)
 
 
 def _choose_average(name: str) -> str:
-    """A run's average if it has one: the paper's results are those of averaged models."""
+    """Return a run's average if it has one: the paper's results are those of averaged models."""
     average = RunFolder(Path(name)).average
     check_own_folder(average, inside=Path(name))
     return str(average) if average.is_dir() else name
@@ -159,7 +172,10 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Estimate the spread of scores over runs of one recipe with different seeds."""
     systems = make_comparable_systems(request, names)
-    weights = {system.model.checkpoints[0].sha256[MODEL_FILE] for system in systems if system.model}
+    weights = set()
+    for system in systems:
+        if system.model is not None:
+            weights.add(system.model.checkpoints[0].sha256[MODEL_FILE])
     if len(weights) < len(systems):
         raise UserError(
             f"{' '.join(names)}: some of these have the same weights; a spread needs different runs"
@@ -212,7 +228,10 @@ def _check_is_folder(name: str) -> None:
 
 def make_comparable_systems(request: EvaluationRequest, names: Sequence[str]) -> list[System]:
     """Make the systems; raise UserError unless all have the same test set."""
-    systems = [make_system(request, [name], is_text=Path(name).is_file()) for name in names]
+    systems = []
+    for name in names:
+        is_text = Path(name).is_file()
+        systems.append(make_system(request, [name], is_text))
     first = systems[0]
     for other in systems[1:]:
         if other.test.ref != first.test.ref or other.pair != first.pair:
@@ -236,10 +255,10 @@ def score_system(
         texts = [texts[i] for i in lines]
         references = [references[i] for i in lines]
         name = f"{name}-filtered"
-    return [
-        compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP)
-        for metric in track(metrics, "scoring", "metrics")
-    ]
+    scores = []
+    for metric in track(metrics, "scoring", "metrics"):
+        scores.append(compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP))
+    return scores
 
 
 def score_headline(system: System) -> Score:
@@ -251,8 +270,10 @@ def score_headline(system: System) -> Score:
 
 
 def _format_head(system: System) -> str:
-    seconds = f" in {system.seconds:.1f} s" if system.model else ""
-    return f"{system.label} on {system.test.name}, {system.pair}: {len(system.texts):,} sentences{seconds}"
+    head = f"{system.label} on {system.test.name}, {system.pair}: {len(system.texts):,} sentences"
+    if system.model is None:
+        return head
+    return f"{head} in {system.seconds:.1f} s"
 
 
 def _format_scores(scores: Sequence[Score]) -> Iterator[str]:
@@ -271,9 +292,10 @@ def _format_readings(metrics: Sequence[Metric], system: System) -> Iterator[str]
     for metric in metrics:
         if not metric.reading:
             continue
-        is_likeliest = metric.is_likeliest and system.filtered_set is None
-        use = "; the likeliest for Table 2, and the verdict's" if is_likeliest else ""
-        yield f"    {metric.name}: {metric.reading}{use}"
+        line = f"    {metric.name}: {metric.reading}"
+        if metric.is_likeliest and system.filtered_set is None:
+            line += "; the likeliest for Table 2, and the verdict's"
+        yield line
 
 
 def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:
@@ -287,7 +309,9 @@ def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> 
 
 
 def _format_interval(score: Score) -> str:
-    return f"[{score.interval.low:.2f}, {score.interval.high:.2f}]" if score.interval else ""
+    if score.interval is None:
+        return ""
+    return f"[{score.interval.low:.2f}, {score.interval.high:.2f}]"
 
 
 def _explain_comparison(comparison: Comparison) -> str:
@@ -330,8 +354,9 @@ def _scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
     plain = []
     for score in scores:
         values = {"name": score.name, "value": score.value, "signature": score.signature}
-        bounds = {} if score.interval is None else asdict(score.interval)
-        plain.append(values | bounds)
+        if score.interval is not None:
+            values |= asdict(score.interval)
+        plain.append(values)
     return plain
 
 
