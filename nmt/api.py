@@ -84,6 +84,8 @@ def train(config: RunConfig) -> int:
     from nmt.train import trainer
 
     with join_world(config.device) as world:
+        # A mistake in the settings must not leave a store that nobody asked for.
+        world.on_main(lambda: trainer.check_same_run(config))
         world.on_main(lambda: prepare(config))
         exit_code = trainer.train(config, world)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.

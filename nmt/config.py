@@ -382,7 +382,7 @@ class EvaluationConfig:
 
     # Whether to translate the dev set and compute BLEU, in addition to the loss.
     bleu: bool = True
-    # How many lines to translate, counted from the first; null: all.
+    # How many lines to translate, spread evenly over the set; null: all.
     sentences: int | None = default(None, AT_LEAST_ONE)
 
 

@@ -24,7 +24,7 @@ from nmt.system.progress import clock, format_duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
 from nmt.train.memory_probe import resolve_micro_tokens
-from nmt.train.validate import DevSet, open_dev, validate
+from nmt.train.validate import DevSet, choose_dev_lines, open_dev, validate
 from nmt.translate.translator import make_translator
 
 CURVE_SIZES = (1, 2, 3, 5, 10, 20)
@@ -60,6 +60,10 @@ def measure_curve(
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
     dev = _open_dev_set(config, store, newest.vocab)
+    n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
+    if n_lines < len(dev.sources):
+        part = f"{n_lines:,} of the {len(dev.sources):,} dev lines"
+        say(f"this curve counts {part}; evaluation.sentences=null takes them all")
     micro_tokens = resolve_micro_tokens(config, world)
     checkpoints = [*open_all(paths[:-1]), newest]
 
@@ -104,7 +108,8 @@ def measure_curve(
 def _describe_dev_set(config: RunConfig, store: Path, dev: DevSet) -> dict[str, Any]:
     return {
         "store": str(store),
-        "lines": len(dev.sources[: config.evaluation.sentences]),
+        "lines": len(choose_dev_lines(len(dev.sources), config.evaluation.sentences)),
+        "all_lines": len(dev.sources),
         "src_sha256": digest_file(store / dev_text_file("src")),
         "ref_sha256": digest_file(store / dev_text_file("tgt")),
     }

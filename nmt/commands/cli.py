@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.streams import ReaderLeft
@@ -90,10 +90,40 @@ def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
     os._exit(code)
 
 
+class StoreOnce(argparse.Action):
+    """Stores the value of an option; an option that is given twice is an error, where argparse's own
+    action would drop the first value without a word.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, OneLineParser)
+        if self.option_strings and self.dest in parser.given:
+            raise argparse.ArgumentError(self, "given twice; leave one of them out")
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that reports errors in one line, because the usage of our commands takes
-    ten.
+    ten, and that refuses an option given twice.
     """
+
+    def __init__(self, prog: str, description: str, epilog: str, formatter_class: Any) -> None:
+        super().__init__(
+            prog=prog, description=description, epilog=epilog, formatter_class=formatter_class
+        )
+        self.register("action", None, StoreOnce)  # what add_argument() takes by default
+        self.given: set[str] = set()  # options seen so far
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given.clear()
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")

@@ -520,15 +520,25 @@ def _claim_folder(
     check_own_folder(run.checkpoints, inside=run.path)
     make_folder(run.checkpoints)
     remove_leftovers(run.checkpoints)
-    recorded = load_recorded_config(run.config) if has_plain_file(run.config) else None
-    changes = list_differences(recorded, config) if recorded else []
+    if check_same_run(config) != config:
+        write_text(run.config, format_config(config))
+
+
+def check_same_run(config: RunConfig) -> RunConfig | None:
+    """Return the config that is recorded in the run folder, if there is one; raise UserError if it
+    is that of another run.
+    """
+    run = RunFolder(config.folder)
+    if not has_plain_file(run.config):
+        return None
+    recorded = load_recorded_config(run.config)
+    changes = list_differences(recorded, config)
     if changes:
         raise UserError(
             f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "
             "restore them, choose another out=DIR, or remove the folder to start over"
         )
-    if recorded != config:
-        write_text(run.config, format_config(config))
+    return recorded
 
 
 def _announce_run(trainer: Trainer) -> None:

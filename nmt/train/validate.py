@@ -5,8 +5,9 @@ BLEU goes through the translator and the scorer that nmt-eval uses, so the two c
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,8 @@ def validate(
         return None
     if not config.evaluation.bleu:
         return Validation(nll, None)
-    sources = dev.sources[: config.evaluation.sentences]
+    chosen = choose_dev_lines(len(dev.sources), config.evaluation.sentences)
+    sources = [dev.sources[line] for line in chosen]
     results = [Translation("", 0.0)] * len(sources)
     progress = Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
     with closing(progress), closing(translator.translate_into(results, sources)) as batches:
@@ -129,4 +131,19 @@ def validate(
     if not world.is_main:
         return Validation(nll, None)
     texts = [result.text for result in results]
-    return Validation(nll, score_bleu(texts, dev.references[: len(sources)]))
+    score = score_bleu(texts, [dev.references[line] for line in chosen])
+    if len(chosen) < len(dev.sources):
+        part = f"{score.signature}|lines:{len(chosen)}/{len(dev.sources)}"
+        score = replace(score, signature=part)
+    return Validation(nll, score)
+
+
+def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:
+    """Choose the dev lines that are translated: all, or as many as wanted, spread evenly over the set.
+
+    The first lines are no sample: a set that is sorted by length begins with its shortest, and a
+    model that is best on those may be worse on the whole.
+    """
+    if n_wanted is None or n_wanted >= n_lines:
+        return range(n_lines)
+    return [(2 * i + 1) * n_lines // (2 * n_wanted) for i in range(n_wanted)]

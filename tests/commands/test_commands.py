@@ -137,7 +137,6 @@ MISTAKES: list[tuple[str, Callable[[Path], None] | None, list[str], list[str]]] 
     ("negative number", None, ["training.steps=-5"], ["training.steps", "-5"]),
     ("not a choice", None, ["model.norm=past"], ["model.norm", "post"]),
     ("heads do not divide", None, ["model.d_model=15"], ["d_model 15", "n_heads 2"]),
-    ("no such config", None, ["--config", "bsae.yaml"], ["bsae.yaml", "base.yaml", "demo.yaml"]),
     ("not an override", None, ["training.steps"], ["training.steps", "section.key=value"]),
 ]
 
@@ -299,3 +298,39 @@ def test_micro_tokens_are_a_number_or_auto(
         capsys, nmt_train(["--config", str(toy), f"training.micro_tokens={value}"])
     )
     assert "training.micro_tokens" in message and value in message
+
+
+def test_a_misspelt_config_is_answered_with_the_bundled_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = read_refusal(capsys, nmt_train(["--config", "bsae.yaml"]))
+    assert all(word in message for word in ("bsae.yaml", "base.yaml", "demo.yaml")), message
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "option"),
+    [
+        (nmt_eval, ["--hypotheses", "a", "--src", "b", "--src", "c"], "--src"),
+        (nmt_average, ["runs/a", "--last", "5", "--last", "6"], "--last"),
+        (nmt_translate, ["runs/a", "--n-best", "1", "--n-best", "2"], "--n-best"),
+        (nmt_train, ["-c", "demo.yaml", "--config", "base.yaml"], "-c/--config"),
+    ],
+)
+def test_an_option_given_twice_is_refused(
+    command: Callable[[list[str]], int],
+    words: list[str],
+    option: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command(words)
+    assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
+
+
+def test_settings_of_another_run_leave_no_store_behind(
+    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ["--config", str(trained / "toy.yaml"), f"out={run}"]
+    code = nmt_train([*config, f"data.store={tmp_path}/other", "vocab.size=90"])
+    assert "vocab.size: 80 -> 90" in read_refusal(capsys, code)
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,57 @@
+"""What `evaluation.sentences` counts: a part of the dev set that stands for the whole."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import sacrebleu
+from hypothesis import given
+from hypothesis import strategies as st
+from saved_run import skip_fsync  # noqa: F401
+
+import nmt.api
+from nmt.commands.average import main as nmt_average
+from nmt.train.validate import choose_dev_lines
+
+
+@given(st.integers(1, 3_000), st.integers(1, 3_000))
+def test_dev_lines_are_spread_evenly(n_lines: int, n_wanted: int) -> None:
+    chosen = list(choose_dev_lines(n_lines, n_wanted))
+    assert len(chosen) == min(n_lines, n_wanted)
+    assert 0 <= chosen[0] and chosen[-1] < n_lines
+    # as many lines are left out between any two, give or take one, and half as many at both ends
+    gaps = {b - a for a, b in pairwise(chosen)}
+    assert not gaps or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
+    assert abs(chosen[0] - (n_lines - 1 - chosen[-1])) <= 1
+
+
+def test_all_lines_are_the_default() -> None:
+    assert list(choose_dev_lines(4, None)) == [0, 1, 2, 3]
+
+
+def test_a_part_of_the_dev_set_is_scored_and_named(
+    toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["training.steps=60", "model.dropout=0", "model.d_model=32", "decoding.min_length=6"]
+    settings += ["optimizer.warmup_steps=10", "evaluation.sentences=10"]
+    config = nmt.api.load_config(str(toy), settings)
+    assert nmt.api.train(config) == 0
+
+    record = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["kind"] == "valid" and record["signature"].endswith("|lines:10/20")
+
+    sources = (corpus / "valid.en").read_text().splitlines()
+    references = (corpus / "valid.de").read_text().splitlines()
+    translations = nmt.api.load(config.folder).translate(sources)
+    texts = [translation.text for translation in translations]
+    part = slice(1, 20, 2)
+    expected = sacrebleu.corpus_bleu(texts[part], [references[part]]).score
+    assert record["bleu"] == pytest.approx(expected) and expected > 0
+    assert expected != sacrebleu.corpus_bleu(texts[:10], [references[:10]]).score
+
+    capsys.readouterr()
+    assert nmt_average([str(config.folder), "--curve"]) == 0
+    assert "10 of the 20 dev lines" in capsys.readouterr().err
+    curve = json.loads((config.folder / "averaging.json").read_text())
+    assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
