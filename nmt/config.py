@@ -25,6 +25,7 @@ from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 Grouping = Literal["length", "random"]
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
@@ -503,6 +504,11 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     if not isinstance(parent, str) or not parent.isprintable():
         raise UserError(
             f"{source.places['extends']}: extends: {parent!r} is not a file name; give a path to a YAML file"
+        )
+    if len(seen) == MAX_EXTENDED:
+        raise UserError(
+            f"{source.places['extends']}: extends: the chain of files that extend one another has "
+            f"more than {MAX_EXTENDED:,}; write some of them as one file"
         )
     base = _read_file(find_config(parent, folder=path.parent), (*seen, path.resolve()))
     return YamlTree(_merge(base.values, source.values), base.places | source.places)

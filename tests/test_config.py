@@ -229,6 +229,10 @@ BAD = [
         "nope.yaml: not found; give a path to a YAML file or one of the shipped configs",
     ),
     ("extends: " + 300 * "x", "not found"),
+    # names that no file can have
+    ('name: "a\\0b"', r"c.yaml:1: name: 'a\x00b' holds U+0000, which no name of a file can hold"),
+    ('data: {store: "\\ud800"}', r"c.yaml:1: data.store: '\ud800' holds U+D800"),
+    ('data: {train: [{file: "\\0"}]}', "data.train[0].file: "),
 ]
 
 
@@ -258,6 +262,7 @@ def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, compla
         ("name=*x", "aliases"),
         ("name={a: 1, a: 2}", "key 'a' is given twice"),
         ("extends=base.yaml", "extends: unknown key"),
+        ('out="a\\0b"', r"command line: out: 'a\x00b' holds U+0000"),
     ],
 )
 def test_bad_overrides_are_refused_in_one_line(load: Loader, override: str, complaint: str) -> None:
@@ -331,6 +336,17 @@ def test_extends_in_a_circle(load: Loader, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("extends: c.yaml")
     with pytest.raises(UserError, match=r"cycle: c\.yaml -> other\.yaml -> c\.yaml"):
         load("extends: other.yaml")
+
+
+def test_extends_in_a_chain(load: Loader, tmp_path: Path) -> None:
+    for i in range(1, 200):
+        (tmp_path / f"{i}.yaml").write_text(f"extends: {i + 1}.yaml")
+    (tmp_path / "100.yaml").write_text("name: x")
+    assert load("extends: 1.yaml").name == "x"
+    (tmp_path / "100.yaml").write_text("extends: 101.yaml")
+    complaint = r"100\.yaml:1: extends: the chain of files that extend .* more than 100"
+    with pytest.raises(UserError, match=complaint):
+        load("extends: 1.yaml")
 
 
 def test_a_corpus_of_another_kind_replaces_the_inherited_one(load: Loader, tmp_path: Path) -> None:

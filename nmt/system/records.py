@@ -9,6 +9,7 @@ to float, and nothing is ignored: an unknown key is a mistake.
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -129,6 +130,11 @@ class RecordReader:
             return float(value)
         if type(value) is not kind:  # by type: Python takes true for 1
             raise self._complain(key, f"{_show(value)} is not {NAMES_OF_KINDS[kind]}")
+        if isinstance(value, str) and (unusable := find_unusable_character(value)):
+            raise self._complain(
+                key,
+                f"{_show(value)} holds {unusable}, which no name of a file can hold; leave it out",
+            )
         return value
 
     def _complain_of_unknown(self, key: str, name: str, known: typing.Iterable[str]) -> UserError:
@@ -142,6 +148,12 @@ class RecordReader:
         remedy = f"; {self.remedy}" if self.remedy else ""
         text = f"{self.name_place(key)}{between}{what}{remedy}"
         return UserError(text if text.isprintable() else repr(text)[1:-1])
+
+
+def find_unusable_character(text: str) -> str | None:
+    """Name the first character that no path and no UTF-8 text can hold: NUL, half a character."""
+    found = re.search("[\0\ud800-\udfff]", text)
+    return f"U+{ord(found[0]):04X}" if found else None
 
 
 def _join(key: str, name: str) -> str:
