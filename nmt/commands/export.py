@@ -68,7 +68,7 @@ def export_model(args: argparse.Namespace) -> int:
     from nmt.corpus.text_files import decode_stream
     from nmt.export.export import export, make_lines
     from nmt.system.errors import UserError
-    from nmt.system.files import make_folder
+    from nmt.system.files import make_workplace
     from nmt.system.progress import say
 
     checkpoint = open_checkpoint(Path(args.checkpoint))
@@ -82,7 +82,7 @@ def export_model(args: argparse.Namespace) -> int:
             raise UserError(
                 f"--check-lines {args.check_lines}: cannot be read ({error.strerror})"
             ) from None
-    make_folder(out.resolve().parent)
+    make_workplace(out.resolve())
     agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
     say(f"{out}: {args.to}, {args.quantization}; {agreement}")
     return 0

@@ -1,11 +1,13 @@
 """Builds a sealed store from raw corpora: runs the stages in order, then publishes the result with
 one rename.
 
-The store appears complete or not at all. A killed run leaves its finished work in `STORE.work/`;
-the next run reuses it and produces the same bytes. The ledger accounts for every line. The store's
+The store appears complete or not at all. A killed run leaves its finished work in `STORE.work/`, or
+in `STORE/.work/` where something is mounted at STORE, such as a Docker volume; the next run reuses
+it and produces the same bytes. The ledger accounts for every line. The store's
 digest depends neither on the machine nor on the number of workers.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -52,8 +54,10 @@ from nmt.system.errors import UserError
 from nmt.system.files import (
     digest_file,
     has_plain_file,
+    is_fixed,
     lock,
     make_folder,
+    move_sealed_files,
     open_plain_file,
     read_bytes,
     remove_entry,
@@ -75,16 +79,20 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     other settings.
     """
     store = Path(data.store).resolve()
-    work = store.with_name(f"{store.name}.work")
+    if is_fixed(store):
+        work, lock_name = store / ".work", None
+    else:
+        work, lock_name = store.with_name(f"{store.name}.work"), f".{store.name}.lock"
 
     # an existing store is kept
     if _is_complete(store):
         check_same(store, data, vocab)
-        _remove_work(work)  # left by a run killed after its last rename
+        _remove_leftovers(store, work, lock_name)
         return False
-    if store.is_file() or (store.is_dir() and any(store.iterdir())):
+    if not _is_free(store, work):
         raise UserError(
-            f"{store}: exists but is not a prepared store; give another data.store=DIR or remove it"
+            f"{store}: exists but is not a prepared store; give another data.store=DIR, such as "
+            f"{store / 'store'}"
         )
 
     # detect mistakes in the config now, not after an hour of work
@@ -92,15 +100,15 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     for part in parts:
         find_local_files(part.corpus, data)
     load_given_model(data, vocab)
-    make_folder(store.parent)
+    make_folder(work.parent)
 
-    with lock(store, "preparing", f".{store.name}.lock"):
+    with lock(store, "preparing", lock_name):
         if _is_complete(store):  # another process finished it before this one took the lock
             return False
         _claim_work(work)
         n_bytes = sum(_estimate_bytes(part, data) for part in parts)
         # The text is about half of the estimate; refuse if not even that fits.
-        if shutil.disk_usage(store.parent).free + _count_bytes(work) < n_bytes // 2:
+        if shutil.disk_usage(work.parent).free + _count_bytes(work) < n_bytes // 2:
             raise UserError(_describe_full_disk(work, n_bytes))
         try:
             make_folder(work)
@@ -119,6 +127,17 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
 
 def _is_complete(store: Path) -> bool:
     return has_plain_file(store / MANIFEST_FILE)
+
+
+def _is_free(store: Path, work: Path) -> bool:
+    """Whether a store can be written here: nothing is there, or only what this command left."""
+    if not os.path.lexists(store):
+        return True
+    if not store.is_dir():
+        return False
+    # A run that was killed while it moved its files into the store left some of them beside these.
+    is_half_moved = work.parent == store and has_plain_file(work / WORK_MARK)
+    return is_half_moved or all(path.name in (".lock", work.name) for path in store.iterdir())
 
 
 def _list_parts(data: DataConfig) -> list[Part]:
@@ -152,6 +171,15 @@ def _claim_work(work: Path) -> None:
         )
     if is_used:
         say(f"reusing the finished work in {work}")
+
+
+def _remove_leftovers(store: Path, work: Path, lock_name: str | None) -> None:
+    """Remove what a run left that was killed after the store had its name."""
+    _remove_work(work)
+    if lock_name and store.with_name(lock_name).exists():
+        # Whoever takes a lock removes its file in the end.
+        with contextlib.suppress(UserError, OSError), lock(store, "clearing up", lock_name):
+            pass
 
 
 def _remove_work(work: Path) -> None:
@@ -279,10 +307,13 @@ def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledge
 
 
 def _publish(store: Path, folder: Path, ledger: Ledger, root: str) -> None:
-    """Seal the finished folder and give it its name, with one rename."""
+    """Seal the finished folder and give it its name, with one rename where that is possible."""
     write_json(folder / SOURCES_FILE, stamp_sources(ledger, root))
     write_json(folder / LEDGER_FILE, ledger.to_plain())
     seal(folder, known=ledger.data)
+    if is_fixed(store):
+        move_sealed_files(folder, store)
+        return
     os.rename(folder, store)
     sync_to_disk(store.parent)
 

@@ -28,11 +28,12 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import UserError
-from nmt.system.run_folder import MANIFEST_FILE
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
+FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 IRREGULAR_KINDS = (
     (stat.S_ISDIR, "folder"),
@@ -256,10 +257,37 @@ def point_link(link: Path, target: str) -> None:
 # ---- sealed folders ---------------------------------------------------------------------------------------------
 
 
+def is_fixed(folder: Path) -> bool:
+    """Whether no other folder can be put in the place of this one: something is mounted there, such
+    as a Docker volume, or the user stands in it.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    folder = folder.resolve()
+    with contextlib.suppress(FileNotFoundError):  # somebody removed the current folder
+        if Path.cwd().is_relative_to(folder):
+            return True
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # not Linux
+        return os.path.ismount(folder)
+    # `ismount` does not notice a folder that is mounted from the same disk.
+    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(folder))
+    return any(mount.split()[4] == name for mount in mounts)
+
+
+def make_workplace(path: Path) -> None:
+    """Make the folder in which `write_folder` will work, and fail now if it cannot."""
+    make_folder(path if is_fixed(path) else path.parent)
+
+
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed
-    and renamed.
+    and renamed. A fixed folder stays, and only its files are replaced.
     """
+    if is_fixed(path):
+        _refill_folder(path, fill)
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     old = path.with_name(f".{path.name}.old")
     # if a killed process was between the two renames below
@@ -280,6 +308,38 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         sync_to_disk(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refill_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    temporary = path / FILLED_FOLDER
+    remove_entry(temporary)  # left by a killed process
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        seal(temporary)
+        move_sealed_files(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def move_sealed_files(folder: Path, path: Path) -> None:
+    """Move the files of a sealed folder into the fixed folder `path`.
+
+    The old manifest goes first and the new one comes last: what has none counts as absent. Files
+    that neither names are somebody else's and stay.
+    """
+    old: Iterable[str] = ()
+    with contextlib.suppress(UserError):  # there is none, or it is damaged
+        old = read_manifest(path)
+    for name in (MANIFEST_FILE, CARD_FILE, *old):
+        remove_entry(path / name)
+    names = [file.name for file in folder.iterdir() if file.name != MANIFEST_FILE]
+    for name in (*names, MANIFEST_FILE):
+        if name == MANIFEST_FILE:
+            sync_to_disk(path)
+        remove_entry(path / name)
+        os.rename(folder / name, path / name)
+    sync_to_disk(path)
 
 
 def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:

@@ -692,6 +692,16 @@ def test_two_processes_do_not_meet(root: Path) -> None:
     assert not list(root.parent.glob(".*"))
 
 
+def test_a_lock_that_a_killed_run_left_is_swept(root: Path) -> None:
+    prepare(config(root), VOCAB, 1)
+    (root.parent / ".store.lock").write_text("preparing on a machine, pid 1")
+    assert not prepare(config(root), VOCAB, 1)
+    assert not list(root.parent.glob(".*"))
+    with lock(root.parent / "store", "preparing", ".store.lock"):  # but not one that is held
+        assert not prepare(config(root), VOCAB, 1)
+        assert list(root.parent.glob(".*"))
+
+
 @pytest.mark.parametrize(
     ("changes", "size", "message"),
     [

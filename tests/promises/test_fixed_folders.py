@@ -1,0 +1,149 @@
+"""Results in a folder that no other can take the place of: the current folder, and mount points,
+as Docker volumes are.
+
+The folder stays what it is, so that whoever stands in it or has mounted it sees the result. The
+manifest comes last, so that what is not complete is absent, and the next command goes on from there.
+Files of the user's stay, even with --force.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from small_disk import mount_small_disk
+from soaking import IS_SOAK, Ground, make_ground
+from untrained import make_checkpoint, make_vocab
+
+from nmt.commands.average import main as nmt_average
+from nmt.commands.export import main as nmt_export
+from nmt.commands.prepare import main as nmt_prepare
+from nmt.system.files import is_fixed, read_json, verify
+from nmt.system.run_folder import CARD_FILE, LEDGER_FILE, MANIFEST_FILE
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """Text to prepare, and two checkpoints."""
+    ground = make_ground(tmp_path_factory.mktemp("ground"))
+    vocab = make_vocab(ground.folder)
+    for seed in (1, 2):
+        make_checkpoint(ground.folder / f"model-{seed}", vocab, seed=seed)
+    return ground
+
+
+@pytest.fixture(params=["current folder", "volume", "volume of the same disk"])
+def fixed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    folder = tmp_path / "a \\ b"
+    if request.param == "volume":
+        with mount_small_disk(folder):
+            yield folder
+        return
+    folder.mkdir()
+    if request.param == "current folder":
+        monkeypatch.chdir(folder)
+        yield Path(".")
+        return
+    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True).returncode:
+        pytest.skip("no folder can be mounted here (needs root)")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def list_commands(ground: Ground, out: Path) -> dict[str, Callable[[], int]]:
+    models = [str(ground.folder / f"model-{seed}") for seed in (1, 2)]
+    config = ["--config", str(ground.config), f"data.store={out}"]
+    return {
+        "prepare": lambda: nmt_prepare(config),
+        "average": lambda: nmt_average([*models, "-o", str(out)]),
+        "export": lambda: nmt_export([models[0], "--to", "safetensors", "-o", str(out)]),
+        "force": lambda: nmt_average([*models, "--force", "-o", str(out)]),
+    }
+
+
+def test_a_fixed_folder_is_recognised(fixed: Path) -> None:
+    assert is_fixed(fixed) and is_fixed(fixed.resolve())
+    assert not is_fixed(fixed / "inside")
+    (fixed / "inside").mkdir()
+    (fixed / "link").symlink_to("inside")
+    assert not is_fixed(fixed / "inside") and not is_fixed(fixed / "link")
+
+
+@pytest.mark.parametrize("command", ["prepare", "average", "export"])
+def test_the_folder_stays_and_holds_the_result(ground: Ground, fixed: Path, command: str) -> None:
+    number = fixed.stat().st_ino
+    run = list_commands(ground, fixed)[command]
+    for _ in range(2):  # the second replaces the first, or finds it complete
+        assert run() == 0
+        assert fixed.resolve().stat().st_ino == number
+        verify(fixed)
+    assert not list(fixed.glob(".new")) and not list(fixed.glob(".work"))
+    beside = {path.name for path in fixed.resolve().parent.iterdir()}
+    assert beside == {fixed.resolve().name}
+
+
+@pytest.mark.parametrize("command", ["prepare", "average", "export"])
+def test_files_of_the_user_stay(
+    ground: Ground, fixed: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fixed / "thesis.tex").write_text("precious")
+    commands = list_commands(ground, fixed)
+    assert commands[command]() == 2
+    assert f"{fixed.resolve()}: exists " in capsys.readouterr().err
+    assert os.listdir(fixed) == ["thesis.tex"]
+    (fixed / CARD_FILE).write_text("mine")
+    assert commands["force"]() == 0
+    assert (fixed / "thesis.tex").read_text() == "precious"
+    assert (fixed / CARD_FILE).read_text() != "mine"
+    verify(fixed)
+
+
+def test_a_root_folder_is_not_taken_for_a_store(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list_commands(ground, Path("/"))["prepare"]() == 2
+    assert "/: exists but is not a prepared store" in capsys.readouterr().err
+
+
+def test_a_kill_while_files_are_moved(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole"
+    assert list_commands(ground, whole)["prepare"]() == 0
+    monkeypatch.chdir(tmp_path)
+    n_files = len([name for name in os.listdir(whole) if not name.startswith(".")])
+    for n_moved in range(n_files + 1) if IS_SOAK else (1, n_files):
+        store = tmp_path / f"store-{n_moved}"
+        store.mkdir()
+        monkeypatch.chdir(store)
+        with monkeypatch.context() as patch:
+            patch.setattr("nmt.system.files.os.rename", stop_after(n_moved))
+            with pytest.raises(Killed):
+                list_commands(ground, store)["prepare"]()
+        assert not (store / MANIFEST_FILE).exists() and len(os.listdir(store)) == n_moved + 2
+        assert list_commands(ground, store)["prepare"]() == 0
+        verify(store)
+        digests = [read_json(folder / LEDGER_FILE)["store"] for folder in (store, whole)]
+        assert digests[0] == digests[1]
+
+
+class Killed(BaseException):
+    pass
+
+
+def stop_after(n: int) -> Callable[[Path, Path], None]:
+    """A rename that works `n` times and then never again."""
+    left = [n]
+    rename = os.rename
+
+    def stop(old: Path, new: Path) -> None:
+        if Path(old).parent.name == "store":
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+        rename(old, new)
+
+    return stop
