@@ -1,16 +1,19 @@
-"""How does the cost of an update grow with micro-batch, sentence length, layers and vocabulary? And its memory?
+"""How do the time and memory of an update grow with micro-batch, sentence length, layers and
+vocabulary?
 
-    python scripts/bench/growth.py                                  four tables, and build/bench-growth/growth.png
+    python scripts/bench/growth.py              four tables, and build/bench-growth/growth.png
     python scripts/bench/growth.py --model base --only micro-batch length --precision bf16
-    python scripts/bench/growth.py --memory                         peak memory with our softmax and with full logits
+    python scripts/bench/growth.py --memory     peak memory with our softmax and with full logits
 
-An update is one micro-batch of random ids in the trainer's own `run_update`. Variants take turns, for machines drift;
-cost grows as it should while GFLOP/s stay level. `--memory`: one update, not compiled, a process for each softmax.
+An update is one micro-batch of random ids in the trainer's own `run_update`. Variants take turns,
+because machines drift. Time grows as it should while GFLOP/s stay level. `--memory` measures one
+update, not compiled, in a process for each softmax.
 """
 
 # ruff: noqa: E402
 import argparse
 import importlib.util
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +28,7 @@ from nmt.system.errors import UserError
 from nmt.system.runtime import tune_process
 
 if __name__ == "__main__":
-    tune_process()  # before torch comes
+    tune_process()  # before torch is imported
 
 import torch
 import torch.nn.functional as F
@@ -53,21 +56,28 @@ WARM_UP = 2  # rounds that compile and allocate
 
 
 class Case(NamedTuple):
-    value: int  # of what a sweep varies
+    value: int  # of what the sweep varies
     model: ModelConfig
     n_vocab: int
-    lengths: np.ndarray  # (S,) tokens of each sentence with its mark, the same on both sides
+    lengths: np.ndarray  # (S,) tokens of each sentence, its mark included, the same on both sides
 
 
 class Row(NamedTuple):
     value: int
-    seconds: list[float]
+    seconds: list[float]  # of each update
     rate: float  # target tokens/s
     flop: float  # for a target token and the source token beside it
 
+    @property
+    def speed(self) -> float:
+        """FLOP/s"""
+        return self.rate * self.flop
+
 
 class FullLogits(Objective):
-    """With torch's own loss of all logits at once; the plain NLL, which would take memory too, is not made."""
+    """Torch's own loss, of all logits at once. The plain NLL, which would take memory too, is not
+    computed.
+    """
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         weight = self.model.projection.weight
@@ -83,33 +93,51 @@ class FullLogits(Objective):
 SOFTMAXES = {"chunked": Objective, "full": FullLogits}
 
 
-def drawn_lengths(n_tokens: int) -> np.ndarray:
-    """As in WMT14: log-normal, 30 tokens in the mean, 128 at most; the last one fills up to exactly n_tokens."""
-    # Mean exp(m + s^2 / 2)
-    normal = np.random.default_rng(1).standard_normal(n_tokens) * 0.6 + np.log(30) - 0.18
+def draw_lengths(n_tokens: int) -> np.ndarray:
+    """Draw lengths of sentences as in WMT14: log-normal, 30 tokens in the mean, 128 at most. The last
+    sentence fills up to exactly `n_tokens`.
+    """
+    sigma = 0.6
+    mu = np.log(30) - sigma**2 / 2  # the mean of a log-normal is exp(mu + sigma^2 / 2)
+    normal = np.random.default_rng(1).standard_normal(n_tokens) * sigma + mu
     lengths = np.clip(np.exp(normal).round().astype(np.int64), 2, 128)
     ends = np.minimum(lengths.cumsum(), n_tokens)
-    return np.diff(ends[: ends.searchsorted(n_tokens) + 1], prepend=0)
+    n_sentences = ends.searchsorted(n_tokens) + 1
+    return np.diff(ends[:n_sentences], prepend=0)
 
 
-def sweep(name: str, model: ModelConfig, n_vocab: int) -> list[Case]:
-    usual, doubling = drawn_lengths(TOKENS), [1 << i for i in range(7)]
-    return {
-        "micro-batch": [Case(512 * n, model, n_vocab, drawn_lengths(512 * n)) for n in doubling],
-        "length": [Case(8 * n, model, n_vocab, np.full(TOKENS // 8 // n, 8 * n)) for n in doubling],
-        "layers": [Case(n, replace(model, n_layers=n), n_vocab, usual) for n in (1, 2, 3, 4, 6, 8)],
-        "vocabulary": [Case(n, model, n, usual) for n in (8_000, 16_000, 32_000, 64_000)],
-    }[name]
+def list_cases(sweep: str, model: ModelConfig, n_vocab: int) -> list[Case]:
+    """List the variants of one sweep."""
+    usual = draw_lengths(TOKENS)
+    cases = []
+    if sweep == "micro-batch":
+        for n_tokens in (512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768):
+            cases.append(Case(n_tokens, model, n_vocab, draw_lengths(n_tokens)))
+    elif sweep == "length":
+        for length in (8, 16, 32, 64, 128, 256, 512):
+            lengths = np.full(TOKENS // length, length)
+            cases.append(Case(length, model, n_vocab, lengths))
+    elif sweep == "layers":
+        for n_layers in (1, 2, 3, 4, 6, 8):
+            cases.append(Case(n_layers, replace(model, n_layers=n_layers), n_vocab, usual))
+    elif sweep == "vocabulary":
+        for size in (8_000, 16_000, 32_000, 64_000):
+            cases.append(Case(size, model, size, usual))
+    return cases
 
 
-def made_update(case: Case, world: World) -> Update:
-    """New each time, for a batch keeps what was once derived from it."""
-    n_tokens, offsets = int(case.lengths.sum()), np.concatenate(([0], np.cumsum(case.lengths - 1)))
+def make_update(case: Case, world: World) -> Update:
+    """Make an update of random ids; a new one each time, because a batch keeps what is derived from
+    it.
+    """
     random = np.random.default_rng(2)
-    src, tgt = (
-        Side(random.integers(4, case.n_vocab, offsets[-1], np.uint16), offsets) for _ in range(2)
-    )
-    batch = make_batch(TokenStore(src, tgt), np.arange(len(case.lengths))).to(world.device)
+    # The mark at a sentence's end is not stored.
+    offsets = np.concatenate(([0], np.cumsum(case.lengths - 1)))
+    src = random.integers(4, case.n_vocab, offsets[-1], np.uint16)
+    tgt = random.integers(4, case.n_vocab, offsets[-1], np.uint16)
+    store = TokenStore(Side(src, offsets), Side(tgt, offsets))
+    batch = make_batch(store, np.arange(len(case.lengths))).to(world.device)
+    n_tokens = int(case.lengths.sum())
     return Update([MicroBatch(0, batch)], n_tokens, n_tokens, Cursor())
 
 
@@ -121,94 +149,118 @@ def measure(
     warm_up: int = WARM_UP,
     softmax: str = "chunked",
 ) -> list[Row]:
-    """Cases of the same model and vocabulary train one model, as batches of a run do."""
+    """Time updates of each case. Cases of the same model and vocabulary train one model, as the
+    batches of a run do.
+    """
     trained = {}
-    for config, n_vocab in {(case.model, case.n_vocab) for case in cases}:
-        model = Transformer(config, n_vocab).to(world.device)
+    for case in cases:
+        shape = case.model, case.n_vocab
+        if shape in trained:
+            continue
+        model = Transformer(case.model, case.n_vocab).to(world.device)
         objective = SOFTMAXES[softmax](model, training.label_smoothing)
-        # Shapes vary, so nothing is compiled
+        # Shapes vary, so nothing is compiled.
         replica = make_replica(objective, world, training, None)
-        trained[config, n_vocab] = replica, make_optimizer(model, OptimizerConfig())
+        trained[shape] = replica, make_optimizer(model, OptimizerConfig())
+
     seconds: list[list[float]] = [[] for _ in cases]
-    for step in track(
-        range(1, warm_up + n_updates + 1), "all variants", "rounds", warm_up + n_updates
-    ):
+    n_rounds = warm_up + n_updates
+    for step in track(range(1, n_rounds + 1), "all variants", "rounds", n_rounds):
         for case, times in zip(cases, seconds, strict=True):
-            run = RunConfig(model=case.model, training=training)
-            update, ticks = made_update(case, world), DeviceTimer(world.device)
-            ticks.mark()
-            run_update(*trained[case.model, case.n_vocab], update, step, run, world)
-            ticks.mark()
-            times += ticks.seconds() if step > warm_up else []
+            replica, optimizer = trained[case.model, case.n_vocab]
+            config = RunConfig(model=case.model, training=training)
+            update = make_update(case, world)
+            timer = DeviceTimer(world.device)
+            timer.mark()
+            run_update(replica, optimizer, update, step, config, world)
+            timer.mark()
+            if step > warm_up:
+                times += timer.seconds()
+
     rows = []
-    for (value, config, n_vocab, lengths), times in zip(cases, seconds, strict=True):
-        # The length of the sentence around a token, in the mean
-        seen = float((lengths**2).sum() / lengths.sum())
-        flop = count_flop(config, n_vocab, seen, seen)
-        rows.append(
-            Row(value, times, float(lengths.sum() / statistics.median(times)), flop.src + flop.tgt)
-        )
+    for case, times in zip(cases, seconds, strict=True):
+        n_tokens = case.lengths.sum()
+        rate = float(n_tokens / statistics.median(times))
+        # The length of the sentence around a token, in the mean over tokens
+        seen = float((case.lengths**2).sum() / n_tokens)
+        flop = count_flop(case.model, case.n_vocab, seen, seen)
+        rows.append(Row(case.value, times, rate, flop.src + flop.tgt))
     return rows
 
 
-def table(name: str, rows: list[Row]) -> str:
-    head = f"| {name} | ms (least - most) | target tokens/s | MFLOP/token | GFLOP/s |\n|--:|--:|--:|--:|--:|\n"
-    times = [[1e3 * f(row.seconds) for f in (statistics.median, min, max)] for row in rows]
-    return head + "".join(
-        f"| {row.value:,} | {ms:,.1f} ({least:,.1f} - {most:,.1f}) | {row.rate:,.0f} | "
-        f"{row.flop / 1e6:,.1f} | {row.rate * row.flop / 1e9:,.1f} |\n"
-        for row, (ms, least, most) in zip(rows, times, strict=True)
-    )
+def format_table(sweep: str, rows: list[Row]) -> str:
+    lines = [
+        f"| {sweep} | ms (least - most) | target tokens/s | MFLOP/token | GFLOP/s |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        median = 1e3 * statistics.median(row.seconds)
+        least, most = 1e3 * min(row.seconds), 1e3 * max(row.seconds)
+        cells = [
+            f"{row.value:,}",
+            f"{median:,.1f} ({least:,.1f} - {most:,.1f})",
+            f"{row.rate:,.0f}",
+            f"{row.flop / 1e6:,.1f}",
+            f"{row.speed / 1e9:,.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def plot(results: dict[str, list[Row]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 7), layout="constrained")
-    for axis, (name, rows) in zip(figure.subplots(2, 2).flat, results.items(), strict=False):
-        values, work = [row.value for row in rows], axis.twinx()
+    axes = list(figure.subplots(2, 2).flat)
+    for axis, (sweep, rows) in zip(axes, results.items(), strict=False):
+        values = [row.value for row in rows]
         axis.plot(values, [row.rate for row in rows], "o-")
-        axis.set(xlabel=name, ylabel="target tokens/s", xscale="log", ylim=(0, None))
+        axis.set(xlabel=sweep, ylabel="target tokens/s", xscale="log", ylim=(0, None))
         axis.set_xticks(values, [f"{n:,}" for n in values])
-        axis.minorticks_off()  # which a log scale labels too
-        work.plot(values, [row.rate * row.flop / 1e9 for row in rows], "s--", color="gray")
-        work.set(ylabel="GFLOP/s (dashed)", ylim=(0, None))
-    # Sweeps left out; after the four come the right-hand scales
-    for axis in figure.axes[len(results) : 4]:
+        axis.minorticks_off()  # a log scale labels them too
+        right = axis.twinx()
+        right.plot(values, [row.speed / 1e9 for row in rows], "s--", color="gray")
+        right.set(ylabel="GFLOP/s (dashed)", ylim=(0, None))
+    # sweeps that were left out
+    for axis in axes[len(results) :]:
         axis.set_axis_off()
     figure.savefig(path, dpi=120)
 
 
 def compare_memory(args: argparse.Namespace) -> None:
-    print(
-        f"| one update of {args.tokens:,} + {args.tokens:,} tokens | peak memory, GB |\n|---|--:|"
-    )
+    """Print the peak memory of an update with each softmax."""
+    print(f"| one update of {args.tokens:,} + {args.tokens:,} tokens | peak memory, GB |")
+    print("|---|--:|")
     peaks = []
-    for softmax, name in zip(SOFTMAXES, ("softmax in chunks", "full logits"), strict=True):
-        options = [
-            f"--memory={softmax}",
-            f"--tokens={args.tokens}",
-            f"--precision={args.precision}",
-        ]
-        done = subprocess.run(
-            [sys.executable, __file__, f"--model={args.model}", *options],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        is_lacking = (
-            done.returncode == -9
-            or "OutOfMemory" in done.stderr
-            or "allocate memory" in done.stderr
-        )
-        if done.returncode and not is_lacking:
-            raise RuntimeError(f"{' '.join(options)}: exit {done.returncode}\n{done.stderr}")
-        peaks += [] if is_lacking else [int(done.stdout)]
-        print(
-            f"| {name} | {'does not fit, or killed' if is_lacking else f'{peaks[-1] / 1e9:.2f}'} |",
-            flush=True,
-        )
-    print(f"| ratio | {peaks[1] / peaks[0]:.2f} |" if len(peaks) == 2 else "")
+    for softmax, name in (("chunked", "softmax in chunks"), ("full", "full logits")):
+        peak = measure_peak_apart(args, softmax)
+        if peak is None:
+            shown = "does not fit, or killed"
+        else:
+            peaks.append(peak)
+            shown = f"{peak / 1e9:.2f}"
+        print(f"| {name} | {shown} |", flush=True)
+    if len(peaks) == 2:
+        print(f"| ratio | {peaks[1] / peaks[0]:.2f} |")
+
+
+def measure_peak_apart(args: argparse.Namespace, softmax: str) -> int | None:
+    """Measure the peak memory of one update in a process of its own; None if it does not fit."""
+    options = [
+        f"--model={args.model}",
+        f"--memory={softmax}",
+        f"--tokens={args.tokens}",
+        f"--precision={args.precision}",
+    ]
+    done = subprocess.run(
+        [sys.executable, __file__, *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return int(done.stdout)
+    is_killed = done.returncode == -signal.SIGKILL
+    if is_killed or "OutOfMemory" in done.stderr or "allocate memory" in done.stderr:
+        return None
+    raise RuntimeError(f"{' '.join(options)}: exit {done.returncode}\n{done.stderr}")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -218,34 +270,36 @@ def main(args: argparse.Namespace) -> int:
         )
     if not args.memory and importlib.util.find_spec("matplotlib") is None:
         raise UserError("matplotlib, for the plot, is not installed; pip install 'nmt[plot]'")
-    args.model = args.model or ("base" if args.memory else "small")
+    if args.model is None:
+        args.model = "base" if args.memory else "small"
     model, n_vocab = MODELS[args.model]
+    training = TrainingConfig(precision=args.precision, compile="off" if args.memory else "auto")
     with join_world() as world:
-        training = TrainingConfig(
-            precision=args.precision, compile="off" if args.memory else "auto"
-        )
+        # one softmax, as `measure_peak_apart` asks for it
         if args.memory in SOFTMAXES:
-            case = Case(args.tokens, model, n_vocab, drawn_lengths(args.tokens))
+            case = Case(args.tokens, model, n_vocab, draw_lengths(args.tokens))
             measure([case], training, 1, world, 0, args.memory)
             print(read_peak_memory(world.device))
             return 0
+
         device = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
-        n_threads = torch.get_num_threads()
-        print(
-            f"{device}, {n_threads} threads, torch {torch.__version__}, {args.model} {args.precision}\n"
-        )
+        threads = f"{torch.get_num_threads()} threads"
+        print(f"{device}, {threads}, torch {torch.__version__}, {args.model} {args.precision}\n")
         if args.memory:
             compare_memory(args)
             return 0
-        folder, results = make_folder(args.out), {}
-        for name in args.only:
-            results[name] = measure(sweep(name, model, n_vocab), training, args.updates, world)
-            print(table(name, results[name]), flush=True)
+
+        folder = make_folder(args.out)
+        results = {}
+        for sweep in args.only:
+            cases = list_cases(sweep, model, n_vocab)
+            results[sweep] = measure(cases, training, args.updates, world)
+            print(format_table(sweep, results[sweep]), flush=True)
         plot(results, folder / "growth.png")
     return 0
 
 
-def parsed(words: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -280,4 +334,4 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: main(parsed()), "bench_growth"))
+    sys.exit(run_command(lambda: main(parse_arguments()), "bench_growth"))
