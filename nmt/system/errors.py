@@ -4,7 +4,12 @@ A `UserError` is the user's to fix: it names the key or the file:line, the value
 the command exits with code 2. A `Failure` is not a mistake in the input: damaged checkpoints, a
 full disk, a NaN loss; the command exits with code 1. Any other exception is a bug of ours: a
 traceback and code 1.
+
+Messages quote what strangers wrote: names, values, complaints of other libraries. So every message
+becomes one line here, of limited length, in which nothing acts on a terminal.
 """
+
+MAX_BEGINNING, MAX_END = 1_500, 500  # characters of a message; the remedy is at its end
 
 
 class UserError(Exception):
@@ -12,6 +17,21 @@ class UserError(Exception):
     print.
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(fit_into_line(message))
+
 
 class Failure(Exception):
     """A reason why the work cannot go on, in one line that also says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(fit_into_line(message))
+
+
+def fit_into_line(message: str) -> str:
+    """Write out control characters, and leave out the middle of a message that is too long."""
+    if not message.isprintable():
+        message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+    if len(message) <= MAX_BEGINNING + MAX_END:
+        return message
+    return f"{message[:MAX_BEGINNING]} [...] {message[-MAX_END:]}"

@@ -61,7 +61,7 @@ class RecordReader:
         for name, value in values.items():
             inner = _join(key, name)
             if name not in fields:
-                raise self._complain_of_unknown(_join(key, name[:SHOWN]), name, fields)
+                raise self._complain_of_unknown(inner, name, fields)
             given[name] = self._read_value(hints[name], value, inner)
             rule: Rule | None = fields[name].metadata.get("rule")
             if rule and isinstance(value, int | float) and not rule.holds(value):
@@ -146,8 +146,7 @@ class RecordReader:
 
     def _complain(self, key: str, what: str, between: str = ": ") -> UserError:
         remedy = f"; {self.remedy}" if self.remedy else ""
-        text = f"{self.name_place(key)}{between}{what}{remedy}"
-        return UserError(text if text.isprintable() else repr(text)[1:-1])
+        return UserError(f"{self.name_place(key)}{between}{what}{remedy}")
 
 
 def find_unusable_character(text: str) -> str | None:
