@@ -9,6 +9,8 @@ only; tokens are what the model reads: pieces and a sentence mark (bos or eos).
 """
 
 import io
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,10 +18,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nmt.system.errors import UserError
-from nmt.system.files import check_plain_file, has_plain_file, open_plain_file, read_manifest
+from nmt.system.files import has_plain_file, open_plain_file, read_manifest
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
+# How a `.npy` file of one dimension begins. numpy itself evaluates what a header says, and fails in
+# many ways where a stranger wrote it.
+HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<>]\w\d)', 'fortran_order': False, "
+    rb"'shape': \((?P<n>\d{1,18}),\), \} *\n",
+    re.DOTALL,
+)
+MAX_HEADER_BYTES = 256
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
@@ -97,17 +107,19 @@ def _open_side(folder: Path, split: str, side: str, manifest: Manifest) -> Side:
 
 
 def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
-    check_plain_file(path)
+    kind = np.dtype(dtype)
     try:
-        size, expected = path.stat().st_size, manifest[path.name]["size"]
-        if size != expected:
-            raise ValueError(f"{size} bytes instead of {expected}")
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.dtype != dtype or array.ndim != 1:
-            raise ValueError(
-                f"{array.dtype} of shape {array.shape} instead of one-dimensional {dtype}"
-            )
-        return array
+        with open_plain_file(path) as file:
+            size, expected = os.fstat(file.fileno()).st_size, manifest[path.name]["size"]
+            if size != expected:
+                raise ValueError(f"{size} bytes instead of {expected}")
+            header = HEADER.match(file.read(MAX_HEADER_BYTES))
+            if not header or header["dtype"].decode() != kind.str:
+                raise ValueError(f"its header is not that of a one-dimensional array of {dtype}")
+            n = int(header["n"])
+            if size != header.end() + n * kind.itemsize:
+                raise ValueError(f"its header says {n} numbers, which {size} bytes do not hold")
+            return np.memmap(file, kind, "r", offset=header.end(), shape=(n,))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: is damaged ({error}); {REMEDY}") from None
 

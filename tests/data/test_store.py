@@ -116,10 +116,11 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (np.zeros(4, np.int32), "int32 of shape"),
+        (np.zeros(4, np.int32), "header is not that of a one-dimensional array of int64"),
+        (np.zeros((4, 1), np.int64), "header is not that of a one-dimensional array of int64"),
         (np.array([0, 1, 2]), "does not match the file of ids"),
         (np.array([], np.int64), "does not match the file of ids"),
-        (np.array(["x"], object), "Python objects"),
+        (np.array(["x"], object), "header is not that of a one-dimensional array of int64"),
     ],
 )
 def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) -> None:
