@@ -1,0 +1,396 @@
+"""Files that a stranger, a crash or a careless program wrote, by the thousand: each reader returns a
+value or raises one UserError, a printable line that names the file.
+
+It raises nothing else, does not hang, swell or crash (fuzzing.py). Some hundred cases of each reader
+in `make test`, a million in all in `make soak`; they are the same on every machine. What was found
+stands below as a case of its own.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fuzzing import (
+    TEXTS,
+    TOKENS,
+    Target,
+    Tree,
+    hunt,
+    mutate_often,
+    strange_value,
+    vary_bytes,
+    vary_json,
+    vary_lines,
+    vary_safetensors,
+    vary_yaml,
+)
+from packing import pack, tar
+from prepared_toy import prepare_toy
+from pyarrow import parquet
+from soaking import IS_SOAK
+from untrained import make_checkpoint, make_vocab
+
+from nmt.checkpoint import TrainState, open_checkpoint, open_tensors, read_origin
+from nmt.config import (
+    CorpusConfig,
+    DataConfig,
+    RunConfig,
+    format_config,
+    load_config,
+    load_recorded_config,
+    override_config,
+    to_plain_values,
+)
+from nmt.corpus.reader import read_blocks
+from nmt.corpus.text_files import TextFile, read_lines
+from nmt.data.store import SideWriter, open_store
+from nmt.score.text_checks import Text, find_problems
+from nmt.system.errors import UserError
+from nmt.system.files import verify
+from nmt.system.strict_yaml import parse_yaml
+from nmt.translate.lines import open_input
+
+# Cases in `make soak`, in proportion to the speed of the reader.
+SOAK_CASES = {
+    "yaml": 100_000,
+    "config": 20_000,
+    "overrides": 40_000,
+    "manifest": 150_000,
+    "tensors": 100_000,
+    "checkpoint": 5_000,
+    "state": 100_000,
+    "tsv": 60_000,
+    "jsonl": 60_000,
+    "parquet": 15_000,
+    "packed": 60_000,
+    "lines": 60_000,
+    "scored text": 30_000,
+    "store": 60_000,
+}
+QUICK_CASES = 150
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared store and a checkpoint."""
+    folder = tmp_path_factory.mktemp("seeds")
+    prepare_toy(folder)
+    make_checkpoint(folder / "checkpoint", make_vocab(folder))
+    return folder
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.unlink(missing_ok=True)  # some file systems are slow to replace the content of a file
+    path.write_bytes(data)
+    return path
+
+
+def seal_quickly(folder: Path) -> None:
+    """As `nmt.system.files.seal`, without waiting for the disk."""
+    entries = {}
+    for path in folder.iterdir():
+        if path.name != "manifest.json":
+            data = path.read_bytes()
+            entries[path.name] = {"sha256": sha256(data).hexdigest(), "size": len(data)}
+    write(folder / "manifest.json", json.dumps(entries).encode())
+
+
+# ---- targets ----------------------------------------------------------------------------------------------------
+
+
+def read_yaml(folder: Path, data: bytes) -> None:
+    parse_yaml(data.decode(errors="surrogateescape"), str(folder))
+
+
+def read_config(folder: Path, data: bytes) -> None:
+    """What is accepted is written and read again without a change."""
+    config = load_config(str(write(folder / "run.yaml", data)))
+    again = load_recorded_config(write(folder / "again.yaml", format_config(config).encode()))
+    assert config == again
+
+
+def list_configs() -> list[Tree]:
+    plain = to_plain_values(RunConfig())
+    small = {"model": plain["model"], "training": {"steps": 100, "src_tokens": 25_000}}
+    corpora = [{"src": "a.en", "tgt": "a.de"}, {"file": "b.tsv", "repeat": 2}, {"demo": "train"}]
+    data = {"data": {"root": ".", "train": corpora, "valid": {"sacrebleu": "wmt13"}}}
+    return [plain, small, data, {"extends": "demo.yaml", "optimizer": {"scale": 1e-9}}, {}]
+
+
+def make_override(rng: Random) -> bytes:
+    plain = to_plain_values(RunConfig())
+    section = rng.choice([key for key in plain if isinstance(plain[key], dict)])
+    key = rng.choice([f"{section}.{name}" for name in plain[section]] + list(plain))
+    value = strange_value(rng)
+    is_text = isinstance(value, str) or rng.random() < 0.5
+    text = f"{key}={value if is_text else json.dumps(value)}"
+    data = text.encode("utf-8", "surrogatepass")
+    return mutate_often(data, rng) if rng.random() < 0.5 else data
+
+
+def read_override(folder: Path, data: bytes) -> None:
+    override_config(RunConfig(), [data.decode(errors="surrogateescape")])
+
+
+def read_sealed(folder: Path, data: bytes) -> None:
+    write(folder / "manifest.json", data)
+    verify(folder)
+
+
+def read_tensors(folder: Path, data: bytes) -> None:
+    with open_tensors(write(folder / "model.safetensors", data), "numpy") as file:
+        for name in file.keys():  # noqa: SIM118, it is no dict
+            tensor = file.get_slice(name)
+            tensor.get_shape()
+            tensor.get_dtype()
+
+
+def read_state(folder: Path, data: bytes) -> None:
+    write(folder / "state.json", data)
+    read_origin(folder)
+
+
+def read_checkpoint(folder: Path, data: bytes) -> None:
+    """The first byte says which file of the checkpoint the others are."""
+    names = ("config.yaml", "state.json", "model.safetensors")
+    checkpoint = folder / "checkpoint"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    shutil.copytree(folder / "whole", checkpoint)
+    write(checkpoint / names[data[0] % len(names)], data[1:])
+    seal_quickly(checkpoint)
+    open_checkpoint(checkpoint)
+
+
+def vary_checkpoint(checkpoint: Path) -> Callable[[Random], bytes]:
+    config = parse_yaml((checkpoint / "config.yaml").read_text(), "").values
+    state = json.loads((checkpoint / "state.json").read_bytes())
+    makers = [
+        vary_yaml([config]),
+        vary_json([state]),
+        vary_safetensors([(checkpoint / "model.safetensors").read_bytes()]),
+    ]
+
+    def make(rng: Random) -> bytes:
+        which = rng.randrange(len(makers))
+        return bytes([which]) + makers[which](rng)
+
+    return make
+
+
+# ---- corpora ----------------------------------------------------------------------------------------------------
+
+
+def read_corpus(corpus: CorpusConfig) -> Callable[[Path, bytes], None]:
+    """A reader that drops the bad lines; one that stops at the first says the same about it."""
+
+    def read(folder: Path, data: bytes) -> None:
+        write(folder / str(corpus.archive or corpus.file or corpus.src), data)
+        bad = []
+        for block in read_blocks(corpus, DataConfig(root=str(folder), on_bad_line="skip"), 3):
+            assert len(block.src) == len(block.tgt)
+            assert not any("\n" in text for text in (*block.src, *block.tgt))
+            bad += block.bad
+        refusal = None
+        try:
+            for _ in read_blocks(corpus, DataConfig(root=str(folder)), 3):
+                pass
+        except UserError as error:
+            refusal = str(error)
+        assert refusal == (str(UserError(bad[0])) if bad else None)
+        assert all(text.isprintable() and str(folder) in text for text in bad)
+
+    return read
+
+
+def make_tsv_line(rng: Random) -> bytes:
+    cells = [rng.choice(["a dog", "ein Hund", *TEXTS]) for _ in range(rng.choice([2, 2, 2, 1, 3]))]
+    return "\t".join(cells).encode("utf-8", "surrogatepass")
+
+
+def make_jsonl_line(rng: Random) -> bytes:
+    row = {"en": "a dog", "de": "ein Hund"}
+    return vary_json([row, {"src": "a", "tgt": "b", "n": 1}, {"translation": row}])(rng)
+
+
+def list_parquet_files() -> list[bytes]:
+    texts = ["a dog", "", "große", None, "x" * 300]
+    types: list[dict[str, Any]] = [
+        {"en": texts, "de": texts[::-1]},
+        {"translation": [{"en": "a", "de": "b"}, None, {"en": None, "de": "c"}]},
+        {"en": [1, 2, None], "de": [b"\xff", b"a", None], "other": [1.5, None, 2.5]},
+        {"src": [["a"], [], None], "tgt": [{"x": 1}, None, {"x": 2}]},
+        {"en": pa.array(texts).dictionary_encode(), "de": pa.array(texts, pa.large_string())},
+        {"en": [], "de": []},
+    ]
+    files = []
+    for columns in types:
+        for compression in ("none", "snappy", "zstd"):
+            file = io.BytesIO()
+            parquet.write_table(pa.table(columns), file, compression=compression)
+            files.append(file.getvalue())
+    return files
+
+
+def make_packed(rng: Random) -> bytes:
+    """The first byte says how it is packed."""
+    which = rng.randrange(len(PACKINGS))
+    make_text = vary_lines(lambda rng: rng.choice([b"a dog", b"\xff", b"", *TOKENS[:40]]))
+    content = make_text(rng)
+    if PACKINGS[which] in (".tgz", ".tar"):
+        members = {rng.choice(["x.en", "./x.en", "x.de", *ASCII_NAMES]): content for _ in range(3)}
+        content = tar(members | {"x.de": b"ein Hund\n"})
+    packed = pack(content, f"x{PACKINGS[which]}")
+    if rng.random() < 0.2:
+        packed += pack(b"more\n", f"x{PACKINGS[which]}")
+    return bytes([which]) + (mutate_often(packed, rng) if rng.random() < 0.8 else packed)
+
+
+PACKINGS = [".gz", ".xz", ".zst", ".tgz", ".tar"]
+ASCII_NAMES = ["../x.en", "/x.en", "x" * 200, "x.en/", "\x1b[31m"]
+
+
+def read_packed(folder: Path, data: bytes) -> None:
+    packing, content = PACKINGS[data[0] % len(PACKINGS)], data[1:]
+    if packing in (".tgz", ".tar"):
+        corpus = CorpusConfig(archive=f"x{packing}", src="x.en", tgt="x.de")
+    else:
+        corpus = CorpusConfig(src=f"x.en{packing}", tgt="x.de")
+    read_corpus(corpus)(folder, content)
+
+
+def read_input(folder: Path, data: bytes) -> None:
+    """Every line of an input is a line, whatever its bytes; and as a file of translations."""
+    path = write(folder / "in", data)
+    n = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+    with open_input(str(path)) as reader:
+        assert sum(len(chunk.lines) for chunk in reader.read_chunks()) == n
+    assert sum(1 for _ in read_lines(TextFile(path))) == n
+
+
+def read_scored(folder: Path, data: bytes) -> None:
+    """Translations and references, in the halves of the lines."""
+    lines = data.decode(errors="surrogateescape").split("\n")
+    half = len(lines) // 2
+    problems = find_problems(
+        Text("out.txt", lines[:half], "de"), Text("ref.de", lines[half : 2 * half], "de")
+    )
+    assert all(problem.message.isprintable() for problem in problems)
+
+
+# ---- stores -----------------------------------------------------------------------------------------------------
+
+
+def make_array(rng: Random) -> bytes:
+    """A .npy file, often with another header."""
+    array: Any = np.array([0, 2, 2, 5], rng.choice(["int64", "int64", "uint16", "O", "U3", "f8"]))
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    data = file.getvalue()
+    if rng.random() < 0.3:
+        return mutate_often(data, rng)
+    header: dict[str, Any] = {"descr": "<i8", "fortran_order": False, "shape": (4,)}
+    if rng.random() < 0.7:
+        header[rng.choice([*header, "more"])] = rng.choice([*STRANGE_SHAPES, strange_value(rng)])
+    items = "".join(f"{key!r}: {value!r}, " for key, value in header.items())
+    text = f"{{{items}}}{' ' * rng.randrange(20)}\n".encode("utf-8", "surrogatepass")
+    if rng.random() < 0.3:
+        text = mutate_often(text, rng)
+    version = rng.choice([b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x00"])
+    size = (
+        len(text).to_bytes(2 if version[0] == 1 else 4, "little")
+        if len(text) < 65_536
+        else b"\xff\xff"
+    )
+    return b"\x93NUMPY" + version + size + text + data[-32:]
+
+
+STRANGE_SHAPES: list[Any] = [(2**62,), (-1,), (4.0,), (2, 2), "|O", "<i9", [("a", "<i8")], "V8"]
+
+
+def make_store(folder: Path) -> None:
+    """Three pairs; the offsets of the source side are 0, 2, 2, 5."""
+    store = folder / "store"
+    store.mkdir()
+    write(store / "vocab.model", b"a model")
+    for side in ("src", "tgt"):
+        with closing(SideWriter(store, "train", side)) as writer:
+            writer.append(np.arange(5, dtype=np.uint16), np.array([2, 0, 3]))
+    seal_quickly(store)
+    shutil.copy(store / "manifest.json", folder)
+
+
+def read_store(folder: Path, data: bytes) -> None:
+    """The offsets of the source side, which the manifest describes as they are."""
+    store = folder / "store"
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["train.src.offsets.npy"]["size"] = len(data)
+    write(store / "manifest.json", json.dumps(manifest).encode())
+    write(store / "train.src.offsets.npy", data)
+    opened = open_store(store, "train")
+    assert len(opened.src.lengths) == len(opened) == 3
+
+
+# ---- the hunt ---------------------------------------------------------------------------------------------------
+
+
+def list_targets(seeds: Path) -> dict[str, Target]:
+    model = (seeds / "checkpoint" / "model.safetensors").read_bytes()
+    entry = {"sha256": sha256(b"abc").hexdigest(), "size": 3}
+    manifest = {"a": entry, "b": entry}
+    average = json.loads((seeds / "checkpoint" / "state.json").read_bytes())
+
+    def copy_whole(folder: Path) -> None:
+        shutil.copytree(seeds / "checkpoint", folder / "whole")
+
+    def write_members(folder: Path) -> None:
+        for name in manifest:
+            write(folder / name, b"abc")
+
+    def write_target_side(folder: Path) -> None:
+        write(folder / "x.de", b"ein Hund\n" * 3)
+
+    text = vary_lines(lambda rng: rng.choice([*TEXTS, "a dog"]).encode("utf-8", "surrogatepass"))
+    targets = [
+        Target("yaml", vary_yaml(list_configs()[1:]), read_yaml),
+        Target("config", vary_yaml(list_configs()), read_config),
+        Target("overrides", make_override, read_override, names_file=False),
+        Target("manifest", vary_json([manifest, {}]), read_sealed, write_members),
+        Target("tensors", vary_safetensors([model]), read_tensors),
+        Target("checkpoint", vary_checkpoint(seeds / "checkpoint"), read_checkpoint, copy_whole),
+        Target("state", vary_json([average, asdict(TrainState())]), read_state),
+        Target("tsv", vary_lines(make_tsv_line), read_corpus(CorpusConfig(file="x.tsv"))),
+        Target("jsonl", vary_lines(make_jsonl_line), read_corpus(CorpusConfig(file="x.jsonl"))),
+        Target(
+            "parquet",
+            vary_bytes(list_parquet_files()),
+            read_corpus(CorpusConfig(file="x.parquet")),
+        ),
+        Target("packed", make_packed, read_packed, write_target_side),
+        Target("lines", text, read_input),
+        Target("scored text", text, read_scored, names_file=False),
+        Target("store", make_array, read_store, make_store),
+    ]
+    return {target.name: target for target in targets}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SOAK_CASES)
+def test_a_reader_returns_or_refuses(name: str, seeds: Path, tmp_path: Path) -> None:
+    target = list_targets(seeds)[name]
+    n_cases = SOAK_CASES[name] if IS_SOAK else QUICK_CASES
+    report = hunt(target, range(n_cases), tmp_path / "here")
+    speed = report.n_cases / report.seconds
+    print(f"\n{name}: {report.n_cases:,} cases, {speed:,.0f}/s, {report.n_read:,} were read")
+    assert not report.finds, "\n".join(report.finds)
+    assert report.n_cases == n_cases
+    assert report.n_read > n_cases // 200  # what is made is not hopeless as a rule
