@@ -52,7 +52,7 @@ class CorpusConfig:
     demo.
     """
 
-    # Two files with one sentence per line; .gz, .xz and .zst are decompressed on the fly.
+    # Two files with one sentence per line; .gz, .xz, .bz2 and .zst are decompressed on the fly.
     src: str | None = None
     tgt: str | None = None
     # The .tgz, .tar.gz or .tar that src and tgt are members of.

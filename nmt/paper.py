@@ -969,9 +969,9 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
 
 
 def _strip_packing(path: str) -> str:
-    """Return the file's name without its folder and without .gz, .xz or .zst."""
+    """Return the file's name without its folder and without .gz, .xz, .bz2 or .zst."""
     name = PurePosixPath(path).name
-    for ending in (".gz", ".xz", ".zst"):
+    for ending in (".gz", ".xz", ".bz2", ".zst"):
         name = name.removesuffix(ending)
     return name
 

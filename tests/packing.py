@@ -1,10 +1,11 @@
-"""Bytes packed as corpora come: gzip, xz, zstd with a checksum, tar in each of them.
+"""Bytes packed as corpora come: gzip, xz, bzip2, zstd with a checksum, tar in each of them.
 
 The zstd frames of pyarrow bear no checksum, those of the zstd command do, and only those can prove
 damage. So the checksum is computed here and appended; that the decoder takes it shows that it is
 right.
 """
 
+import bz2
 import gzip
 import io
 import lzma
@@ -80,4 +81,6 @@ def pack(data: bytes, name: str) -> bytes:
         return gzip.compress(data, mtime=0)
     if name.endswith((".xz", ".txz")):
         return lzma.compress(data)
+    if name.endswith((".bz2", ".tbz2")):
+        return bz2.compress(data)
     return zstd(data) if name.endswith(".zst") else data

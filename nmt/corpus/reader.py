@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import numpy
 
 PAIRS_AT_ONCE = 4096  # that `read_pairs` holds at a time
-COMPRESSED = (".gz", ".xz", ".zst")
-ARCHIVES = (".tgz", ".txz", ".tar", *(f".tar{suffix}" for suffix in COMPRESSED))
+COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
+ARCHIVES = (".tgz", ".txz", ".tbz2", ".tar", *(f".tar{suffix}" for suffix in COMPRESSED))
 
 
 class Pair(NamedTuple):

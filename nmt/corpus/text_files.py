@@ -7,6 +7,7 @@ file and the archive around a member are read to their very end, because the che
 block is decoded as a whole; only if that fails is the bad line looked for.
 """
 
+import bz2
 import contextlib
 import difflib
 import gzip
@@ -14,7 +15,7 @@ import lzma
 import os
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from itertools import islice
@@ -158,7 +159,9 @@ def _decompress(compressed: IO[bytes], name: str) -> IO[bytes]:
     if name.endswith((".gz", ".tgz")):
         return _buffer(gzip.GzipFile(fileobj=compressed))
     if name.endswith((".xz", ".txz")):
-        return _buffer(_XzFile(compressed))
+        return _buffer(_JoinedFile(compressed, lzma.LZMADecompressor))
+    if name.endswith((".bz2", ".tbz2")):
+        return _buffer(_JoinedFile(compressed, bz2.BZ2Decompressor))
     if name.endswith(".zst"):
         import pyarrow
 
@@ -171,12 +174,19 @@ def _buffer(raw: object) -> IO[bytes]:
     return cast(IO[bytes], BufferedReader(cast(RawIOBase, raw), BUFFER_BYTES))
 
 
-class _XzFile(RawIOBase):
-    """Like `lzma.LZMAFile`, which takes a damaged second part of a joined file for its end."""
+Decompressor = lzma.LZMADecompressor | bz2.BZ2Decompressor
 
-    def __init__(self, compressed: IO[bytes]) -> None:
-        self.compressed = compressed
-        self.part = lzma.LZMADecompressor()
+
+class _JoinedFile(RawIOBase):
+    """Like `lzma.LZMAFile` and `bz2.BZ2File`, which take a damaged second part of a joined file for
+    its end.
+    """
+
+    def __init__(
+        self, compressed: IO[bytes], make_decompressor: Callable[[], Decompressor]
+    ) -> None:
+        self.compressed, self.make_decompressor = compressed, make_decompressor
+        self.part = make_decompressor()
 
     def readable(self) -> bool:
         return True
@@ -189,7 +199,7 @@ class _XzFile(RawIOBase):
                 data = rest or self.compressed.read(BUFFER_BYTES).lstrip(b"\0")
                 if not data:
                     return 0
-                self.part = lzma.LZMADecompressor()
+                self.part = self.make_decompressor()
             elif self.part.needs_input:
                 data = self.compressed.read(BUFFER_BYTES)
                 if not data:

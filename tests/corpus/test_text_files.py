@@ -17,8 +17,8 @@ from nmt.corpus.text_files import TextFile, decode_lines, decode_stream, read_li
 from nmt.system.errors import UserError
 
 NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\0", "\ufeff"]
-PACKINGS = ["", ".gz", ".xz", ".zst"]
-ARCHIVES = [".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tar.zst"]
+PACKINGS = ["", ".gz", ".xz", ".bz2", ".zst"]
+ARCHIVES = [".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tbz2", ".tar.zst"]
 
 
 def lines_of(text: TextFile, size: int = 7) -> list[str]:
@@ -156,7 +156,7 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     assert shares == sorted(shares) and shares[-1] == 1
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", PACKINGS[1:])
 def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     tmp_path: Path, suffix: str
 ) -> None:
@@ -187,7 +187,7 @@ def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> N
 # ---- damage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst", ".tgz", ".tar"])
+@pytest.mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar"])
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) -> None:
     content = "".join(f"{random.Random(i).random()}\n" for i in range(5000)).encode()
     is_archive = suffix in ARCHIVES
@@ -204,7 +204,7 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) 
         )
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", PACKINGS[1:])
 def test_a_damaged_second_part_is_not_taken_for_the_end(tmp_path: Path, suffix: str) -> None:
     part = bytearray(pack(b"a\n" * 9, suffix))
     (tmp_path / f"x{suffix}").write_bytes(part + part)
@@ -227,7 +227,7 @@ def test_the_line_of_the_damage_is_about_right(tmp_path: Path) -> None:
         assert found and 20_000 < int(found[1]) < 31_000
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", PACKINGS[1:])
 def test_text_named_as_if_packed_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"x{suffix}").write_bytes(b"plain text\n" * 100)
     assert complaint(TextFile(tmp_path / f"x{suffix}")).startswith(
