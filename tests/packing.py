@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import zipfile
 
 import pyarrow as pa
 
@@ -73,6 +74,20 @@ def tar(members: dict[str, bytes]) -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return file.getvalue()
+
+
+def zip_members(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("folder/", b"")
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def pack_archive(members: dict[str, bytes], name: str) -> bytes:
+    """An archive of that name."""
+    return zip_members(members) if name.endswith(".zip") else pack(tar(members), name)
 
 
 def pack(data: bytes, name: str) -> bytes:

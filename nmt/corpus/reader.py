@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PAIRS_AT_ONCE = 4096  # that `read_pairs` holds at a time
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
-ARCHIVES = (".tgz", ".txz", ".tbz2", ".tar", *(f".tar{suffix}" for suffix in COMPRESSED))
+ARCHIVES = (".tgz", ".txz", ".tbz2", ".zip", ".tar", *(f".tar{suffix}" for suffix in COMPRESSED))
 
 
 class Pair(NamedTuple):

@@ -14,6 +14,7 @@ import gzip
 import lzma
 import os
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,7 +27,16 @@ from nmt.system.errors import UserError
 
 BUFFER_BYTES = 1 << 16
 LINES_AT_ONCE = 4096  # that `read_lines` holds
-DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
+DAMAGE = (
+    EOFError,
+    OSError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    NotImplementedError,  # a method of compression that zipfile does not know
+)
+ENCRYPTED = 1  # the bit of a zip member's flags
 Complaints = dict[int, str]  # about lines of a block, by their place in it
 
 
@@ -142,6 +152,12 @@ def describe_error(error: BaseException) -> str:
 def _open_text(text: TextFile) -> Iterator[tuple[IO[bytes], IO[bytes], int]]:
     """The decompressed stream of a text, the compressed one behind it, and the bytes of that."""
     with open(text.path, "rb", BUFFER_BYTES) as raw:
+        if text.member is not None and text.path.suffix == ".zip":
+            with zipfile.ZipFile(raw) as zipped:
+                entry = _find_zipped(zipped, text)
+                with zipped.open(entry) as unzipped:
+                    yield _decompress(unzipped, text.member), unzipped, entry.file_size
+            return
         outer = _decompress(raw, text.path.name)
         if text.member is None:
             yield outer, raw, os.fstat(raw.fileno()).st_size
@@ -221,10 +237,24 @@ def _find_member(archive: tarfile.TarFile, text: TextFile) -> tarfile.TarInfo:
             if name == wanted:
                 return member
             names.append(name)
+    raise _explain_missing(text, names)
+
+
+def _find_zipped(archive: zipfile.ZipFile, text: TextFile) -> zipfile.ZipInfo:
+    members = {member.filename: member for member in archive.infolist() if not member.is_dir()}
+    member = members.get(str(text.member).removeprefix("./"))
+    if member is None:
+        raise _explain_missing(text, list(members))
+    if member.flag_bits & ENCRYPTED:
+        raise UserError(f"{text.name}: is encrypted; decrypt the archive")
+    return member
+
+
+def _explain_missing(text: TextFile, names: list[str]) -> UserError:
     if not names:
-        raise UserError(f"{text.path}: contains no files; give another archive")
+        return UserError(f"{text.path}: contains no files; give another archive")
     close = difflib.get_close_matches(str(text.member), names, 3) or names[:3]
-    raise UserError(
+    return UserError(
         f"{text.path}: has no member {text.member!r}; give one of its {len(names)} files, such as "
         f"{', '.join(map(repr, close))}"
     )

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing import pack, tar
+from packing import pack, pack_archive, tar
 
 from nmt.corpus.text_files import TextFile, decode_lines, decode_stream, read_line_blocks
 from nmt.system.errors import UserError
 
 NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\0", "\ufeff"]
 PACKINGS = ["", ".gz", ".xz", ".bz2", ".zst"]
-ARCHIVES = [".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tbz2", ".tar.zst"]
+ARCHIVES = [".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tbz2", ".tar.zst", ".zip"]
 
 
 def lines_of(text: TextFile, size: int = 7) -> list[str]:
@@ -143,7 +143,7 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
         inner: pack(b"c\nd\n", inner)
     }
     path = tmp_path / f"wmt{suffix}"
-    path.write_bytes(pack(tar(contents), path.name))
+    path.write_bytes(pack_archive(contents, path.name))
     for name, text in MEMBERS.items():
         assert lines_of(TextFile(path, name)) == text.removesuffix("\n").split("\n")
     assert lines_of(TextFile(path, inner)) == ["c", "d"]
@@ -184,15 +184,33 @@ def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> N
     )
 
 
+def test_a_damaged_member_of_a_zip_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    packed = bytearray(
+        pack_archive({"a": random.Random(0).randbytes(9_000).hex(" ").encode()}, "x.zip")
+    )
+    packed[4_000] ^= 1
+    path.write_bytes(packed)
+    assert complaint(TextFile(path, "a")).startswith("ROOT/x.zip:a: is corrupt after line 0 (")
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(pack_archive({"a": b"text\n"}, "x.zip"))
+    packed[packed.rindex(b"PK\1\2") + 8] |= 1  # the flags in the directory at the end
+    (tmp_path / "x.zip").write_bytes(packed)
+    message = complaint(TextFile(tmp_path / "x.zip", "a"))
+    assert message == "ROOT/x.zip:a: is encrypted; decrypt the archive"
+
+
 # ---- damage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar"])
+@pytest.mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar", ".zip"])
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) -> None:
     content = "".join(f"{random.Random(i).random()}\n" for i in range(5000)).encode()
     is_archive = suffix in ARCHIVES
     path, member = tmp_path / f"x.en{suffix}", "x.en" if is_archive else None
-    packed = pack(tar({"x.en": content}) if is_archive else content, suffix)
+    packed = pack_archive({"x.en": content}, suffix) if is_archive else pack(content, suffix)
     if suffix == ".tar":
         packed = packed[: 512 + len(content)]  # a tar without its last padding is whole
     for length in (0, 1, 5, 17, 600, len(packed) // 2, len(packed) - 9, len(packed) - 1):
