@@ -63,7 +63,9 @@ def open_model(
 def prepare(config: RunConfig) -> bool:
     """Prepare the token store of a config, if it does not exist yet; returns whether it is new."""
     from nmt.corpus import prepare as preparation
+    from nmt.system.caches import provide_caches
 
+    provide_caches()  # before `datasets` or sacreBLEU is imported
     return preparation.prepare(config.data, config.vocab, config.seed)
 
 

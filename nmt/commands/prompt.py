@@ -56,7 +56,11 @@ def _use_readline() -> Iterator[bool]:
     except ImportError:
         yield False
         return
-    folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "nmt"
+    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+    if not state.is_absolute():  # there is no home
+        yield True
+        return
+    folder = state / "nmt"
     file = folder / "translate_history"
     readline.set_history_length(HISTORY_LINES)
     with contextlib.suppress(OSError):

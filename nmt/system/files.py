@@ -166,7 +166,7 @@ def make_folder(path: Path) -> Path:
         # A nameless or unique file, because several threads may try at the same time.
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        why = "it is a file" if path.is_file() else error.strerror
+        why = "it is a file" if os.path.isfile(path) else error.strerror
         raise UserError(f"{path}: cannot be written ({why}); choose another folder") from None
     return path
 

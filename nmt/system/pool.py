@@ -7,6 +7,7 @@ ends, however it ends. Quick tasks are done in the caller: processes are worth t
 after a slow one.
 """
 
+import errno
 import os
 import signal
 import threading
@@ -33,6 +34,8 @@ KILLED = (
     "run the command again, and if it happens again, with one worker "
     "(data.workers=1, or nmt-translate --workers 1)"
 )
+# A semaphore, which all processes of a pool share, is a file below /dev/shm.
+SHARED_MEMORY_ERRORS = (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.ENOENT)
 
 
 def map_in_order(
@@ -105,7 +108,15 @@ def _start_processes(n: int) -> Iterator[ProcessPoolExecutor]:
     """Start `n` processes. They are killed if the caller does not wait for them: on an error, on
     Ctrl-C, or when a loop is left early.
     """
-    pool = ProcessPoolExecutor(n, get_context("spawn"), _init_process)
+    try:
+        pool = ProcessPoolExecutor(n, get_context("spawn"), _init_process)
+    except OSError as error:
+        if error.errno not in SHARED_MEMORY_ERRORS:
+            raise
+        raise UserError(
+            f"/dev/shm: cannot be written ({error.strerror}), and several processes need it to work "
+            "together; make it writable"
+        ) from None
     try:
         yield pool
     except BaseException as error:

@@ -15,6 +15,8 @@ import socket
 import stat
 import sys
 
+from nmt.system.caches import provide_caches
+
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 MAX_COMPILERS = 32  # torch's own limit for one process
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # of <malloc.h>
@@ -28,9 +30,7 @@ def tune_process() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # compiled code is kept, so that a second start is quick
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/nmt/inductor")
-    os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/nmt/triton")
+    provide_caches()
     # otherwise each rank would start as many compilers as the machine has cores
     n_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if n_ranks > 1:

@@ -2,6 +2,7 @@
 left behind.
 """
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -146,3 +147,12 @@ def leave(*_: object) -> None:
 
 def sleep_long(n: int) -> None:
     time.sleep(60 if multiprocessing.parent_process() else 0)
+
+
+def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")  # it names no file
+
+    monkeypatch.setattr("nmt.system.pool.ProcessPoolExecutor", refuse)
+    with pytest.raises(UserError, match=r"^/dev/shm: cannot be written \(Read-only file system\)"):
+        list(map_in_order(square_late, range(4), 2))
