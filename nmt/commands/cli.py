@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nmt.system.errors import Failure, UserError
+from nmt.system.escapes import escape_line
 from nmt.system.streams import ReaderLeft
 
 if TYPE_CHECKING:
@@ -56,20 +57,22 @@ def report_error(error: BaseException, program: str) -> int | None:
     foresaw.
     """
     if isinstance(error, UserError):
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return 2
+        return _print_line(f"{program}: error: {error}", 2)
     if isinstance(error, Failure):
-        print(f"{program}: failed: {error}", file=sys.stderr)
-        return 1
+        return _print_line(f"{program}: failed: {error}", 1)
     if isinstance(error, KeyboardInterrupt):
-        print(f"{program}: interrupted", file=sys.stderr)
-        return 130
+        return _print_line(f"{program}: interrupted", 130)
     if isinstance(error, ReaderLeft):  # it has what it wanted
         return 0
     if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
-        print(f"{program}: error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
-        return 1
+        place = error.filename or "output"
+        return _print_line(f"{program}: error: {place}: {error.strerror}", 1)
     return None
+
+
+def _print_line(text: str, exit_code: int) -> int:
+    print(escape_line(text), file=sys.stderr)
+    return exit_code
 
 
 def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nmt.system.errors import UserError
+from nmt.system.progress import say
 
 HISTORY_LINES = 1_000
 PROMPT = "> "
@@ -30,7 +31,7 @@ def answer_lines(answer: Callable[[str], str]) -> None:
             except KeyboardInterrupt:
                 print(file=sys.stderr, flush=True)
             except UserError as error:
-                print(error, file=sys.stderr, flush=True)
+                say(str(error))
             except EOFError:
                 if sys.stdin.isatty():
                     print(file=sys.stderr)

@@ -19,6 +19,7 @@ from typing import Any
 from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.data.store import open_store
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
 from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
 from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
 
@@ -268,6 +269,7 @@ def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format the rows of a table as lines: the first column is text, the others are numbers."""
+    rows = [list(map(escape_line, row)) for row in rows]
     columns = zip(*rows, strict=True)
     widths = [max(map(len, column)) for column in columns]
     lines = []
@@ -299,7 +301,7 @@ def format_ledger(ledger: Ledger) -> str:
         origin = f"learned from {bpe.words:,} words of {bpe.lines:,} lines"
     lines.append(f"{bpe.sha256}  BPE of {bpe.pieces:,} pieces, {origin}")
     lines.append(f"{ledger.store}  the store")
-    return "\n".join(lines)
+    return "\n".join(map(escape_line, lines))
 
 
 def _describe_overlaps(corpus: CorpusAccount) -> list[str]:

@@ -237,7 +237,8 @@ def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
     _remove_work(job.work)
     job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
     job.clock.finish("seal")
-    say(format_ledger(ledger))
+    for line in format_ledger(ledger).split("\n"):
+        say(line)
 
 
 def _run_stages(parts: list[Part], job: Preparation) -> StageResults:

@@ -38,6 +38,7 @@ from nmt.score.metrics import (
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
@@ -110,9 +111,9 @@ def evaluate_system(
     if with_verdict:
         by_name = {score.name: score for score in scores}
         verdict = judge(paper_metric, [by_name[paper_metric.name]], [system])
-        report += ["", verdict.format_report()]
+        report += ["", *verdict.format_report().split("\n")]
         values["verdict"] = verdict.to_json()
-    return Evaluation("\n".join(report), values, [system], [scores])
+    return Evaluation(_join_lines(report), values, [system], [scores])
 
 
 def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
@@ -138,9 +139,9 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
 
     # report
     verdict = judge(paper_metric, paper_scores, systems)
-    report = [*_format_side_by_side(systems, headlines), "", verdict.format_report()]
+    report = [*_format_side_by_side(systems, headlines), "", *verdict.format_report().split("\n")]
     values = _describe_systems(systems, headlines) | {"verdict": verdict.to_json()}
-    return Evaluation("\n".join(report), values, systems, scores)
+    return Evaluation(_join_lines(report), values, systems, scores)
 
 
 def _choose_average(name: str) -> str:
@@ -166,7 +167,7 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
         f"  {_explain_comparison(comparison)}",
     ]
     values = _describe_systems(systems, scores) | {"comparison": asdict(comparison)}
-    return Evaluation("\n".join(report), values, systems, [[score] for score in scores])
+    return Evaluation(_join_lines(report), values, systems, [[score] for score in scores])
 
 
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
@@ -188,7 +189,7 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
         f"95 % confidence interval of the mean [{spread.low:.2f}, {spread.high:.2f}] (Student's t)",
     ]
     values = _describe_systems(systems, scores) | {"spread": asdict(spread)}
-    return Evaluation("\n".join(report), values, systems, [[score] for score in scores])
+    return Evaluation(_join_lines(report), values, systems, [[score] for score in scores])
 
 
 # ---- translate and check --------------------------------------------------------------------------------------------
@@ -267,6 +268,11 @@ def score_headline(system: System) -> Score:
 
 
 # ---- report ---------------------------------------------------------------------------------------------------------
+
+
+def _join_lines(lines: Sequence[str]) -> str:
+    """Return the report. Names of systems and test sets may be a stranger's."""
+    return "\n".join(map(escape_line, lines))
 
 
 def _format_head(system: System) -> str:

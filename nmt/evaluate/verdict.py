@@ -23,6 +23,7 @@ from nmt.score.metrics import Metric
 from nmt.score.score import Score
 from nmt.score.significance import Spread, estimate_spread
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
 from nmt.system.run_folder import MODEL_FILE
 
 Conclusion = Literal["reproduced", "close", "not reproduced", "not comparable"]
@@ -86,7 +87,7 @@ class Verdict:
             f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
         ]
         lines += [f"    - {step}" for step in self.missing]
-        return "\n".join(lines)
+        return "\n".join(map(escape_line, lines))
 
     def _format_ours(self) -> Iterator[str]:
         if self.seeds is None:

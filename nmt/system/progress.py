@@ -13,6 +13,8 @@ from typing import Never, TypeVar
 
 from tqdm import tqdm
 
+from nmt.system.escapes import escape_line
+
 Element = TypeVar("Element")
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -23,12 +25,14 @@ def clock() -> float:
 
 
 def say(text: str) -> None:
-    """Print one line for the person at the terminal or in the log; bars make room for it."""
+    """Print one line for the person at the terminal or in the log; bars make room for it. Line ends
+    in names of strangers are written out, as is all that a terminal would obey.
+    """
     if sys.stderr is None:  # tqdm would write to standard output instead
         return
     # A command's standard error never fails (streams.py); that of another program may, or is closed.
     with contextlib.suppress(OSError, ValueError):
-        tqdm.write(text, file=sys.stderr)
+        tqdm.write(escape_line(text), file=sys.stderr)
         sys.stderr.flush()
 
 
@@ -52,7 +56,7 @@ class Progress:
     def __init__(
         self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True
     ) -> None:
-        self.what, self.total, self.unit = what, total, unit
+        self.what, self.total, self.unit = escape_line(what), total, unit
         self.start = self.done = start
         self.started_at = self.last_line = clock()
         self.is_shown = is_shown
@@ -60,7 +64,7 @@ class Progress:
         self.bar: tqdm[Never] | None = None
         if is_shown and is_terminal():
             self.bar = tqdm(
-                desc=what,
+                desc=self.what,
                 total=total,
                 initial=start,
                 unit=f" {unit}",

@@ -3,19 +3,30 @@
 Messages may be lost, work may not: a standard error that is closed, full, or whose reader has left
 loses what is written to it and raises nothing, whoever writes: this library, tqdm, argparse,
 warnings, logging. A standard output whose reader has left raises `ReaderLeft`, which no other
-pipe or socket does. And descriptors 0, 1 and 2 are always open: otherwise the next file to be
-opened, perhaps a checkpoint, would get one of them and the messages of C libraries inside it.
+pipe or socket does. Descriptors 0, 1 and 2 are always open: otherwise the next file to be opened,
+perhaps a checkpoint, would get one of them and the messages of C libraries inside it.
+
+What a terminal would obey, such as an escape sequence in the name of a stranger's corpus, is
+written out: in messages always, so that a log is safe to read too, and in standard output only if
+that is a terminal. A file or a pipe gets every byte as it is.
 """
 
+import codecs
 import io
 import os
+import re
+import select
 import sys
 from typing import TYPE_CHECKING
+
+from nmt.system.escapes import escape_lines
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 STDIN, STDOUT, STDERR = 0, 1, 2
+# How a progress bar begins its line anew, or moves to that of another bar.
+BAR_MOVE = re.compile(r"\r|\n*(\x1b\[A)+")
 
 
 class ReaderLeft(BrokenPipeError):
@@ -35,12 +46,22 @@ class _LossyOutput(io.FileIO):
         return size if n_written is None else n_written
 
 
+class _MessageStream(io.TextIOWrapper):
+    """Writes out what a terminal would obey, but for the moves of progress bars."""
+
+    def write(self, text: str, /) -> int:
+        move = BAR_MOVE.match(text)
+        start = move.end() if move else 0
+        super().write(text[:start] + escape_lines(text[start:]))
+        return len(text)
+
+
 class _DataOutput(io.FileIO):
     """Fails once, and tells a reader that has left from every other broken pipe."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
-            return super().write(data)
+            return self._write(data)
         except OSError as error:
             # What buffers still hold must not fail again at exit, which would hide the exit code.
             with open(os.devnull, "wb") as null:
@@ -48,6 +69,32 @@ class _DataOutput(io.FileIO):
             if isinstance(error, BrokenPipeError):
                 raise ReaderLeft(error.errno, error.strerror) from None
             raise
+
+    def _write(self, data: "ReadableBuffer") -> int:
+        return super().write(data)
+
+
+class _TerminalOutput(_DataOutput):
+    """Writes out what the terminal would obey.
+
+    A translation may hold anything that a stranger's model has learned. So a terminal is shown it
+    as `ls` shows names, not as `cat` shows a file: whoever wants the bytes redirects them.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        # A character may be cut by the end of the buffer.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def _write(self, data: "ReadableBuffer") -> int:
+        left = memoryview(escape_lines(self._decoder.decode(bytes(data))).encode())
+        while left:
+            n_written: int | None = super()._write(left)
+            if n_written is None:  # set not to wait, perhaps by another program at this terminal
+                select.select([], [self], [])
+            else:
+                left = left[n_written:]
+        return memoryview(data).nbytes
 
 
 def secure_standard_streams() -> None:
@@ -60,9 +107,15 @@ def secure_standard_streams() -> None:
     if sys.stderr is None:  # closed from the start
         sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
     elif sys.stderr is sys.__stderr__:
-        sys.stderr = _rebuild_stream(sys.__stderr__, _LossyOutput(STDERR, "wb", closefd=False))
+        messages = _LossyOutput(STDERR, "wb", closefd=False)
+        sys.stderr = _rebuild_stream(_MessageStream, sys.__stderr__, messages)
     if sys.stdout is not None and sys.stdout is sys.__stdout__:
-        sys.stdout = _rebuild_stream(sys.__stdout__, _DataOutput(STDOUT, "wb", closefd=False))
+        if os.isatty(STDOUT):
+            data: _DataOutput = _TerminalOutput(STDOUT)
+        else:
+            data = _DataOutput(STDOUT, "wb", closefd=False)
+        sys.stdout = _rebuild_stream(io.TextIOWrapper, sys.__stdout__, data)
+    os.environ["PYTHON_COLORS"] = "0"  # tracebacks and --help of newer Pythons
 
 
 def _reserve_descriptors() -> None:
@@ -74,10 +127,12 @@ def _reserve_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def _rebuild_stream(stream: io.TextIOWrapper, raw: io.FileIO) -> io.TextIOWrapper:
+def _rebuild_stream(
+    kind: type[io.TextIOWrapper], stream: io.TextIOWrapper, raw: io.FileIO
+) -> io.TextIOWrapper:
     """Return a stream like `stream` that writes to `raw`."""
     raw.name = stream.name  # messages call it "<stdout>"
-    return io.TextIOWrapper(
+    return kind(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import sentences
+from hostile_text import OBEYED, PAYLOADS
 from hypothesis import given
 from hypothesis import strategies as st
 from soaking import counted
@@ -29,6 +30,7 @@ from nmt.corpus.inspection import (
     spread_evenly,
     truncate,
 )
+from nmt.corpus.ledger import Ledger, format_ledger
 from nmt.corpus.prepare import prepare
 from nmt.data.store import Side, open_store
 from nmt.data.vocab import Vocab
@@ -39,6 +41,10 @@ EVIL = "a\x1b[31mred\u202edcba\u200b\x9b2J"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path)
+
+
+def make_store(tmp_path: Path) -> Path:
     """One line holds characters too rare for the BPE, which are <unk>; one dev line is empty."""
     pairs = sentences(300, 5) + [
         ("\u0416\u0417 dog", "hund \u0429"),
@@ -196,6 +202,36 @@ def test_wide_characters_take_two_columns() -> None:
 
 
 # ---- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
+    """The same lines as of a harmless one, whatever the names hold."""
+    renamed = rename_all(ledger, text)
+    shown = format_ledger(Ledger.from_plain(renamed))
+    assert OBEYED.isdisjoint(shown)
+    assert shown.count("\n") == format_ledger(Ledger.from_plain(ledger)).count("\n")
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    store = make_store(tmp_path_factory.mktemp("ledger"))
+    return read_json(with_ledger(store, held_out={"dev": [1, 2, 3]}, duplicates=4) / "ledger.json")
+
+
+def rename_all(value: Any, text: str) -> Any:
+    """A copy whose every string is `text`, and so is the name of each rule and set."""
+    if isinstance(value, str):
+        return text
+    if isinstance(value, list):
+        return [rename_all(item, text) for item in value]
+    if isinstance(value, dict):
+        named = {}
+        for key, item in value.items():
+            is_name = isinstance(item, int | list) and key in ("dev", "empty side")
+            named[text if is_name else key] = rename_all(item, text)
+        return named
+    return value
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -1,11 +1,18 @@
 """Standard streams that fail, in processes that import nothing else."""
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
+import termios
+import tty
 from pathlib import Path
 
 import pytest
+from hostile_text import OBEYED, PAYLOADS
+
+ROOT = Path(__file__).parents[2]
 
 START = "import os, sys, warnings; from nmt.system.streams import *; secure_standard_streams()\n"
 
@@ -81,3 +88,60 @@ def test_streams_keep_their_ways() -> None:
     code = "print(sys.stdout.name, sys.stdout.encoding, sys.stderr.errors, sys.stdout.fileno())"
     done = run_shell(code, "")
     assert done.stdout == "<stdout> utf-8 backslashreplace 1\n"
+
+
+def run_at_terminal(code: str) -> str:
+    """Return what a terminal gets that is both outputs of a process."""
+    terminal, end = pty.openpty()
+    tty.setraw(end)  # it adds nothing of its own
+    termios.tcsetwinsize(end, (24, 100))
+    try:
+        command = [sys.executable, "-c", START + code]
+        with subprocess.Popen(command, stdout=end, stderr=end, cwd=ROOT) as process:
+            os.close(end)
+            shown = b""
+            with contextlib.suppress(OSError):  # EIO: the process has closed its end
+                while data := os.read(terminal, 1 << 16):
+                    shown += data
+        assert process.returncode == 0, shown
+        return shown.decode()
+    finally:
+        os.close(terminal)
+
+
+def test_a_terminal_is_shown_what_it_would_obey() -> None:
+    """Whoever writes to either output, in whatever pieces."""
+    shown = run_at_terminal(f"""
+import logging, traceback
+from nmt.system.progress import say, track
+for text in {PAYLOADS}:
+    print(text)
+    for i in range(len(text.encode())):
+        sys.stdout.buffer.write(text.encode()[i : i + 1])
+        sys.stdout.buffer.flush()
+    print("and", text, file=sys.stderr)
+    say(text)
+    warnings.warn(text)
+    logging.warning(text)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        traceback.print_exc()
+""")
+    assert OBEYED.isdisjoint(shown)
+    assert shown.count("<U+001B>[31mred") == 7
+
+
+def test_progress_bars_still_move() -> None:
+    shown = run_at_terminal("""
+from nmt.system.progress import track
+for _ in track(range(3), "read\\x1b[31ming\\rX", "lines"):
+    pass
+""")
+    assert "\rread<U+001B>[31ming<U+000D>X: 0 lines" in shown and shown.endswith("\r")
+
+
+def test_files_and_pipes_get_every_byte(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    done = run_shell(f"for text in {PAYLOADS}: sys.stdout.buffer.write(text.encode())", f"> {file}")
+    assert (done.returncode, file.read_bytes()) == (0, "".join(PAYLOADS).encode())

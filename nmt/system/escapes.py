@@ -1,0 +1,23 @@
+"""Makes text of strangers harmless for people who read it in a terminal or a log.
+
+Names of files and corpora, ledgers, configs and translations may hold characters that a terminal
+obeys: they colour and erase, set the title of the window, turn the direction of writing, or begin a
+line that looks like one of ours. Such a character is written out, as <U+001B>. All others stay as
+they are, also those without a shape that languages need, such as a zero-width joiner.
+"""
+
+import re
+
+# Control characters of ASCII and of Latin-1, without the tab; separators of lines and paragraphs;
+# marks that turn the direction of all that follows.
+OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def escape_line(text: str) -> str:
+    """Return `text` as one line that does nothing but appear."""
+    return OBEYED.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
+
+
+def escape_lines(text: str) -> str:
+    """Do the same with each line of `text`."""
+    return "\n".join(map(escape_line, text.split("\n")))

@@ -1,0 +1,31 @@
+"""What a terminal obeys is written out; everything else stays as it is."""
+
+import pytest
+from hostile_text import BIDI, CONTROLS, OBEYED, PAYLOADS, SEPARATORS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.system.escapes import escape_line, escape_lines
+
+
+@pytest.mark.parametrize("character", [*CONTROLS, *SEPARATORS, *BIDI, "\n"], ids=ascii)
+def test_each_character_that_is_obeyed_is_written_out(character: str) -> None:
+    assert escape_line(f"a{character}b") == f"a<U+{ord(character):04X}>b"
+
+
+@given(st.one_of(st.text(), st.sampled_from(PAYLOADS)))
+def test_nothing_else_changes(text: str) -> None:
+    line = escape_line(text)
+    assert OBEYED.isdisjoint(line) and "\n" not in line
+    assert escape_line(line) == line
+    if OBEYED.isdisjoint(text):
+        assert escape_lines(text) == text
+    for written, original in zip(escape_lines(text).split("\n"), text.split("\n"), strict=True):
+        assert written == escape_line(original)
+
+
+@pytest.mark.parametrize(
+    "text", ["a\tb", "naïve café", "می\u200cخواهم", "👩\u200d🔬", "10\u202f000\xa0€"]
+)
+def test_what_languages_need_stays(text: str) -> None:
+    assert escape_line(text) == text
