@@ -1,9 +1,11 @@
-"""Is the run on track? A yardstick that needs no other run: the unigram entropy of the target text.
+"""Checks whether a run is learning, by a yardstick that needs no other run: the unigram entropy of
+the target text.
 
-A model that knows only how often each piece occurs has an NLL of that entropy. A post-norm model, or
-one whose learning rate is too high, may leave warm-up there and stay for days; the loss is finite,
-so nothing else notices. All that is known here comes from the token store and from metrics.jsonl, so
-a continued run knows it too. Only the main rank asks, and nothing here changes the training.
+That is the NLL of a model that knows only how often each piece occurs. A post-norm model, or one
+whose learning rate is too high, may come out of warm-up at this level and stay there for days. Its
+loss is finite, so nothing else notices. The check reads only the token store and metrics.jsonl, so
+a continued run judges as an uninterrupted one does. Only the main rank checks, and training goes on
+whatever it finds.
 """
 
 import math
@@ -15,14 +17,14 @@ import numpy as np
 from nmt.config import RunConfig
 from nmt.data.store import Side
 
-# A run that is at this share of the unigram entropy, or above, has learned nothing else. Healthy runs
-# are at 0.7 or below when warm-up ends, stalled ones at 1.03 (measured: docs/configuration.md).
+# An NLL of this share of the unigram entropy, or above, counts as no learning. When warm-up ends,
+# healthy runs are at 0.7 or below, stalled ones at 1.03 (measured: docs/configuration.md).
 STALLED_SHARE = 0.9
-# Before this update nothing is said, however short the warm-up: a post-norm toy of three layers left
-# the unigram entropy at update 200, and translated then.
+# No warning comes before this update, however short the warm-up: a post-norm toy of three layers
+# was still at the unigram entropy at update 200, and learned to translate after that.
 MIN_UPDATES = 500
-# A run that had learned is told to have fallen back after this many updates without a better line,
-# so that a spike does not count.
+# A run that had learned has fallen back if it stays at that level for this many updates. A spike is
+# shorter.
 FALLEN_UPDATES = 50
 
 SAMPLED_IDS = 20_000_000  # enough for three digits; a large store has a billion
@@ -32,15 +34,17 @@ Event = dict[str, Any]  # a line of metrics.jsonl
 
 
 def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
-    """Compute the entropy of a side's tokens in nats per token, as the NLL is averaged: the end mark
-    of each sentence is a token too.
+    """Compute the entropy of a side's tokens in nats per token. The end mark of each sentence is a
+    token, as it is in the NLL.
 
     BPE-dropout segments the text anew in each epoch; the entropy is that of the stored segmentation.
     """
     n_ids, n_sentences = len(side.ids), len(side)
-    block = n_ids if n_ids <= sampled_ids else sampled_ids // SAMPLED_BLOCKS
-    # As many blocks as are needed, at equal distances from the first id to the last.
-    n_blocks = 1 if block == n_ids else SAMPLED_BLOCKS
+    if n_ids <= sampled_ids:
+        block, n_blocks = n_ids, 1
+    else:
+        block, n_blocks = sampled_ids // SAMPLED_BLOCKS, SAMPLED_BLOCKS
+    # at equal distances from the first id to the last
     starts = np.linspace(0, n_ids - block, n_blocks).astype(np.int64)
     counts = np.zeros(0, np.int64)
     for start in starts:
@@ -48,7 +52,7 @@ def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
         found[: len(counts)] += counts
         counts = found
 
-    # The number of end marks is known exactly, so that only the pieces are estimated.
+    # Only the shares of the pieces are estimated: the number of end marks is known exactly.
     n_tokens = n_ids + n_sentences
     pieces = counts[counts > 0] / max(counts.sum(), 1) * (n_ids / n_tokens)
     shares = np.append(pieces, n_sentences / n_tokens)
@@ -56,7 +60,7 @@ def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
 
 
 def smoothed_loss_floor(smoothing: float, n_vocab: int) -> float:
-    """Compute the entropy of a label-smoothed target in nats: no model's smoothed loss is lower.
+    """Compute the entropy of a label-smoothed target in nats, the lowest possible smoothed loss.
 
     The target gives 1 - eps to the gold piece and eps / (V - 1) to each other (nmt/train/loss.py).
     """
@@ -67,25 +71,28 @@ def smoothed_loss_floor(smoothing: float, n_vocab: int) -> float:
 
 
 class LearningCheck:
-    """Watches the log lines of a run for one that has not learned, or no longer knows what it had
-    learned. It warns of each once per process.
+    """Watches the log lines of a run, and warns if it has not learned or has lost what it had
+    learned; once of each per process.
     """
 
     def __init__(self, config: RunConfig, tgt: Side, earlier: Sequence[Event]) -> None:
-        """`earlier` are the lines of metrics.jsonl that the run is continued from."""
+        """`earlier` holds the lines of metrics.jsonl from before this start of the run."""
         self.config = config
         self.unigram_nll = unigram_entropy(tgt)
         self.bound = STALLED_SHARE * self.unigram_nll
         self.first_update = max(config.optimizer.warmup_steps, MIN_UPDATES)
         self.lowest = (math.inf, 0)  # the lowest NLL of a line, and its update
-        self.last_step = 0  # of the line before
-        self.last_learned = 0  # the newest line below the bound, 0: none yet
-        self.warned: set[str] = set()  # by this process
-        self.recorded = {event.get("problem") for event in earlier if event["kind"] == "warning"}
+        self.last_step = 0  # the update of the newest line
+        self.last_learned = 0  # that of the newest line below the bound; 0: none yet
+        self.warned: set[str] = set()  # problems that this process has warned of
+        self.recorded: set[object] = set()  # problems that metrics.jsonl already has
         for event in earlier:
-            nll = event.get("nll")
-            if event["kind"] == "train" and isinstance(nll, int | float):
-                self._add_line(event["step"], nll)
+            if event["kind"] == "warning":
+                self.recorded.add(event.get("problem"))
+            elif event["kind"] == "train":
+                nll = event.get("nll")
+                if isinstance(nll, int | float):
+                    self._add_line(event["step"], nll)
 
     def _add_line(self, step: int, nll: float) -> None:
         self.lowest = min(self.lowest, (nll, step))
@@ -94,13 +101,13 @@ class LearningCheck:
             self.last_learned = step
 
     def check(self, step: int, nll: float) -> Event | None:
-        """Take in a log line, the mean NLL of the updates after the line before. Return a warning to
-        be shown if the run is not on track.
+        """Take in a log line: the mean NLL of the updates since the line before. Return a warning if
+        the run is not on track.
         """
         window_start = self.last_step
         lowest_before = self.lowest
         self._add_line(step, nll)
-        # A window that began earlier has the high losses of the first updates in its mean.
+        # The mean of a window that began earlier includes the high losses of the first updates.
         if window_start < self.first_update or nll < self.bound:
             return None
         if not self.last_learned:
@@ -122,21 +129,21 @@ class LearningCheck:
         }
 
     def is_new(self, warning: Event) -> bool:
-        """Whether metrics.jsonl does not have this warning yet, from an earlier process."""
+        """Tell whether metrics.jsonl lacks a warning of this problem from an earlier start."""
         return warning["problem"] not in self.recorded
 
     def _describe(self, problem: str, step: int, nll: float, lowest: tuple[float, int]) -> str:
-        optimizer, unigram = self.config.optimizer, f"{self.unigram_nll:.2f}"
+        optimizer = self.config.optimizer
         if problem == "stalled":
             what = (
-                f"update {step:,}: the model has learned only how often each target piece occurs: "
-                f"its NLL is {nll:.2f} nats per token, and the frequencies alone give {unigram}"
+                f"the model has learned only how often each target piece occurs: its NLL is {nll:.2f} "
+                f"nats per token, and that of the frequencies alone is {self.unigram_nll:.2f}"
             )
         else:
             what = (
-                f"update {step:,}: the run has diverged: its NLL was {lowest[0]:.2f} nats per token "
-                f"at update {lowest[1]:,} and is {nll:.2f} now; the frequencies of the target pieces "
-                f"alone give {unigram}"
+                f"the run has diverged: its NLL was {lowest[0]:.2f} nats per token at update "
+                f"{lowest[1]:,} and is now {nll:.2f}, and that of a model that knows only how often "
+                f"each target piece occurs is {self.unigram_nll:.2f}"
             )
         remedies = [
             f"a lower optimizer.scale (now {optimizer.scale:g})",
@@ -145,4 +152,7 @@ class LearningCheck:
         if self.config.model.norm == "post":
             remedies.append("model.norm=pre")
         choice = f"{', '.join(remedies[:-1])} or {remedies[-1]}"
-        return f"{what}; if this lasts, start over in another out=DIR with {choice}"
+        return (
+            f"update {step:,}: {what}; if it does not recover soon, start over in another out=DIR "
+            f"with {choice}"
+        )

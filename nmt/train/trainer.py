@@ -363,7 +363,7 @@ class Trainer:
         return f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, {tokens_per_s:,.0f} target tokens/s"
 
     def warn_if_not_learning(self, step: int, nll: float) -> None:
-        """On the main rank: say so if this log line shows a run that is not on track."""
+        """On the main rank: warn if this log line shows that the run is not on track."""
         warning = self.learning.check(step, nll)
         if warning is None:
             return
@@ -554,8 +554,8 @@ def _announce_run(trainer: Trainer) -> None:
     )
     floor = smoothed_loss_floor(config.training.label_smoothing, trainer.model.n_vocab)
     say(
-        f"yardsticks: an NLL of {trainer.learning.unigram_nll:.2f} nats per target token is that of "
-        f"a model that knows only how often each piece occurs; no smoothed loss is below {floor:.2f}"
+        "yardsticks: a model that knows only how often each piece occurs has an NLL of "
+        f"{trainer.learning.unigram_nll:.2f} nats per target token; no smoothed loss is below {floor:.2f}"
     )
     reference = find_dev_reference(config)
     if reference:

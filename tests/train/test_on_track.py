@@ -1,4 +1,4 @@
-"""A run that learns only how often each piece occurs is told so, a healthy one is not.
+"""A run that learns only how often each piece occurs draws a warning, a healthy one does not.
 
 The trainings are toys, judged earlier than real runs are, which is stricter: `make soak` trains
 more of them, longer, and judges them as real runs are.
@@ -95,7 +95,7 @@ def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[t
 @pytest.mark.parametrize(
     "warmup_steps, expected", [(20, [(600, "stalled")]), (640, [(800, "stalled")]), (900, [])]
 )
-def test_a_stalled_run_is_told_after_its_first_window_past_warm_up(
+def test_a_stalled_run_draws_a_warning_after_its_first_window_past_warm_up(
     warmup_steps: int, expected: list[tuple[int, str]]
 ) -> None:
     lines = [(step, 1.02) for step in range(100, 801, 100)]
@@ -106,7 +106,7 @@ def test_a_window_that_began_in_warm_up_is_not_judged() -> None:
     assert list_warnings(make_check(), [(1, 1.5), (1000, 1.1), (2000, 0.5)]) == []
 
 
-def test_a_run_that_falls_back_is_told_but_a_spike_is_not() -> None:
+def test_a_run_that_falls_back_draws_a_warning_but_a_spike_does_not() -> None:
     learned = [(step, 0.5) for step in range(100, 901, 100)]
     spike = [(step, 1.0) for step in range(901, 940)]
     check = make_check()
@@ -168,7 +168,7 @@ def test_a_healthy_run_is_not_warned(
     assert read_warnings(ground.run(name)) == []
 
 
-def test_a_stalled_run_is_told_at_each_start_and_recorded_once(
+def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
     ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(ground.argv("stalled", *SETTINGS, STALL)) == 0
@@ -183,7 +183,7 @@ def test_a_stalled_run_is_told_at_each_start_and_recorded_once(
     assert read_warnings(run) == [warning]
 
 
-def test_a_run_that_collapses_at_the_peak_of_its_rate_is_told(
+def test_a_run_that_collapses_at_the_peak_of_its_rate_draws_a_warning(
     ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = ("optimizer.warmup_steps=100", "optimizer.scale=45", "training.log_every=10")
