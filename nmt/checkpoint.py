@@ -461,9 +461,10 @@ def list_steps(run: RunFolder) -> list[int]:
 def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
     """Open the newest undamaged checkpoint; given a `config`, the newest that was trained with it.
 
-    Returns None if the run has no checkpoint at all, and fails if all are damaged.
+    Returns None if the run has no checkpoint at all, and fails if none can be used.
     """
     steps = list_steps(run)
+    reasons = []
     for step in reversed(steps):
         path = run.checkpoint(step)
         try:
@@ -478,11 +479,13 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
                 )
             return checkpoint
         except UserError as error:
-            say(f"warning: {error}; trying the previous checkpoint")
-    if steps:
+            reasons.append(str(error))
+            if step != steps[0]:
+                say(f"warning: {error}; trying the previous checkpoint")
+    if reasons:
         raise Failure(
-            f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
-            "restore one or choose another out=DIR"
+            f"{run.checkpoints}: none of its {len(steps)} checkpoints can be used (the oldest: "
+            f"{reasons[-1]}); restore one or choose another out=DIR"
         )
     return None
 
