@@ -3,7 +3,6 @@ goings-on, other engines.
 """
 
 import fcntl
-import importlib.util
 import json
 import os
 import pty
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import sentences
+from needs import needs_package
 from soaking import IS_SOAK, counted
 from untrained import DECODING, make_checkpoint, make_vocab
 from warm_process import CONTEXT, TranslateProcess
@@ -39,10 +39,7 @@ from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
 TEXT = "".join(line + "\n" for line in LINES)
-NEEDS_CT2 = pytest.mark.skipif(
-    importlib.util.find_spec("ctranslate2") is None,
-    reason="ctranslate2 is not installed; pip install '.[export]'",
-)
+NEEDS_CT2 = needs_package("ctranslate2")
 BOUNDS = ("decoding.max_source=40", "--long-lines")
 
 

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from needs import REAL_TEXT, needs_text
 from soaking import counted
 
 from nmt.commands.prepare import main
@@ -30,7 +31,6 @@ from nmt.system.files import digest_file, lock, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 REPOSITORY = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("NMT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
 VOCAB = VocabConfig(size=60)
 SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
 
@@ -765,12 +765,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0 and b"examples:" in done.stdout
 
 
-@pytest.mark.skipif(
-    not (SHARED / "multi30k").is_dir(), reason="no multi30k (NMT_TEST_DATA names its parent)"
-)
+@needs_text("multi30k")
 def test_multi30k(tmp_path: Path) -> None:
     data = DataConfig(
-        root=str(SHARED / "multi30k"),
+        root=str(REAL_TEXT / "multi30k"),
         store=str(tmp_path / "store"),
         valid=CorpusConfig(src="valid.en", tgt="valid.de"),
         train=(CorpusConfig(src="train.en", tgt="train.de"),),
@@ -781,5 +779,5 @@ def test_multi30k(tmp_path: Path) -> None:
         1_014,
     ]
     assert (tmp_path / "store" / "valid.tgt.txt").read_bytes() == (
-        SHARED / "multi30k" / "valid.de"
+        REAL_TEXT / "multi30k" / "valid.de"
     ).read_bytes()

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import test_sets as testsets
@@ -24,7 +25,6 @@ from nmt.corpus.reader import Pair
 from nmt.known_test_sets import KNOWN_SETS, NEWSTEST2014, SACREBLEU_NAMES, KnownSet
 from nmt.system.errors import UserError
 
-REAL = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SRC = ["A dog sees the café.", "Big cats & small cats", "One house", "The end"]
 REF = ["Ein Hund sieht das Café.", "Große Katzen & kleine Katzen", "Ein Haus zu 5 %", "Das Ende"]
 
@@ -391,22 +391,22 @@ def test_the_lines_of_the_filtered_set(
 # ---- the real sets ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not (REAL / "news-en-de").is_dir(), reason="no news-en-de (NMT_TEST_DATA names its parent)"
-)
+GERMAN_NEWS, FRENCH_NEWS = "news-en-de", "news-en-fr"
+
+
 @pytest.mark.parametrize(
     ("folder", "tgt", "name", "n"),
     [
-        ("news-en-de", "de", "newstest2012", 3003),
-        ("news-en-de", "de", "newstest2013", 3000),
-        ("news-en-fr", "fr", "newstest2013", 3000),
+        pytest.param(GERMAN_NEWS, "de", "newstest2012", 3003, marks=needs_text(GERMAN_NEWS)),
+        pytest.param(GERMAN_NEWS, "de", "newstest2013", 3000, marks=needs_text(GERMAN_NEWS)),
+        pytest.param(FRENCH_NEWS, "fr", "newstest2013", 3000, marks=needs_text(FRENCH_NEWS)),
     ],
 )
 def test_the_real_newstests(
     monkeypatch: pytest.MonkeyPatch, folder: str, tgt: str, name: str, n: int
 ) -> None:
     monkeypatch.setattr(testsets, "KNOWN_SETS", KNOWN_SETS)
-    data = DataConfig(root=str(REAL / folder), tgt=tgt)
+    data = DataConfig(root=str(REAL_TEXT / folder), tgt=tgt)
     found = testsets.open_test_set(name, data)
     assert (found.known_as, len(found.src), len(found.ref), found.warning) == (name, n, n, None)
     files = testsets.open_test_set(

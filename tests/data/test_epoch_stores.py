@@ -360,7 +360,8 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(
-    not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="needs Linux's /proc"
+    not Path(f"/proc/self/task/{os.getpid()}/children").exists(),
+    reason="this system has no /proc/PID/task/TID/children",
 )
 def test_a_killed_trainer_leaves_no_process_and_no_half_epoch(store: Path, tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)

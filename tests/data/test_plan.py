@@ -4,14 +4,13 @@ updates are.
 
 import itertools
 import lzma
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import REAL_TEXT, needs_text
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
@@ -20,7 +19,6 @@ from nmt.data.plan import classify_lengths, plan_epoch, split_pairs
 LENGTHS = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).integers(1, 60, size=(2, 300))
 )
-DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 MICRO_TOKENS = 250
 CONFIG = TrainingConfig(src_tokens=900, tgt_tokens=800)
 GROUPED = TrainingConfig(src_tokens=900, tgt_tokens=800, grouping="length")
@@ -207,17 +205,14 @@ def test_a_pair_longer_than_a_micro_batch_stands_alone() -> None:
     assert [7] in [micro.tolist() for micro in micros] and len(micros) == 1 + -(-39 * 10 // 250)
 
 
-@pytest.mark.skipif(
-    not (DATA / "tatoeba-en-de").is_dir(),
-    reason="no tatoeba-en-de (NMT_TEST_DATA names its parent)",
-)
+@needs_text("tatoeba-en-de")
 def test_updates_of_real_text_are_full_on_the_side_that_is_longer() -> None:
     src, tgt = (
         np.array(
             [
                 3 + len(line)
                 for line in lzma.decompress(
-                    (DATA / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()
+                    (REAL_TEXT / "tatoeba-en-de" / f"train.{side}.xz").read_bytes()
                 ).split(b"\n")[:-1]
             ]
         )

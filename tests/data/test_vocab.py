@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import REAL_TEXT, needs_text
 
 from nmt.config import VocabConfig
 from nmt.data.vocab import (
@@ -28,7 +28,6 @@ from nmt.data.vocab import (
 )
 from nmt.system.errors import UserError
 
-DATA = Path(os.environ.get("NMT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box “quietly” — ½ of them, naïve, Übermaß"
 LINES = [" ".join(WORDS.split()[i * k % 19] for k in range(1, 9)) for i in range(99)] + [
     "tab\there\u2028\u0085\xa0."
@@ -242,12 +241,10 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
         Vocab.load(tmp_path / "other.model")
 
 
-@pytest.mark.skipif(
-    not (DATA / "multi30k").is_dir(), reason="multi30k is not here (NMT_TEST_DATA names its parent)"
-)
+@needs_text("multi30k")
 def test_real_text_survives() -> None:
     lines = {
-        name: (DATA / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
+        name: (REAL_TEXT / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
         for name in ("valid.en", "valid.de", "test.en", "test.de")
     }
     vocab = Vocab(train_model(lines["valid.en"] + lines["valid.de"], VocabConfig(size=4000)))

@@ -5,7 +5,6 @@ The models are random, with noise on every LayerNorm and bias, so that a forgott
 tensor shows.
 """
 
-import importlib.util
 import json
 import os
 import pickle
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import sentences
+from needs import needs_package
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -47,14 +47,14 @@ PACKAGES = {
     "huggingface": "transformers",
     "safetensors": "safetensors",
 }
-NEEDS_CT2, NEEDS_HF, _ = NEEDS = [
-    pytest.mark.skipif(
-        importlib.util.find_spec(package) is None,
-        reason=f"{package} is not installed; pip install '.[export]'",
-    )
-    for package in PACKAGES.values()
+NEEDS = {to: needs_package(package) for to, package in PACKAGES.items()}
+NEEDS_CT2, NEEDS_HF = NEEDS["ctranslate2"], NEEDS["huggingface"]
+ENGINES = [pytest.param(to, marks=NEEDS[to]) for to in PACKAGES]
+REDUCED = [
+    pytest.param(to, quantization, marks=NEEDS[to])
+    for to, kinds in FORMATS.items()
+    for quantization in kinds.quantizations[1:]
 ]
-ENGINES = [pytest.param(to, marks=needs) for to, needs in zip(PACKAGES, NEEDS, strict=True)]
 LINES = [src for src, _ in sentences(8, seed=5)]
 PLAIN = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, max_positions=256)
 SHAPES = {
@@ -164,15 +164,10 @@ def test_hugging_face_has_our_logits_whoever_loads_it(
     }
 
 
-@pytest.mark.parametrize(
-    "to, quantization",
-    [(to, kind) for to, kinds in FORMATS.items() for kind in kinds.quantizations[1:]],
-)
+@pytest.mark.parametrize("to, quantization", REDUCED)
 def test_fewer_bits_come_close(
     to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(PACKAGES[to]) is None:
-        pytest.skip(f"{PACKAGES[to]} is not installed; pip install '.[export]'")
     found = export(checkpoint, to, tmp_path / "out", quantization, LINES)
     assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
     assert contents(checkpoint.path) == {

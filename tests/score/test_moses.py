@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from awkward import awkward_lines, real_lines
+from needs import REAL_TEXT
 from sacrebleu.metrics.bleu import BLEU
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,6 @@ from nmt.score.moses import (  # noqa: E402
     split_compounds,
 )
 
-DATA = Path(os.environ.get("NMT_TEST_DATA", ROOT.parent / "shared" / "data"))
 FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
 
 
@@ -89,11 +89,11 @@ def test_split_tokens_of_awkward_lines_are_perls(language: str) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_tokens_of_real_lines_are_perls(language: str) -> None:
     try:
-        lines = real_lines(DATA, language, N)
+        lines = real_lines(REAL_TEXT, language, N)
     except FileNotFoundError as error:
-        pytest.skip(f"no {error.filename} (NMT_TEST_DATA names the folder of real text)")
+        pytest.skip(f"no {error.filename}; NMT_TEST_DATA names the folder of real text")
     assert digest(lines) == FACTS["real"]["inputs"][language], (
-        f"{DATA} holds other text than the digests were made of"
+        f"{REAL_TEXT} holds other text than the digests were made of"
     )
     digests = unpacked("moses.real.xz")
     assert digest(digests) == FACTS["real"]["outputs"]

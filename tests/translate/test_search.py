@@ -6,7 +6,6 @@ recorded. On random tables that stand for models, and on real ones; then the rul
 the engines whose rules they are: Hugging Face and CTranslate2, asked themselves.
 """
 
-import importlib.util
 import itertools
 import logging
 import random
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from needs import needs_package
 from plain_search import (
     BOS,
     EOS,
@@ -406,10 +406,7 @@ def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], wher
     return len(ended)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="transformers is not installed; pip install '.[export]'",
-)
+@needs_package("transformers")
 def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
     from transformers import GenerationConfig, MarianMTModel
     from transformers.utils import logging as their_logging
@@ -467,10 +464,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
     assert n > N_MODELS * 5 * 6 / 2
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("ctranslate2") is None,
-    reason="ctranslate2 is not installed; pip install '.[export]'",
-)
+@needs_package("ctranslate2")
 def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
     from nmt.export import ctranslate2
 

@@ -1,0 +1,29 @@
+"""What a test may need and a machine may lack: an optional package, or real text.
+
+Without it the test is skipped, and the reason says what is missing and how to get it.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+_BESIDE_CHECKOUT = Path(__file__).parents[2] / "shared" / "data"
+REAL_TEXT = Path(os.environ.get("NMT_TEST_DATA", _BESIDE_CHECKOUT))
+
+
+def needs_text(folder: str) -> pytest.MarkDecorator:
+    """Skip a test without this folder of real text, which is not ours to hand on."""
+    path = REAL_TEXT / folder
+    return pytest.mark.skipif(
+        not path.is_dir(), reason=f"no real text in {path}; NMT_TEST_DATA names its parent folder"
+    )
+
+
+def needs_package(name: str) -> pytest.MarkDecorator:
+    """Skip a test without this package of the extra `export`."""
+    return pytest.mark.skipif(
+        importlib.util.find_spec(name) is None,
+        reason=f"{name} is not installed; pip install '.[export]'",
+    )
