@@ -107,6 +107,8 @@ def _write_page(folder: Path) -> None:
         write_report(folder)
     except (OSError, UserError) as error:
         say(f"warning: no report: {error}")
+    except Exception as error:  # a bug, but the training is done and saved
+        say(f"warning: no report, because of a bug; please report it: {error!r}")
 
 
 def evaluate(

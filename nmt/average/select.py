@@ -6,16 +6,15 @@ Minutes are minutes of training, which state.json counts over all starts of the 
 checkpoints, that is an error: the mean of fewer would be another recipe than the one asked for.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.config import load_recorded_config
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, read_bytes
+from nmt.system.files import has_plain_file
 from nmt.system.run_folder import RunFolder
+from nmt.train.metrics_log import read_metrics
 
 DEFAULT_LAST = 5  # as the paper averages its base model
 
@@ -122,13 +121,11 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
             f"--best {n}: {run.path} has {len(candidates)} checkpoints, of which {len(validated)} "
             "were validated; lower --best, or make training.checkpoint_every a multiple of training.validate_every"
         )
-    bleus = [scores[candidate.step].get("bleu") for candidate in validated]
-    has_bleu = all(isinstance(bleu, int | float) for bleu in bleus)
+    has_bleu = all("bleu" in scores[candidate.step] for candidate in validated)
 
     def rank(candidate: Candidate) -> tuple[float, int]:
         score = scores[candidate.step]
-        value = score["bleu"] if has_bleu else -score["nll"]
-        return value, candidate.step
+        return score["bleu"] if has_bleu else -score["nll"], candidate.step
 
     chosen = sorted(validated, key=rank)[-n:]
     chosen.sort(key=lambda candidate: candidate.step)
@@ -139,24 +136,17 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
     return chosen, f"dev NLL {', '.join(values)}"
 
 
-def read_validations(run: RunFolder) -> dict[int, dict[str, Any]]:
-    """Read the `valid` lines of metrics.jsonl by update, and skip lines that are damaged or still
-    being written.
+def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:
+    """Read the figures of the `valid` lines of metrics.jsonl, by update; lines that are damaged, or
+    are still being written, are left out.
     """
+    if not has_plain_file(run.metrics):
+        raise UserError(f"{run.metrics}: is missing; --best needs its dev scores")
     try:
-        lines = read_bytes(run.metrics).split(b"\n")
+        lines, _ = read_metrics(run.metrics)
     except OSError as error:
         raise UserError(
             f"{run.metrics}: cannot be read ({error.strerror}); --best needs its dev scores"
         ) from None
-    found = {}
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(entry, dict) or entry.get("kind") != "valid":
-            continue
-        if isinstance(entry.get("step"), int) and isinstance(entry.get("nll"), int | float):
-            found[entry["step"]] = entry
-    return found
+    validations = [line for line in lines if line.kind == "valid" and "nll" in line.numbers]
+    return {line.step: line.numbers for line in validations}

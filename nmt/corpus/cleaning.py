@@ -47,6 +47,11 @@ class DropCounts:
     counts: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
 
+    def check(self) -> str | None:
+        """Say what is wrong with counts that were read from a file."""
+        is_same = self.counts.keys() == self.samples.keys()
+        return None if is_same else "counts and samples are of different rules"
+
     def add(self, rule: str, src: str, tgt: str = "") -> None:
         self.counts[rule] = self.counts.get(rule, 0) + 1
         if self.counts[rule] <= N_SAMPLES:

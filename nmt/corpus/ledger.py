@@ -21,6 +21,7 @@ from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
+from nmt.system.records import read_record
 from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
 
 # How the files of the ledger looked on this machine, so that none is read again.
@@ -52,6 +53,17 @@ class CorpusAccount:
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
     duplicates: int | None = None  # of training corpora, as is the next
     held_out: dict[str, list[int]] | None = None  # shared pairs, sources and targets by set
+
+    def check(self) -> str | None:
+        if len(self.tokens) != 2:
+            return f"tokens has {len(self.tokens)} values, not one for each language"
+        if any(len(shared) != 3 for shared in (self.held_out or {}).values()):
+            return "held_out must have three values for each set"
+        if not self.samples.keys() <= self.dropped.keys():
+            return "samples has a rule that dropped nothing"
+        if any(len(sample) != 2 for samples in self.samples.values() for sample in samples):
+            return "samples must be pairs"
+        return None
 
     @property
     def name(self) -> str:
@@ -110,35 +122,24 @@ class Ledger:
                     del corpus[key]
         return values
 
-    @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> "Ledger":
-        corpora = []
-        for corpus in values["corpora"]:
-            corpora.append(CorpusAccount(**corpus | {"files": _read_files(corpus)}))
-        test = values["test"]
-        if test is not None:
-            test = TestSetAccount(**test | {"files": _read_files(test)})
-        bpe = BpeAccount(**values["bpe"])
-        return cls(**values | {"corpora": corpora, "test": test, "bpe": bpe})
+    def check(self) -> str | None:
+        data = self.settings.get("data")
+        languages = [data.get("src"), data.get("tgt")] if isinstance(data, dict) else []
+        if len(languages) != 2 or not all(isinstance(name, str) for name in languages):
+            return "settings do not name the two languages"
+        return None
 
 
 def list_corpus_files(corpora: Sequence[CorpusAccount]) -> list[SourceFile]:
     return [file for corpus in corpora for file in corpus.files]
 
 
-def _read_files(corpus: dict[str, Any]) -> list[SourceFile]:
-    return [SourceFile(**file) for file in corpus["files"]]
-
-
 def read_ledger(store: Path) -> Ledger:
-    path = store / LEDGER_FILE
-    try:
-        return Ledger.from_plain(read_json(path))
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{path}: damaged, or written by another version of nmt-prepare; "
-            f"remove {store} and prepare it again"
-        ) from None
+    remedy = (
+        "damaged, or written by another version of nmt-prepare; "
+        f"remove {store} and prepare it again"
+    )
+    return read_record(store / LEDGER_FILE, Ledger, remedy)
 
 
 # ---- what it records --------------------------------------------------------------------------------------------
@@ -234,9 +235,11 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         files.append(SourceFile(vocab.model, size, ledger.bpe.sha256, 0))
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
+    if not isinstance(known, dict):
+        raise UserError(f"{sources}: is damaged (not a JSON object); remove it")
     for file in files:
         path = Path(data.root) / file.name
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file would raise if the name is none
             continue  # raw corpora may be gone: the store is all that training needs
         # A size and a time that have not changed save reading gigabytes; otherwise the digest
         # decides.

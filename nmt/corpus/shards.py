@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from nmt.system.files import (
     write_bytes,
     write_json,
 )
+from nmt.system.records import Record, read_record
 
 PAIRS_PER_SHARD = 32_768
 WORDS = "words.tsv"  # beside the BPE that was learned from it
@@ -44,9 +44,10 @@ class CollectReport:
     held_out: dict[str, list[int]]  # as in `CleanedBlock.shared`
     text: list[str]  # sha256 of the text files, in order
 
-    @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> "CollectReport":
-        return cls(**values | {"dropped": DropCounts(**values["dropped"])})
+    def check(self) -> str | None:
+        if any(len(shared) != 3 for shared in self.held_out.values()):
+            return "held_out must have three values for each set"
+        return None
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,8 @@ class EncodeReport:
     dropped: DropCounts
     tokens: list[int]  # of the source, of the target
 
-    @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> "EncodeReport":
-        return cls(**values | {"dropped": DropCounts(**values["dropped"])})
+    def check(self) -> str | None:
+        return None if len(self.tokens) == len(SIDES) else "tokens must have two values"
 
 
 def add_collect_reports(reports: Sequence[CollectReport]) -> CollectReport:
@@ -118,6 +118,11 @@ class ShardText:
         return np.array(mask[self.first : self.first + self.n_pairs])
 
 
+def read_work(path: Path, kind: type[Record]) -> Record:
+    """Read what an earlier stage, perhaps of an earlier run, wrote into the work folder."""
+    return read_record(path, kind, "damaged; remove STORE.work and prepare the store again")
+
+
 def shard_file(folder: Path, number: int, kind: str) -> Path:
     return folder / f"{number:05d}.{kind}"
 
@@ -138,7 +143,7 @@ class ShardCollector:
         self.rules = rules
         self.held_out = {}
         if held_out is not None:
-            for name, plain_pairs in read_json(held_out).items():
+            for name, plain_pairs in read_json(held_out, max_bytes=None).items():
                 pairs = [Pair(*pair) for pair in plain_pairs]
                 self.held_out[name] = make_held_out_set(pairs)
 

@@ -44,16 +44,16 @@ from nmt.corpus.shards import (
     add_encode_reports,
     count_words,
     find_finished_shards,
+    read_work,
     shard_file,
 )
-from nmt.data.vocab import Vocab, train_bpe, write_word_counts
+from nmt.data.vocab import Vocab, read_word_totals, train_bpe, write_word_counts
 from nmt.system.errors import UserError
 from nmt.system.files import (
     check_own_folder,
     digest_file,
     has_plain_file,
     read_file_stamp,
-    read_json,
     remove_entry,
     write_bytes,
     write_json,
@@ -63,7 +63,8 @@ from nmt.system.progress import Progress, clock, say
 from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
-LAYOUT = 2  # of the files in the work folder: what another layout left is not continued
+DONE_FILE = "done.json"
+LAYOUT = 3  # of the files in the work folder: what another layout left is not continued
 NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
 Json = dict[str, Any]
 
@@ -95,16 +96,14 @@ class Preparation:
     seed: int
     clock: StageClock
 
-    def run_stage(
-        self, name: str, made_with: Json, make: Callable[[Path], Json]
-    ) -> tuple[Path, Json]:
-        """Return the folder that `make` fills and the plain values that it returns; run once for
-        equal `made_with`.
+    def run_stage(self, name: str, made_with: Json, make: Callable[[Path], Json]) -> Path:
+        """Return the folder that `make` fills, and in which DONE_FILE has the plain values that it
+        returns; run once for equal `made_with`.
         """
         deciding = [LAYOUT, made_with, list_versions()]
         key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
-        done = folder / "done.json"
+        done = folder / DONE_FILE
         check_own_folder(folder, inside=self.work)
         if not has_plain_file(done):
             for other in self.work.glob(f"{name}.{'[0-9a-f]' * 16}"):
@@ -112,7 +111,7 @@ class Preparation:
                     remove_entry(other)
             folder.mkdir(exist_ok=True)
             write_json(done, make(folder))
-        return folder, read_json(done)
+        return folder
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,14 @@ class Part:
     @property
     def split(self) -> str:
         return "valid" if self.rules is None else "train"
+
+
+@dataclass(frozen=True)
+class CollectResult:
+    """What the stage that collects a part returns."""
+
+    report: CollectReport
+    files: list[SourceFile]
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ class CollectedPart:
         texts = []
         first = 0
         for number, file in enumerate(self.shard_files("json")):
-            n_pairs = read_json(file)["kept"]
+            n_pairs = read_work(file, CollectReport).kept
             texts.append(ShardText(self.folder, number, first, n_pairs, mask))
             first += n_pairs
         return texts
@@ -180,13 +187,14 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 
     def make(folder: Path) -> Json:
         n_shards = _collect_shards(job, part, held_out, folder)
-        plain_reports = _read_reports(folder, n_shards)
-        report = add_collect_reports([CollectReport.from_plain(plain) for plain in plain_reports])
+        files_of_reports = [shard_file(folder, number, "json") for number in range(n_shards)]
+        reports = [read_work(file, CollectReport) for file in files_of_reports]
+        report = add_collect_reports(reports)
         sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
             if read_file_stamp(path) != before:
                 raise UserError(f"{path}: changed while it was being read; run the command again")
-        return {"report": asdict(report), "files": [asdict(file) for file in sources]}
+        return asdict(CollectResult(report, sources))
 
     rules = None
     if part.rules is not None:
@@ -203,10 +211,9 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         "shard": PAIRS_PER_SHARD,
         "held_out": held_out and digest_file(held_out),
     }
-    folder, result = job.run_stage(part.name, made_with, make)
-    report = CollectReport.from_plain(result["report"])
-    sources = [SourceFile(**file) for file in result["files"]]
-    return CollectedPart(part, folder, report, sources)
+    folder = job.run_stage(part.name, made_with, make)
+    result = read_work(folder / DONE_FILE, CollectResult)
+    return CollectedPart(part, folder, result.report, result.files)
 
 
 def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> int:
@@ -234,10 +241,6 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
             progress.advance(report.lines)
             job.clock.n_done += report.lines
     return n_shards
-
-
-def _read_reports(folder: Path, n_shards: int) -> list[Json]:
-    return [read_json(shard_file(folder, number, "json")) for number in range(n_shards)]
 
 
 def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
@@ -289,6 +292,11 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
     return pairs, TestSetAccount(describe_corpus(corpus), len(pairs), sources)
 
 
+@dataclass(frozen=True)
+class DuplicateCounts:
+    n_duplicates: dict[str, int]  # by training part
+
+
 def mark_duplicates(
     job: Preparation, train: Sequence[CollectedPart]
 ) -> tuple[Path, dict[str, int]]:
@@ -310,11 +318,12 @@ def mark_duplicates(
             np.save(data, mask)
             write_bytes(folder / f"{each.part.name}.npy", data.getvalue())
             n_duplicates[each.part.name] = int(mask.sum())
-        return n_duplicates
+        return {"n_duplicates": n_duplicates}
 
     job.clock.n_done = sum(each.report.kept for each in train)
     made_with = {each.part.name: each.report.text for each in train}
-    return job.run_stage("repeats", made_with, make)
+    folder = job.run_stage("repeats", made_with, make)
+    return folder, read_work(folder / DONE_FILE, DuplicateCounts).n_duplicates
 
 
 # ---- learn and encode -------------------------------------------------------------------------------------------
@@ -364,8 +373,8 @@ def learn_bpe(
         "seed": job.seed,
         "vocab": given.digest if given else to_plain_values(replace(job.vocab, bpe_dropout=0.0)),
     }
-    folder, account = job.run_stage("bpe", made_with, make)
-    return folder, BpeAccount(**account)
+    folder = job.run_stage("bpe", made_with, make)
+    return folder, read_work(folder / DONE_FILE, BpeAccount)
 
 
 def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
@@ -398,7 +407,7 @@ def _learn_from_samples(
                 progress.advance(sample.n_lines)
         write_word_counts(words, counts)
         del counts  # before SentencePiece needs the memory
-    n_words: int = read_json(words.with_suffix(".json"))["words"]
+    n_words = read_word_totals(words).words
     say(
         f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines"
     )
@@ -425,8 +434,8 @@ def encode_part(
             for (_, text), _ in zip(tasks, encoded, strict=True):
                 progress.advance(text.n_pairs)
                 job.clock.n_done += text.n_pairs
-        plain_reports = _read_reports(folder, len(texts))
-        reports = [EncodeReport.from_plain(plain) for plain in plain_reports]
+        files = [shard_file(folder, number, "json") for number in range(len(texts))]
+        reports = [read_work(file, EncodeReport) for file in files]
         return asdict(add_encode_reports(reports))
 
     made_with = {
@@ -435,5 +444,6 @@ def encode_part(
         "max_pieces": max_pieces,
         "repeats": duplicates and duplicates.name,
     }
-    folder, report = job.run_stage(f"encode-{part.name}", made_with, make)
-    return EncodedPart(folder, len(texts), EncodeReport.from_plain(report))
+    folder = job.run_stage(f"encode-{part.name}", made_with, make)
+    report = read_work(folder / DONE_FILE, EncodeReport)
+    return EncodedPart(folder, len(texts), report)

@@ -16,6 +16,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +25,8 @@ import sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.system.errors import UserError
-from nmt.system.files import open_plain_file, read_json, write_bytes, write_json
+from nmt.system.files import open_plain_file, write_bytes, write_json
+from nmt.system.records import read_record
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
@@ -198,7 +200,20 @@ def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
     has_tabs = counts.pop(b"\t", 0) > 0
     by_count = sorted(counts.items(), key=lambda item: -item[1])
     write_bytes(path, b"".join(b"%b\t%d\n" % item for item in by_count))
-    write_json(path.with_suffix(".json"), {"words": len(counts), "has_tabs": has_tabs})
+    write_json(path.with_suffix(".json"), asdict(WordTotals(len(counts), has_tabs)))
+
+
+@dataclass(frozen=True)
+class WordTotals:
+    """What the .json beside a file of word counts says."""
+
+    words: int
+    has_tabs: bool
+
+
+def read_word_totals(words: Path) -> WordTotals:
+    remedy = "damaged; remove STORE.work and prepare the store again"
+    return read_record(words.with_suffix(".json"), WordTotals, remedy)
 
 
 def _read_frequent_words(path: Path) -> Iterator[bytes]:
@@ -225,7 +240,7 @@ def train_bpe(words: Path, config: VocabConfig) -> bytes:
     ignored.
     """
     model = io.BytesIO()
-    has_tabs = read_json(words.with_suffix(".json"))["has_tabs"]
+    has_tabs = read_word_totals(words).has_tabs
     try:
         sentencepiece.SentencePieceTrainer.train(
             # An iterator, not the file's name, which SentencePiece would write into the model.

@@ -382,6 +382,8 @@ def record_scores(evaluation: Evaluation) -> None:
             say(f"warning: not recorded: {error}")
         except OSError as error:
             say(f"warning: not recorded: {error.filename or RESULTS_FILE}: {error.strerror}")
+        except Exception as error:  # a bug, but the scores are counted
+            say(f"warning: not recorded, because of a bug; please report it: {error!r}")
 
 
 def _record(system: System, scores: Sequence[Score]) -> None:

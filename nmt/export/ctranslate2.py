@@ -186,7 +186,12 @@ class CTranslate2Engine:
             ) from None
         self._pieces = self.vocab.pieces(range(self.vocab.size))
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        names: list[str] = read_json(folder / SHARED_VOCAB_FILE)
+        names = read_json(folder / SHARED_VOCAB_FILE)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(
+                f"{folder / SHARED_VOCAB_FILE}: is damaged (not a list of pieces); "
+                "export it again with nmt-export"
+            )
         self._suppressed = [[self._pieces[i]] for i in (PAD, BOS)]
         self._suppressed += [[name] for name in names[self.vocab.size :]]  # unused rows
 
@@ -279,12 +284,19 @@ def load_ctranslate2(
     """
     verify(folder, (EXPORT_FILE, VOCAB_FILE))
     record = read_json(folder / EXPORT_FILE)
-    if record.get("format") != "ctranslate2":
+    values = record if isinstance(record, dict) else {}
+    to, quantization = values.get("format"), values.get("quantization")
+    if not isinstance(to, str) or not isinstance(quantization, str):
         raise UserError(
-            f"{folder}: is an export to {record.get('format')}, not to CTranslate2; "
+            f"{folder / EXPORT_FILE}: is damaged (it must name a format and a quantization); "
+            "export it again with nmt-export"
+        )
+    if to != "ctranslate2":
+        raise UserError(
+            f"{folder}: is an export to {to}, not to CTranslate2; "
             "make one with nmt-export --to ctranslate2"
         )
-    return CTranslate2Engine(folder, n_threads, device), record["quantization"]
+    return CTranslate2Engine(folder, n_threads, device), quantization
 
 
 def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:

@@ -6,7 +6,6 @@ Two paths compute the same: the kernels of `attention_triton` and torch's kernel
 a file that cannot be read or written, the path is "triton"; that is never an error.
 """
 
-import json
 import os
 import statistics
 from collections.abc import Callable, Mapping
@@ -22,7 +21,9 @@ from nmt.model.attention import TRITON, VARLEN, AttentionMask, attend
 from nmt.model.attention_triton import supports_triton, triton
 from nmt.model.attention_varlen import supports_varlen
 from nmt.system.cuda_graph import capture
+from nmt.system.errors import UserError
 from nmt.system.files import write_json
+from nmt.system.strict_json import parse_json
 
 ROUNDS = 10
 # Pieces in successive sentences: about WMT14's lengths, whose mean is 30.
@@ -43,8 +44,9 @@ def _choice_key(device_name: str, d_k: int, d_v: int) -> str:
 
 def _load_choices() -> dict[str, Any]:
     try:
-        answers = json.loads(locate_cache_file().read_bytes())
-    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: there is no home
+        path = locate_cache_file()
+        answers = parse_json(path.read_bytes(), str(path))
+    except (OSError, UserError, RuntimeError):  # RuntimeError: there is no home
         return {}
     return answers if isinstance(answers, dict) else {}
 

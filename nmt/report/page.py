@@ -3,7 +3,7 @@ config.yaml.
 
 The curves are plain SVG, and the page has no script and no link, so it opens anywhere, even from an
 e-mail. It is well-formed XML. All readable lines of metrics.jsonl are shown: a line that a crash cut
-off is counted and skipped, never a reason to fail.
+off or a stranger wrote is counted and skipped, never a reason to fail.
 """
 
 import html
@@ -18,17 +18,18 @@ from nmt.config import load_recorded_config
 from nmt.data.vocab import Vocab
 from nmt.paper import find_dev_reference
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, read_bytes, write_text
+from nmt.system.files import read_bytes, write_text
 from nmt.system.progress import format_duration
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
+from nmt.train.metrics_log import MetricsLine, read_metrics
 from nmt.train.on_track import smoothed_loss_floor
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 28  # margins
 MAX_DOTS = 60  # a longer curve is drawn without dots
 
-Metrics = list[dict[str, Any]]  # the lines of metrics.jsonl
+Metrics = list[MetricsLine]
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #1d1d1b; --soft: #6b6a66; --line: #e3e2de;
@@ -113,25 +114,6 @@ def find_references(folder: RunFolder) -> References:
     )
 
 
-def read_metrics(path: Path) -> tuple[Metrics, int]:
-    """Return the readable lines of metrics.jsonl, and the number of those that are not."""
-    if not has_plain_file(path):
-        return [], 0
-    metrics, n_damaged = [], 0
-    for row in read_bytes(path).split(b"\n"):
-        if not row.strip():
-            continue
-        try:
-            line = json.loads(row)
-        except ValueError:
-            line = None
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            metrics.append(line)
-        else:
-            n_damaged += 1
-    return metrics, n_damaged
-
-
 def render_page(
     settings: dict[str, Any], metrics: Metrics, n_damaged: int, references: References
 ) -> str:
@@ -178,14 +160,11 @@ def render_page(
 
 
 def collect_points(metrics: Metrics, kind: str, key: str) -> list[tuple[int, float]]:
-    """Return (update, value) of each line of this kind that has a finite number under `key`."""
+    """Return (update, value) of each line of this kind that has a number under `key`."""
     points = []
     for line in metrics:
-        value = line.get(key)
-        if line.get("kind") != kind or not isinstance(value, int | float):
-            continue
-        if math.isfinite(value):
-            points.append((line["step"], float(value)))
+        if line.kind == kind and key in line.numbers:
+            points.append((line.step, line.numbers[key]))
     return points
 
 
@@ -203,16 +182,15 @@ def summarize(metrics: Metrics) -> list[tuple[str, str]]:
         return [("updates", "none logged yet")]
 
     # how far
-    newest = metrics[-1]
-    rows = [("updates", f"{newest['step']:,}")]
-    times = [line["elapsed_s"] for line in metrics if "elapsed_s" in line]
-    if times and isinstance(times[-1], int | float):
+    rows = [("updates", f"{metrics[-1].step:,}")]
+    times = [line.numbers["elapsed_s"] for line in metrics if "elapsed_s" in line.numbers]
+    if times:
         rows.append(("time", format_duration(times[-1])))
 
     # what went wrong
     for line in metrics:
-        if line.get("kind") == "warning":
-            rows.append(("warning", str(line.get("message"))))
+        if line.kind == "warning":
+            rows.append(("warning", line.texts.get("message", "")))
 
     # how good
     scores = collect_points(metrics, "valid", "bleu")
@@ -232,9 +210,8 @@ def summarize(metrics: Metrics) -> list[tuple[str, str]]:
 def _find_signature(metrics: Metrics, step: int, bleu: float) -> str:
     """Return the signature of the validation that scored `bleu` at this update."""
     for line in metrics:
-        is_validation = line["step"] == step and line.get("kind") == "valid"
-        if is_validation and line.get("bleu") == bleu:
-            return str(line.get("signature"))
+        if line.kind == "valid" and (line.step, line.numbers.get("bleu")) == (step, bleu):
+            return line.texts.get("signature", "")
     raise AssertionError("every score comes from a line")
 
 
@@ -357,8 +334,9 @@ def _draw_legend(curves: list[Curve]) -> list[str]:
 
 def choose_ticks(low: float, high: float) -> list[float]:
     """Choose about five round numbers, from at most `low` to at least `high`."""
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    largest = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * largest, 1e-99):  # equal, as far as ticks can tell
+        high = low + (largest if largest > 1e-99 else 1.0)
     least = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(least))
     # 1, 2, 5 or 10 units, with some room for the rounding of the quotients

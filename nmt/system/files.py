@@ -29,7 +29,9 @@ from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import UserError
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
+from nmt.system.strict_json import parse_json
 
+MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
@@ -125,10 +127,22 @@ def check_own_folder(path: Path, inside: Path) -> None:
         )
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file whose name nmt chose."""
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    """Return the content of a file whose name nmt chose; refuse one of more than `max_bytes`."""
     with open_plain_file(path) as file:
-        return file.read()
+        if max_bytes is not None:
+            check_size(file, path, max_bytes)
+        return file.read(-1 if max_bytes is None else max_bytes)
+
+
+def check_size(file: BinaryIO, path: Path, max_bytes: int) -> None:
+    """Refuse an open file that is too large to be what it should be, before it fills the memory."""
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise UserError(
+            f"{path}: is damaged ({size:,} bytes, but at most {max_bytes:,} are allowed); "
+            "use another copy"
+        )
 
 
 # ---- single files -----------------------------------------------------------------------------------------------
@@ -184,7 +198,8 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    # Text of a stranger may hold half a surrogate pair, which has no UTF-8.
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -214,13 +229,12 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file whose name nmt chose, and which a stranger may have written."""
     try:
-        return json.loads(read_bytes(path))
+        return parse_json(read_bytes(path, max_bytes), str(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: is damaged (not JSON); use another copy") from None
 
 
 def read_file_size(path: Path) -> int:
@@ -368,13 +382,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; use another copy"
         )
-    size = read_file_size(path)
-    if size > MAX_MANIFEST_BYTES:
-        raise UserError(
-            f"{path}: is damaged ({size:,} bytes, but at most {MAX_MANIFEST_BYTES:,} are allowed); "
-            "use another copy"
-        )
-    entries = read_json(path)
+    entries = read_json(path, MAX_MANIFEST_BYTES)
     if not isinstance(entries, dict):
         raise UserError(f"{path}: is damaged (not a JSON object); use another copy")
     for name, entry in entries.items():

@@ -14,9 +14,11 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 
 Record = TypeVar("Record")
 Default = TypeVar("Default")
@@ -50,6 +52,7 @@ class RecordReader:
     name_place: Callable[[str], str]  # of a dotted key: where it was written, and the key
     needs_all_keys: bool = False  # a program wrote them all; a person leaves some to their defaults
     remedy: str = ""  # for a file that nobody edits by hand
+    takes_any_text: bool = False  # text of corpora and names of files may hold anything
 
     def read(self, kind: type[Record], values: object, key: str = "") -> Record:
         """Return the record of this kind that the mapping `values` describes."""
@@ -77,6 +80,8 @@ class RecordReader:
 
     def _read_value(self, hint: Any, value: Any, key: str) -> Any:
         """Convert the value to the type of its annotation."""
+        if hint is Any:
+            return value
         options = typing.get_args(hint)
         origin = typing.get_origin(hint)
         if origin in (types.UnionType, typing.Union):
@@ -130,7 +135,10 @@ class RecordReader:
             return float(value)
         if type(value) is not kind:  # by type: Python takes true for 1
             raise self._complain(key, f"{_show(value)} is not {NAMES_OF_KINDS[kind]}")
-        if isinstance(value, str) and (unusable := find_unusable_character(value)):
+        unusable = None
+        if isinstance(value, str) and not self.takes_any_text:
+            unusable = find_unusable_character(value)
+        if unusable:
             raise self._complain(
                 key,
                 f"{_show(value)} holds {unusable}, which no name of a file can hold; leave it out",
@@ -153,6 +161,14 @@ def find_unusable_character(text: str) -> str | None:
     """Name the first character that no path and no UTF-8 text can hold: NUL, half a character."""
     found = re.search("[\0\ud800-\udfff]", text)
     return f"U+{ord(found[0]):04X}" if found else None
+
+
+def read_record(path: Path, kind: type[Record], remedy: str) -> Record:
+    """Read a JSON file that holds one record, and that only nmt writes."""
+    reader = RecordReader(
+        lambda key: f"{path}: {key}" if key else str(path), remedy=remedy, takes_any_text=True
+    )
+    return reader.read(kind, read_json(path))
 
 
 def _join(key: str, name: str) -> str:

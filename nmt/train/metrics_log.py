@@ -7,16 +7,26 @@ A resumed run continues the file after the last line that its checkpoint counts.
 be written, because the disk is full, waits in memory for the next one. So no line is lost, doubled
 or cut in two as long as the process lives, and when it dies the checkpoint says how much of the
 file counts.
+
+Whoever reads the file, for the report, for averaging or for a continued run, reads it here. A line
+that somebody damaged is counted and left out.
 """
 
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from nmt.system.files import has_plain_file, open_plain_file, read_bytes
+from nmt.system.errors import UserError
+from nmt.system.files import check_size, has_plain_file, open_plain_file
 from nmt.system.progress import say
+from nmt.system.run_folder import METRICS_FILE
+from nmt.system.strict_json import parse_json
+
+MAX_METRICS_BYTES = 1 << 30  # some millions of lines
+LONGEST_LINE = 1 << 16
 
 
 class UpdateStats(NamedTuple):
@@ -69,15 +79,15 @@ class MetricsFile:
                 f"warning: {path}: {n_found} of {n_bytes} bytes are left; "
                 "lines before this update are missing"
             )
-            # drop a line that was cut in two
-            self.n_bytes = read_bytes(path).rfind(b"\n") + 1 if n_found else 0
+            self.n_bytes = _find_last_line_end(path, n_found)
         if n_found:
             with open_plain_file(path, "r+b") as file:
                 file.truncate(self.n_bytes)
 
     def write(self, event: dict[str, Any]) -> None:
         was_fine = not self.waiting
-        self.waiting += (json.dumps(event) + "\n").encode()
+        values = {key: _replace_nonfinite(value) for key, value in event.items()}
+        self.waiting += (json.dumps(values) + "\n").encode()
         try:
             self._flush()
         except OSError as error:
@@ -102,16 +112,66 @@ class MetricsFile:
         self.waiting = b""
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl that can be read, each of some `kind` at some `step`."""
+def _find_last_line_end(path: Path, n_bytes: int) -> int:
+    """Return the length of a file without a last line that was cut in two."""
+    with open_plain_file(path) as file:
+        start = max(0, n_bytes - LONGEST_LINE)
+        file.seek(start)
+        return start + file.read(LONGEST_LINE).rfind(b"\n") + 1
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    """Write NaN and infinity as text, because JSON cannot represent them."""
+    is_nonfinite = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_nonfinite else value
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsLine:
+    """A line of metrics.jsonl. Values of other types than these are left out."""
+
+    kind: str
+    step: int
+    numbers: dict[str, float]  # finite ones, by key
+    texts: dict[str, str]
+
+
+def read_metrics(path: Path) -> tuple[list[MetricsLine], int]:
+    """Return the lines of a metrics.jsonl that can be read, and the number of those that cannot."""
+    lines: list[MetricsLine] = []
+    n_damaged = 0
     if not has_plain_file(path):
-        return []
-    events = []
-    for line in read_bytes(path).split(b"\n"):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("step"), int) and "kind" in event:
-            events.append(event)
-    return events
+        return lines, n_damaged
+    with open_plain_file(path) as file:
+        check_size(file, path, MAX_METRICS_BYTES)
+        while row := file.readline(LONGEST_LINE):
+            if not row.strip():
+                continue
+            line = _read_line(row)
+            if line is None:
+                n_damaged += 1
+            else:
+                lines.append(line)
+    return lines, n_damaged
+
+
+def _read_line(row: bytes) -> MetricsLine | None:
+    try:
+        values = parse_json(row, METRICS_FILE)
+    except UserError:
+        return None
+    if not isinstance(values, dict):
+        return None
+    kind, step = values.get("kind"), values.get("step")
+    if not isinstance(kind, str) or type(step) is not int or step < 0:
+        return None
+    numbers, texts = {}, {}
+    for key, value in values.items():
+        if type(value) in (int, float):
+            numbers[key] = float(value)
+        elif isinstance(value, str):
+            texts[key] = value
+    return MetricsLine(kind, step, numbers, texts)

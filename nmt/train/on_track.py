@@ -16,6 +16,7 @@ import numpy as np
 
 from nmt.config import RunConfig
 from nmt.data.store import Side
+from nmt.train.metrics_log import MetricsLine
 
 # An NLL of this share of the unigram entropy, or above, counts as no learning. When warm-up ends,
 # healthy runs are at 0.7 or below, stalled ones at 1.03 (measured: docs/configuration.md).
@@ -30,7 +31,7 @@ FALLEN_UPDATES = 50
 SAMPLED_IDS = 20_000_000  # enough for three digits; a large store has a billion
 SAMPLED_BLOCKS = 100  # spread over the store, because corpora follow one another there
 
-Event = dict[str, Any]  # a line of metrics.jsonl
+Event = dict[str, Any]  # what becomes a line of metrics.jsonl
 
 
 def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
@@ -75,7 +76,7 @@ class LearningCheck:
     learned; once of each per process.
     """
 
-    def __init__(self, config: RunConfig, tgt: Side, earlier: Sequence[Event]) -> None:
+    def __init__(self, config: RunConfig, tgt: Side, earlier: Sequence[MetricsLine]) -> None:
         """`earlier` holds the lines of metrics.jsonl from before this start of the run."""
         self.config = config
         self.unigram_nll = unigram_entropy(tgt)
@@ -85,14 +86,12 @@ class LearningCheck:
         self.last_step = 0  # the update of the newest line
         self.last_learned = 0  # that of the newest line below the bound; 0: none yet
         self.warned: set[str] = set()  # problems that this process has warned of
-        self.recorded: set[object] = set()  # problems that metrics.jsonl already has
-        for event in earlier:
-            if event["kind"] == "warning":
-                self.recorded.add(event.get("problem"))
-            elif event["kind"] == "train":
-                nll = event.get("nll")
-                if isinstance(nll, int | float):
-                    self._add_line(event["step"], nll)
+        self.recorded: set[str] = set()  # problems that metrics.jsonl already has
+        for line in earlier:
+            if line.kind == "warning":
+                self.recorded.add(line.texts.get("problem", ""))
+            elif line.kind == "train" and "nll" in line.numbers:
+                self._add_line(line.step, line.numbers["nll"])
 
     def _add_line(self, step: int, nll: float) -> None:
         self.lowest = min(self.lowest, (nll, step))

@@ -46,7 +46,7 @@ from nmt.train.memory_probe import (
     probe_peak_memory,
     resolve_micro_tokens,
 )
-from nmt.train.metrics_log import MetricsLog, read_events
+from nmt.train.metrics_log import MetricsLog, read_metrics
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
@@ -124,7 +124,8 @@ class Trainer:
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
-            self.learning = LearningCheck(config, self.store.tgt, read_events(run.metrics))
+            earlier, _ = read_metrics(run.metrics)
+            self.learning = LearningCheck(config, self.store.tgt, earlier)
             self.writer = CheckpointWriter(
                 run,
                 config,

@@ -35,6 +35,7 @@ from nmt.corpus.prepare import prepare
 from nmt.data.store import Side, open_store
 from nmt.data.vocab import Vocab
 from nmt.system.files import read_json, seal, write_json
+from nmt.system.records import RecordReader
 
 EVIL = "a\x1b[31mred\u202edcba\u200b\x9b2J"
 
@@ -207,10 +208,10 @@ def test_wide_characters_take_two_columns() -> None:
 @pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
 def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
     """The same lines as of a harmless one, whatever the names hold."""
-    renamed = rename_all(ledger, text)
-    shown = format_ledger(Ledger.from_plain(renamed))
+    reader = RecordReader(str, takes_any_text=True)
+    shown = format_ledger(reader.read(Ledger, rename_all(ledger, text)))
     assert OBEYED.isdisjoint(shown)
-    assert shown.count("\n") == format_ledger(Ledger.from_plain(ledger)).count("\n")
+    assert shown.count("\n") == format_ledger(reader.read(Ledger, ledger)).count("\n")
 
 
 @pytest.fixture(scope="module")

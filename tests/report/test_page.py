@@ -187,7 +187,7 @@ def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
         (b"\xff\n[1]\n5\n{}\n" + jsonl(METRICS[:1]), 2, "4 line(s)"),
         (jsonl(METRICS[:1]), 2, None),
         (
-            jsonl([{"kind": "train", "step": 1, "nll": float("nan"), "tgt_tokens_per_s": "fast"}]),
+            jsonl([{"kind": "train", "step": 1, "nll": "nan", "tgt_tokens_per_s": "fast"}]),
             0,
             None,
         ),

@@ -18,6 +18,7 @@ from nmt.data.store import Side
 from nmt.system.run_folder import RunFolder
 from nmt.train import on_track
 from nmt.train.loss import compute_loss_sums
+from nmt.train.metrics_log import MetricsLine
 from nmt.train.on_track import Event, LearningCheck, smoothed_loss_floor, unigram_entropy
 
 # Two sentences, five five six and seven: 6 tokens with their end marks.
@@ -78,7 +79,11 @@ def test_the_floor_is_the_loss_of_a_perfect_model(smoothing: float, n_vocab: int
 # ---- when it warns -------------------------------------------------------------------------------
 
 
-def make_check(earlier: list[Event] | None = None, warmup_steps: int = 20) -> LearningCheck:
+def logged(kind: str, step: int, nll: float, problem: str = "") -> MetricsLine:
+    return MetricsLine(kind, step, {"nll": nll}, {"problem": problem})
+
+
+def make_check(earlier: list[MetricsLine] | None = None, warmup_steps: int = 20) -> LearningCheck:
     config = RunConfig(optimizer=OptimizerConfig(warmup_steps=warmup_steps))
     return LearningCheck(config, SIDE, earlier or [])
 
@@ -118,21 +123,18 @@ def test_a_run_that_falls_back_draws_a_warning_but_a_spike_does_not() -> None:
 
 
 def test_a_continued_run_knows_what_was_logged() -> None:
-    earlier: list[Event] = [{"kind": "train", "step": 700, "nll": 0.5 * ENTROPY}]
+    earlier = [logged("train", 700, 0.5 * ENTROPY)]
     assert list_warnings(make_check(earlier), [(800, 1.0)]) == [(800, "fell back")]
     assert list_warnings(make_check(), [(800, 1.0), (900, 1.0)]) == [(900, "stalled")]
     # Only a warning that was not recorded yet is new.
-    recorded: Event = {"kind": "warning", "step": 700, "problem": "stalled"}
-    check = make_check(
-        [{"kind": "train", "step": 700, "nll": ENTROPY}, recorded, {"kind": "train"}]
-    )
+    check = make_check([logged("train", 700, ENTROPY), logged("warning", 700, 0.0, "stalled")])
     warning = check.check(800, ENTROPY)
     assert warning and not check.is_new(warning) and make_check().is_new(warning)
 
 
 def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
     config = RunConfig(model=ModelConfig(norm="pre"))
-    check = LearningCheck(config, SIDE, [{"kind": "train", "step": 4000, "nll": ENTROPY}])
+    check = LearningCheck(config, SIDE, [logged("train", 4000, ENTROPY)])
     warning = check.check(4100, ENTROPY)
     assert warning and "model.norm" not in warning["message"]
     assert (

@@ -1,0 +1,214 @@
+"""Files that a stranger wrote, or that were cut or garbled, in the place of those that nmt writes.
+
+Whatever they hold, a command says in one line what is wrong, and nothing is overwritten. Where the
+work does not depend on the file it is done, and a note or a warning says what was left out.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+
+import pytest
+from soaking import Ground, counted, make_ground
+
+from nmt.commands.average import main as nmt_average
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.prepare import main as nmt_prepare
+from nmt.commands.train import main as nmt_train
+from nmt.system.files import read_json, seal
+
+SETTINGS = (
+    "training.steps=6",
+    "training.log_every=1",
+    "training.validate_every=3",
+    "training.checkpoint_every=3",
+    "evaluation.bleu=false",
+    "decoding.max_extra=1",
+)
+CHECKPOINT = "run/checkpoints/step-0000006"
+
+GARBAGE = {
+    "nothing": b"",
+    "no text": bytes(range(256)),
+    "cut off": b'{"kind": "train", "step": 1, "nl',
+    "nested": b"[" * 1_500 + b"]" * 1_500,
+    "nested past Python": b'{"step":' * 100_000,
+    "400 digits": b'{"kind": "train", "step": 1, "nll": 1' + b"0" * 400 + b"}",
+    "a step of 400 digits": b'{"kind": "train", "nll": 1, "step": 1' + b"0" * 400 + b"}",
+    "1e308": b'{"kind": "train", "step": 1, "nll": 1e308}',
+    "-1e308": b'{"kind": "train", "step": 1, "nll": -1e308}',
+    "NaN": b'{"kind": "train", "step": 1, "nll": NaN}',
+    "a list": b"[]",
+    "a number": b"7",
+    "no keys": b"{}",
+    "other types": b'{"kind": [], "step": "1", "averaged": 1, "corpora": {}, "settings": 1}',
+    "surrogates": b'{"kind": "\\ud800", "step": {}, "\\udfff": "\\ud800"}',
+}
+RESULTS = [name for name in GARBAGE if name != "a list"]  # no results are results, too
+# Lines of numbers and text that are read, but that nothing can be drawn or computed from.
+ODD_LINES = [
+    b'{"kind": "train", "step": 1, "nll": 1e100, "tgt_tokens_per_s": -1e100, "elapsed_s": -1e99}',
+    b'{"kind": "train", "step": 9223372036854775807, "nll": -1e100, "loss": 5e-324}',
+    b'{"kind": "train", "step": 2, "nll": true, "loss": "x", "elapsed_s": []}',
+    b'{"kind": "valid", "step": 3, "nll": 5e-324, "bleu": 9007199254740993, "signature": {}}',
+    b'{"kind": "valid", "step": 3, "nll": 0, "bleu": 0, "signature": "\\ud800"}',
+    b'{"kind": "warning", "step": 4, "problem": ["stalled"], "message": 5}',
+    b'{"kind": "warning", "step": 4, "problem": "\\udc80", "message": "\\ud800\\u001b[31m"}',
+    b'{"kind": "train", "step": -1, "nll": 1}',
+    b'{"kind": "train", "step": 5, "message": "' + b"x" * 1_000_000 + b'"}',
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """A run with two checkpoints, an average and results, and its store."""
+    ground = make_ground(tmp_path_factory.mktemp("strangers"))
+    assert nmt_train(["--config", str(ground.config), f"out={ground.folder}/run", *SETTINGS]) == 0
+    assert nmt_average([f"{ground.folder}/run", "--last", "2"]) == score(ground) == 0
+    shutil.copytree(ground.folder, f"{ground.folder}.whole", symlinks=True)
+    return ground
+
+
+@pytest.fixture
+def ground(whole: Ground) -> Ground:
+    shutil.rmtree(whole.folder)
+    shutil.copytree(f"{whole.folder}.whole", whole.folder, symlinks=True)
+    return whole
+
+
+def train(ground: Ground, *settings: str) -> int:
+    return nmt_train(
+        ["--config", str(ground.config), f"out={ground.folder}/run", *SETTINGS, *settings]
+    )
+
+
+def score(ground: Ground) -> int:
+    text = str(ground.folder / "valid.en"), str(ground.folder / "valid.de")
+    average = str(ground.folder / "run" / "average")
+    return nmt_eval([average, "--src", text[0], "--ref", text[1], "decoding.beam=1"])
+
+
+def test_metrics_are_no_reason_to_fail(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither at the start, nor after the last update, nor for the average of the best."""
+    run = ground.run("run")
+    lines = [*GARBAGE.values(), *ODD_LINES]
+    content = b"\n".join(lines) + b"\n" + run.metrics.read_bytes()
+    run.metrics.write_bytes(content)
+    state = run.checkpoints / "step-0000006" / "state.json"
+    values = json.loads(state.read_bytes())
+    state.write_text(json.dumps(values | {"metrics_bytes": len(content)}))
+    seal(state.parent)
+    capsys.readouterr()
+
+    assert train(ground, "training.steps=7") == 0
+    said = capsys.readouterr().err
+    assert "warning" not in said and "Traceback" not in said
+    assert read_json(run.status)["state"] == "done"
+    page = run.report.read_text()
+    assert "line(s) of metrics.jsonl cannot be read and are left out" in page
+    assert "\x1b" not in page
+
+    assert nmt_average([str(run.path), "--best", "2", "-o", f"{ground.folder}/best"]) == 0
+
+
+@pytest.mark.parametrize("garbage", counted(["nested", "400 digits", "other types"], RESULTS))
+def test_scores_are_not_lost_to_a_foreign_file(
+    garbage: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ground.folder / "run" / "results.json"
+    results.write_bytes(GARBAGE[garbage])
+    capsys.readouterr()
+    assert score(ground) == 0
+    told = capsys.readouterr()
+    assert "BLEU" in told.out
+    (line,) = told.err.splitlines()[-1:]
+    assert line.startswith(f"warning: not recorded: {results}: ") and len(line) < 400
+    assert results.read_bytes() == GARBAGE[garbage]
+
+
+def test_a_ledger_may_hold_any_text(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
+    """Samples are the text of corpora, and names of files need not be UTF-8."""
+    path = ground.folder / "store" / "ledger.json"
+    ledger = json.loads(path.read_bytes())
+    ledger["corpora"][0]["dropped"] = {"identical": 1}
+    ledger["corpora"][0]["samples"] = {"identical": [["\0 <b>", "\ud800"]]}
+    ledger["corpora"][0]["files"][0]["name"] = "\udcff" * 300
+    path.write_text(json.dumps(ledger))
+    seal(path.parent)
+    for argv in (["--inspect", str(path.parent)], ["--config", str(ground.config)]):
+        assert nmt_prepare(argv) == 0
+    assert "en  <U+0000> <b>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run/results.json", "store/.sources.json"])
+def test_a_huge_file_is_not_read(
+    name: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ground.folder / name
+    with open(path, "r+b") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    if name == "run/results.json":
+        assert score(ground) == 0
+    else:
+        assert nmt_prepare(["--config", str(ground.config)]) == 2
+    assert f"{path}: is damaged (1,099,511,627,776 bytes, but at most" in capsys.readouterr().err
+
+
+REFUSED: dict[str, Callable[[Ground], int]] = {
+    "store/ledger.json": lambda ground: nmt_prepare(["--inspect", f"{ground.folder}/store"]),
+    "store/manifest.json": lambda ground: nmt_prepare(["--inspect", f"{ground.folder}/store"]),
+    f"{CHECKPOINT}/state.json": lambda ground: nmt_average([f"{ground.folder}/run", "--last", "2"]),
+    "run/average/state.json": score,
+    "run/average/manifest.json": score,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_foreign_file_is_refused_in_one_line(
+    name: str, garbage: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ground.folder / name
+    path.write_bytes(GARBAGE[garbage])
+    if path.name != "manifest.json":
+        seal(path.parent)  # a stranger seals it
+    capsys.readouterr()
+    assert REFUSED[name](ground) == 2
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert f": error: {path.parent}" in line and len(line) < 500 and not told.out
+
+
+@pytest.mark.parametrize("garbage", ["nested", "no text", "a list", "NaN"])
+def test_what_is_known_of_the_sources_is_refused(
+    garbage: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = ground.folder / "store" / ".sources.json"
+    sources.write_bytes(GARBAGE[garbage])
+    assert nmt_prepare(["--config", str(ground.config)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f": error: {sources}: is damaged" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kept": "x"}, "corpora[0].kept: 'x' is not an integer"),
+        ({"tokens": [1]}, "tokens has 1 values, not one for each language"),
+        ({"samples": {"rule": []}}, "samples has a rule that dropped nothing"),
+        ({"held_out": {"dev": [1]}}, "held_out must have three values for each set"),
+        ({"files": [{"name": "a\0b"}]}, "corpora[0].files[0].size: is missing"),
+    ],
+)
+def test_a_ledger_is_checked_value_by_value(
+    change: dict[str, object], message: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ground.folder / "store" / "ledger.json"
+    ledger = json.loads(path.read_bytes())
+    ledger["corpora"][0] |= change
+    path.write_text(json.dumps(ledger))
+    seal(path.parent)
+    for argv in (["--inspect", str(path.parent)], ["--config", str(ground.config)]):
+        assert nmt_prepare(argv) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"error: {path}: " in line and message in line and "prepare it again" in line
