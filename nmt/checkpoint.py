@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nmt.config import (
@@ -59,6 +58,7 @@ from nmt.system.run_folder import (
     VOCAB_FILE,
     RunFolder,
 )
+from nmt.system.tensor_files import write_tensors
 
 # The files of every checkpoint; a training checkpoint also has OPTIMIZER_FILE.
 COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
@@ -178,8 +178,8 @@ def save_checkpoint(
     """Write a checkpoint to the folder `path`, atomically: after a crash it is complete or absent."""
 
     def fill(folder: Path) -> None:
-        save_file(_to_host(snapshot.moments), folder / OPTIMIZER_FILE)
-        save_file(_to_host(snapshot.weights), folder / MODEL_FILE, metadata={"format": "pt"})
+        write_tensors(folder / OPTIMIZER_FILE, snapshot.moments)
+        write_tensors(folder / MODEL_FILE, snapshot.weights, {"format": "pt"})
         write_small_files(folder, state, config, vocab)
 
     write_folder(path, fill)
@@ -193,11 +193,6 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
     write_json(folder / STATE_FILE, values)
     write_text(folder / CONFIG_FILE, format_config(config))
     write_bytes(folder / VOCAB_FILE, vocab.model)
-
-
-def _to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    # safetensors refuses tensors that are not contiguous
-    return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
 # ---- opening ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nmt.checkpoint import (
@@ -31,6 +30,7 @@ from nmt.system.files import make_workplace, write_folder
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import track
 from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.system.tensor_files import write_tensors
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def average_checkpoints(
 
     def fill(folder: Path) -> None:
         tensors = dict(track(mean.tensors(), "averaging", "tensors"))
-        save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
+        write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
         write_small_files(folder, origin, newest.config, newest.vocab)
         _check_output(out, is_forced, paths)  # somebody may have edited the card meanwhile
 

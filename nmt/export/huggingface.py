@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig, RunConfig
@@ -35,6 +34,7 @@ from nmt.model.transformer import (
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_bytes, write_json
 from nmt.system.run_folder import MODEL_FILE
+from nmt.system.tensor_files import write_tensors
 from nmt.translate.beams import Hypothesis
 
 HUGGINGFACE_USAGE = """\
@@ -80,13 +80,13 @@ def write_huggingface(
     dtype = getattr(torch, quantization)
     tensors = {}
     for name, tensor in _rename_tensors(model, config):
-        tensors[name] = tensor.to(dtype).contiguous()
+        tensors[name] = tensor.to(dtype)
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
 
     # the model
     model_config = _make_model_config(config.model, model.n_vocab, n_positions, quantization)
     model_config.save_pretrained(folder)
-    save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
+    write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
 
     # the settings of generation
     decoding = config.decoding
@@ -188,17 +188,16 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
 
-    # embeddings, positions, projection; copies where safetensors would refuse one memory under two
-    # names
+    # embeddings, positions, projection
     if shape.tied or shape.norm == "pre":  # Pegasus has it even if three other matrices are used
-        yield "model.shared.weight", src_embedding.clone()
+        yield "model.shared.weight", src_embedding
     if not shape.tied:
         yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", model.projection.weight.detach()
     yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
     yield "model.encoder.embed_positions.weight", src_table
-    yield "model.decoder.embed_positions.weight", tgt_table.clone()
+    yield "model.decoder.embed_positions.weight", tgt_table
     if shape.norm == "pre":
         yield from _name_parameters("model.encoder.layer_norm", model.encoder_norm)
         yield from _name_parameters("model.decoder.layer_norm", model.decoder_norm)

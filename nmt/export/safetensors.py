@@ -5,7 +5,7 @@ BPE model's digest.
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from nmt.config import RunConfig, format_config
 from nmt.data.vocab import Vocab
@@ -14,6 +14,7 @@ from nmt.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
 from nmt.system.files import write_bytes
 from nmt.system.run_folder import MODEL_FILE, VOCAB_FILE
+from nmt.system.tensor_files import write_tensors
 
 SAFETENSORS_USAGE = """\
     from safetensors import safe_open
@@ -35,7 +36,7 @@ def write_safetensors(
         "config": format_config(config),
         "vocab_sha256": vocab.digest,
     }
-    save_file(weights, folder / MODEL_FILE, metadata=metadata)
+    write_tensors(folder / MODEL_FILE, weights, metadata)
     write_bytes(folder / VOCAB_FILE, vocab.model)
 
 

@@ -299,9 +299,18 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed
     and renamed. A fixed folder stays, and only its files are replaced.
     """
-    if is_fixed(path):
-        _refill_folder(path, fill)
-        return
+    try:
+        if is_fixed(path):
+            _refill_folder(path, fill)
+        else:
+            _exchange_folder(path, fill)
+    except OSError as error:
+        # a write that fails, because the disk is full, does not know of which file
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _exchange_folder(path: Path, fill: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     old = path.with_name(f".{path.name}.old")
     # if a killed process was between the two renames below

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from nmt import checkpoint
@@ -82,7 +81,7 @@ class CheckpointWriter:
         writing, self._writing = self._writing, None
         try:
             writing.result()
-        except (OSError, SafetensorError, Failure) as error:
+        except (OSError, Failure) as error:
             self._count_failure(self._tried_step, error)
         else:
             self.failures, self.saved_step = 0, self._tried_step

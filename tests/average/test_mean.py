@@ -298,13 +298,13 @@ def test_a_card_that_is_edited_meanwhile_is_kept(
     write(tmp_path / "a")
     average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
     card = tmp_path / MEAN / CARD_FILE
-    write_model = averaging.save_file
+    write_model = averaging.write_tensors
 
     def edit_meanwhile(*args: Any, **options: Any) -> None:
         card.write_text("mine")
         write_model(*args, **options)
 
-    monkeypatch.setattr(averaging, "save_file", edit_meanwhile)
+    monkeypatch.setattr(averaging, "write_tensors", edit_meanwhile)
     with pytest.raises(UserError, match="README.md: was edited"):
         average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
     assert card.read_text() == "mine" and open_checkpoint(tmp_path / MEAN)

@@ -8,6 +8,7 @@ tensor shows.
 import json
 import os
 import pickle
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from conftest import sentences
 from needs import needs_package
 from safetensors import safe_open
 from safetensors.torch import save_file
+from soaking import IS_SOAK
 
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.commands.export import FORMAT_NAMES
@@ -174,6 +176,30 @@ def test_fewer_bits_come_close(
         **contents(checkpoint.path),
         MODEL_FILE: digest_file(checkpoint.path / MODEL_FILE),
     }
+
+
+EXPORT_TO_EACH = """
+import sys
+from nmt.commands.export import main
+checkpoint, out, *formats = sys.argv[1:]
+sys.exit(any(main([checkpoint, "--to", to, "-o", f"{out}/{to}"]) for to in formats))
+"""
+
+
+@NEEDS_CT2
+@NEEDS_HF
+@pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1; test_tensor_files.py covers our own writer")
+def test_every_process_exports_the_same_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXPORT_TO_EACH, str(checkpoint.path)]
+    processes = []
+    for seed in "123":
+        environment = os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        arguments = [*command, str(tmp_path / seed), *PACKAGES]
+        processes.append(subprocess.Popen(arguments, env=environment))
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    for to in PACKAGES:
+        first, *others = [contents(tmp_path / seed / to) for seed in "123"]
+        assert others == [first, first]
 
 
 @NEEDS_CT2
