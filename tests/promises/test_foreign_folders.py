@@ -196,33 +196,60 @@ def put(kind: str, path: Path, outside: Path) -> str:
     return f"is a {kind.partition(' ')[0]}"
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What became of a command that met something else in the place of a file."""
+
+    code: int
+    lines: list[str]
+    about_path: list[str]
+
+    def check(self, outcome: str) -> None:
+        if outcome == REFUSED:
+            assert self.code == 2 and self.lines[-1:] == self.about_path, self
+            assert "error: " in self.about_path[0], self
+        elif outcome == WARNED:
+            assert self.code == 0 and len(self.about_path) == 1, self
+            assert "warning: " in self.about_path[0], self
+        else:
+            assert self.code == 0 and not self.about_path, self
+
+
+TryCommand = Callable[[str, Path], Trial]
+
+
+@pytest.fixture
+def try_command(
+    ground: Ground, outside: Path, before: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> TryCommand:
+    """Run a command that meets `path`; nothing outside may change."""
+
+    def run(command: str, path: Path) -> Trial:
+        capsys.readouterr()
+        code = list_commands(ground)[command]()
+        lines = capsys.readouterr().err.splitlines()
+        assert record(outside) == before
+        return Trial(code, lines, [line for line in lines if f"{path}: " in line])
+
+    return run
+
+
 @pytest.mark.timeout(20)  # nothing is waited for
 @pytest.mark.parametrize("place, kind", list_cases(), ids=str)
 def test_nothing_but_plain_files_is_opened(
-    place: Place,
-    kind: str,
-    ground: Ground,
-    outside: Path,
-    before: dict[str, object],
-    capsys: pytest.CaptureFixture[str],
+    place: Place, kind: str, ground: Ground, outside: Path, try_command: TryCommand
 ) -> None:
     path = ground.folder / place.name
     what = put(kind, path, outside)
-    capsys.readouterr()
-    code = list_commands(ground)[place.command]()
-    lines = capsys.readouterr().err.splitlines()
-    assert record(outside) == before
-
-    told = [line for line in lines if f"{path}: " in line]
-    if place.outcome == REFUSED:
-        assert code == 2 and len(told) == 1 and lines[-1] == told[0] and "error: " in told[0], lines
-    elif place.outcome == WARNED:
-        assert code == 0 and len(told) == 1 and "warning: " in told[0], lines
+    trial = try_command(place.command, path)
+    if place.outcome != REPLACED:
+        trial.check(place.outcome)
     elif kind == "folder":
-        assert code in (0, 2) and told, lines
+        assert trial.code in (0, 2) and trial.about_path, trial
     else:
-        assert code == 0 and not told and stat.S_ISREG(path.lstat().st_mode), lines
-    for line in told:
+        trial.check(REPLACED)
+        assert stat.S_ISREG(path.lstat().st_mode)
+    for line in trial.about_path:
         assert what in line or "README.md: was edited" in line
 
 
@@ -253,8 +280,7 @@ def test_no_folder_is_a_link_out_of_the_run(
     outcome: str,
     ground: Ground,
     outside: Path,
-    before: dict[str, object],
-    capsys: pytest.CaptureFixture[str],
+    try_command: TryCommand,
 ) -> None:
     path = ground.folder / name
     if path.is_symlink():
@@ -262,17 +288,8 @@ def test_no_folder_is_a_link_out_of_the_run(
     else:
         shutil.rmtree(path, ignore_errors=True)
     path.symlink_to(outside / target)
-    capsys.readouterr()
-    code = list_commands(ground)[command]()
-    lines = capsys.readouterr().err.splitlines()
-    assert record(outside) == before
-    told = [line for line in lines if f"{path}: " in line]
-    if outcome == REFUSED:
-        assert code == 2 and lines[-1:] == told and "error: " in told[0], lines
-    elif outcome == WARNED:
-        assert code == 0 and len(told) == 1 and "warning: " in told[0], lines
-    else:
-        assert code == 0 and not told, lines
+    try_command(command, path).check(outcome)
+    if outcome == REPLACED:
         assert not os.path.lexists(path) or path.resolve().is_relative_to(ground.folder.resolve())
 
 
