@@ -115,14 +115,14 @@ def evaluate(
     *paths: str | Path,
     test_set: str | None = None,
     src: str | None = None,
-    ref: str | None = None,
+    ref: str | Sequence[str] = (),
     settings: Sequence[str] = (),
     engine: EngineName = "nmt",
     all_metrics: bool = False,
     verdict: bool = False,
 ) -> "Evaluation":
     """Translate a test set and score it: by default the one of the config, else `test_set` or the
-    files `src`, `ref`.
+    files `src`, `ref`; `ref` may be a list, of several references.
 
     Several paths are an ensemble, or with `verdict` runs of one recipe, which are judged by their
     mean. The result has a `report` for people, `json_values`, and the
@@ -136,7 +136,7 @@ def evaluate(
     from nmt.system.errors import UserError
 
     request = EvaluationRequest(
-        TestSetChoice(test_set, src, ref),
+        TestSetChoice(test_set, src, (ref,) if isinstance(ref, str) else tuple(ref)),
         tuple(settings),
         open_translator=partial(open_model, engine=engine),
     )

@@ -19,6 +19,7 @@ EXAMPLES = """\
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
   nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
   nmt-eval --hypotheses fr.hyp --ref fr.ref data.tgt=fr
+  nmt-eval --hypotheses news.hyp --ref first.de --ref second.de      two reference translations
   nmt-eval --compare runs/a/average runs/b/average      is the difference more than luck? (checkpoints or files)
   nmt-eval runs/seed1/average runs/seed2/average runs/seed3/average      mean and spread
   nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily
@@ -62,7 +63,13 @@ def make_eval_parser() -> argparse.ArgumentParser:
     references.add_argument(
         "--test-set", metavar="NAME", help="such as newstest2014 or any name that sacreBLEU knows"
     )
-    references.add_argument("--ref", metavar="FILE", help="the reference translation")
+    references.add_argument(
+        "--ref",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="the reference translation; may be given several times",
+    )
     parser.add_argument("--src", metavar="FILE", help="source text, one sentence per line")
     parser.add_argument(
         "--force", action="store_true", help="score also what looks tokenised, escaped or like BPE"
@@ -104,7 +111,7 @@ def find_misuse(args: argparse.Namespace) -> str | None:
     n_checkpoints = len(args.checkpoints)
     is_file = args.hypotheses is not None
     is_pair = args.compare is not None
-    has_src, has_ref = args.src is not None, args.ref is not None
+    has_src, has_ref = args.src is not None, bool(args.ref)
     if not (n_checkpoints or is_file or is_pair) or (n_checkpoints and (is_file or is_pair)):
         return "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B"
     if args.test_set == "":
@@ -115,6 +122,8 @@ def find_misuse(args: argparse.Namespace) -> str | None:
         return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
     if n_checkpoints != 1 and (args.ensemble or args.engine != "nmt" or args.output):
         return "--ensemble, --engine and --output need exactly one CHECKPOINT"
+    if len(args.ref) > 1 and args.verdict:
+        return "--verdict accepts one --ref, because the paper's test set has one reference"
     if not n_checkpoints and args.verdict:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
     if args.engine != "nmt" and (args.ensemble or args.verdict):
@@ -136,7 +145,7 @@ def check_files(args: argparse.Namespace) -> None:
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: not found; give a file of translations")
-    inputs = [args.src, args.ref, args.hypotheses, *(args.compare or ())]
+    inputs = [args.src, *args.ref, args.hypotheses, *(args.compare or ())]
     taken = {os.path.realpath(name) for name in inputs if name}
     for file in (args.output, args.json):
         if file is None:
@@ -181,7 +190,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
     check_files(args)
     request = EvaluationRequest(
-        TestSetChoice(args.test_set, args.src, args.ref),
+        TestSetChoice(args.test_set, args.src, tuple(args.ref)),
         tuple(args.overrides),
         args.force,
         partial(open_model, engine=args.engine),

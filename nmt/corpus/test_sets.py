@@ -37,6 +37,7 @@ class TestSet:
     known_as: str | None  # newstest2014: the known set that it is, by its digests
     subset: tuple[int, ...] | None  # of newstest2014 en-de: the lines, from 0, in sacreBLEU's wmt14
     warning: str | None  # it looks like a known set, and is not
+    more_refs: tuple["Reference", ...] = ()  # further translations of the same source
 
     @property
     def is_verified(self) -> bool:
@@ -47,10 +48,26 @@ class TestSet:
         """For signatures: a known set's name, or those of the files with the beginning of the
         reference's digest.
         """
-        if self.known_as is not None:
-            return self.known_as
-        files = "+".join(Path(part).name for part in self.name.split(" + "))
-        return f"{re.sub(r'[^!-{}~]', '_', files)}#{self.ref_sha256[:8]}"
+        label = self.known_as
+        if label is None:
+            files = "+".join(Path(part).name for part in self.name.split(" + "))
+            label = f"{_replace_odd(files)}#{self.ref_sha256[:8]}"
+        for more in self.more_refs:
+            label += f"+{_replace_odd(more.path.name)}#{digest_lines(more.lines)[:8]}"
+        return label
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A further reference translation, read from a file."""
+
+    path: Path
+    lines: list[str]
+
+
+def _replace_odd(name: str) -> str:
+    """A name as a signature can hold it."""
+    return re.sub(r"[^!-{}~]", "_", name)
 
 
 def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestSet:
@@ -83,6 +100,20 @@ def open_reference(path: Path, data: DataConfig) -> TestSet:
             known_as = known.name
             break
     return TestSet(path.name, [], ref, "", sha256, known_as, _find_subset(known_as, data, []), None)
+
+
+def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
+    """The set with further references, one file each."""
+    more = []
+    for path in paths:
+        lines = list(read_lines(TextFile(path)))
+        if len(lines) != len(test_set.ref):
+            raise UserError(
+                f"{path}: has {len(lines):,} lines, but the first reference {len(test_set.ref):,}; "
+                "give one line for each source sentence"
+            )
+        more.append(Reference(path, lines))
+    return replace(test_set, more_refs=tuple(more))
 
 
 def normalize_line(line: str) -> str:

@@ -155,7 +155,15 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
     """Test whether the difference between two systems is statistically significant."""
     seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
     a, b = systems = make_comparable_systems(request, names)
-    comparison = compare_systems(HEADLINE.make_counter(), a.texts, b.texts, a.test.ref, seed=seed)
+    more_references = [reference.lines for reference in a.test.more_refs]
+    comparison = compare_systems(
+        HEADLINE.make_counter(),
+        a.texts,
+        b.texts,
+        a.test.ref,
+        seed=seed,
+        more_references=more_references,
+    )
     scores = [score_headline(system) for system in systems]
     report = [
         *_format_side_by_side(systems, scores),
@@ -252,13 +260,19 @@ def score_system(
 ) -> list[Score]:
     """Score the system with each metric, on all lines or on those of sacreBLEU's filtered wmt14."""
     texts, references, name = system.texts, system.test.ref, system.test.label
+    more_references = [reference.lines for reference in system.test.more_refs]
     if lines is not None:
         texts = [texts[i] for i in lines]
         references = [references[i] for i in lines]
+        more_references = [[reference[i] for i in lines] for reference in more_references]
         name = f"{name}-filtered"
     scores = []
     for metric in track(metrics, "scoring", "metrics"):
-        scores.append(compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP))
+        scores.append(
+            compute_score(
+                metric, texts, references, name, system.pair, N_BOOTSTRAP, more_references
+            )
+        )
     return scores
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nmt.config import CorpusConfig, RunConfig
-from nmt.corpus.test_sets import TestSet, open_reference, open_test_set
+from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.known_test_sets import KnownSet, find_filtered_set, name_sizes
 from nmt.score.text_checks import Text, find_problems
@@ -23,14 +23,18 @@ class TestSetChoice:
 
     name: str | None = None
     src: str | None = None
-    ref: str | None = None
+    refs: tuple[str, ...] = ()  # files; the second and later are further translations
 
     def open(self, config: RunConfig) -> TestSet:
         data = config.data
-        if self.ref is not None and self.src is None:
-            return open_reference(Path(self.ref), data)
-        if self.ref is not None:
-            return open_test_set(CorpusConfig(src=self.src, tgt=self.ref), replace(data, root="."))
+        if self.refs:
+            first, *more = self.refs
+            if self.src is None:
+                test = open_reference(Path(first), data)
+            else:
+                files = CorpusConfig(src=self.src, tgt=first)
+                test = open_test_set(files, replace(data, root="."))
+            return add_references(test, [Path(ref) for ref in more])
         corpus = self.name or data.test
         if corpus is None:
             raise UserError(
@@ -40,8 +44,8 @@ class TestSetChoice:
 
     def name_sides(self, test: TestSet) -> tuple[str, str]:
         """Return what messages call the source and the reference."""
-        if self.ref:
-            return self.src or "", self.ref
+        if self.refs:
+            return self.src or "", self.refs[0]
         return f"{test.name}, source", f"{test.name}, reference"
 
 
@@ -107,12 +111,15 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
             f"(sacreBLEU's {filtered.subset.sacrebleu}); if it is that, no score compares with the "
             f"paper's, which counts all {filtered.lines:,} lines"
         )
-    problems = find_problems(
-        Text(system.name, system.texts, data.tgt),
-        Text(reference, test.ref, data.tgt),
-        Text(source, test.src, data.src) if test.src else None,
-        name_sizes(),
-    )
+    hypotheses = Text(system.name, system.texts, data.tgt)
+    sources = Text(source, test.src, data.src) if test.src else None
+    references = [Text(reference, test.ref, data.tgt)]
+    references += [Text(str(more.path), more.lines, data.tgt) for more in test.more_refs]
+    problems = []
+    for text in references:
+        for problem in find_problems(hypotheses, text, sources, name_sizes()):
+            if problem not in problems:  # what concerns the translations alone is said once
+                problems.append(problem)
     # If the user insists, a score may be wrong, but lists of unequal length have no score at all.
     is_tolerant = is_forced and len(system.texts) == len(test.ref)
     for problem in problems:

@@ -153,21 +153,28 @@ def compute_score(
     test: str,
     pair: str,
     n_bootstrap: int = 0,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> Score:
     """Score the hypotheses, with a 95 % interval if `n_bootstrap` is above 0.
 
     `test` names the test set and `pair` the languages, such as en-de; both go into the signature.
+    There may be more than one reference translation of the test set.
     """
-    check_lengths(hypotheses, references)
     texts = [metric.prepare_hypothesis(line) for line in hypotheses]
-    gold = [metric.prepare_reference(line) for line in references]
+    gold = []
+    for lines in (references, *more_references):
+        check_lengths(hypotheses, lines)
+        gold.append([metric.prepare_reference(line) for line in lines])
     counter = metric.make_counter()
-    value = counter.corpus_score(texts, [gold]).score
+    value = counter.corpus_score(texts, gold).score
     signature = counter.get_signature()
     _complete_signature(signature, metric, test, pair, len(texts))
     interval = None
     if n_bootstrap:
-        resampled = bootstrap(metric.make_counter(), texts, gold, n_bootstrap, read_seed())
+        first, *more = gold
+        resampled = bootstrap(
+            metric.make_counter(), texts, first, n_bootstrap, read_seed(), more_references=more
+        )
         interval = Interval(resampled.low, resampled.high)
         signature.update("bs", str(resampled.n))
         signature.update("seed", str(resampled.seed))

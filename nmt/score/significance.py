@@ -87,13 +87,15 @@ def bootstrap(
     references: Sequence[str],
     n: int = 1000,
     seed: int = 12345,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> Bootstrap:
     """Resample one system's score. The counter tokenises the lines that it is given.
 
     `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0
     and other scores.
     """
-    (result,) = _run_paired_test(counter, [hypotheses], references, "bs", n, seed)
+    all_references = [references, *more_references]
+    (result,) = _run_paired_test(counter, [hypotheses], all_references, "bs", n, seed)
     return _read_bootstrap(result, n, seed)
 
 
@@ -105,12 +107,14 @@ def compare_systems(
     n_bootstrap: int = 1000,
     n_randomisation: int = 10000,
     seed: int = 12345,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> Comparison:
     """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and
     Maxwell 2005).
     """
-    first, second = _run_paired_test(counter, [a, b], references, "bs", n_bootstrap, seed)
-    _, shuffled = _run_paired_test(counter, [a, b], references, "ar", n_randomisation, seed)
+    all_references = [references, *more_references]
+    first, second = _run_paired_test(counter, [a, b], all_references, "bs", n_bootstrap, seed)
+    _, shuffled = _run_paired_test(counter, [a, b], all_references, "ar", n_randomisation, seed)
     assert second.p_value is not None and shuffled.p_value is not None
     difference = second.score - first.score
     if difference == 0:
@@ -139,7 +143,7 @@ def compare_systems(
 def _run_paired_test(
     counter: "Counter",
     systems: Sequence[Sequence[str]],
-    references: Sequence[str],
+    all_references: Sequence[Sequence[str]],
     kind: str,
     n: int,
     seed: int,
@@ -148,14 +152,15 @@ def _run_paired_test(
     from sacrebleu.significance import PairedTest
 
     for lines in systems:
-        check_lengths(lines, references)
+        for references in all_references:
+            check_lengths(lines, references)
     if n < 1 or seed < 1:
         raise UserError(
             f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
         )
     named = [(str(number), lines) for number, lines in enumerate(systems)]
     with _set_environment(SEED_VARIABLE, str(seed)):
-        _, results = PairedTest(named, {"metric": counter}, [references], kind, n)()
+        _, results = PairedTest(named, {"metric": counter}, all_references, kind, n)()
     (column,) = set(results) - {"System"}
     return results[column]  # type: ignore[return-value]  # only the column "System" holds names
 

@@ -334,3 +334,27 @@ def test_settings_of_another_run_leave_no_store_behind(
     code = nmt_train([*config, f"data.store={tmp_path}/other", "vocab.size=90"])
     assert "vocab.size: 80 -> 90" in read_refusal(capsys, code)
     assert not (tmp_path / "other").exists()
+
+
+def test_several_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        "hyp": ["the red house is big", "a small dog runs away"],
+        "one": ["the red house is large", "a small dog runs away"],
+        "two": ["the red house is big", "a little dog is running"],
+    }
+    files = {}
+    for name, lines in texts.items():
+        files[name] = str(tmp_path / name)
+        Path(files[name]).write_text("".join(line + "\n" for line in lines))
+    words = ["--hypotheses", files["hyp"], "--ref", files["one"], "--ref", files["two"]]
+    scores = str(tmp_path / "json")
+    assert nmt_eval([*words, "--json", scores]) == 0
+    bleu, _ = json.loads(Path(scores).read_text())["scores"]
+    expected = sacrebleu.corpus_bleu(texts["hyp"], [texts["one"], texts["two"]])
+    assert bleu["value"] == expected.score and bleu["signature"].startswith("nrefs:2|")
+    assert "test:one#" in bleu["signature"] and "+two#" in bleu["signature"]
+
+    capsys.readouterr()
+    Path(files["two"]).write_text("only one line\n")
+    message = read_refusal(capsys, nmt_eval(words))
+    assert f"{files['two']}: has 1 lines, but the first reference 2" in message

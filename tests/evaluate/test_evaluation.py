@@ -600,7 +600,7 @@ def test_compare_is_sacrebleus_paired_test(
 ) -> None:
     n_bootstrap, n_randomisation = 200, 300
     # As shipped there are as many trials as the sacrebleu command line makes.
-    assert compare_systems.__defaults__ == (1_000, 10_000, 12_345)
+    assert compare_systems.__defaults__[:2] == (1_000, 10_000)  # type: ignore[index]
     few_trials = partial(compare_systems, n_bootstrap=n_bootstrap, n_randomisation=n_randomisation)
     monkeypatch.setattr(evaluation, "compare_systems", few_trials)
     if seed:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
+from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
 
 from nmt.score import moses
 from nmt.score.metrics import (
@@ -256,6 +257,18 @@ def test_an_interval_holds_its_score_and_is_there_when_asked_for() -> None:
         assert "|bs:100|seed:12345|" in found.signature
         assert found.interval.low < found.value < found.interval.high
     assert compute_score(HEADLINE, HYPOTHESES, REFERENCES, "demo", "en-de").interval is None
+
+
+def test_several_references_are_counted_as_sacrebleu_counts_them() -> None:
+    hypotheses = damaged(HYPOTHESES * 30, 1)
+    gold = [REFERENCES * 30, damaged(REFERENCES * 30, 2)]
+    for name, count in (("BLEU", corpus_bleu), ("chrF2", corpus_chrf), ("TER", corpus_ter)):
+        metric = METRICS[name]
+        found = compute_score(metric, hypotheses, gold[0], "demo", "en-de", 100, gold[1:])
+        assert found.value == count(hypotheses, gold).score
+        assert found.value != count(hypotheses, gold[:1]).score
+        assert "nrefs:2|bs:100" in found.signature
+        assert found.interval is not None and found.interval.low < found.value < found.interval.high
 
 
 @pytest.mark.parametrize("n_hypotheses, n_references", [(2, 3), (3, 2), (0, 1), (1, 0), (0, 0)])
