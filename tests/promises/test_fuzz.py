@@ -9,9 +9,10 @@ stands below as a case of its own.
 import io
 import json
 import shutil
+import xml.etree.ElementTree
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from fuzzing import (
     TOKENS,
     Target,
     Tree,
+    dump_json,
     hunt,
     mutate_often,
     strange_value,
@@ -34,30 +36,44 @@ from fuzzing import (
     vary_safetensors,
     vary_yaml,
 )
-from packing import pack, tar
+from packing import pack, pack_archive
 from prepared_toy import prepare_toy
 from pyarrow import parquet
 from soaking import IS_SOAK
 from untrained import make_checkpoint, make_vocab
 
+from nmt.average.select import read_validations
 from nmt.checkpoint import TrainState, open_checkpoint, open_tensors, read_origin
 from nmt.config import (
     CorpusConfig,
     DataConfig,
     RunConfig,
+    VocabConfig,
     format_config,
     load_config,
     load_recorded_config,
     override_config,
     to_plain_values,
 )
+from nmt.corpus.inspection import StoreReport, format_report
+from nmt.corpus.ledger import check_same, read_ledger
 from nmt.corpus.reader import read_blocks
+from nmt.corpus.shards import CollectReport, read_work
 from nmt.corpus.text_files import TextFile, read_lines
-from nmt.data.store import SideWriter, open_store
+from nmt.data.bpe_dropout import MergeTable
+from nmt.data.store import Side, SideWriter, open_store
+from nmt.data.vocab import Vocab
+from nmt.evaluate.results import read_results
+from nmt.report.page import References, render_page
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.files import verify
+from nmt.system.records import RecordReader
+from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
+from nmt.train.metrics_log import read_metrics
+from nmt.train.on_track import LearningCheck
+from nmt.train.shutdown import StatusFile
 from nmt.translate.lines import open_input
 
 # Cases in `make soak`, in proportion to the speed of the reader.
@@ -74,6 +90,13 @@ SOAK_CASES = {
     "parquet": 15_000,
     "packed": 60_000,
     "lines": 60_000,
+    "results": 60_000,
+    "metrics": 30_000,
+    "status": 60_000,
+    "ledger": 40_000,
+    "sources": 20_000,
+    "report of a shard": 60_000,
+    "vocabulary": 20_000,
     "scored text": 30_000,
     "store": 60_000,
 }
@@ -171,22 +194,6 @@ def read_checkpoint(folder: Path, data: bytes) -> None:
     open_checkpoint(checkpoint)
 
 
-def vary_checkpoint(checkpoint: Path) -> Callable[[Random], bytes]:
-    config = parse_yaml((checkpoint / "config.yaml").read_text(), "").values
-    state = json.loads((checkpoint / "state.json").read_bytes())
-    makers = [
-        vary_yaml([config]),
-        vary_json([state]),
-        vary_safetensors([(checkpoint / "model.safetensors").read_bytes()]),
-    ]
-
-    def make(rng: Random) -> bytes:
-        which = rng.randrange(len(makers))
-        return bytes([which]) + makers[which](rng)
-
-    return make
-
-
 # ---- corpora ----------------------------------------------------------------------------------------------------
 
 
@@ -246,22 +253,25 @@ def make_packed(rng: Random) -> bytes:
     which = rng.randrange(len(PACKINGS))
     make_text = vary_lines(lambda rng: rng.choice([b"a dog", b"\xff", b"", *TOKENS[:40]]))
     content = make_text(rng)
-    if PACKINGS[which] in (".tgz", ".tar"):
+    packing = PACKINGS[which]
+    if packing in ARCHIVES:
         members = {rng.choice(["x.en", "./x.en", "x.de", *ASCII_NAMES]): content for _ in range(3)}
-        content = tar(members | {"x.de": b"ein Hund\n"})
-    packed = pack(content, f"x{PACKINGS[which]}")
-    if rng.random() < 0.2:
-        packed += pack(b"more\n", f"x{PACKINGS[which]}")
+        packed = pack_archive(members | {"x.de": b"ein Hund\n"}, packing)
+    else:
+        packed = pack(content, packing)
+        if rng.random() < 0.2:
+            packed += pack(b"more\n", packing)
     return bytes([which]) + (mutate_often(packed, rng) if rng.random() < 0.8 else packed)
 
 
-PACKINGS = [".gz", ".xz", ".zst", ".tgz", ".tar"]
+PACKINGS = [".gz", ".xz", ".zst", ".bz2", ".tgz", ".tar", ".zip"]
+ARCHIVES = PACKINGS[4:]
 ASCII_NAMES = ["../x.en", "/x.en", "x" * 200, "x.en/", "\x1b[31m"]
 
 
 def read_packed(folder: Path, data: bytes) -> None:
     packing, content = PACKINGS[data[0] % len(PACKINGS)], data[1:]
-    if packing in (".tgz", ".tar"):
+    if packing in ARCHIVES:
         corpus = CorpusConfig(archive=f"x{packing}", src="x.en", tgt="x.de")
     else:
         corpus = CorpusConfig(src=f"x.en{packing}", tgt="x.de")
@@ -340,6 +350,125 @@ def read_store(folder: Path, data: bytes) -> None:
     assert len(opened.src.lengths) == len(opened) == 3
 
 
+# ---- runs, ledgers and exports ------------------------------------------------------------------------------------
+
+
+def read_scores(folder: Path, data: bytes) -> None:
+    """What is read is a result that can be added again."""
+    write(folder / "results.json", data)
+    for result in read_results(folder):
+        hash(result.checkpoint)
+        assert result.subject == result.subject and result.with_scores_of(result)
+
+
+def read_run_metrics(folder: Path, data: bytes) -> None:
+    """A page that a browser and an XML parser can read; a run that is continued; --best."""
+    run = RunFolder(folder)
+    write(run.metrics, data)
+    lines, n_damaged = read_metrics(run.metrics)
+    page = render_page({"name": "a run"}, lines, n_damaged, References())
+    xml.etree.ElementTree.fromstring(page)
+    side = Side(np.array([4, 5, 4], np.uint16), np.array([0, 1, 3]))
+    LearningCheck(RunConfig(), side, lines).check(1_000, 3.0)
+    read_validations(run)
+
+
+def make_metrics_line(rng: Random) -> bytes:
+    return vary_json(METRICS)(rng) if rng.random() < 0.5 else dump_json(rng.choice(METRICS), rng)
+
+
+RESULTS: list[Tree] = [
+    {
+        "when": "2026-11-21T20:00:00Z",
+        "checkpoint": "average",
+        "step": 100,
+        "averaged": ["step-0000090", "step-0000100"],
+        "weights_sha256": "a" * 64,
+        "vocab_sha256": "b" * 64,
+        "test_set": {"name": "newstest2014", "lines": 3003, "src_sha256": "", "ref_sha256": ""},
+        "pair": "en-de",
+        "hypotheses_sha256": "e" * 64,
+        "decoding": {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None},
+        "engine": "nmt",
+        "scores": [
+            {"name": "BLEU", "value": 27.3, "signature": "tok:13a", "low": 26.9, "high": 28}
+        ],
+        "versions": {"nmt": "0.1.0"},
+        "seconds": 12.5,
+    }
+]
+METRICS: list[Tree] = [
+    {
+        "kind": "train",
+        "step": 5,
+        "loss": 4.5,
+        "nll": 4.25,
+        "tgt_tokens_per_s": 900,
+        "elapsed_s": 1.5,
+    },
+    {
+        "kind": "train",
+        "step": 10,
+        "loss": 3.5,
+        "nll": 3.25,
+        "tgt_tokens_per_s": 800,
+        "elapsed_s": 3,
+    },
+    {"kind": "valid", "step": 10, "nll": 3.0, "bleu": 12.5, "signature": "tok:13a", "elapsed_s": 4},
+    {"kind": "warning", "step": 12, "problem": "stalled", "unigram_nll": 4.0, "message": "stalled"},
+    {"kind": "skipped", "step": 13},
+]
+
+
+def read_status(folder: Path, data: bytes) -> None:
+    run = RunFolder(folder)
+    write(run.status, data)
+    assert StatusFile(run, 5).has_failed in (True, False)
+
+
+def read_store_ledger(folder: Path, data: bytes) -> None:
+    """What nmt-prepare --inspect shows of it."""
+    write(folder / "ledger.json", data)
+    ledger = read_ledger(folder)
+    text = format_report(StoreReport(str(folder), ledger, {}, []), width=80)
+    assert text.replace("\n", "").isprintable()
+    json.dumps(ledger.to_plain())
+
+
+def read_sources(folder: Path, data: bytes) -> None:
+    """The first byte says whether the rest is the ledger or the stamps of a store that is there."""
+    names = ("ledger.json", ".sources.json")
+    store = folder / "store"
+    for name in names:
+        write(store / name, (folder / name).read_bytes())
+    write(store / names[data[0] % 2], data[1:])
+    settings = json.loads((folder / "ledger.json").read_bytes())["settings"]
+    data_config = RecordReader(str).read(DataConfig, settings["data"])
+    check_same(store, replace(data_config, root=str(folder)), VocabConfig(size=80))
+
+
+def read_shard_report(folder: Path, data: bytes) -> None:
+    read_work(write(folder / "00000.json", data), CollectReport)
+
+
+def read_vocabulary(folder: Path, data: bytes) -> None:
+    vocab = Vocab.load(write(folder / "vocab.model", data))
+    MergeTable(data)
+    ids = vocab.encode(["a red dog", "\u2581 \0 \U0001f469", ""])
+    vocab.decode(ids)
+    vocab.pieces(range(vocab.size))
+
+
+def vary_either(*makers: Callable[[Random], bytes]) -> Callable[[Random], bytes]:
+    """Cases of several files; the first byte says of which."""
+
+    def make(rng: Random) -> bytes:
+        which = rng.randrange(len(makers))
+        return bytes([which]) + makers[which](rng)
+
+    return make
+
+
 # ---- the hunt ---------------------------------------------------------------------------------------------------
 
 
@@ -347,10 +476,24 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     model = (seeds / "checkpoint" / "model.safetensors").read_bytes()
     entry = {"sha256": sha256(b"abc").hexdigest(), "size": 3}
     manifest = {"a": entry, "b": entry}
-    average = json.loads((seeds / "checkpoint" / "state.json").read_bytes())
+    config = parse_yaml((seeds / "checkpoint" / "config.yaml").read_text(), "").values
+    state = json.loads((seeds / "checkpoint" / "state.json").read_bytes())
+    vocabulary = (seeds / "checkpoint" / "vocab.model").read_bytes()
+    ledger = json.loads((seeds / "store" / "ledger.json").read_bytes())
+    ledger |= {"command": "nmt-prepare", "versions": {"nmt": "0.1.0"}}  # the same everywhere
+    sources = {name: [f"/corpora/{name}", 10, 20, 30, 40] for name in ("train.en", "train.de")}
+    counts = {"counts": {"empty": 3}, "samples": {"empty": [["a", ""]]}}
+    shard = {"lines": 9, "kept": 6, "dropped": counts, "held_out": {"dev": [0, 0, 0]}, "text": []}
 
     def copy_whole(folder: Path) -> None:
         shutil.copytree(seeds / "checkpoint", folder / "whole")
+
+    def copy_store(folder: Path) -> None:
+        shutil.copytree(seeds / "store", folder / "store")
+        write(folder / "ledger.json", json.dumps(ledger).encode())
+        write(folder / ".sources.json", json.dumps(sources).encode())
+        for name in ("train.en", "train.de", "valid.en", "valid.de"):
+            shutil.copy(seeds / name, folder)
 
     def write_members(folder: Path) -> None:
         for name in manifest:
@@ -366,8 +509,13 @@ def list_targets(seeds: Path) -> dict[str, Target]:
         Target("overrides", make_override, read_override, names_file=False),
         Target("manifest", vary_json([manifest, {}]), read_sealed, write_members),
         Target("tensors", vary_safetensors([model]), read_tensors),
-        Target("checkpoint", vary_checkpoint(seeds / "checkpoint"), read_checkpoint, copy_whole),
-        Target("state", vary_json([average, asdict(TrainState())]), read_state),
+        Target(
+            "checkpoint",
+            vary_either(vary_yaml([config]), vary_json([state]), vary_safetensors([model])),
+            read_checkpoint,
+            copy_whole,
+        ),
+        Target("state", vary_json([state, asdict(TrainState())]), read_state),
         Target("tsv", vary_lines(make_tsv_line), read_corpus(CorpusConfig(file="x.tsv"))),
         Target("jsonl", vary_lines(make_jsonl_line), read_corpus(CorpusConfig(file="x.jsonl"))),
         Target(
@@ -379,6 +527,18 @@ def list_targets(seeds: Path) -> dict[str, Target]:
         Target("lines", text, read_input),
         Target("scored text", text, read_scored, names_file=False),
         Target("store", make_array, read_store, make_store),
+        Target("results", vary_json([RESULTS, []]), read_scores),
+        Target("metrics", vary_lines(make_metrics_line), read_run_metrics),
+        Target("status", vary_json([{"state": "failed", "step": 3, "pid": 1}]), read_status),
+        Target("ledger", vary_json([ledger]), read_store_ledger),
+        Target(
+            "sources",
+            vary_either(vary_json([ledger]), vary_json([sources])),
+            read_sources,
+            copy_store,
+        ),
+        Target("report of a shard", vary_json([shard]), read_shard_report),
+        Target("vocabulary", vary_bytes([vocabulary]), read_vocabulary),
     ]
     return {target.name: target for target in targets}
 
