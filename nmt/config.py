@@ -510,7 +510,11 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
             f"{source.places['extends']}: extends: the chain of files that extend one another has "
             f"more than {MAX_EXTENDED:,}; write some of them as one file"
         )
-    base = _read_file(find_config(parent, folder=path.parent), (*seen, path.resolve()))
+    try:
+        found = find_config(parent, folder=path.parent)
+    except UserError as error:
+        raise UserError(f"{source.places['extends']}: extends: {error}") from None
+    base = _read_file(found, (*seen, path.resolve()))
     return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
 

@@ -27,6 +27,7 @@ from random import Random
 from typing import Any
 
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
 
 SECONDS_PER_CASE = 5  # of processor time
 MEMORY_MB = 300  # more than before the first case
@@ -305,11 +306,11 @@ def find_fault(target: Target, data: bytes, folder: Path) -> str | None:
     finally:
         sys.stderr = sys.__stderr__
     for line in said.getvalue().split("\n"):
-        if not line.isprintable() or len(line) > MAX_MESSAGE:
+        if escape_line(line) != line or len(line) > MAX_MESSAGE:
             return f"said {ascii(line)[:300]}"
     if refusal is None:
         return None
-    if not refusal.isprintable() or len(refusal) > MAX_MESSAGE:
+    if escape_line(refusal) != refusal or len(refusal) > MAX_MESSAGE:
         return f"refused with {len(refusal)} characters: {ascii(refusal)[:300]}"
     if target.names_file and str(folder) not in refusal:
         return f"refused without the file: {ascii(refusal)[:300]}"

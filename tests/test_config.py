@@ -226,7 +226,7 @@ BAD = [
     ("extends: c.yaml", "'extends' forms a cycle: c.yaml -> c.yaml"),
     (
         "extends: nope.yaml",
-        "nope.yaml: not found; give a path to a YAML file or one of the shipped configs",
+        "c.yaml:1: extends: nope.yaml: not found; give a path to a YAML file or one of the shipped configs",
     ),
     ("extends: " + 300 * "x", "not found"),
     # names that no file can have

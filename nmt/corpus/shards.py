@@ -129,7 +129,7 @@ def shard_file(folder: Path, number: int, kind: str) -> Path:
 
 def find_finished_shards(folder: Path) -> set[int]:
     """The numbers of the shards that an earlier run finished."""
-    return {int(path.stem) for path in folder.glob("[0-9]*.json")}
+    return {int(path.stem) for path in folder.glob(f"{'[0-9]' * 5}.json")}
 
 
 class ShardCollector:

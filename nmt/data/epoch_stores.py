@@ -168,7 +168,7 @@ class EpochStores:
         """Draw an epoch unless it is there, and remove those that are left behind."""
         with self._lock():
             remove_leftovers(self.epochs)
-            for old in self.epochs.glob("epoch-*"):
+            for old in self.epochs.glob(f"epoch-{'[0-9]' * 6}"):
                 if int(old.name.removeprefix("epoch-")) < epoch - 1:
                     remove_folder(old)
             if not self._path(epoch).exists():

@@ -9,6 +9,8 @@ Messages quote what strangers wrote: names, values, complaints of other librarie
 becomes one line here, of limited length, in which nothing acts on a terminal.
 """
 
+from nmt.system.escapes import escape_line
+
 MAX_BEGINNING, MAX_END = 1_500, 500  # characters of a message; the remedy is at its end
 
 
@@ -30,8 +32,7 @@ class Failure(Exception):
 
 def fit_into_line(message: str) -> str:
     """Write out control characters, and leave out the middle of a message that is too long."""
-    if not message.isprintable():
-        message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+    message = escape_line(message)
     if len(message) <= MAX_BEGINNING + MAX_END:
         return message
     return f"{message[:MAX_BEGINNING]} [...] {message[-MAX_END:]}"

@@ -24,6 +24,7 @@ from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
 from nmt.corpus.ledger import format_ledger, read_ledger
 from nmt.corpus.prepare import prepare
+from nmt.corpus.shards import find_finished_shards
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
@@ -781,3 +782,9 @@ def test_multi30k(tmp_path: Path) -> None:
     assert (tmp_path / "store" / "valid.tgt.txt").read_bytes() == (
         REAL_TEXT / "multi30k" / "valid.de"
     ).read_bytes()
+
+
+def test_only_names_of_shards_are_shards(tmp_path: Path) -> None:
+    for name in ("00001.json", "00012.json", "0x.json", "1.json", "done.json"):
+        (tmp_path / name).touch()
+    assert find_finished_shards(tmp_path) == {1, 12}

@@ -228,11 +228,12 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
         EpochStores(store, 0.1, 1, None, 1) as behind,
     ):
         first = rows_of(behind(0).src)
+        (ahead.epochs / "epoch-mine").mkdir()  # somebody else's
         for epoch in range(4):
             held = ahead(epoch)
         assert ahead._next is not None
         ahead._next.result()
-        assert names_of_epochs(store) == ["epoch-000003", "epoch-000004"]
+        assert names_of_epochs(store) == ["epoch-000003", "epoch-000004", "epoch-mine"]
         assert rows_of(behind(0).src) == first
         assert len(rows_of(held.src)) == N
 

@@ -57,7 +57,7 @@ def test_a_complete_record_is_read() -> None:
             "x.json: n: 9223372036854775808 is not a finite number between -2^63 and 2^63",
         ),
         ({"more": 1}, "x.json: more: unknown key; use another copy"),
-        ({"\x1b[2J" * 99: 1}, r"x.json: \x1b[2J"),
+        ({"\x1b[2J" * 99: 1}, "x.json: <U+001B>[2J"),
         ({"names": "a"}, "x.json: names: 'a' is not a list"),
         ({"scores": [{"value": 1}]}, "x.json: scores[0].low: is missing; use another copy"),
         ({"scores": [{"value": float("nan"), "low": 1}]}, "scores[0].value: nan is not a finite"),
@@ -70,7 +70,7 @@ def test_damage_is_named_by_place_and_key(change: dict[str, Any], complaint: str
         READER.read(Outer, GOOD | change)
     text = str(caught.value)
     assert complaint in text and text.endswith("use another copy")
-    assert text.isprintable() and len(text) < 1_000
+    assert text.isprintable() and len(text) < 2_100
 
 
 def test_what_is_no_record_is_refused() -> None:
