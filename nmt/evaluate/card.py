@@ -4,14 +4,18 @@ it.
 Averages and exports share one template. A card states only what the checkpoint and results.json
 know, and says so where they do not know: the licence, for example. The card of an average is
 written again whenever a score is added, so it is not in the manifest; its last line holds a digest
-of the rest, and a card that somebody has edited is never overwritten.
+of the rest, and a card that somebody has edited is never overwritten. Names, signatures and the
+like may be a stranger's: they are shown as they are written, and become no link, no HTML and no
+other entry of the metadata.
 """
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import RunConfig, load_recorded_config
@@ -21,6 +25,7 @@ from nmt.evaluate.results import Result, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line, escape_markdown
 from nmt.system.files import has_plain_file, read_manifest, write_text
 from nmt.system.output_folder import is_unedited_card, sign_card
 from nmt.system.run_folder import (
@@ -55,13 +60,23 @@ All settings are in `config.yaml`, the sha256 of each file in `manifest.json`. N
 
 {usage}"""
 AVERAGE_USAGE = """\
-    nmt-translate . < text.{src} > text.{tgt}
-    nmt-eval . --src text.{src} --ref reference.{tgt}
+    nmt-translate . < {src_text} > {tgt_text}
+    nmt-eval . --src {src_text} --ref {reference}
     nmt-export . --to huggingface -o ../exported
 """
 FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
 METRIC_TYPES = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
 SEARCH_SETTINGS = ("beam", "penalty", "length_penalty", "sample")  # in the table of scores
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a table shows in a fixed width."""
+
+    text: str
+
+
+Cell = str | Code
 
 
 def write_average_card(folder: Path, results: Sequence[Result]) -> None:
@@ -88,15 +103,15 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         if (result.weights_sha256, result.vocab_sha256) == (weights, vocab)
     ]
     config = load_recorded_config(folder / CONFIG_FILE)
-    facts = {
+    facts: dict[str, Cell] = {
         "languages": f"{config.data.src} -> {config.data.tgt}",
         "training text": _describe_training_text(config),
         "weights": _describe_origin(average.averaged, average.step, config),
         "checkpoints": _describe_checkpoints(average),
         **_describe_model(config, Vocab.load(folder / VOCAB_FILE).size),
         **_describe_training(config),
-        "sha256 of the weights": f"`{weights}`",
-        "sha256 of the BPE model": f"`{vocab}`",
+        "sha256 of the weights": Code(weights),
+        "sha256 of the BPE model": Code(vocab),
     }
     card = _render_card(
         config,
@@ -104,10 +119,22 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         introduction="A Transformer of *Attention Is All You Need*, trained with nmt.",
         facts=facts,
         scores=_describe_scores(own_results, is_in_run=find_run(folder) is not None),
-        usage=AVERAGE_USAGE.format(src=config.data.src, tgt=config.data.tgt),
+        usage=_explain_average(config),
         results=own_results,
     )
     write_text(path, sign_card(card + "\n"))
+
+
+def _explain_average(config: RunConfig) -> str:
+    def name_file(what: str, language: str) -> str:
+        return shlex.quote(escape_line(f"{what}.{language}"))
+
+    src, tgt = config.data.src, config.data.tgt
+    return AVERAGE_USAGE.format(
+        src_text=name_file("text", src),
+        tgt_text=name_file("text", tgt),
+        reference=name_file("reference", tgt),
+    )
 
 
 def render_export_card(
@@ -130,8 +157,8 @@ def render_export_card(
             "training text": _describe_training_text(config),
             "weights": f"{weights}; {quantization}",
             **_describe_model(config, checkpoint.vocab.size),
-            "sha256 of the weights it was made from": f"`{checkpoint.sha256[MODEL_FILE]}`",
-            "sha256 of the BPE model": f"`{checkpoint.vocab.digest}`",
+            "sha256 of the weights it was made from": Code(checkpoint.sha256[MODEL_FILE]),
+            "sha256 of the BPE model": Code(checkpoint.vocab.digest),
             "compared with its origin": agreement,
         },
         scores="None was computed for this export.",
@@ -144,7 +171,7 @@ def _render_card(
     *,
     library: str,
     introduction: str,
-    facts: Mapping[str, str],
+    facts: Mapping[str, Cell],
     scores: str,
     usage: str,
     results: Sequence[Result] = (),
@@ -152,9 +179,9 @@ def _render_card(
     """Return a card; `library` is what loads the model, by its name on the hub."""
     return TEMPLATE.format(
         metadata=_render_metadata(config, library, results),
-        name=config.name,
-        src=config.data.src,
-        tgt=config.data.tgt,
+        name=escape_markdown(config.name),
+        src=escape_markdown(config.data.src),
+        tgt=escape_markdown(config.data.tgt),
         introduction=introduction,
         facts=_format_table([("", ""), *facts.items()]),
         scores=scores,
@@ -168,6 +195,7 @@ def _render_card(
 def _render_metadata(config: RunConfig, library: str, results: Sequence[Result]) -> str:
     """Return the YAML at the top, as the Hugging Face hub defines it."""
     from huggingface_hub import ModelCardData
+    from huggingface_hub.utils import yaml_dump
 
     scored = [(result, score) for result in results for score in result.scores]
     data = ModelCardData(
@@ -179,7 +207,18 @@ def _render_metadata(config: RunConfig, library: str, results: Sequence[Result])
         model_name=config.name if scored else None,
         eval_results=[_make_eval_result(*pair) for pair in scored] or None,
     )
-    return data.to_yaml()
+    return yaml_dump(_escape_strings(data.to_dict()), sort_keys=False).strip()
+
+
+def _escape_strings(value: Any) -> Any:
+    """Return plain values whose strings are each one line that does nothing but appear."""
+    if isinstance(value, str):
+        return escape_line(value)
+    if isinstance(value, list):
+        return [_escape_strings(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _escape_strings(item) for key, item in value.items()}
+    return value
 
 
 def _make_eval_result(result: Result, score: Score) -> "EvalResult":
@@ -293,7 +332,7 @@ def _describe_scores(results: Sequence[Result], is_in_run: bool) -> str:
 
 
 def _format_score_table(results: Sequence[Result]) -> str:
-    rows = [("test set", "score", "95% interval", "signature", "search")]
+    rows: list[Sequence[Cell]] = [("test set", "score", "95% interval", "signature", "search")]
     for result in results:
         test_set = f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines"
         settings = [
@@ -305,17 +344,22 @@ def _format_score_table(results: Sequence[Result]) -> str:
             if score.interval is not None:
                 interval = f"{score.interval.low:.2f} to {score.interval.high:.2f}"
             value = f"{score.name} {score.value:.2f}"
-            rows.append((test_set, value, interval, f"`{score.signature}`", search))
+            rows.append((test_set, value, interval, Code(score.signature), search))
     note = "Scores of different signatures are different scales: compare only equal ones."
     return f"{_format_table(rows)}\n\n{note}"
 
 
-def _format_table(rows: Sequence[Sequence[str]]) -> str:
+def _format_table(rows: Sequence[Sequence[Cell]]) -> str:
     """Return a table in Markdown, the first row as its head."""
-    lines = []
-    for row in rows:
-        # A line break or a bar would begin another row or cell.
-        cells = [re.sub(r"\s+", " ", cell).replace("|", r"\|") for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines = [f"| {' | '.join(map(_format_cell, row))} |" for row in rows]
     rule = "|---" * len(rows[0]) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _format_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape_markdown(cell)
+    text = escape_line(cell.text)
+    if re.search(r"[`\\]", text):  # no signature or digest of ours
+        return escape_markdown(text)
+    return "`" + text.replace("|", r"\|") + "`"

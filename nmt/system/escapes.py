@@ -1,9 +1,10 @@
-"""Makes text of strangers harmless for people who read it in a terminal or a log.
+"""Makes text of strangers harmless where people read it: in a terminal or a log, and in Markdown.
 
 Names of files and corpora, ledgers, configs and translations may hold characters that a terminal
 obeys: they colour and erase, set the title of the window, turn the direction of writing, or begin a
 line that looks like one of ours. Such a character is written out, as <U+001B>. All others stay as
-they are, also those without a shape that languages need, such as a zero-width joiner.
+they are, also those without a shape that languages need, such as a zero-width joiner. HTML is
+escaped by the page that has it.
 """
 
 import re
@@ -11,6 +12,10 @@ import re
 # Control characters of ASCII and of Latin-1, without the tab; separators of lines and paragraphs;
 # marks that turn the direction of all that follows.
 OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+# What Markdown reads as more than itself, also as the beginning of HTML or of a formula. Not an
+# underscore inside a word, as in `d_model`.
+MARKUP = re.compile(r"[\\`*{}\[\]<>#|~$&]|(?<!\w)_|_(?!\w)")
 
 
 def escape_line(text: str) -> str:
@@ -21,3 +26,10 @@ def escape_line(text: str) -> str:
 def escape_lines(text: str) -> str:
     """Do the same with each line of `text`."""
     return "\n".join(map(escape_line, text.split("\n")))
+
+
+def escape_markdown(text: str) -> str:
+    """Return Markdown that shows just this text, on one line, in a cell of a table too."""
+    line = escape_line(re.sub(r"\s+", " ", text))
+    encodable = line.encode(errors="backslashreplace").decode()  # without lone surrogates
+    return MARKUP.sub(r"\\\g<0>", encodable)

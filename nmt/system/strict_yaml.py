@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from nmt.system.errors import UserError
+from nmt.system.escapes import OBEYED
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """SafeDumper that also quotes strings which only our rules take for numbers, such as '1e5'."""
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # In single quotes a U+0085 would be written as it is, and read as a line end.
+        style = '"' if OBEYED.search(data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 # Which plain words are not text: kind, pattern, possible first characters ("" is the empty value).
 # The pattern of float takes quadratic time to refuse a text, so its length is bounded.

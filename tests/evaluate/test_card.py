@@ -4,10 +4,12 @@ somebody has edited it.
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hostile_text import OBEYED, PAYLOADS
 from huggingface_hub import EvalResult, ModelCard
 from test_results import RESULT
 from untrained import make_checkpoint, make_vocab
@@ -19,6 +21,7 @@ from nmt.data.vocab import Vocab
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
 from nmt.system.files import read_manifest, seal
 from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
@@ -124,6 +127,56 @@ def test_the_hub_reads_it(folder: Path) -> None:
         "nmt-translate . < text.no > text.en",
     ):
         assert fact in card.text, fact
+
+
+def fill_with(folder: Path, text: str) -> str:
+    """Write `text` wherever a stranger can, and return the card."""
+    corpora = (CorpusConfig(src=text, tgt=f"{text}.de"), CorpusConfig(dataset=text, subset=text))
+    text = text.replace("\0", "")  # configs refuse it
+    state = {"averaged": [text, text], "step": 20}
+    (folder / STATE_FILE).write_text(json.dumps(state))
+    with_config(folder, name=text, data=DataConfig(src=text, tgt=f"{text}.de", train=corpora))
+    result = result_of(folder)
+    scores = [replace(score, name=text, signature=text) for score in result.scores]
+    test_set = replace(result.test_set, name=text)
+    strange = replace(result, test_set=test_set, scores=scores, pair=text, engine=text)
+    strange = replace(strange, decoding={"beam": text, "penalty": text})
+    write_average_card(folder, [result, strange])
+    return (folder / "README.md").read_bytes().decode()
+
+
+def parse_markdown(text: str) -> tuple[list[str], str]:
+    """The elements of a text but for text itself, and what its first heading shows."""
+    markdown_it = pytest.importorskip("markdown_it")
+    elements = []
+    shown = []
+    for block in markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):
+        elements.append(block.type)
+        if block.children is not None:
+            elements += [inline.type for inline in block.children]
+            shown.append("".join(inline.content for inline in block.children))
+    words = ("text", "text_special", "code_inline")
+    return [kind for kind in elements if kind not in words], shown[0]
+
+
+@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+def test_no_name_acts_in_a_card(folder: Path, text: str) -> None:
+    """The elements of the card are those of any card, and names show as they are."""
+    text = text.replace("\0", "")
+    harmless = ModelCard(fill_with(folder, "harmless"))
+    content = fill_with(folder, text)
+    assert OBEYED.isdisjoint(content) and is_unedited_card(folder / "README.md")
+    card = ModelCard(content)
+    data = card.data.to_dict()
+    keys = set(harmless.data.to_dict()) - {"datasets"}  # such a name is none of a dataset
+    assert set(data) == keys
+    assert data["model-index"][0]["name"] == escape_line(text)
+    assert data["language"] == [escape_line(text), escape_line(f"{text}.de")]
+
+    elements, title = parse_markdown(card.text)
+    assert elements == parse_markdown(harmless.text)[0]
+    name, language = (escape_line(re.sub(r"\s+", " ", part)) for part in (text, f"{text}.de"))
+    assert title.split() == f"{name}: {name} -> {language}".split()
 
 
 def test_without_scores_it_says_so(folder: Path) -> None:

@@ -1,11 +1,14 @@
 """What a terminal obeys is written out; everything else stays as it is."""
 
+import re
+
 import pytest
 from hostile_text import BIDI, CONTROLS, OBEYED, PAYLOADS, SEPARATORS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.system.escapes import escape_line, escape_lines
+from nmt.system.escapes import escape_line, escape_lines, escape_markdown
+from nmt.system.strict_yaml import format_yaml, parse_yaml
 
 
 @pytest.mark.parametrize("character", [*CONTROLS, *SEPARATORS, *BIDI, "\n"], ids=ascii)
@@ -29,3 +32,23 @@ def test_nothing_else_changes(text: str) -> None:
 )
 def test_what_languages_need_stays(text: str) -> None:
     assert escape_line(text) == text
+
+
+@pytest.mark.parametrize("text", [*CONTROLS, *SEPARATORS, *BIDI, *PAYLOADS], ids=ascii)
+def test_a_recorded_config_says_what_the_config_said(text: str) -> None:
+    values = {"name": f"a{text}b", "out": text}
+    assert parse_yaml(format_yaml(values), "config.yaml").values == values
+
+
+@given(st.one_of(st.text(), st.sampled_from(PAYLOADS)))
+def test_markdown_shows_a_text_and_nothing_else(text: str) -> None:
+    markdown_it = pytest.importorskip("markdown_it")
+    parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    table = f"| head |\n|---|\n| a {escape_markdown(text)} b |\n"
+    tokens = parser.parse(table)
+    cells = [token.children for token in tokens if token.type == "inline"]
+    assert len(cells) == 2 and tokens[-1].type == "table_close"
+    assert {inline.type for inline in cells[1]} <= {"text", "text_special"}
+    shown = "".join(inline.content for inline in cells[1])
+    spaced = escape_line(re.sub(r"\s+", " ", text))
+    assert shown == f"a {spaced} b"
