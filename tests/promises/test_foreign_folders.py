@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from canary import record
 from soaking import IS_SOAK, Ground, make_ground
 
 from nmt.commands.average import main as nmt_average
@@ -164,15 +165,6 @@ def outside(whole: Ground) -> Path:
 @pytest.fixture(scope="module")
 def before(outside: Path) -> dict[str, object]:
     return record(outside)
-
-
-def record(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for path in [folder, *folder.rglob("*")]:
-        status = path.lstat()
-        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
-        found[str(path)] = (status.st_mode, status.st_ino, status.st_mtime_ns, content)
-    return found
 
 
 def put(kind: str, path: Path, outside: Path) -> str:

@@ -1,0 +1,170 @@
+"""Each command where its home cannot be written, and where the disk is full.
+
+A home costs time at most: the results are those of an undisturbed run, the current folder gets no
+`~`, and temporary folders are gone. Every command runs without a home and as a user without one;
+every other kind of home is tried with one command, because which folder is taken does not depend on
+the command.
+
+A full disk ends a command in one line, at every page of what it writes; what is there then is
+complete or absent, and with room again the same command gives what it gives undisturbed. Homes and
+disks are not combined: nothing that a command makes is below the home. Mounted folders are in
+test_fixed_folders.py. NMT_SOAK=1 tries everything.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from canary import record
+from small_disk import SmallDisk
+from soaking import IS_SOAK, check_readable
+from toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
+
+from nmt.system.files import verify
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+
+# Another user, who may read everything, because Python itself may lie in somebody's home.
+NOBODY = ["setpriv", "--reuid", "54321", "--clear-groups"]
+for kind in ("inh", "ambient", "bounding"):
+    suffix = "set" if kind == "bounding" else "caps"
+    NOBODY.append(f"--{kind}-{suffix}=-all,+dac_read_search")
+MOUNT = 'mount -t tmpfs -o ro none "$HOME" && exec "$@"'
+READ_ONLY = ["unshare", "--mount", "sh", "-c", MOUNT, "sh"]
+
+HOMES: dict[str, tuple[list[str], str | None]] = {
+    "device": ([], "/dev/null"),
+    "impossible": ([], "/proc/nope"),
+    "not expanded": ([], "~"),
+    "relative": ([], "home"),
+    "unset, of an unknown user": (NOBODY, None),
+    "missing, of another user": (NOBODY, "/nonexistent"),
+    "of another user": (NOBODY, "{home}"),
+    "root folder of another user": (NOBODY, "/"),
+    "read-only": (READ_ONLY, "{home}"),
+}
+UNSET = "unset, of an unknown user"
+
+
+def list_homes() -> Iterator[tuple[str, str]]:
+    if not IS_SOAK:
+        yield "train", "impossible"
+        return
+    for case in CASES:
+        yield case, "device"
+        yield case, UNSET
+    for home in HOMES:
+        if home not in ("device", UNSET):
+            yield "translate", home
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return make_bench(tmp_path_factory.mktemp("places"))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("case", "home"), list_homes())
+def test_a_home_costs_time_at_most(case: str, home: str, bench: Bench, tmp_path: Path) -> None:
+    prefix, name = HOMES[home]
+    if prefix and subprocess.run([*prefix, "true"], env={"HOME": str(tmp_path)}).returncode:
+        pytest.skip(f"needs root, for {prefix[0]}")
+    temporary, home_folder = tmp_path / "temporary", tmp_path / "home"
+    temporary.mkdir(mode=0o1777)
+    temporary.chmod(0o1777)
+    home_folder.mkdir(mode=0o755)
+    before = record(home_folder)
+    changes = {
+        "HOME": name and name.replace("{home}", str(home_folder)),
+        "TMPDIR": str(temporary),
+        "XDG_CACHE_HOME": None,
+        "XDG_STATE_HOME": None,
+    }
+    outcome = bench.start(case, tmp_path / "work", prefix=prefix, changes=changes)
+    assert outcome == bench.expect(case)
+    assert list(temporary.iterdir()) == []
+    assert record(home_folder) == before
+
+
+# ---- full disks -------------------------------------------------------------------------------------------------
+
+PAGE = 4096
+N_PAGES = 256  # of the small disk
+WRITING_CASES = [*MAINS, "export huggingface", "export ctranslate2"]
+# test_checkpoint_writer.py fills the disk of a training, test_full_disks.py that of every export.
+USUAL_CASES = ["prepare", "average", "eval", "translate"]
+
+
+class Roomy:
+    """The answer to the question how much is free: somebody else takes it before the write."""
+
+    free = 1 << 40
+
+
+def run_here(bench: Bench, case: str, work: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
+    name, _, export_format = case.partition(" ")
+    argv = [*bench.argv(name, work), *(["--to", export_format] if export_format else [])]
+    capsys.readouterr()
+    code = MAINS[COMMANDS.get(name, name)](argv)
+    return Outcome(code, b"", results(work))
+
+
+def check_complete_or_absent(work: Path, whole: Outcome, translated: bytes) -> None:
+    """What has its name is what an undisturbed run makes; what is hidden or being made is nothing.
+    Translations are written as they come, and the next start goes on after them.
+    """
+    for path in work.iterdir():
+        if path.name == "run":
+            check_readable(RunFolder(path))
+        elif path.is_dir() and not path.name.startswith(".") and path.suffix != ".work":
+            assert (path / MANIFEST_FILE).exists(), path
+            verify(path)
+        elif whole.results.keys() == {"out.txt"}:
+            assert translated.startswith(path.read_bytes())
+        elif path.is_file() and not path.name.startswith("."):
+            assert results(work)[path.name] == whole.results[path.name]
+
+
+@pytest.mark.timeout(1_000 if IS_SOAK else 60)
+@pytest.mark.parametrize("case", WRITING_CASES if IS_SOAK else USUAL_CASES)
+def test_a_full_disk(
+    case: str,
+    bench: Bench,
+    small_disk: SmallDisk,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Roomy)
+    bench.expect("train")
+    work = small_disk.path / "work"
+    work.mkdir()
+    whole = run_here(bench, case, work, capsys)
+    assert whole.code == 0
+    text = work / "out.txt"
+    translated = text.read_bytes() if text.exists() else b""
+    given = record(bench.folder)
+    n_failures = 0
+    # Twice as much is there while the old result is being replaced, or has been moved.
+    for n_pages in range(0, N_PAGES, 1 if IS_SOAK else 24):
+        shutil.rmtree(work)
+        work.mkdir()
+        ballast = small_disk.fill(n_pages * PAGE)
+        outcome = run_here(bench, case, work, capsys)
+        lines = capsys.readouterr().err.splitlines()
+        ballast.unlink()
+        check_complete_or_absent(work, whole, translated)
+        if outcome == whole:
+            break
+        n_failures += 1
+        if outcome.code == 0:
+            assert any("warning" in line for line in lines), lines
+        else:
+            assert outcome.code in (1, 2) and f"nmt-{case.split()[0]}: " in lines[-1], lines
+            assert "No space left" in lines[-1] or "disk" in lines[-1], lines
+        if IS_SOAK or n_failures == 1:
+            assert run_here(bench, case, work, capsys) == whole, f"after {n_pages} pages"
+    else:
+        pytest.fail("the disk was never large enough")
+    assert n_failures and record(bench.folder) == given
