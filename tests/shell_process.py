@@ -17,6 +17,7 @@ import threading
 import tty
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 CONTEXT = multiprocessing.get_context("forkserver")
 COMMANDS = ("prepare", "train", "average", "eval", "translate", "export")
@@ -115,7 +116,7 @@ def _run_command(process: ShellProcess, terminals: dict[str, str]) -> None:
         os._exit(code if _flush(sys.stdout) and _flush(sys.stderr) else 120)
 
 
-def _flush(stream: io.TextIOWrapper | None) -> bool:
+def _flush(stream: TextIO | None) -> bool:
     try:
         if stream is not None:
             stream.flush()
@@ -153,9 +154,9 @@ def _read_and_leave(descriptor: int) -> None:
 
 def _open_python_streams() -> None:
     """Make sys.stdin and its like, as the interpreter does at its start."""
-    sys.stdin = sys.__stdin__ = _open_stream(0)  # type: ignore[misc, assignment]
-    sys.stdout = sys.__stdout__ = _open_stream(1)  # type: ignore[misc, assignment]
-    sys.stderr = sys.__stderr__ = _open_stream(2)  # type: ignore[misc, assignment]
+    sys.stdin = sys.__stdin__ = _open_stream(0)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _open_stream(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _open_stream(2)  # type: ignore[misc]
 
 
 def _open_stream(number: int) -> io.TextIOWrapper | None:
