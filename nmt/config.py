@@ -562,7 +562,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -
 
 def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Whether `new` names a corpus of its own, which replaces `old`: {demo: x} merged into {src: y}
-    would be invalid. If only src or only tgt is given, that file is exchanged and the other one
+    would be invalid. If only src or only tgt is given, that file is replaced and the other one
     kept."""
     if CORPUS_SOURCES.isdisjoint(new):
         return False

@@ -40,7 +40,7 @@ def count_flop(config: ModelConfig, n_vocab: int, src_length: float, tgt_length:
     values = config.n_heads * config.value_size
     reach = float("inf") if config.window is None else config.window
     src_seen = min(src_length, 2 * reach + 1)
-    tgt_seen = min(tgt_length / 2, reach + 1)  # half of its own sentence, in the mean
+    tgt_seen = min(tgt_length / 2, reach + 1)  # half of its own sentence, on average
 
     self_projections = d * (2 * keys + values) + values * d
     memory_projections = d * (keys + values)  # for each source token

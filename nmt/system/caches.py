@@ -1,9 +1,9 @@
-"""Folders for what libraries keep between starts, where the user's home cannot be written too.
+"""Provides folders for what libraries keep between starts, even without a home that can be written.
 
-In a container, for another uid or on a read-only disk there may be no home, or none that can be
-written. That costs speed and no work: compiled code and downloads then go to a private folder,
-which is removed when this process ends. Call `provide_caches` before torch, `datasets` or sacreBLEU
-is imported: they read these variables once, and torch makes its folder while it is imported.
+In a container, under another uid or on a read-only disk there may be no such home. That costs speed,
+not work: compiled code and downloads then go to a private folder, which is removed when this process
+ends. Call `provide_caches` before torch, `datasets` or sacreBLEU is imported: they read these
+variables once, and torch creates its folder when it is imported.
 """
 
 import atexit
@@ -40,8 +40,8 @@ def provide_caches() -> None:
 
 
 def _list_lost_downloads(user_caches: Path) -> list[str]:
-    """Return the variables of downloads that cannot be kept below the home. What was downloaded to
-    a home that is read-only now can still be read.
+    """Return the variables that must point elsewhere, because their downloads cannot be kept in the
+    home. What was downloaded before the home became read-only is still used.
     """
     lost = []
     hub = user_caches / "huggingface"
@@ -58,8 +58,8 @@ def _list_lost_downloads(user_caches: Path) -> list[str]:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Whether files can be made in `folder`, which is made if it does not exist. Without a home it
-    is not absolute: `~` would be a folder in the current one.
+    """Whether files can be created in `folder`, which is created if it does not exist. It must be
+    absolute: without a home, `~` would be a folder in the current one.
     """
     try:
         return folder.is_absolute() and bool(make_folder(folder))
@@ -68,9 +68,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else has made the folder: compiled code that is found there is run, and the
-    home may be /tmp.
-    """
+    """Whether this user owns the folder. The home may be /tmp, and compiled code from there is run."""
     return folder.stat().st_uid == os.geteuid()
 
 

@@ -1,16 +1,16 @@
-"""Makes text of strangers harmless where people read it: in a terminal or a log, and in Markdown.
+"""Makes text that others wrote harmless to read: in a terminal or a log, and in Markdown.
 
 Names of files and corpora, ledgers, configs and translations may hold characters that a terminal
-obeys: they colour and erase, set the title of the window, turn the direction of writing, or begin a
-line that looks like one of ours. Such a character is written out, as <U+001B>. All others stay as
-they are, also those without a shape that languages need, such as a zero-width joiner. HTML is
-escaped by the page that has it.
+obeys: they colour and erase, set the window's title, reverse the direction of writing, or begin a
+line that looks like one of ours. Such a character is written out, as <U+001B>. All others stay, even
+invisible ones that some languages need, such as the zero-width joiner. HTML is escaped by the page
+that has it.
 """
 
 import re
 
 # Control characters of ASCII and of Latin-1, without the tab; separators of lines and paragraphs;
-# marks that turn the direction of all that follows.
+# marks that reverse the direction of what follows.
 OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 # What Markdown reads as more than itself, also as the beginning of HTML or of a formula. Not an

@@ -54,7 +54,7 @@ class FolderInUse(UserError):
 
 
 def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
-    """Open a file whose name nmt chose; raise UserError if something else than a plain file has
+    """Open a file whose name nmt chose; raise UserError if something other than a plain file has
     that name.
 
     Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten. A
@@ -66,19 +66,19 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
 def _open_without_following(path: str, flags: int) -> int:
     check_plain_file(Path(path))
     try:
-        # Somebody may have exchanged the file since it was looked at.
+        # The file may have been replaced since it was checked.
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except OSError:
         check_plain_file(Path(path))
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise UserError(f"{path}: was exchanged for something else than a file; remove it")
+        raise UserError(f"{path}: was replaced by something other than a plain file; remove it")
     return handle
 
 
 def check_plain_file(path: Path) -> None:
-    """Raise UserError if something else than a plain file has a name that nmt chose. A library that
+    """Raise UserError if something other than a plain file has a name that nmt chose. A library that
     opens files by their path gets it only after this.
     """
     what = describe_irregular(path)
@@ -109,7 +109,7 @@ def _read_link(path: Path) -> str:
 
 
 def has_plain_file(path: Path) -> bool:
-    """Whether the file exists; raise UserError if something else than a plain file has its name."""
+    """Whether the file exists; raise UserError if something other than a plain file has its name."""
     check_plain_file(path)
     return os.path.lexists(path)
 
@@ -198,7 +198,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    # Text of a stranger may hold half a surrogate pair, which has no UTF-8.
+    # Text from elsewhere may contain a lone surrogate, which UTF-8 cannot encode.
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
@@ -254,7 +254,7 @@ def read_file_size(path: Path) -> int:
 
 
 def read_file_stamp(path: Path) -> list[int]:
-    """Numbers that differ once the file is changed or exchanged, without reading it."""
+    """Return numbers that differ once the file is changed or replaced, without reading it."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
