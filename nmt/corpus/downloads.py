@@ -39,6 +39,9 @@ def is_offline() -> bool:
 
 def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """The files on this machine behind a split: none if it comes from the hub."""
+    saved = _find_saved_split(corpus, data)
+    if saved is not None:
+        return sorted(saved.glob("*.arrow"))
     is_local, arguments = _choose_dataset(corpus, data)
     if not is_local:
         return []
@@ -72,18 +75,46 @@ def _check_all_parts(paths: list[Path]) -> None:
 
 
 def read_dataset_tables(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:
+    saved = _find_saved_split(corpus, data)
     is_local, arguments = _choose_dataset(corpus, data)
     split = corpus.split or "train"
     try:
         with _open_hub(corpus, is_local) as datasets:
-            # Streaming reads a local folder as it is, without copies in a cache.
-            rows = datasets.load_dataset(**arguments, split=split, streaming=is_local)
+            if saved is not None:
+                rows = datasets.load_from_disk(str(saved))
+            else:
+                # Streaming reads a local folder as it is, without copies in a cache.
+                rows = datasets.load_dataset(**arguments, split=split, streaming=is_local)
             yield from rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
     finally:
         # Arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow
         # 45214).
         rows = None
         gc.collect()
+
+
+def _find_saved_split(corpus: CorpusConfig, data: DataConfig) -> Path | None:
+    """The folder of a split that `save_to_disk` of `datasets` wrote; None if it did not write this
+    dataset.
+    """
+    folder = Path(data.root) / str(corpus.dataset)
+    is_dict = (folder / "dataset_dict.json").is_file()  # of splits, each in a folder of its name
+    if not is_dict and not (folder / "state.json").is_file():
+        return None
+    if corpus.subset or (corpus.split and not is_dict):
+        key = "subset" if corpus.subset else "split"
+        raise UserError(
+            f"dataset {corpus.dataset}: was written by save_to_disk and has no {key}; leave out {key}:"
+        )
+    if not is_dict:
+        return folder
+    splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
+    if (corpus.split or "train") not in splits:
+        raise UserError(
+            f"dataset {corpus.dataset}: has no split {corpus.split or 'train'!r}; "
+            f"give one of {', '.join(map(repr, splits))}"
+        )
+    return folder / (corpus.split or "train")
 
 
 def _choose_dataset(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -168,6 +169,30 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(
     (hub / "wmt" / "wmt14" / "README.md").unlink()
     assert read(corpus, hub) == PAIRS
     assert capfd.readouterr().err == ""
+
+
+def test_folders_of_save_to_disk_equal_parquet(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"translation": {"de": p.tgt, "en": p.src}} for p in PAIRS]
+    whole = datasets.Dataset.from_list(rows)
+    whole.save_to_disk(str(root / "one"), num_shards=2)
+    datasets.DatasetDict({"train": whole, "dev": whole.select([0])}).save_to_disk(str(root / "two"))
+    capfd.readouterr()
+
+    assert read(CorpusConfig(dataset="one"), root) == PAIRS
+    assert read(CorpusConfig(dataset="two"), root) == PAIRS
+    assert read(CorpusConfig(dataset="two", split="dev"), root) == PAIRS[:1]
+    files = find_local_files(CorpusConfig(dataset="one"), DataConfig(root=str(root)))
+    assert [file.name for file in files] == [f"data-0000{i}-of-00002.arrow" for i in range(2)]
+    assert capfd.readouterr().err == ""
+
+    assert "no split; leave out split" in complaint(CorpusConfig(dataset="one", split="dev"), root)
+    assert "no subset; leave out subset" in complaint(CorpusConfig(dataset="two", subset="x"), root)
+    message = complaint(CorpusConfig(dataset="two", split="test"), root)
+    assert "has no split 'test'; give one of 'dev', 'train'" in message
+    files[1].unlink()
+    assert "dataset one: " in complaint(CorpusConfig(dataset="one"), root)
 
 
 def test_a_dataset_that_lacks_what_is_asked_says_what_it_has(hub: Path) -> None:
