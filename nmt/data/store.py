@@ -29,7 +29,7 @@ HEADER = re.compile(
     rb"'shape': \((?P<n>\d{1,18}),\), \} *\n",
     re.DOTALL,
 )
-MAX_HEADER_BYTES = 256
+ARRAY_HEADER_BYTES = 256
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
@@ -113,7 +113,7 @@ def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
             size, expected = os.fstat(file.fileno()).st_size, manifest[path.name]["size"]
             if size != expected:
                 raise ValueError(f"{size} bytes instead of {expected}")
-            header = HEADER.match(file.read(MAX_HEADER_BYTES))
+            header = HEADER.match(file.read(ARRAY_HEADER_BYTES))
             if not header or header["dtype"].decode() != kind.str:
                 raise ValueError(f"its header is not that of a one-dimensional array of {dtype}")
             n = int(header["n"])

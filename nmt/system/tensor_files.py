@@ -15,7 +15,7 @@ from torch import Tensor
 from nmt.system.files import open_plain_file
 
 DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-ALIGNMENT = 8  # bytes; of the data in the file
+HEADER_ALIGNMENT = 8  # bytes; of the data in the file
 
 
 def write_tensors(
@@ -37,7 +37,7 @@ def write_tensors(
             "data_offsets": offsets,
         }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
     with open_plain_file(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
