@@ -75,17 +75,21 @@ def train(config: RunConfig) -> int:
     Returns the exit code of nmt-train: 0 when training is complete, 75 or 130 when a signal stopped
     it; the run is saved then. Under torchrun every rank calls this.
     """
+    from nmt.model.size import check_weights_fit
     from nmt.system.files import make_folder
     from nmt.system.runtime import tune_process
 
+    check_weights_fit(config)
     # Fail now, not after an hour of preparation, if the folder cannot be written.
     make_folder(config.folder)
     tune_process()  # before torch is imported
 
     from nmt.system.ranks import join_world
     from nmt.train import trainer
+    from nmt.train.memory_probe import check_training_fits
 
     with join_world(config.device) as world:
+        world.on_main(lambda: check_training_fits(config, world))
         # A mistake in the settings must not leave a store that nobody asked for.
         world.on_main(lambda: trainer.check_same_run(config))
         world.on_main(lambda: prepare(config))

@@ -31,6 +31,7 @@ from nmt.config import (
 )
 from nmt.data.plan import Cursor
 from nmt.data.vocab import MAX_MODEL_BYTES, Vocab
+from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
@@ -46,6 +47,7 @@ from nmt.system.files import (
     write_json,
     write_text,
 )
+from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
 from nmt.system.ranks import copy_into_shards, gather_shards
 from nmt.system.records import COUNT, RecordReader, default
@@ -326,6 +328,13 @@ def _weight_shapes(
     A hostile config may ask for millions of layers, so only one layer is built and nothing is
     collected in a list.
     """
+    n_bytes = count_model_bytes(config, vocab_size, WEIGHT_BYTES)
+    limit = find_memory_limit()
+    if n_bytes > limit.n_bytes:  # sinusoids take memory, and no file has them
+        raise UserError(
+            f"{path}: model: it would take {format_memory(n_bytes)}, and there are at most "
+            f"{format_memory(limit.n_bytes)} ({limit.name}); use another copy"
+        )
     try:
         with torch.device("meta"):  # takes no memory
             model = Transformer(replace(config, n_layers=1), vocab_size)

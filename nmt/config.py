@@ -30,6 +30,8 @@ CORPUS_FILES = {"src", "tgt"}
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
 # Rules for numeric values; a null or a string is not checked against them.
+WORKERS = Rule(lambda x: 1 <= x <= 4_096, "be between 1 and 4096")
+SIZE = Rule(lambda x: 1 <= x <= 2**40, "be between 1 and 2^40")
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
 FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
@@ -69,7 +71,7 @@ class CorpusConfig:
     # A split of the demo corpus, which comes with the library.
     demo: Literal["train", "valid", "test"] | None = None
     # How many times each pair is used in an epoch.
-    repeat: int = default(1, AT_LEAST_ONE)
+    repeat: int = default(1, SIZE)
 
     def check(self) -> str | None:
         kinds = [self.src or self.tgt, self.file, self.dataset, self.sacrebleu, self.demo]
@@ -106,7 +108,7 @@ class CleanConfig:
     # Whether to keep only the first of identical pairs, across all corpora.
     duplicates: bool = False
     # The longest side that is kept, in pieces of the vocabulary.
-    max_pieces: int | None = default(250, AT_LEAST_ONE)
+    max_pieces: int | None = default(250, SIZE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "none": {"max_words": None, "max_ratio": None, "max_pieces": None},
@@ -127,7 +129,7 @@ class DataConfig:
     # The folder for the prepared data.
     store: str = "data/store"
     # The number of processes that prepare the data; the result does not depend on it.
-    workers: int = default(2, AT_LEAST_ONE)
+    workers: int = default(2, WORKERS)
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
@@ -182,7 +184,7 @@ class ModelConfig:
     max_positions: int = default(1024, AT_LEAST_ONE)
     # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null:
     # all.
-    window: int | None = default(None, AT_LEAST_ONE)
+    window: int | None = default(None, SIZE)
     # Whether both embeddings and the output projection are one matrix (section 3.4).
     tied: bool = True
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
@@ -243,13 +245,13 @@ class TrainingConfig:
     # The number of updates.
     steps: int = default(100_000, AT_LEAST_ONE)
     # The token budget of an update on each side, summed over all ranks.
-    src_tokens: int = default(25_000, AT_LEAST_ONE)
-    tgt_tokens: int = default(25_000, AT_LEAST_ONE)
+    src_tokens: int = default(25_000, SIZE)
+    tgt_tokens: int = default(25_000, SIZE)
     # Which pairs form an update: those of about the same length (as in the paper), or any.
     grouping: Grouping = "random"
     # The maximum number of tokens per side in one forward and backward pass; auto: chosen for
     # speed within the available memory (nmt/train/memory_probe.py).
-    micro_tokens: int | Literal["auto"] = default("auto", AT_LEAST_ONE)
+    micro_tokens: int | Literal["auto"] = default("auto", SIZE)
     label_smoothing: float = default(0.1, FRACTION)
     # The precision of activations; weights, statistics and Adam's moments are always fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -319,7 +321,7 @@ class DecodingConfig:
     temperature: float = default(1.0, TEMPERATURE)
     # Sample only from the k most probable pieces (top_k), and only from the smallest set of pieces
     # whose total probability reaches p (top_p).
-    top_k: int | None = default(None, AT_LEAST_ONE)
+    top_k: int | None = default(None, SIZE)
     top_p: float = default(1.0, PROBABILITY)
     # The sample for a sentence depends only on this seed and on the sentence.
     seed: int = default(1, RANDOM_SEED)
@@ -327,11 +329,11 @@ class DecodingConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     # The longest source in pieces, and what to do with a longer one: cut or split it with a
     # warning, or refuse it.
-    max_source: int = default(1_000, AT_LEAST_ONE)
+    max_source: int = default(1_000, SIZE)
     long_lines: Literal["cut", "split", "refuse"] = "cut"
     # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on
     # a GPU.
-    batch_tokens: int | None = default(None, AT_LEAST_ONE)
+    batch_tokens: int | None = default(None, SIZE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "vaswani2017": {
@@ -384,7 +386,7 @@ class EvaluationConfig:
     # Whether to translate the dev set and compute BLEU, in addition to the loss.
     bleu: bool = True
     # How many lines to translate, spread evenly over the set; null: all.
-    sentences: int | None = default(None, AT_LEAST_ONE)
+    sentences: int | None = default(None, SIZE)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.escapes import escape_line
+from nmt.system.memory import is_out_of_memory
 from nmt.system.streams import ReaderLeft
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ FORESEEN_ERRORS = (
     errno.EFBIG,
     errno.ENAMETOOLONG,
 )
+
+
+# What to do when memory has run out, where the work itself has nothing better to say.
+TO_LOWER = {
+    "nmt-train": "lower training.micro_tokens, model.d_model, model.d_ff or model.n_layers, or "
+    "data.workers while data is prepared",
+    "nmt-prepare": "lower data.workers, or vocab.sample_sentences while the BPE is learned",
+    "nmt-translate": "lower decoding.beam or decoding.batch_tokens, or use fewer --workers",
+    "nmt-eval": "lower decoding.beam or decoding.batch_tokens",
+}
 
 
 def run_command(work: Callable[[], int], program: str) -> int:
@@ -64,6 +75,9 @@ def report_error(error: BaseException, program: str) -> int | None:
         return _print_line(f"{program}: interrupted", 130)
     if isinstance(error, ReaderLeft):  # it has what it wanted
         return 0
+    if is_out_of_memory(error):
+        remedy = TO_LOWER.get(program, "end other processes, or use a machine with more")
+        return _print_line(f"{program}: failed: out of memory; {remedy}", 1)
     if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
         place = error.filename or "output"
         return _print_line(f"{program}: error: {place}: {error.strerror}", 1)

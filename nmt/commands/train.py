@@ -89,16 +89,20 @@ def train_model(args: argparse.Namespace) -> int:
 
 def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
     """Time some updates for --profile or --plan. Nothing is kept except the prepared store."""
+    from nmt.model.size import check_weights_fit
     from nmt.system.runtime import tune_process
 
+    check_weights_fit(config)
     tune_process()  # before torch is imported
 
     from nmt import api
     from nmt.profile.estimate import estimate_run
     from nmt.profile.profile import profile_training
     from nmt.system.ranks import join_world
+    from nmt.train.memory_probe import check_training_fits
 
     with join_world(config.device) as world:
+        world.on_main(lambda: check_training_fits(config, world))
         world.on_main(lambda: api.prepare(config))
         if args.profile:
             profile_training(config, world, trace=args.trace and Path(args.trace))

@@ -160,6 +160,9 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+MAX_WORKERS = 4_096
+
+
 def parse_positive(text: str) -> int:
     """The type of an option that counts something."""
     value = int(text)
@@ -172,6 +175,8 @@ def find_option_conflict(args: argparse.Namespace) -> str:
     """Return what is wrong with a combination of options, "" if nothing is."""
     if not args.checkpoints:
         return "no checkpoint is given; put it before the settings"
+    if args.workers > MAX_WORKERS:
+        return f"--workers {args.workers:,} is more than {MAX_WORKERS:,}"
     if args.resume and not args.output:
         return "--resume needs -o FILE, the output to continue"
     if args.resume and args.n_best and not args.json:

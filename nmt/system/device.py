@@ -18,7 +18,6 @@ from nmt.system.errors import UserError
 
 DEVICES = Path("/dev")  # NVIDIA's are nvidia0, nvidia1, ...
 DRIVER = Path("/proc/driver/nvidia/version")
-OUT_OF_MEMORY = ("out of memory", "alloc_failed", "allocate memory")  # in different libraries
 NO_DEVICES = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that also ask for the CPU
 
 
@@ -41,19 +40,6 @@ def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 
         f"{build}, cannot use; install the torch wheel for this driver (see pytorch.org) or a newer "
         "driver, make the GPUs visible in the container if this is one, or choose device=cpu"
     )
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device or the host ran out of memory, whoever reports it: torch's allocator, the
-    driver, cuBLAS, or an error that one of them caused."""
-    while error is not None:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        text = str(error).lower()
-        if any(sign in text for sign in OUT_OF_MEMORY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def has_nvidia() -> bool:

@@ -21,10 +21,11 @@ from nmt.data.loader import Loader, make_batch
 from nmt.data.plan import Cursor, choose_shape, divide_tokens
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import Vocab
+from nmt.model.size import check_moments_fit
 from nmt.model.transformer import Transformer
-from nmt.system.device import is_out_of_memory
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file
+from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import VOCAB_FILE, RunFolder
@@ -56,6 +57,17 @@ def choose_batch_shape(
         max_pieces,
         config.training.grouping,
     )
+
+
+def check_training_fits(config: RunConfig, world: World) -> None:
+    """Refuse a model that this device could never train, before its data is prepared."""
+    if config.training.shard:  # a rank holds a share of it
+        return
+    limit = find_memory_limit()
+    if world.device.type == "cuda":
+        n_bytes = torch.cuda.get_device_properties(world.device).total_memory
+        limit = MemoryLimit(n_bytes, "all memory of this GPU")
+    check_moments_fit(config, limit)
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------

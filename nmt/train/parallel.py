@@ -19,7 +19,7 @@ from nmt.model.attention_choice import choose_attention
 from nmt.model.attention_triton import WIDEST_HEAD, triton
 from nmt.model.transformer import Transformer
 from nmt.system.cuda_graph import capture
-from nmt.system.device import is_out_of_memory
+from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World, gather_shards
 from nmt.train.loss import Objective

@@ -19,7 +19,7 @@ import torch
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
-from nmt.system.device import is_out_of_memory
+from nmt.system.memory import is_out_of_memory
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.graph_search import GraphSearch, measure_free_bytes
 from nmt.translate.search import search

@@ -22,8 +22,9 @@ from nmt.config import DecodingConfig, ModelConfig, RunConfig, override_config, 
 from nmt.data.vocab import EOS, Vocab
 from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
-from nmt.system.device import choose_device, is_out_of_memory
+from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
+from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, GpuSearch, SearchedBatch, search_batches

@@ -212,3 +212,42 @@ def test_a_ledger_is_checked_value_by_value(
         assert nmt_prepare(argv) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f"error: {path}: " in line and message in line and "prepare it again" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.d_model=1000000000"], "model: its weights alone would take"),
+        (["model.n_layers=1000000000000"], "model: its weights alone would take"),
+        (["data.workers=1000000000"], "data.workers is 1000000000; it must be between 1 and 4096"),
+        ([f"training.src_tokens={2**62}"], "it must be between 1 and 2^40"),
+        (["decoding.beam=1000000000"], "decoding.beam is 1000000000; it must be between 1 and"),
+        (["data.train=[{src: " + "x" * 900_000 + "}]"], "needs both src and tgt"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
+    settings: list[str], message: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ground.folder / "new"
+    assert train(ground, f"data.store={store}", f"out={ground.folder}/new-run", *settings) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and len(line) < 2_500
+    assert not list(ground.folder.glob("new*"))
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("x: can't allocate memory: 9 bytes")]
+)
+def test_memory_that_is_refused_is_one_line(
+    error: Exception,
+    ground: Ground,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nmt.train.trainer.Transformer", fail)
+    assert train(ground, f"out={ground.folder}/new-run") == 1
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("nmt-train: failed: out of memory; lower training.micro_tokens")

@@ -22,7 +22,7 @@ from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.model.embedding_lookup import _LookUp, look_up
 from nmt.model.transformer import Transformer
-from nmt.system.device import is_out_of_memory
+from nmt.system.memory import is_out_of_memory
 from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer

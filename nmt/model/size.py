@@ -1,0 +1,83 @@
+"""The size of a model, from its settings alone, and the refusal of one that no memory can hold.
+
+A model of 10^12 weights, or of 10^9 layers, would be noticed after the preparation of its data, when
+the machine is out of memory. So weights are counted before anything else, in whole numbers of any
+length and without torch. Only what can fit at no time is refused: other memory is not counted.
+"""
+
+from nmt.config import ModelConfig, RunConfig
+from nmt.system.errors import UserError
+from nmt.system.memory import MemoryLimit, find_memory_limit, format_memory
+
+WEIGHT_BYTES = 4
+TRAINED_BYTES = 12  # of a weight and Adam's two moments
+LAYER_BYTES = 20_000  # of the Python objects of an encoder and a decoder layer, at the very least
+
+
+def count_weights(config: ModelConfig, vocab_size: int) -> int:
+    """Count the weights of a model, as `Transformer` makes them."""
+    d = config.d_model
+    keys, values = config.n_heads * config.key_size, config.n_heads * config.value_size
+    attention = d * (2 * keys + values) + values * d
+    if config.attention_bias:
+        attention += 2 * keys + values + d
+    feed_forward = d * config.d_ff + config.d_ff + config.d_ff * d + d
+    norm = 2 * d
+    encoder_layer = attention + feed_forward + 2 * norm
+    decoder_layer = 2 * attention + feed_forward + 3 * norm
+    n = config.n_layers * (encoder_layer + decoder_layer)
+    n_matrices = 1 if config.tied else 3
+    n += n_matrices * (config.vocab_rows or vocab_size) * d
+    if config.positions == "learned":
+        n += 2 * config.max_positions * d
+    if config.norm == "pre":
+        n += 2 * norm
+    return n
+
+
+def count_model_bytes(config: ModelConfig, vocab_size: int, weight_bytes: int) -> int:
+    """Return the bytes of a model's tensors, with so many for each weight."""
+    n_bytes = weight_bytes * count_weights(config, vocab_size)
+    if config.positions == "sinusoidal":  # two tables that are not trained
+        n_bytes += 2 * WEIGHT_BYTES * config.max_positions * config.d_model
+    return n_bytes
+
+
+def check_weights_fit(config: RunConfig) -> None:
+    """Raise UserError if the model of a run could never be made in the memory of this process."""
+    n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), WEIGHT_BYTES)
+    n_bytes += LAYER_BYTES * config.model.n_layers
+    _check_limit(config.model, "weights alone", n_bytes, find_memory_limit())
+
+
+def check_moments_fit(config: RunConfig, limit: MemoryLimit) -> None:
+    """Raise UserError if the weights of a run's model and Adam's moments exceed the limit."""
+    n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), TRAINED_BYTES)
+    _check_limit(config.model, "weights and Adam's moments", n_bytes, limit)
+
+
+def _bound_vocab_size(config: RunConfig) -> int:
+    """Return the size of the vocabulary, or the smallest one where it is not known yet."""
+    return config.vocab.size if config.vocab.model is None else 1
+
+
+def _check_limit(model: ModelConfig, what: str, n_bytes: int, limit: MemoryLimit) -> None:
+    if n_bytes <= limit.n_bytes:
+        return
+    sizes = {
+        "model.d_model": model.d_model,
+        "model.d_ff": model.d_ff,
+        "model.n_layers": model.n_layers,
+        "model.n_heads": model.n_heads,
+        "model.d_k": model.key_size,
+        "model.d_v": model.value_size,
+        "model.max_positions": model.max_positions,
+        "model.vocab_rows": model.vocab_rows or 0,
+    }
+    # What is far beyond anything usual is named first.
+    largest = sorted(sizes, key=lambda key: sizes[key], reverse=True)[:3]
+    named = ", ".join(f"{key} ({sizes[key]:,})" for key in largest)
+    raise UserError(
+        f"model: its {what} would take {format_memory(n_bytes)}, and there are at most "
+        f"{format_memory(limit.n_bytes)} ({limit.name}); lower what is too large, such as {named}"
+    )

@@ -1,0 +1,74 @@
+"""Weights are counted without making them, and what no memory can hold is refused."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from nmt.config import ModelConfig, RunConfig, load_config
+from nmt.model.size import check_moments_fit, check_weights_fit, count_model_bytes, count_weights
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.memory import MemoryLimit
+
+SMALL = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, tied=False, norm="pre"),
+        replace(SMALL, d_k=3, d_v=5, attention_bias=True),
+        replace(SMALL, positions="learned", max_positions=30, vocab_rows=50),
+    ],
+)
+def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
+    model = Transformer(config, 40)
+    assert count_weights(config, 40) == sum(weight.numel() for weight in model.parameters())
+    n_bytes = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    assert count_model_bytes(config, 40, 4) == n_bytes
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ["model.d_model=1000000000"],
+        [f"model.d_model={2**40}"],
+        [f"model.d_model={2**62}"],
+        [f"model.d_ff={2**62}"],
+        ["model.n_layers=1000000000000"],
+        [f"model.n_heads={2**61}", "model.d_k=1", "model.d_v=1"],
+        [f"model.d_k={2**61}", "model.d_v=1"],
+        [f"model.d_v={2**61}", "model.d_k=1"],
+        [f"model.max_positions={2**60}"],
+        [f"model.max_positions={2**60}", "model.positions=learned"],
+        [f"model.vocab_rows={2**62}"],
+    ],
+)
+def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
+    config = load_config("base.yaml", sizes)
+    started_at = time.perf_counter()
+    with pytest.raises(
+        UserError, match=r"model: its weights alone would take .+ GiB, and"
+    ) as caught:
+        check_weights_fit(config)
+    assert time.perf_counter() - started_at < 1.0
+    key, _, value = sizes[0].partition("=")
+    assert f"{key} ({int(value):,})" in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["base.yaml", "big.yaml", "demo.yaml"])
+def test_a_model_that_fits_is_not_refused(name: str) -> None:
+    config = load_config(name)
+    check_weights_fit(config)
+    n_bytes = count_model_bytes(config.model, config.vocab.size, 12)
+    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"))
+    with pytest.raises(UserError, match="weights and Adam's moments would take .+ \\(a limit\\)"):
+        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
+
+
+def test_a_given_vocabulary_is_not_counted() -> None:
+    config = RunConfig()
+    given = replace(config, vocab=replace(config.vocab, model="x.model"))
+    check_moments_fit(given, MemoryLimit(count_model_bytes(config.model, 1, 12), "a limit"))
