@@ -79,9 +79,9 @@ def tar(members: dict[str, bytes]) -> bytes:
 def zip_members(members: dict[str, bytes]) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("folder/", b"")
+        archive.writestr(zipfile.ZipInfo("folder/"), b"")  # ZipInfo: not the time of today
         for name, content in members.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return file.getvalue()
 
 

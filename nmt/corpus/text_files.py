@@ -13,6 +13,7 @@ import difflib
 import gzip
 import lzma
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -153,10 +154,9 @@ def _open_text(text: TextFile) -> Iterator[tuple[IO[bytes], IO[bytes], int]]:
     """The decompressed stream of a text, the compressed one behind it, and the bytes of that."""
     with open(text.path, "rb", BUFFER_BYTES) as raw:
         if text.member is not None and text.path.suffix == ".zip":
-            with zipfile.ZipFile(raw) as zipped:
-                entry = _find_zipped(zipped, text)
-                with zipped.open(entry) as unzipped:
-                    yield _decompress(unzipped, text.member), unzipped, entry.file_size
+            unzipped, n_bytes = _open_zipped(raw, text)
+            with unzipped:
+                yield _decompress(unzipped, text.member), unzipped, n_bytes
             return
         outer = _decompress(raw, text.path.name)
         if text.member is None:
@@ -238,6 +238,17 @@ def _find_member(archive: tarfile.TarFile, text: TextFile) -> tarfile.TarInfo:
                 return member
             names.append(name)
     raise _explain_missing(text, names)
+
+
+def _open_zipped(raw: IO[bytes], text: TextFile) -> tuple[IO[bytes], int]:
+    """Return the stream of a member of a .zip, and its size."""
+    try:
+        archive = zipfile.ZipFile(raw)
+        entry = _find_zipped(archive, text)
+        return archive.open(entry), entry.file_size
+    except (ValueError, LookupError, struct.error, RuntimeError) as error:
+        # what zipfile raises of damage to names, dates and extra fields
+        raise zipfile.BadZipFile(describe_error(error)) from None
 
 
 def _find_zipped(archive: zipfile.ZipFile, text: TextFile) -> zipfile.ZipInfo:

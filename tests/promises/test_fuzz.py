@@ -27,6 +27,7 @@ from fuzzing import (
     Target,
     Tree,
     dump_json,
+    find_fault,
     hunt,
     mutate_often,
     strange_value,
@@ -36,7 +37,7 @@ from fuzzing import (
     vary_safetensors,
     vary_yaml,
 )
-from packing import pack, pack_archive
+from packing import pack, pack_archive, zip_members
 from prepared_toy import prepare_toy
 from pyarrow import parquet
 from soaking import IS_SOAK
@@ -553,3 +554,30 @@ def test_a_reader_returns_or_refuses(name: str, seeds: Path, tmp_path: Path) -> 
     assert not report.finds, "\n".join(report.finds)
     assert report.n_cases == n_cases
     assert report.n_read > n_cases // 200  # what is made is not hopeless as a rule
+
+
+# What the fuzzers found, as small as it could be made. Each was a traceback, unless it says what.
+FINDS = {
+    "array: header that only a tokenizer could read": (
+        "store",
+        b"\x93NUMPY\x01\x00\x0a\x00{'descr': (",
+    ),
+    "parquet: control character in the message": ("parquet", b"PAR1\x1f\x01\0\0\0PAR1"),
+    "zip: member without a name": ("packed", b"\x06" + zip_members({"": b"a\n"})),
+    "zip: name not UTF-8": (
+        "packed",
+        b"\x06" + zip_members({"\u00e4": b"a\n"}).replace(b"\xc3\xa4", b"\xe4\xe4"),
+    ),
+    "config: long key, of which the line was not named": ("config", b"x" * 200 + b": 1"),
+    "config: file to extend, of which the line was not named": ("config", b"extends: none.yaml"),
+    "config: key of 90 kB, all of which was printed": ("config", b"x" * 90_000 + b": 1"),
+    "override: key of 90 kB, all of which was printed": ("overrides", b"x" * 90_000 + b"=1"),
+}
+
+
+@pytest.mark.parametrize("what", FINDS)
+def test_finds_are_refused(what: str, seeds: Path, tmp_path: Path) -> None:
+    name, data = FINDS[what]
+    target = list_targets(seeds)[name]
+    target.prepare(tmp_path)
+    assert find_fault(target, data, tmp_path) == ""
