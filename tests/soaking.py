@@ -1,4 +1,4 @@
-"""Real starts of nmt-train by the hundred, and what may happen to them: kills, signals, slow disks.
+"""Real starts of nmt-train and other commands by the hundred, and what may happen to them: kills, signals, slow disks.
 
 A start costs three seconds because torch is imported. Here one process imports everything and
 computes nothing, and each start is a fork of it: a process and a group of its own that calls the
@@ -80,6 +80,8 @@ class Order:
     # Seconds more for each save, decode, update
     slow: dict[str, float] = field(default_factory=dict)
     is_recorded: bool = False  # each update to updates.jsonl
+    command: str = "train"
+    imports: list[str] = field(default_factory=list)  # more of what the command imports
 
 
 # In the process that forks, and in its forks.
@@ -106,9 +108,12 @@ def serve() -> None:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
+                order = Order(**json.loads(line))
+                for name in order.imports:
+                    importlib.import_module(name)
                 pid = os.fork()
                 if not pid:
-                    _run(Order(**json.loads(line)))
+                    _run(order)
                 children.add(pid)
                 _tell(pid=pid)
         if awake in ready:
@@ -160,10 +165,9 @@ def _run(order: Order) -> None:
     os.environ.update(order.environment)
     code = 1
     try:
-        import nmt.commands.train
-
+        command = importlib.import_module(f"nmt.commands.{order.command}")
         _arm(order, folder)
-        code = nmt.commands.train.main(order.argv)
+        code = command.main(order.argv)
         threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else 1

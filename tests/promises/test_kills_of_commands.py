@@ -1,0 +1,157 @@
+"""kill -9 at any moment of any command but nmt-train (test_kills.py) loses work, but nothing else.
+
+Each command is killed before the first change that it makes to a file, before the second, and so on
+to the last. Started again, it ends in what an undisturbed start makes, and nothing is left over.
+`make test` tries two moments of two commands, `make soak` all moments of all.
+"""
+
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from soaking import IS_SOAK, Ground, Order, Start, counted, make_ground
+
+# Files of results, and what differs in them between any two starts.
+TIMES = re.compile(
+    rb'"(when|seconds|elapsed_s|[a-z_]*_s|updated|pid|command)": [^,\n}]+|'
+    rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?|sha256 of all above: \w+"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command whose files are all in the folder WORK, which begins as a copy of some others."""
+
+    command: str
+    argv: str  # WORK and GROUND stand for the two folders
+    begins_with: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+
+DROPOUT = "vocab.bpe_dropout=0.1"
+EXPORTED = ("nmt.export.export",)
+PREPARE = "--config GROUND/toy.yaml data.store=WORK/store"
+CASES = {
+    "prepare with BPE-dropout": Case("prepare", f"{PREPARE} {DROPOUT}"),
+    "train with BPE-dropout": Case(
+        "train", f"{PREPARE} out=WORK/run {DROPOUT} training.steps=4", ("store",)
+    ),
+    "average": Case("average", "WORK/run --last 2", ("run",)),
+    "export to safetensors": Case(
+        "export", "GROUND/run --to safetensors -o WORK/export", imports=EXPORTED
+    ),
+    "export to ctranslate2": Case(
+        "export",
+        "GROUND/run --to ctranslate2 -o WORK/export",
+        imports=(*EXPORTED, "nmt.export.ctranslate2", "ctranslate2"),
+    ),
+    "export to huggingface": Case(
+        "export",
+        "GROUND/run --to huggingface -o WORK/export",
+        imports=(*EXPORTED, "nmt.export.huggingface", "transformers"),
+    ),
+    "eval --ladder --json": Case(
+        "eval",
+        "WORK/run --src GROUND/valid.en --ref GROUND/valid.de --ladder --force "
+        "--json WORK/scores.json --output WORK/out.txt",
+        ("run",),
+        ("nmt.evaluate.evaluation",),
+    ),
+}
+QUICK_CASES = ("average", "export to safetensors")
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """A corpus, its store and a run."""
+    ground = make_ground(tmp_path_factory.mktemp("kills"))
+    ground.finish("run")
+    return ground
+
+
+@dataclass
+class Scene:
+    """Where one command is killed again and again."""
+
+    case: Case
+    ground: Ground
+    work: Path
+    changes: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        for name in self.case.begins_with:
+            shutil.copytree(self.ground.folder / name, self.work / name, symlinks=True)
+
+    def start(self, die_at: int = 0) -> Start:
+        """Start the command, which dies before the so-manieth change of a file."""
+        argv = self.case.argv.replace("WORK", str(self.work))
+        argv = argv.replace("GROUND", str(self.ground.folder))
+        order = Order(
+            [],
+            "",
+            watched=str(self.work),
+            die_at=die_at,
+            command=self.case.command,
+            imports=list(self.case.imports),
+        )
+        start = Start(self.work.with_name("ranks"), argv.split(), order=order)
+        codes = start.wait()
+        assert codes == [-signal.SIGKILL if die_at else 0] or codes == [0], start.told()
+        self.changes = (start.folders[0] / "changes").read_text().splitlines()
+        return start
+
+    def list_results(self) -> dict[str, str]:
+        """Every file and link of the folder, and what must be the same in any two starts."""
+        found = {}
+        for path in sorted(self.work.rglob("*")):
+            name = str(path.relative_to(self.work))
+            if path.is_dir() and not path.is_symlink():
+                continue
+            found[name] = digest(path)
+        return found
+
+
+def digest(path: Path) -> str:
+    if path.is_symlink():
+        return str(path.readlink())
+    if path.name in ("manifest.json", ".sources.json", "status.json", "report.html"):
+        return ""  # it tells of the others, or of times
+    if path.suffix == ".safetensors":
+        tensors = sorted(load_file(path).items())
+        data = b"".join(name.encode() + value.numpy().tobytes() for name, value in tensors)
+    else:
+        data = TIMES.sub(b"", path.read_bytes())
+    return sha256(data).hexdigest()
+
+
+def list_moments() -> Iterator[int]:
+    yield from range(1, 10_000) if IS_SOAK else (9, 21)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", counted(QUICK_CASES, tuple(CASES)))
+def test_a_killed_command_starts_again(name: str, ground: Ground, tmp_path: Path) -> None:
+    scene = Scene(CASES[name], ground, tmp_path / "work")
+    scene.begin()
+    scene.start()
+    whole = scene.list_results()
+    n_changes, n_kills = len(scene.changes), 0
+    for moment in list_moments():
+        scene.begin()
+        scene.start(die_at=moment)
+        if len(scene.changes) < moment or n_kills == n_changes:
+            break
+        n_kills += 1
+        told = scene.changes[-1]
+        again = scene.start()
+        assert scene.list_results() == whole, f"killed before {told}\n{again.told()}"
+    print(f"\n{name}: {n_kills} kills, before each of {n_changes} changes of a file")
+    assert n_kills == counted(2, n_changes)
