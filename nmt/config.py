@@ -88,8 +88,8 @@ class CorpusConfig:
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """Rules for dropping training pairs; null turns a rule off. A pair with an empty side is always
-    dropped.
+    """Rules for dropping training pairs; null turns a rule off. A pair with an empty side or a NUL
+    character is always dropped.
     """
 
     # Sets the keys below that are not given. paper-ende: the paper's En-De data as its authors

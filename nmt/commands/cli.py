@@ -31,8 +31,14 @@ FORESEEN_ERRORS = (
     errno.EACCES,
     errno.EFBIG,
     errno.ENAMETOOLONG,
+    errno.EPERM,
+    errno.EIO,
+    errno.EBUSY,
+    errno.ELOOP,
+    errno.EISDIR,
+    errno.ENOTDIR,
 )
-
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 # What to do when memory has run out, where the work itself has nothing better to say.
 TO_LOWER = {
@@ -78,6 +84,9 @@ def report_error(error: BaseException, program: str) -> int | None:
     if is_out_of_memory(error):
         remedy = TO_LOWER.get(program, "end other processes, or use a machine with more")
         return _print_line(f"{program}: failed: out of memory; {remedy}", 1)
+    if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
+        remedy = "raise the limit, for example with ulimit -n 1024"
+        return _print_line(f"{program}: failed: too many files are open; {remedy}", 1)
     if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
         place = error.filename or "output"
         return _print_line(f"{program}: error: {place}: {error.strerror}", 1)

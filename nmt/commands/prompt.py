@@ -21,6 +21,7 @@ PROMPT = "> "
 
 def answer_lines(answer: Callable[[str], str]) -> None:
     """Print the answer to each line until there are no more."""
+    _check_input()
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
     with _use_readline() as is_editable:
@@ -36,6 +37,18 @@ def answer_lines(answer: Callable[[str], str]) -> None:
                 if sys.stdin.isatty():
                     print(file=sys.stderr)
                 return
+
+
+def _check_input() -> None:
+    """Raise UserError if standard input cannot be read, for example because it is write-only."""
+    try:
+        os.read(sys.stdin.fileno(), 0)
+    except io.UnsupportedOperation:  # a program has put its own stream there
+        return
+    except OSError as error:
+        raise UserError(
+            f"standard input cannot be read ({error.strerror}); give another one, or -i FILE"
+        ) from None
 
 
 def _ask_plainly() -> str:

@@ -116,6 +116,8 @@ def find_broken_rule(pair: Pair, rules: CleanConfig) -> str | None:
     src, tgt = pair
     if not src or not tgt:
         return "empty side"
+    if "\0" in src or "\0" in tgt:  # no vocabulary has it, so it would become an unknown piece
+        return "NUL character"
     if rules.identical and src == tgt:
         return "identical sides"
     if rules.max_words is not None or rules.max_ratio is not None:

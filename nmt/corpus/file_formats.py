@@ -105,6 +105,12 @@ def _choose_columns(names: Sequence[str], data: DataConfig, place: str) -> tuple
     )
     for src, tgt in known:
         if src in names and tgt in names:
+            for column in (src, tgt):
+                if names.count(column) > 1:
+                    raise UserError(
+                        f"{place}: {names.count(column)} columns have the name {column!r}; "
+                        "rename all but one of them"
+                    )
             return src, tgt
     found = ", ".join(map(repr, names)) or "none"
     raise UserError(

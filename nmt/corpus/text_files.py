@@ -68,6 +68,11 @@ def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], f
                     break
                 yield lines, min(1.0, _count_read(compressed) / max(1, n_bytes))
                 n += len(lines)
+    except MemoryError:
+        raise UserError(
+            f"{text.name}: line {n + len(lines) + 1} does not fit into memory; is it a text, with "
+            "one sentence per line?"
+        ) from None
     except DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"{text.name}: cannot be read ({error.strerror})") from None

@@ -120,8 +120,10 @@ def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
             if size != header.end() + n * kind.itemsize:
                 raise ValueError(f"its header says {n} numbers, which {size} bytes do not hold")
             return np.memmap(file, kind, "r", offset=header.end(), shape=(n,))
-    except (OSError, ValueError, KeyError) as error:
+    except (FileNotFoundError, ValueError, KeyError) as error:
         raise UserError(f"{path}: is damaged ({error}); {REMEDY}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 class ArrayWriter:

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
-from nmt.system.errors import UserError
+from nmt.system.errors import Failure, UserError
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 from nmt.system.strict_json import parse_json
 
@@ -68,7 +68,13 @@ def _open_without_following(path: str, flags: int) -> int:
     try:
         # The file may have been replaced since it was checked.
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
-    except OSError:
+    except OSError as error:
+        # not a UserError, which would count as damage of this file
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise Failure(
+                f"{path}: cannot be opened, because too many files are open; raise the limit, "
+                "for example with ulimit -n 1024"
+            ) from None
         check_plain_file(Path(path))
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -52,6 +52,13 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
     assert len(set(cleaned.digests.tolist())) == len(set(cleaned.pairs))
 
 
+def test_a_nul_is_dropped_and_counted() -> None:
+    pairs = [("a", "x"), ("a\0", "x"), ("a", "\0"), ("", "\0")]
+    cleaned = clean_block(block(pairs), CleanConfig(preset="none"), {})
+    assert cleaned.pairs == [("a", "x")]
+    assert cleaned.dropped.counts == {"NUL character": 2, "empty side": 1}
+
+
 def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
     sets = {"dev": make_held_out_set([Pair("a ", "x"), Pair("b", "y"), Pair("", "")])}
     pairs = [("a", "x"), ("a", "y"), ("b", "z"), ("q", "x"), ("q", "q")]

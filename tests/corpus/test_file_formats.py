@@ -176,6 +176,17 @@ def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) ->
     assert [parse_table(block, 1, "x") for block in blocks] == [(["a", "é"], ["b", "c"], {})]
 
 
+@pytest.mark.parametrize("name", ["en", "de"])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.parquet"
+    columns = [pa.array(["a"]) for _ in range(4)]
+    parquet.write_table(pa.table(columns, names=["en", "de", name, "id"]), path)
+    with pytest.raises(UserError, match=rf"x\.parquet: 2 columns have the name '{name}'; rename"):
+        list(read_parquet_tables(path, DATA))
+    parquet.write_table(pa.table(columns, names=["en", "de", "id", "id"]), path)
+    assert len(list(read_parquet_tables(path, DATA))) == 1
+
+
 # ---- parquet ----------------------------------------------------------------------------------------------------
 
 

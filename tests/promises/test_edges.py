@@ -119,7 +119,7 @@ def test_an_evaluation_is_kept_where_nobody_reads_it(bench: Bench, tmp_path: Pat
 
 CODES_OF_READERS = {
     "stream": {"closed": 2, "ended": 0, "write-only": 2},
-    "converse": {"closed": 2, "ended": 0, "write-only": 1},
+    "converse": {"closed": 2, "ended": 0, "write-only": 2},
 }
 
 
