@@ -10,7 +10,7 @@ SOAKED := tests/promises tests/translate/test_search.py tests/translate/test_gra
 	tests/scripts/test_launch.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak gpu gpu-dry check bench bench-data clean
+.PHONY: help install demo test soak gpu gpu-dry check audit sbom bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,19 @@ test: check  ## check, then every test, two at a time
 
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
+
+# Not part of check: it asks pypi.org, and check must not depend on a server.
+audit: build/audit/.installed  ## ask pypi.org for known vulnerabilities of the versions in constraints.txt
+	@build/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt \
+		|| { echo "make audit: pypi.org names a vulnerability, or it could not be asked about every package; see above" >&2; exit 1; }
+
+sbom: $(INSTALLED) build/audit/.installed  ## list all that is installed, with licences, in build/sbom.json (CycloneDX)
+	build/audit/bin/cyclonedx-py environment --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
+
+build/audit/.installed:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	@touch $@
 
 gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten minutes, no data
 	$(BIN)/python scripts/bench/first_gpu.py

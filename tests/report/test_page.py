@@ -4,16 +4,19 @@ a crash leaves.
 
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hostile_text import OBEYED, PAYLOADS
 from untrained import make_vocab
 
 from nmt.config import RunConfig, format_config, load_config, override_config
 from nmt.report.page import choose_ticks, write_report
 from nmt.system.errors import UserError
+from nmt.system.strict_yaml import format_yaml
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 METRICS: list[dict[str, Any]] = [
@@ -216,6 +219,49 @@ def test_input_cannot_become_markup(tmp_path: Path) -> None:
     assert find(root, "h1")[0].text == '</title><b>&"'
     assert read_rows(root)["signature"].startswith("<script>alert('x')</script>")
     assert "\x01" not in text
+
+
+class Elements(HTMLParser):
+    """The tags and attributes of a page, as a browser takes them, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(data)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read_elements(tmp_path: Path, text: str) -> Elements:
+    """Read a page in which `text` is wherever the files of a stranger's run have text."""
+    kinds = [{"kind": "warning", "step": 1, "message": text}, {"kind": text, "step": 2, text: text}]
+    valid = {"kind": "valid", "step": 3, "bleu": 1.0, "nll": 2.0, "signature": text}
+    (tmp_path / "metrics.jsonl").write_bytes(jsonl([*kinds, valid]) + text.encode() + b"\n")
+    settings = {"name": text, "out": text, "data": {"train": [{"src": text}, text]}}
+    (tmp_path / "config.yaml").write_text(format_yaml(settings), encoding="utf-8")
+    found = Elements()
+    page = write_report(tmp_path).read_bytes().decode()
+    ElementTree.fromstring(page)
+    found.feed(page)
+    return found
+
+
+@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None:
+    """The tags and attributes are those of any page, and the text shows as it is."""
+    text = text.replace("\0", "")  # configs refuse it
+    found = read_elements(tmp_path, text)
+    assert found.tags == read_elements(tmp_path, "harmless").tags
+    assert OBEYED.isdisjoint(found.text)
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    assert found.text.count(shown) >= 7
 
 
 def test_the_page_is_self_contained(tmp_path: Path) -> None:
