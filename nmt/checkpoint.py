@@ -53,6 +53,7 @@ from nmt.system.ranks import copy_into_shards, gather_shards
 from nmt.system.records import COUNT, RecordReader, default
 from nmt.system.run_folder import (
     CONFIG_FILE,
+    EXPORT_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -254,6 +255,11 @@ def _open_unverified(path: Path) -> Checkpoint:
     """
     _check_place(path)
     entries = read_manifest(path)
+    if EXPORT_FILE in entries:
+        raise UserError(
+            f"{path}: is an export, not a checkpoint; add --engine ctranslate2 if it is one for "
+            "CTranslate2, otherwise give the checkpoint that it was made of"
+        )
     for name, entry in entries.items():
         if name not in (*COMMON_FILES, OPTIMIZER_FILE):
             raise UserError(

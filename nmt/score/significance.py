@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from sacrebleu.significance import Result
 
 SEED_VARIABLE = "SACREBLEU_SEED"
+HIGHEST_SCORE = 100.0  # of BLEU and chrF
 
 
 @dataclass(frozen=True)
 class Bootstrap:
     """A 95 % interval by resampling lines. As in sacreBLEU, it is centred on the mean of the
     resampled scores, which differs a little from the score itself, and is as wide as the range from
-    percentile 2.5 to 97.5."""
+    percentile 2.5 to 97.5; but it ends where scores end."""
 
     mean: float
     low: float
@@ -96,7 +97,7 @@ def bootstrap(
     """
     all_references = [references, *more_references]
     (result,) = _run_paired_test(counter, [hypotheses], all_references, "bs", n, seed)
-    return _read_bootstrap(result, n, seed)
+    return _read_bootstrap(counter, result, n, seed)
 
 
 def compare_systems(
@@ -132,8 +133,8 @@ def compare_systems(
         difference=difference,
         p_bootstrap=p_bootstrap,
         p_randomisation=p_randomisation,
-        interval_a=_read_bootstrap(first, n_bootstrap, seed),
-        interval_b=_read_bootstrap(second, n_bootstrap, seed),
+        interval_a=_read_bootstrap(counter, first, n_bootstrap, seed),
+        interval_b=_read_bootstrap(counter, second, n_bootstrap, seed),
         n_bootstrap=n_bootstrap,
         n_randomisation=n_randomisation,
         seed=seed,
@@ -165,10 +166,14 @@ def _run_paired_test(
     return results[column]  # type: ignore[return-value]  # only the column "System" holds names
 
 
-def _read_bootstrap(result: "Result", n: int, seed: int) -> Bootstrap:
+def _read_bootstrap(counter: "Counter", result: "Result", n: int, seed: int) -> Bootstrap:
+    from sacrebleu.metrics.ter import TER
+
     assert result.mean is not None and result.ci is not None
     mean, half_width = float(result.mean), float(result.ci)
-    return Bootstrap(mean, mean - half_width, mean + half_width, n, seed)
+    highest = math.inf if isinstance(counter, TER) else HIGHEST_SCORE
+    low, high = max(0.0, mean - half_width), min(highest, mean + half_width)
+    return Bootstrap(mean, low, high, n, seed)
 
 
 @contextmanager
@@ -185,12 +190,14 @@ def _set_environment(name: str, value: str) -> Iterator[None]:
 
 
 def estimate_spread(values: Sequence[float]) -> Spread:
+    """Estimate it from scores of BLEU, which ends at 0 and 100."""
     n = len(values)
     if n < 2:
         raise UserError(f"a spread needs at least two scores, not {n}; score more runs")
     mean, std = statistics.fmean(values), statistics.stdev(values)
     half_width = student_t(n - 1) * std / math.sqrt(n)
-    return Spread(n, mean, std, mean - half_width, mean + half_width)
+    low, high = max(0.0, mean - half_width), min(HIGHEST_SCORE, mean + half_width)
+    return Spread(n, mean, std, low, high)
 
 
 def student_t(freedom: int) -> float:

@@ -581,6 +581,15 @@ def exported(place: Path) -> Path:
 
 
 @NEEDS_CT2
+def test_an_export_without_its_engine_is_called_an_export(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nmt_translate([str(exported)]) == 2
+    message = capsys.readouterr().err
+    assert f"{exported}: is an export, not a checkpoint; add --engine ctranslate2" in message
+
+
+@NEEDS_CT2
 def test_ctranslate2_writes_the_same_lines_and_its_name(
     place: Path,
     exported: Path,

@@ -82,6 +82,17 @@ def half(found: Bootstrap) -> float:
     return (found.high - found.low) / 2
 
 
+def test_intervals_end_where_scores_end() -> None:
+    lines = [*REFERENCES[:2], "something else altogether"]
+    for metric in METRICS.values():
+        found = bootstrap(metric(), lines, REFERENCES[:3], 60, 7)
+        assert found.low >= 0
+        assert metric is TER or found.high <= 100
+    apart = estimate_spread([90.0, 99.0, 99.5])
+    assert (apart.low > 80, apart.high) == (True, 100.0)
+    assert estimate_spread([0.5, 9.0]).low == 0.0
+
+
 def test_interval_is_the_command_lines(tmp_path: Path) -> None:
     lines = damaged(0.2, 1)
     truths = sacrebleu_prints(
