@@ -90,9 +90,12 @@ class CheckpointWriter:
         """Wait for the last checkpoint; raise a `Failure` if it could not be written."""
         self.wait()
         if self.failures:
+            rest = "starts from the beginning"
+            if self.saved_step:
+                rest = f"continues from the last good checkpoint, of update {self.saved_step}"
             raise Failure(
                 f"the checkpoint of update {self._tried_step} could not be written: {self._failure_reason}; "
-                "free some disk space and run the same command again; it continues from the last good checkpoint"
+                f"free some disk space and run the same command again; it {rest}"
             )
 
     def link_and_prune(self, state: TrainState) -> None:

@@ -121,6 +121,7 @@ class Trainer:
         self.throughput = Throughput(clock())
         self.outcomes = Outcomes(world.device)
         self.grad_norm = 0.0  # of the last update
+        self.sound_step = -1  # the last update after which the model was seen to predict text
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
@@ -279,6 +280,9 @@ class Trainer:
         state, update, stats = self.state, outcome.pending.update, outcome.stats
         if outcome.is_applied:
             self.grad_norm = stats.grad_norm
+            # Weights that have blown up are worse than a guess, long before they are infinite.
+            if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
+                self.sound_step = outcome.pending.step - 1
             self.throughput.add(update)
             self.state = replace(
                 state,
@@ -321,13 +325,22 @@ class Trainer:
             return
 
         def fail() -> None:
-            raise Failure(
-                f"{summary}; the last checkpoint is intact: continue from it with "
-                "training.on_nonfinite=skip, or start over in another out=DIR with a lower optimizer.scale "
-                "or more optimizer.warmup_steps"
-            )
+            raise Failure(f"{summary}; {self.advise_after_failure(self.writer.saved_step)}")
 
         world.on_main(fail)
+
+    def advise_after_failure(self, saved_step: int) -> str:
+        """Say what can be done after the failure of an update, given the last checkpoint's."""
+        start_over = (
+            "start over in another out=DIR with a lower optimizer.scale or more "
+            "optimizer.warmup_steps"
+        )
+        if not saved_step:
+            return f"there is no checkpoint yet: {start_over}"
+        skip = "continue from it with training.on_nonfinite=skip"
+        if saved_step <= self.sound_step:
+            return f"the last checkpoint is intact: {skip}, or {start_over}"
+        return f"the last checkpoint may be no better: {skip} or, if that fails too, {start_over}"
 
     def log(self, event: dict[str, Any]) -> None:
         if self.world.is_main:

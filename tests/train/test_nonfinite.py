@@ -72,6 +72,35 @@ def are_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.parametrize(
+    "settings, at, advice",
+    [
+        ((), 3, "there is no checkpoint yet: start over in another out=DIR"),
+        (("training.checkpoint_every=2",), 4, "the last checkpoint is intact: continue from it"),
+        # nothing was computed yet with the weights of update 2
+        (("training.checkpoint_every=2",), 3, "the last checkpoint may be no better"),
+        # finite weights, but worse than any guess
+        (
+            ("training.checkpoint_every=2", "optimizer.scale=100", "optimizer.warmup_steps=1"),
+            5,
+            "the last checkpoint may be no better",
+        ),
+    ],
+)
+def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
+    settings: tuple[str, ...],
+    at: int,
+    advice: str,
+    toy: Path,
+    inject: Callable[[Poison, set[int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inject(poison_loss, {at})
+    assert main(["--config", str(toy), *settings]) == 1
+    assert f"update {at} was not applied" in (last := capsys.readouterr().err.splitlines()[-1])
+    assert advice in last
+
+
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_poisoned_update_stops_the_run_and_is_named(
     poison: Poison,
