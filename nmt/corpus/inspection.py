@@ -102,7 +102,8 @@ def count_side(store: Path, side: Side, word_starts: np.ndarray) -> SideFigures:
     # lengths, from the offsets: without the mark that ends each sentence
     counts: Counter[int] = Counter()
     for first in range(0, len(side), CHUNK):
-        n_by_length = np.bincount(np.diff(side.offsets[first : first + CHUNK + 1]))
+        end = min(first + CHUNK, len(side))
+        n_by_length = np.bincount(side.count_pieces(first, end))
         for length in np.flatnonzero(n_by_length).tolist():
             counts[length] += int(n_by_length[length])
     lengths = sorted(counts.items())

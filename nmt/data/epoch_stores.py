@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
-from nmt.data.store import Side, SideWriter, TokenStore, open_store
+from nmt.data.store import SideWriter, TokenStore, open_store
 from nmt.system.errors import UserError
 from nmt.system.files import (
     check_own_folder,
@@ -99,16 +99,11 @@ def _restore_long(
     return gather_runs(np.concatenate((ids, drawn)), starts, kept_counts), kept_counts
 
 
-def _read_rows(side: Side, first: int, end: int) -> TokenRow:
-    offsets = np.asarray(side.offsets[first : end + 1])
-    return np.asarray(side.ids[offsets[0] : offsets[-1]]), np.diff(offsets)
-
-
 def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
     """Read the merges of a store's BPE model, if drawing at rate 0 gives what the store holds."""
     merges = MergeTable(read_bytes(folder / VOCAB_FILE))
     for side in (store.src, store.tgt):
-        ids, counts = _read_rows(side, 0, min(CHECKED, len(side)))
+        ids, counts = side.read_rows(0, min(CHECKED, len(side)))
         again, _ = segment(merges, ids, counts, 0.0, np.random.default_rng(0))
         if not np.array_equal(again, ids):
             raise UserError(
@@ -129,11 +124,18 @@ class EpochStores:
     """
 
     def __init__(
-        self, store: Path, rate: float, seed: int, max_pieces: int | None, workers: int
+        self,
+        store: Path,
+        rate: float,
+        seed: int,
+        max_pieces: int | None,
+        workers: int,
+        n_pieces: int = 1 << 16,
     ) -> None:
         self.folder = store.resolve()
         self.rate, self.seed, self.max_pieces, self.workers = rate, seed, max_pieces, workers
-        self._stored = open_store(store, "train")
+        self.n_pieces = n_pieces  # of the vocabulary
+        self._stored = open_store(store, "train", n_pieces=n_pieces)
         identity = digest_file(store / MANIFEST_FILE)[:12]
         name = f"{identity}-{rate}-{seed}-{max_pieces}"
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
@@ -158,7 +160,7 @@ class EpochStores:
     def _find(self, epoch: int) -> TokenStore | None:
         path = self._path(epoch)
         try:
-            return open_store(path, "train") if path.exists() else None
+            return open_store(path, "train", n_pieces=self.n_pieces) if path.exists() else None
         except UserError:
             if path.exists():
                 raise
@@ -221,8 +223,8 @@ class EpochStores:
         n = len(self._stored)
         for first in range(0, n, PAIRS_PER_DRAW):
             end = min(first + PAIRS_PER_DRAW, n)
-            src = _read_rows(self._stored.src, first, end)
-            yield StoredPairs(first, src, _read_rows(self._stored.tgt, first, end))
+            src = self._stored.src.read_rows(first, end)
+            yield StoredPairs(first, src, self._stored.tgt.read_rows(first, end))
 
     def __enter__(self) -> "EpochStores":
         return self

@@ -58,24 +58,20 @@ def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None)
 
 def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape | None) -> Packed:
     """Concatenate the sentences of `pairs`, with a bos before each."""
-    stored_offsets = np.asarray(side.offsets)
-    firsts = stored_offsets[pairs]
-    lengths = stored_offsets[pairs + 1] - firsts + 1  # bos, then the pieces
+    ids, counts = side.read_sentences(pairs)
+    lengths = counts + 1  # bos, then the pieces
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     n_live, longest = int(offsets[-1]), int(lengths.max())
-
-    # The place of each token in the store. For bos it is the piece before the sentence, which is
-    # overwritten.
-    places = np.arange(n_live) + np.repeat(firsts - 1 - offsets[:-1], lengths)
-    begins = offsets[:-1]
+    is_piece = np.ones(n_live, bool)
+    is_piece[offsets[:-1]] = False
 
     n_rows = round_up(n_live)
     if shape is not None and _fits(shape, n_live, len(pairs), longest):
         n_rows, longest = shape.tokens, shape.longest
         offsets = np.pad(offsets, (0, shape.sentences - len(pairs)), mode="edge")
     tokens = np.zeros(n_rows, np.int64)
-    tokens[:n_live] = np.asarray(side.ids)[places]
-    tokens[begins] = BOS
+    tokens[:n_live][is_piece] = ids
+    tokens[:n_live][~is_piece] = BOS
     return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, n_live)
 
 

@@ -2,15 +2,20 @@
 sentences, plain `.npy`.
 
 They are memory-mapped, so that 36 million pairs open in milliseconds and all processes of a machine
-share them. A store is a sealed folder that is enough to train from: `vocab.model`,
-`{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev text `valid.{src,tgt}.txt`, `ledger.json`,
-and `manifest.json`, which ties the ids to the BPE model that made them. On disk there are pieces
-only; tokens are what the model reads: pieces and a sentence mark (bos or eos).
+share them. They are read through `Side`, because a stranger may have written them, and somebody may
+cut or rewrite them while a run trains: what is read was there, is below the vocabulary's size, and
+is what the manifest is of, or a `UserError` names the file. A store is a sealed folder that is
+enough to train from: `vocab.model`, `{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev text
+`valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json`, which ties the ids to the BPE model that
+made them. On disk there are pieces only; tokens are what the model reads: pieces and a sentence mark
+(bos or eos).
 """
 
 import io
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, open_plain_file, read_manifest
+from nmt.system.files import digest_file, has_plain_file, open_plain_file, read_manifest
+from nmt.system.mapped import MappedPageLost, copy_runs, copy_slice
 from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
@@ -33,10 +39,38 @@ ARRAY_HEADER_BYTES = 256
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
+class WatchedFile:
+    """A file of a store, as it was when it was opened."""
+
+    def __init__(self, path: Path, sha256: str) -> None:
+        self.path, self.sha256 = path, sha256
+        status = path.stat()
+        self.inode = status.st_ino
+        self.stamp = (status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """Raise UserError if the content has changed since."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return  # it was removed: what is mapped stays
+        stamp = (status.st_size, status.st_mtime_ns)
+        if status.st_ino != self.inode or stamp == self.stamp:
+            return  # another file has the name now, or nothing has changed
+        if status.st_size != self.stamp[0] or digest_file(self.path) != self.sha256:
+            raise UserError(
+                f"{self.path}: was changed while it was in use; restore the store, or remove it and "
+                "run nmt-prepare again; then the same command continues from the last checkpoint"
+            )
+        self.stamp = stamp  # somebody has touched it
+
+
 @dataclass(frozen=True)
 class Side:
     ids: np.ndarray  # (pieces,) uint16
     offsets: np.ndarray  # (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]]
+    n_pieces: int = 1 << 16  # of the vocabulary: all ids are below
+    files: tuple[WatchedFile, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,12 +78,71 @@ class Side:
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of each sentence as the model reads it: its pieces, and bos or eos."""
-        return np.diff(self.offsets).astype(np.int32) + 1  # (n,)
+        return self.count_pieces(0, len(self)).astype(np.int32) + 1  # (n,)
+
+    def count_pieces(self, first: int, end: int) -> np.ndarray:
+        """Return how many pieces each of some consecutive sentences has."""
+        with self._explaining_damage():
+            counts = np.diff(copy_slice(self.offsets, first, end + 1))
+            if len(counts) and not 0 <= counts.min() <= counts.max() < 2**31 - 1:
+                raise IndexError("offsets that do not rise")
+        return counts
 
     @property
     def n_tokens(self) -> int:
         """The sum of `lengths`."""
         return len(self.ids) + len(self)
+
+    def read_sentences(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of these sentences, end to end, and how many each has."""
+        with self._explaining_damage():
+            bounds = copy_runs(self.offsets, numbers.astype(np.int64), np.full(len(numbers), 2))
+            starts, ends = bounds.reshape(-1, 2).T
+            ids = copy_runs(self.ids, starts, ends - starts)
+            self._check_ids(ids)
+        return ids, ends - starts
+
+    def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of consecutive sentences, and how many each has."""
+        with self._explaining_damage():
+            offsets = copy_slice(self.offsets, first, end + 1)
+            counts = np.diff(offsets)
+            if len(counts) and counts.min() < 0:
+                raise IndexError("offsets that do not rise")
+            ids = copy_slice(self.ids, int(offsets[0]), int(offsets[-1]))
+            self._check_ids(ids)
+        return ids, counts
+
+    def read_ids(self, first: int, end: int) -> np.ndarray:
+        """Return ids, whatever sentences they belong to."""
+        with self._explaining_damage():
+            ids = copy_slice(self.ids, first, end)
+            self._check_ids(ids)
+        return ids
+
+    def load(self) -> "Side":
+        """Return the same side in memory, where nobody can change it."""
+        ids, counts = self.read_rows(0, len(self))
+        return Side(ids, np.concatenate(([0], np.cumsum(counts))), self.n_pieces)
+
+    def _check_ids(self, ids: np.ndarray) -> None:
+        largest = int(ids.max(initial=0))
+        if largest >= self.n_pieces:
+            raise IndexError(f"id {largest}, where the BPE model has {self.n_pieces} pieces")
+
+    @contextmanager
+    def _explaining_damage(self) -> Iterator[None]:
+        """Name the file that was changed meanwhile, or say what a stranger has sealed."""
+        fault = ""
+        try:
+            yield
+        except (IndexError, MappedPageLost) as error:
+            fault = str(error) or "it cannot be read to its end"
+        for file in self.files:
+            file.check()
+        if fault:
+            place = self.files[0].path if self.files else "the token store"
+            raise UserError(f"{place}: is damaged ({fault}); {REMEDY}")
 
 
 @dataclass(frozen=True)
@@ -61,9 +154,11 @@ class TokenStore:
         return len(self.src)
 
 
-def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> TokenStore:
-    """Open a split of a sealed store; raise UserError if its BPE model does not have
-    `vocab_digest`.
+def open_store(
+    folder: Path, split: str, vocab_digest: str | None = None, n_pieces: int = 1 << 16
+) -> TokenStore:
+    """Open a split of a sealed store, whose BPE model has `n_pieces`; raise UserError if that does
+    not have `vocab_digest`.
 
     Only sizes are checked against the manifest, because this must be quick;
     `nmt.system.files.verify` reads everything.
@@ -87,8 +182,8 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
             f"{folder}: was made with another BPE model ({digest[:12]} instead of {vocab_digest[:12]}); "
             "give the data.store that belongs to this run"
         )
-    src = _open_side(folder, split, "src", manifest)
-    tgt = _open_side(folder, split, "tgt", manifest)
+    src = _open_side(folder, split, "src", manifest, n_pieces)
+    tgt = _open_side(folder, split, "tgt", manifest, n_pieces)
     if len(src) != len(tgt):
         raise UserError(
             f"{folder}: is damaged ({split} has {len(src)} source and {len(tgt)} target sentences); {REMEDY}"
@@ -96,14 +191,17 @@ def open_store(folder: Path, split: str, vocab_digest: str | None = None) -> Tok
     return TokenStore(src, tgt)
 
 
-def _open_side(folder: Path, split: str, side: str, manifest: Manifest) -> Side:
-    ids = _map_array(folder / ids_file(split, side), "uint16", manifest)
-    offsets = _map_array(folder / offsets_file(split, side), "int64", manifest)
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids):
-        raise UserError(
-            f"{folder / offsets_file(split, side)}: is damaged (it does not match the file of ids); {REMEDY}"
-        )
-    return Side(ids, offsets)
+def _open_side(folder: Path, split: str, side: str, manifest: Manifest, n_pieces: int) -> Side:
+    paths = folder / ids_file(split, side), folder / offsets_file(split, side)
+    ids, offsets = _map_array(paths[0], "uint16", manifest), _map_array(paths[1], "int64", manifest)
+    try:
+        files = tuple(WatchedFile(path, manifest[path.name]["sha256"]) for path in paths)
+        ends = copy_runs(offsets, np.array([0, len(offsets) - 1]), np.ones(2, np.int64)).tolist()
+    except (OSError, IndexError, MappedPageLost):
+        ends = []
+    if ends != [0, len(ids)]:
+        raise UserError(f"{paths[1]}: is damaged (it does not match the file of ids); {REMEDY}")
+    return Side(ids, offsets, n_pieces, files)
 
 
 def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:

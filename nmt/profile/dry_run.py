@@ -59,7 +59,7 @@ class DryRun:
         self.step = 0
         self.folder = Path(config.data.store)
         self.vocab = Vocab.load(self.folder / VOCAB_FILE)
-        self.store = open_store(self.folder, "train", self.vocab.digest)
+        self.store = open_store(self.folder, "train", self.vocab.digest, self.vocab.size)
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         self.objective = Objective(self.model, config.training.label_smoothing)
@@ -123,7 +123,7 @@ class DryRun:
         """
         if self.config.data.valid is None:
             return 0.0
-        dev = open_store(self.folder, "valid", self.vocab.digest)
+        dev = open_store(self.folder, "valid", self.vocab.digest, self.vocab.size)
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
         updates, _ = load_excerpt(dev, middle, self.micro_tokens, self.world.device)
         self.model.eval()

@@ -106,9 +106,8 @@ def load_excerpt(
 
 
 def _select(side: Side, pair_ids: np.ndarray) -> Side:
-    rows = [np.asarray(side.ids[side.offsets[i] : side.offsets[i + 1]]) for i in pair_ids]
-    lengths = [len(row) for row in rows]
-    return Side(np.concatenate(rows), np.cumsum([0, *lengths]))
+    ids, counts = side.read_sentences(pair_ids)
+    return Side(ids, np.concatenate(([0], np.cumsum(counts))))
 
 
 def probe_peak_memory(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
@@ -238,7 +237,7 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
 def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     folder = Path(config.data.store)
     vocab = Vocab.load(folder / VOCAB_FILE)
-    store = open_store(folder, "train", vocab.digest)
+    store = open_store(folder, "train", vocab.digest, vocab.size)
     model = Transformer(config.model, vocab.size).to(world.device)
     objective = Objective(model, config.training.label_smoothing)
     shape = choose_batch_shape(config, micro_tokens, store, world)

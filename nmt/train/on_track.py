@@ -49,7 +49,7 @@ def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
     starts = np.linspace(0, n_ids - block, n_blocks).astype(np.int64)
     counts = np.zeros(0, np.int64)
     for start in starts:
-        found = np.bincount(side.ids[start : start + block], minlength=len(counts))
+        found = np.bincount(side.read_ids(int(start), int(start) + block), minlength=len(counts))
         found[: len(counts)] += counts
         counts = found
 

@@ -102,7 +102,7 @@ class Trainer:
         # data
         self.store_folder = Path(config.data.store)
         self.vocab = Vocab.load(self.store_folder / VOCAB_FILE)
-        self.store = open_store(self.store_folder, "train", self.vocab.digest)
+        self.store = open_store(self.store_folder, "train", self.vocab.digest, self.vocab.size)
         self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
 
@@ -173,7 +173,7 @@ class Trainer:
                 # wait for the next update's data
                 step = self.state.step + 1
                 started_at = clock()
-                update = next(updates)
+                update = self.take(updates)
                 self.throughput.waited_s += clock() - started_at
 
                 # forward, backward, one step
@@ -216,6 +216,14 @@ class Trainer:
         # code.
         world.on_main(self.finish)
 
+    def take(self, updates: Loader) -> Update:
+        """Return the next update. If the store was damaged meanwhile, save first what is done."""
+        try:
+            return next(updates)
+        except UserError:
+            self.save_alone()
+            raise
+
     def make_epoch_stores(self) -> EpochStores:
         config = self.config
         return EpochStores(
@@ -224,6 +232,7 @@ class Trainer:
             config.seed,
             config.data.clean.max_pieces,
             config.data.workers,
+            self.vocab.size,
         )
 
     def make_loader(self, epoch_stores: EpochStores) -> Loader:
@@ -459,6 +468,21 @@ class Trainer:
 
             self.world.on_main(link_best)
         self.saved_at, self.is_save_due = clock(), False
+
+    def save_alone(self) -> None:
+        """Write a checkpoint of the last update while the other ranks are at another place: of a
+        model that the main rank holds whole, nobody else is needed.
+        """
+        self.apply_outcomes(wait_for_newest=True)
+        is_saved = self.saved_step == self.state.step
+        if not self.world.is_main or is_saved or self.config.training.shard:
+            return
+        if self.state.skipped and not self.has_finite_weights():
+            return
+        self.writer.save(checkpoint.take_snapshot(self.model, self.optimizer), self.state)
+        self.writer.wait()
+        self.saved_step = self.state.step
+        self.status.step = self.writer.saved_step
 
     def has_finite_weights(self) -> bool:
         weights = [p.detach() for p in self.model.parameters()]

@@ -37,7 +37,9 @@ class DevSet:
 
 def open_dev(folder: Path, vocab: Vocab) -> DevSet:
     """Open the dev set of a prepared store: its token ids for the NLL, its raw text for BLEU."""
-    store = open_store(folder, "valid", vocab.digest)
+    store = open_store(folder, "valid", vocab.digest, vocab.size)
+    # In memory: it is small, and a validation should not fail because somebody touches the store.
+    store = TokenStore(store.src.load(), store.tgt.load())
     return DevSet(store, _read_lines(folder, "src"), _read_lines(folder, "tgt"))
 
 

@@ -14,6 +14,7 @@ from nmt.data.loader import Loader, Update, make_batch
 from nmt.data.plan import Cursor, choose_shape
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
+from nmt.system.errors import UserError
 from nmt.system.ranks import World
 
 MICRO_TOKENS = 60
@@ -134,7 +135,7 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
         Loader(
             lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), World(0, 1, CPU)
         ) as updates,
-        pytest.raises(IndexError),
+        pytest.raises(UserError, match="the token store: is damaged"),
     ):
         for _ in islice(iter(lambda: next(updates), None), 5):
             pass

@@ -5,17 +5,23 @@ work does not depend on the file it is done, and a note or a warning says what w
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from soaking import Ground, counted, make_ground
+from soaking import Ground, counted, make_ground, tensor_digests
 
+from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.system.files import read_json, seal
+from nmt.train.update import run_update
 
 SETTINGS = (
     "training.steps=6",
@@ -251,3 +257,120 @@ def test_memory_that_is_refused_is_one_line(
     assert train(ground, f"out={ground.folder}/new-run") == 1
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("nmt-train: failed: out of memory; lower training.micro_tokens")
+
+
+# ---- stores --------------------------------------------------------------------------------------
+
+
+def rewrite(path: Path, values: bytes) -> None:
+    """Write into a file in place, as no command of nmt does."""
+    with open(path, "r+b") as file:
+        file.seek(-len(values), 2)
+        file.write(values)
+
+
+CHANGED_FILES = ("train.src.ids.npy", "train.tgt.offsets.npy")
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, 0),
+    "cut by half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "other ids": lambda path: rewrite(path, b"\x05\0" * 100),
+    "no ids": lambda path: rewrite(path, b"\xff" * 100),
+}
+
+
+def change_at(step: int, change: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something while an update is computed, and before the loader reads what it needs next."""
+
+    def run_slowly(replica: Any, optimizer: Any, update: Any, number: int, *others: Any) -> Any:
+        if number == step:
+            change()
+        return run_update(replica, optimizer, update, number, *others)
+
+    monkeypatch.setattr("nmt.train.trainer.run_update", run_slowly)
+
+
+ALL_CHANGES = [(change, name) for change in CHANGES for name in CHANGED_FILES]
+SOME_CHANGES = [("cut", CHANGED_FILES[0]), ("no ids", CHANGED_FILES[1])]
+
+
+@pytest.mark.parametrize(("change", "name"), counted(SOME_CHANGES, ALL_CHANGES))
+def test_a_store_that_is_changed_under_a_training_ends_it_with_a_checkpoint(
+    name: str,
+    change: str,
+    ground: Ground,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ground.folder / "store" / name
+    content = path.read_bytes()
+    steps = ("training.steps=20", "training.checkpoint_every=20", "training.validate_every=20")
+    with monkeypatch.context() as patch:
+        change_at(12, lambda: CHANGES[change](path), patch)
+        assert train(ground, *steps) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert f"error: {path}: was changed while it was in use" in line
+    run = ground.run("run")
+    status = read_json(run.status)
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert 12 <= status["step"] == list_steps(run)[-1] <= 15
+
+    if (change, name) != SOME_CHANGES[0]:
+        return
+    # with the store as it was, the run goes on as if nothing had happened
+    path.write_bytes(content)
+    assert train(ground, *steps) == 0
+    undisturbed = ground.run("undisturbed")
+    shutil.copytree(f"{ground.folder}.whole/run", undisturbed.path, symlinks=True)
+    assert train(ground, *steps, f"out={undisturbed.path}") == 0
+    assert tensor_digests(run.checkpoints / "last") == tensor_digests(
+        undisturbed.checkpoints / "last"
+    )
+
+
+@pytest.mark.parametrize("change", ["removed", "touched", "replaced"])
+def test_a_store_whose_content_is_left_alone_may_be_moved_and_touched(
+    change: str, ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ground.folder / "store"
+
+    def act() -> None:
+        for path in store.glob("train.*.npy"):
+            if change == "touched":
+                os.utime(path)
+            else:
+                path.unlink()
+                if change == "replaced":
+                    path.write_bytes(b"x")
+
+    change_at(8, act, monkeypatch)
+    assert train(ground, "training.steps=20", "training.checkpoint_every=20") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("train.src.ids.npy", b"\xff" * 100, "id 65535, where the BPE model has 80 pieces"),
+        ("valid.tgt.ids.npy", b"\xff" * 2, "id 65535, where the BPE model has 80 pieces"),
+        ("train.tgt.offsets.npy", bytes(16), "does not match the file of ids"),
+        ("valid.src.offsets.npy", bytes(8), "does not match the file of ids"),
+    ],
+)
+def test_a_store_that_a_stranger_has_sealed_is_refused(
+    name: str, values: bytes, message: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ground.folder / "store" / name
+    rewrite(path, values)
+    seal(path.parent)
+    assert train(ground, f"out={ground.folder}/new-run") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert f"error: {path.parent}" in line and message in line
+
+
+def test_offsets_that_fall_are_refused(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
+    path = ground.folder / "store" / "train.src.offsets.npy"
+    offsets = np.load(path)
+    offsets[5:9] = offsets[5:9][::-1]
+    np.save(path, offsets)
+    seal(path.parent)
+    assert train(ground, f"out={ground.folder}/new-run") == 2
+    assert "is damaged (offsets that do not rise)" in capsys.readouterr().err
