@@ -14,8 +14,8 @@ import re
 OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 # What Markdown reads as more than itself, also as the beginning of HTML or of a formula. Not an
-# underscore inside a word, as in `d_model`.
-MARKUP = re.compile(r"[\\`*{}\[\]<>#|~$&]|(?<!\w)_|_(?!\w)")
+# underscore inside a word, as in `d_model`, and not a `>`, which ends only what another begins.
+MARKUP = re.compile(r"[\\`*{}\[\]<#|~$&]|(?<!\w)_|_(?!\w)")
 
 
 def escape_line(text: str) -> str:
@@ -29,7 +29,7 @@ def escape_lines(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return Markdown that shows just this text, on one line, in a cell of a table too."""
+    """Return Markdown that shows just this text inside a line: in a heading, in a cell of a table."""
     line = escape_line(re.sub(r"\s+", " ", text))
     encodable = line.encode(errors="backslashreplace").decode()  # without lone surrogates
     return MARKUP.sub(r"\\\g<0>", encodable)
