@@ -35,6 +35,7 @@ PAYLOADS = [
     "a | b | c",
     "`code` ``more``",
     "**bold** _it_ ~~gone~~",
+    "__0__ a__b__c _a_b_",
     "---\nlicense: mit\n---",
     "```\nfence",
     "\n\n| a |\n|---|\n| b |",

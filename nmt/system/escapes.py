@@ -14,8 +14,8 @@ import re
 OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 # What Markdown reads as more than itself, also as the beginning of HTML or of a formula. Not an
-# underscore inside a word, as in `d_model`, and not a `>`, which ends only what another begins.
-MARKUP = re.compile(r"[\\`*{}\[\]<#|~$&]|(?<!\w)_|_(?!\w)")
+# underscore between letters or digits, as in `d_model`, and not a `>`, which ends only what another begins.
+MARKUP = re.compile(r"[\\`*{}\[\]<#|~$&]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def escape_line(text: str) -> str:
