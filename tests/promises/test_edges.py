@@ -3,8 +3,8 @@ pipe whose other side has left, a terminal that is one column wide.
 
 Messages may be lost, work may not: whatever becomes of standard error, the exit code, standard
 output and the results on disk are those of an undisturbed run, and no message is ever on standard
-output. Only the reader of standard output may leave quietly. What the command is given, the folder
-that it runs in and the user's home stay as they are.
+output. Only the reader of standard output may leave quietly. What the command is given and
+the folder that it runs in stay as they are.
 
 One stream is disturbed at a time, because each is treated by code of its own (system/streams.py);
 all three together are tried for one state. test_places.py has disks and homes, and
@@ -14,11 +14,15 @@ shell does, NMT_SOAK=1 tries all in forks.
 
 import contextlib
 import io
+import itertools
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from shell_process import STREAMS
 from soaking import IS_SOAK
 from toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
@@ -26,11 +30,17 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.system.streams import ReaderLeft
 
-soak_only = pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1 tries all commands and states")
-
 STDERR_STATES = ("closed", "full", "read-only", "broken", "leaves", "terminal")
 STDOUT_STATES = ("closed", "full", "broken", "terminal")
 STDIN_STATES = ("closed", "ended", "write-only", "terminal")
+
+
+def list_in_soak(states: Sequence[str]) -> list[Any]:
+    """List every command with every state, in `make test` one test that is skipped."""
+    if IS_SOAK:
+        return list(itertools.product(CASES, states))
+    skipped = pytest.mark.skip(reason="NMT_SOAK=1 tries all commands and states")
+    return [pytest.param("", "", marks=skipped)]
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +69,14 @@ def test_a_mistake_keeps_its_exit_code_in_a_shell(tmp_path: Path) -> None:
     assert wrong.start("prepare", tmp_path / "work", "2>/dev/full") == NOTHING
 
 
-@soak_only
-@pytest.mark.parametrize("state", STDERR_STATES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "state"), list_in_soak(STDERR_STATES))
 def test_no_work_is_lost_with_standard_error(
     case: str, state: str, bench: Bench, tmp_path: Path
 ) -> None:
     assert bench.run(case, tmp_path / "work", {"stderr": state}) == bench.expect(case)
 
 
-@soak_only
-@pytest.mark.parametrize("state", STDERR_STATES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "state"), list_in_soak(STDERR_STATES))
 def test_a_mistake_keeps_its_exit_code(case: str, state: str, tmp_path: Path) -> None:
     wrong = Bench(tmp_path / "none", {case: NOTHING})
     wrong.folder.mkdir()
@@ -91,9 +97,7 @@ def expect_of_stdout(state: str, case: str, undisturbed: Outcome) -> Outcome:
     return Outcome(code, b"", undisturbed.results)
 
 
-@soak_only
-@pytest.mark.parametrize("state", STDOUT_STATES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "state"), list_in_soak(STDOUT_STATES))
 def test_only_the_reader_of_standard_output_may_leave(
     case: str, state: str, bench: Bench, tmp_path: Path
 ) -> None:
@@ -123,9 +127,7 @@ CODES_OF_READERS = {
 }
 
 
-@soak_only
-@pytest.mark.parametrize("state", STDIN_STATES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "state"), list_in_soak(STDIN_STATES))
 def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.run(case, tmp_path / "work", {"stdin": state})
     if case in CODES_OF_READERS and state != "terminal":
@@ -134,12 +136,9 @@ def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> 
         assert outcome == bench.expect(case)
 
 
-@soak_only
-@pytest.mark.parametrize("case", CASES)
-def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
-    outcome = bench.run(
-        case, tmp_path / "work", {"stdin": "closed", "stdout": "closed", "stderr": "closed"}
-    )
+@pytest.mark.parametrize(("case", "state"), list_in_soak(("closed",)))
+def test_all_streams_at_once(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
+    outcome = bench.run(case, tmp_path / "work", dict.fromkeys(STREAMS, state))
     code = 2 if case in CODES_OF_READERS else 0
     assert outcome == Outcome(code, b"", bench.expect(case).results)
 

@@ -7,18 +7,19 @@ the command.
 
 A full disk ends a command in one line, at every page of what it writes; what is there then is
 complete or absent, and with room again the same command gives what it gives undisturbed. Homes and
-disks are not combined: nothing that a command makes is below the home. Mounted folders are in
-test_fixed_folders.py. NMT_SOAK=1 tries everything.
+disks are not combined: nothing that a command makes is below the home. A run may be mounted;
+test_fixed_folders.py has other mounted results. NMT_SOAK=1 tries everything.
 """
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from canary import record
-from small_disk import SmallDisk
+from small_disk import SmallDisk, mount_small_disk
 from soaking import IS_SOAK, check_readable
 from toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
 
@@ -64,9 +65,19 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return make_bench(tmp_path_factory.mktemp("places"))
 
 
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that other users can reach, as they cannot that of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("case", "home"), list_homes())
-def test_a_home_costs_time_at_most(case: str, home: str, bench: Bench, tmp_path: Path) -> None:
+def test_a_home_costs_time_at_most(
+    case: str, home: str, bench: Bench, shared_folder: Path, tmp_path: Path
+) -> None:
     prefix, name = HOMES[home]
     if prefix and subprocess.run([*prefix, "true"], env={"HOME": str(tmp_path)}).returncode:
         pytest.skip(f"needs root, for {prefix[0]}")
@@ -81,7 +92,7 @@ def test_a_home_costs_time_at_most(case: str, home: str, bench: Bench, tmp_path:
         "XDG_CACHE_HOME": None,
         "XDG_STATE_HOME": None,
     }
-    outcome = bench.start(case, tmp_path / "work", prefix=prefix, changes=changes)
+    outcome = bench.start(case, shared_folder / "work", prefix=prefix, changes=changes)
     assert outcome == bench.expect(case)
     assert list(temporary.iterdir()) == []
     assert record(home_folder) == before
@@ -146,8 +157,9 @@ def test_a_full_disk(
     translated = text.read_bytes() if text.exists() else b""
     given = record(bench.folder)
     n_failures = 0
+    step = (4 if case == "train" else 1) if IS_SOAK else 24  # a training takes a second
     # Twice as much is there while the old result is being replaced, or has been moved.
-    for n_pages in range(0, N_PAGES, 1 if IS_SOAK else 24):
+    for n_pages in range(0, N_PAGES, step):
         shutil.rmtree(work)
         work.mkdir()
         ballast = small_disk.fill(n_pages * PAGE)
@@ -168,3 +180,23 @@ def test_a_full_disk(
     else:
         pytest.fail("the disk was never large enough")
     assert n_failures and record(bench.folder) == given
+
+
+# ---- mount points -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1; test_fixed_folders.py mounts results")
+@pytest.mark.parametrize("name", ["run", "run/checkpoints"])
+def test_a_run_or_its_checkpoints_may_be_mounted(
+    name: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Roomy)
+    whole = bench.expect("train").results
+    folder = tmp_path / "work" / name
+    folder.parent.mkdir(parents=True)
+    with mount_small_disk(folder):
+        train = MAINS["train"]
+        argv = bench.argv("train", tmp_path / "work")
+        assert train([*argv, "training.steps=3"]) == train(argv) == 0
+        assert results(tmp_path / "work") == whole
+        assert MAINS["average"]([str(tmp_path / "work/run"), "--last", "2"]) == 0
