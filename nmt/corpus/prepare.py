@@ -199,7 +199,7 @@ def _estimate_bytes(part: Part, data: DataConfig) -> int:
 
 
 def _count_bytes(work: Path) -> int:
-    return sum(file.stat().st_size for file in work.rglob("*.*"))
+    return sum(file.lstat().st_size for file in work.rglob("*.*"))
 
 
 def _describe_full_disk(work: Path, n_bytes: int) -> str:

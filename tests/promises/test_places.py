@@ -157,7 +157,7 @@ def test_a_full_disk(
     translated = text.read_bytes() if text.exists() else b""
     given = record(bench.folder)
     n_failures = 0
-    step = (4 if case == "train" else 1) if IS_SOAK else 24  # a training takes a second
+    step = (12 if case == "train" else 2) if IS_SOAK else 24  # a training takes a second
     # Twice as much is there while the old result is being replaced, or has been moved.
     for n_pages in range(0, N_PAGES, step):
         shutil.rmtree(work)
