@@ -115,7 +115,9 @@ class Roomy:
 
 def run_here(bench: Bench, case: str, work: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
     name, _, export_format = case.partition(" ")
-    argv = [*bench.argv(name, work), *(["--to", export_format] if export_format else [])]
+    argv = bench.argv(name, work)
+    if export_format:
+        argv[argv.index("safetensors")] = export_format
     capsys.readouterr()
     code = MAINS[COMMANDS.get(name, name)](argv)
     return Outcome(code, b"", results(work))
