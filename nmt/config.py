@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.records import RecordReader, Rule, default
+from nmt.system.run_folder import VOCAB_FILE
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
 Grouping = Literal["length", "random"]
@@ -244,6 +245,11 @@ class TrainingConfig:
 
     # The number of updates.
     steps: int = default(100_000, AT_LEAST_ONE)
+    # A run, an average or a checkpoint whose weights the training begins with, and whose vocabulary
+    # it takes; null: random weights.
+    init_from: str | None = None
+    # Parts of the model that keep the weights they began with.
+    freeze: tuple[Literal["embeddings", "encoder", "decoder"], ...] = ()
     # The token budget of an update on each side, summed over all ranks.
     src_tokens: int = default(25_000, SIZE)
     tgt_tokens: int = default(25_000, SIZE)
@@ -289,6 +295,8 @@ class TrainingConfig:
         return self.checkpoint_every is None or self.is_checkpoint_step(step)
 
     def check(self) -> str | None:
+        if set(self.freeze) == {"embeddings", "encoder", "decoder"}:
+            return "freeze names all parts of the model, so nothing would be trained; leave one out"
         if self.shard and self.compile == "on":
             return "compile is on and shard is true, but sharded models are not compiled; drop one"
         return None
@@ -596,7 +604,16 @@ def _override(source: YamlTree, text: str) -> YamlTree:
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
-    return _build_config(_read_file(find_config(name)), overrides)
+    return _take_over_vocab(_build_config(_read_file(find_config(name)), overrides))
+
+
+def _take_over_vocab(config: RunConfig) -> RunConfig:
+    """Use the vocabulary of the weights that training begins with, unless one is given."""
+    start = config.training.init_from
+    if start is None or config.vocab.model is not None:
+        return config
+    model = os.path.join(os.path.abspath(start), VOCAB_FILE)
+    return dataclasses.replace(config, vocab=dataclasses.replace(config.vocab, model=model))
 
 
 def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Literal
 
-from nmt.config import CleanConfig, CorpusConfig, DataConfig, ModelConfig, RunConfig
+from nmt.config import CleanConfig, CorpusConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
 from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, WMT14, KnownSet
 
 Model = Literal["base", "big"]
@@ -167,7 +167,7 @@ def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
         *list_cleaning_rows(config.data.clean, pair),
         *list_vocab_rows(config, pair),
         *list_model_rows(config.model, model, pair),
-        *list_initial_rows(),
+        *list_initial_rows(config.training),
         *list_optimizer_rows(config),
         *list_training_rows(config, model, pair),
         *list_checkpoint_rows(config, model, n_averaged),
@@ -605,9 +605,23 @@ def compare_head_size(name: Literal["d_k", "d_v"], ours: int, quotient: float) -
     )
 
 
-def list_initial_rows() -> list[PaperRow]:
+def list_initial_rows(ours: TrainingConfig) -> list[PaperRow]:
     """List the rules for initial weights, which the paper does not mention."""
     return [
+        compare(
+            "weights at the start",
+            ComparedSetting("training.init_from", None, ours.init_from),
+            paper=SILENT,
+            code_2017="drawn at random",
+            ours="drawn at random" if ours.init_from is None else "another model's",
+        ),
+        compare(
+            "weights that are trained",
+            ComparedSetting("training.freeze", (), ours.freeze),
+            paper=SILENT,
+            code_2017="all",
+            ours=f"all but {', '.join(ours.freeze)}" if ours.freeze else "all",
+        ),
         state_rule("embeddings at the start", paper=SILENT, code_2017="N(0, 1/d_model)"),
         state_rule("matrices at the start", paper=SILENT, code_2017="Xavier-uniform"),
         state_rule(

@@ -30,6 +30,7 @@ from nmt.config import (
     RunConfig,
     VocabConfig,
     load_config,
+    override_config,
 )
 from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.model.dropout import Dropout
@@ -205,6 +206,8 @@ FLIPS = [
     ("base", "training.checkpoint_every=1000", "checkpoint every"),
     ("base", "training.checkpoint_every=600", "checkpoint every"),
     ("base", "training.checkpoint_every=null", "checkpoint every"),
+    ("base", "training.init_from=runs/other", "weights at the start"),
+    ("base", "training.freeze=[encoder]", "weights that are trained"),
     ("base", "vocab.size=32000", "vocabulary"),
     ("base", "vocab.model=mine.model", "vocabulary"),
     ("base", "vocab.bpe_dropout=0.1", "BPE-dropout"),
@@ -253,7 +256,7 @@ FLIPS = [
 
 @pytest.mark.parametrize(("name", "flip", "row"), FLIPS)
 def test_a_flipped_setting_is_one_deviation(name: str, flip: str, row: str) -> None:
-    found = check_conformance(load_config(f"{name}.yaml", [flip]))
+    found = check_conformance(override_config(load_config(f"{name}.yaml"), [flip]))
     key = flip.partition("=")[0]
     assert [(entry.name, entry.key) for entry in found.deviations] == [(row, key)]
     assert found.model == name.partition("-")[0]
@@ -401,6 +404,8 @@ def others(hint: Any, value: Any) -> list[Any]:
     if typing.get_origin(hint) is Literal:
         return [option for option in options if option != value]
     if typing.get_origin(hint) is tuple:
+        if options[0] is not CorpusConfig:
+            return [(other,) for other in others(options[0], None)]
         return [(), (CorpusConfig(demo="train"),)]
     if options:
         return [other for option in options for other in others(option, value)]

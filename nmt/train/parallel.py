@@ -8,7 +8,7 @@ buffer, which is summed over the ranks once, after the last micro-batch of an up
 `training.shard`, each rank instead holds only a share of weights, gradients and moments (FSDP2).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +131,7 @@ class Replica:
         self.compiled: CompiledObjective | None = None
         self.flat: FlatGradients | None = None
         self.replay: Callable[[], Tensor] | None = None
+        self.frozen: list[nn.Parameter] = []
         is_cuda = world.device.type == "cuda"
         if is_sharded and world.size > 1:
             shard_model(objective, world)
@@ -194,8 +195,23 @@ class Replica:
         if self.flat is not None and before is not None:
             self.flat.buffer.copy_(before)  # recording ran the work, which added to the gradients
 
+    def freeze(self, parts: Collection[str]) -> None:
+        """Keep the weights of these parts of the model as they are. Parts are "encoder", "decoder"
+        and "embeddings", which are all else: a matrix that is also the projection, and positions.
+        """
+        for name, parameter in self.objective.model.named_parameters():
+            part = name.split(".")[0].removesuffix("_norm")
+            if part not in ("encoder", "decoder"):
+                part = "embeddings"
+            if part in parts:
+                self.frozen.append(parameter)
+
     def sum_gradients(self, world: World) -> None:
         """Make each rank's gradients the sum over all ranks."""
+        # Adam moves no weight whose gradient was always zero.
+        for parameter in self.frozen:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
         if self.flat is not None:
             world.sum_in_place(self.flat.buffer)
 
@@ -226,7 +242,9 @@ def make_replica(
     if world.device.type == "cuda":
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
         objective.model.attention_path = choose_attention(gpu, config.key_size, config.value_size)
-    return Replica(objective, world, training.precision == "bf16", shape, training.shard)
+    replica = Replica(objective, world, training.precision == "bf16", shape, training.shard)
+    replica.freeze(training.freeze)
+    return replica
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:

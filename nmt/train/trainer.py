@@ -37,7 +37,7 @@ from nmt.system.files import (
 )
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.ranks import World, is_rank_lost
-from nmt.system.run_folder import VOCAB_FILE, RunFolder
+from nmt.system.run_folder import MODEL_FILE, VOCAB_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
@@ -143,6 +143,8 @@ class Trainer:
         found = self.world.on_main(lambda: checkpoint.find_newest(self.run, self.config))
         step = int(self.world.broadcast(found.step if found else 0))
         if not step:
+            if self.config.training.init_from is not None:
+                self.load_initial_weights(Path(self.config.training.init_from))
             return TrainState()
         found = found or checkpoint.open_verified_by_main(self.run, step)
         if found.vocab.digest != self.vocab.digest:
@@ -152,6 +154,36 @@ class Trainer:
             )
         checkpoint.load_weights(found, self.model)
         return checkpoint.load_optimizer(found, self.model, self.optimizer)
+
+    def load_initial_weights(self, path: Path) -> None:
+        """Load the weights that another run ended with; nothing else is taken from it."""
+        found = self.world.on_main(lambda: checkpoint.open_for_average(path))
+        step = int(self.world.broadcast(found.step if found else 0))
+        if found is None:
+            # The main rank has chosen one, of a run that may still be saving others.
+            is_run = (path / "checkpoints").is_dir()
+            found = checkpoint.open_for_average(
+                RunFolder(path).checkpoint(step) if is_run else path
+            )
+        if found.vocab.digest != self.vocab.digest:
+            raise UserError(
+                f"training.init_from={path}: its BPE model differs from that of {self.store_folder}; "
+                f"give another data.store=DIR, to be prepared with vocab.model={path / VOCAB_FILE}"
+            )
+        # dropout has no weights
+        shape = replace(found.config.model, dropout=self.config.model.dropout)
+        changes = list_differences(replace(self.config, model=shape), self.config)
+        if changes:
+            raise UserError(
+                f"training.init_from={path}: is another model ({'; '.join(changes)}); "
+                "give these settings, or start from another"
+            )
+        checkpoint.load_weights(found, self.model)
+        if self.world.is_main:
+            digest = found.sha256[MODEL_FILE]
+            say(
+                f"starting from the weights of {found.path}, update {step:,} (sha256 {digest[:16]})"
+            )
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 

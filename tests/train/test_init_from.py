@@ -1,0 +1,117 @@
+"""Training that begins with the weights of another run: only those and the vocabulary are taken."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import write_toy_config, write_toy_corpus
+from safetensors.torch import load_file
+
+from nmt.commands.average import main as nmt_average
+from nmt.commands.train import main as nmt_train
+from nmt.system.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a toy config and its run of 20 updates."""
+    folder = tmp_path_factory.mktemp("start")
+    config = write_toy_config(write_toy_corpus(folder), folder)
+    assert nmt_train(["--config", str(config), "training.checkpoint_every=10"]) == 0
+    assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
+    return folder
+
+
+def start(ground: Path, out: Path, *settings: str) -> int:
+    config = ["--config", str(ground / "toy.yaml"), f"out={out}", f"data.store={out}-store"]
+    return nmt_train([*config, "training.checkpoint_every=1", "evaluation.bleu=false", *settings])
+
+
+def other_text(ground: Path, folder: Path) -> str:
+    """Overrides that take other training text: the first pairs, of which a BPE would differ."""
+    for language in ("en", "de"):
+        lines = (ground / "corpus" / f"train.{language}").read_text().splitlines()[:50]
+        (folder / f"part.{language}").write_text("\n".join(lines) + "\n")
+    return f"data.train=[{{src: {folder}/part.en, tgt: {folder}/part.de}}]"
+
+
+@pytest.mark.parametrize("source", ["run", "run/average", "run/checkpoints/step-0000010"])
+def test_the_first_update_begins_with_the_given_weights(
+    source: str, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tuned"
+    text = other_text(ground, tmp_path)
+    # at a rate of zero, weights stay what they began with
+    settings = ["optimizer.scale=1e-30", "training.steps=1", text]
+    assert start(ground, out, f"training.init_from={ground / source}", *settings) == 0
+    folder = ground / source
+    if source == "run":
+        folder = RunFolder(folder).checkpoint(20)
+    given = load_file(folder / "model.safetensors")
+    found = load_file(RunFolder(out).checkpoint(1) / "model.safetensors")
+    assert {name: bool((found[name] == given[name]).all()) for name in given} == dict.fromkeys(
+        given, True
+    )
+    assert f"starting from the weights of {folder}" in capsys.readouterr().err
+    vocab = (ground / "run" / "vocab.model").read_bytes()
+    assert (out / "vocab.model").read_bytes() == vocab
+
+
+def test_a_stop_continues_exactly_and_does_not_start_again(ground: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(ground / "run" / "average", source)
+    init = f"training.init_from={source}"
+    assert start(ground, tmp_path / "whole", init, "training.steps=6") == 0
+    assert start(ground, tmp_path / "parts", init, "training.steps=3") == 0
+    shutil.rmtree(source)  # no longer needed
+    assert start(ground, tmp_path / "parts", init, "training.steps=6") == 0
+    runs = [RunFolder(tmp_path / name).checkpoint(6) for name in ("whole", "parts")]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        first, second = (load_file(run / name) for run in runs)
+        assert all((first[key] == second[key]).all() for key in first)
+
+
+def test_frozen_parts_keep_their_weights(ground: Path, tmp_path: Path) -> None:
+    init = f"training.init_from={ground}/run/average"
+    given = load_file(ground / "run" / "average" / "model.safetensors")
+    for part in ("embeddings", "encoder", "decoder"):
+        out = tmp_path / part
+        assert start(ground, out, init, f"training.freeze=[{part}]", "training.steps=3") == 0
+        found = load_file(RunFolder(out).checkpoint(3) / "model.safetensors")
+        kept = {name for name in given if (found[name] == given[name]).all()}
+        prefix = "tgt_embedding" if part == "embeddings" else part
+        assert kept == {name for name in given if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["training.init_from=nowhere"], "nowhere"),
+        (["training.init_from=RUN", "model.n_layers=1"], "model.n_layers: 2 -> 1"),
+        (["training.init_from=RUN", "model.norm=pre"], "model.norm: post -> pre"),
+        (["training.freeze=[encoder,decoder,embeddings]"], "nothing would be trained"),
+        (["training.freeze=[head]"], "training.freeze"),
+    ],
+)
+def test_what_cannot_be_started_from_is_one_line(
+    settings: list[str],
+    expected: str,
+    ground: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = [setting.replace("RUN", str(ground / "run")) for setting in settings]
+    assert start(ground, tmp_path / "out", *settings, "training.steps=1") == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("nmt-train: error: ") and expected in last
+
+
+def test_a_store_of_another_vocabulary_is_refused(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init = f"training.init_from={ground}/run"
+    other = tmp_path / "other"
+    assert start(ground, other, other_text(ground, tmp_path), "training.steps=1") == 0
+    model = f"vocab.model={other}/vocab.model"
+    assert start(ground, tmp_path / "out", init, model, "training.steps=1") == 2
+    assert "its BPE model differs from that of" in capsys.readouterr().err
