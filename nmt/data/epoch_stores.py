@@ -28,7 +28,7 @@ from nmt.system.files import (
     check_own_folder,
     digest_file,
     make_folder,
-    open_plain_file,
+    open_lock_file,
     read_bytes,
     remove_folder,
     remove_leftovers,
@@ -184,7 +184,7 @@ class EpochStores:
         """
         for folder in (self.epochs.parent, self.epochs):
             check_own_folder(folder, inside=folder.parent)
-        with open_plain_file(make_folder(self.epochs) / ".lock", "a+b") as file:
+        with open_lock_file(make_folder(self.epochs) / ".lock") as file:
             while True:
                 self._stop_if_closed()
                 try:

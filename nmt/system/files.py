@@ -58,13 +58,18 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
     that name.
 
     Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten. A
-    FIFO would be waited for without end, and some devices act when they are opened.
+    FIFO would be waited for without end, and some devices act when they are opened. A file that has
+    a second name is replaced by a copy before it is written: an archive that is unpacked beside
+    files of the user's can make hard links to them, and so does `cp -al` when it backs up a run.
     """
     return open(path, mode, opener=_open_without_following)
 
 
 def _open_without_following(path: str, flags: int) -> int:
     check_plain_file(Path(path))
+    is_written = flags & os.O_ACCMODE != os.O_RDONLY
+    if is_written and _has_second_name(Path(path)):
+        write_bytes(Path(path), read_bytes(Path(path)))
     try:
         # The file may have been replaced since it was checked.
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
@@ -81,6 +86,17 @@ def _open_without_following(path: str, flags: int) -> int:
         os.close(handle)
         raise UserError(f"{path}: was replaced by something other than a plain file; remove it")
     return handle
+
+
+def _has_second_name(path: Path) -> bool:
+    return os.path.exists(path) and os.stat(path).st_nlink > 1
+
+
+def open_lock_file(path: Path) -> BinaryIO:
+    """Open a file to lock it; it is made if it is not there, and never replaced, because a lock
+    belongs to the file and not to its name. It is writable unless it has a second name.
+    """
+    return open_plain_file(path, "rb" if _has_second_name(path) else "a+b")
 
 
 def check_plain_file(path: Path) -> None:
@@ -216,33 +232,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise UserError(f"{path}: is a folder, not a file; remove it or choose another path")
     # The file's own name may be as long as names can be, so the temporary one is a digest of it.
     name = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:16]
-    _remove_abandoned(path.parent, name)
     temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
         with open_plain_file(temporary, "xb") as file:
-            with contextlib.suppress(OSError):  # some file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(temporary, path)
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_to_disk(path.parent)
-
-
-def _remove_abandoned(folder: Path, name: str) -> None:
-    """Remove the temporary files that killed processes left of a file; who lives holds its lock."""
-    for path in folder.glob(f".{name}.*.tmp"):
-        with contextlib.suppress(OSError, UserError), open_plain_file(path) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-
-
-def is_abandoned_name(name: str) -> bool:
-    """Whether a killed process may have left a file of this name, half-written, by `write_bytes`."""
-    return re.fullmatch(r"\.[0-9a-f]{16}\.[0-9]+\.tmp", name) is not None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -505,15 +505,16 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     the end.
     """
     path = folder.with_name(file_name) if file_name else folder / ".lock"
-    with open_plain_file(path, "a+b") as file:
+    with open_lock_file(path) as file:
         _take_lock(file, folder)
         # who holds it, for the message that others get
-        file.seek(0)
-        file.truncate()
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
-        holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}"
-        file.write(holder.encode())
-        file.flush()
+        if file.writable():
+            file.seek(0)
+            file.truncate()
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}"
+            file.write(holder.encode())
+            file.flush()
         try:
             yield
         finally:
