@@ -567,6 +567,9 @@ def train(config: RunConfig, world: World) -> int:
                     f"nothing to do: {trainer.state.step} updates are done; "
                     "raise training.steps to continue"
                 )
+                # left if the run was killed at its very end
+                with trainer.make_epoch_stores() as epoch_stores:
+                    epoch_stores.remove()
                 trainer.write_status("done", 0)
         except RuntimeError as error:
             if not is_rank_lost(error, world):
