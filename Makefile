@@ -41,7 +41,7 @@ check: $(INSTALLED)  ## format, lint, types, architecture
 test: check  ## check, then every test, two at a time
 	$(BIN)/pytest -n 2 --dist worksteal --durations 20
 
-soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 200 kills, each signal ten times, damage; 20 minutes
+soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 600 kills, each signal ten times, damage, a million hostile files; an hour
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
 # Not part of check: it asks pypi.org, and check must not depend on a server.

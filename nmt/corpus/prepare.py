@@ -183,8 +183,14 @@ def _remove_leftovers(store: Path, work: Path, lock_name: str | None) -> None:
 
 
 def _remove_work(work: Path) -> None:
-    if (work / WORK_MARK).is_file():  # never remove a folder that nmt-prepare did not make
-        shutil.rmtree(work, ignore_errors=True)
+    mark = work / WORK_MARK
+    if not mark.is_file():  # never remove a folder that nmt-prepare did not make
+        return
+    # The mark goes last, so that the rest is known as ours if this process is killed meanwhile.
+    for path in work.iterdir():
+        if path != mark:
+            remove_entry(path)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _estimate_bytes(part: Part, data: DataConfig) -> int:

@@ -232,17 +232,33 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise UserError(f"{path}: is a folder, not a file; remove it or choose another path")
     # The file's own name may be as long as names can be, so the temporary one is a digest of it.
     name = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:16]
+    _remove_abandoned(path.parent, name)
     temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
         with open_plain_file(temporary, "xb") as file:
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_to_disk(path.parent)
+
+
+def _remove_abandoned(folder: Path, name: str) -> None:
+    """Remove the temporary files that killed processes left of a file; who lives holds its lock."""
+    for path in folder.glob(f".{name}.*.tmp"):
+        with contextlib.suppress(OSError, UserError), open_plain_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def is_abandoned_name(name: str) -> bool:
+    """Whether a killed process may have left a file of this name, half-written, by `write_bytes`."""
+    return re.fullmatch(r"\.[0-9a-f]{16}\.[0-9]+\.tmp", name) is not None
 
 
 def write_json(path: Path, value: Any) -> None:

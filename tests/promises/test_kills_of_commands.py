@@ -19,7 +19,7 @@ from soaking import IS_SOAK, Ground, Order, Start, counted, make_ground
 
 # Files of results, and what differs in them between any two starts.
 TIMES = re.compile(
-    rb'"(when|seconds|elapsed_s|[a-z_]*_s|updated|pid|command)": [^,\n}]+|'
+    rb'"(when|seconds|[a-z_]*_s|metrics_bytes|command)": [^,\n}]+|'
     rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?|sha256 of all above: \w+"
 )
 
@@ -32,6 +32,7 @@ class Case:
     argv: str  # WORK and GROUND stand for the two folders
     begins_with: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    watched: str = ""  # what of WORK is watched; everything
 
 
 DROPOUT = "vocab.bpe_dropout=0.1"
@@ -40,7 +41,10 @@ PREPARE = "--config GROUND/toy.yaml data.store=WORK/store"
 CASES = {
     "prepare with BPE-dropout": Case("prepare", f"{PREPARE} {DROPOUT}"),
     "train with BPE-dropout": Case(
-        "train", f"{PREPARE} out=WORK/run {DROPOUT} training.steps=4", ("store",)
+        "train",
+        f"{PREPARE} out=WORK/run {DROPOUT} training.steps=4",
+        ("store",),
+        watched="store.epochs",
     ),
     "average": Case("average", "WORK/run --last 2", ("run",)),
     "export to safetensors": Case(
@@ -97,7 +101,7 @@ class Scene:
         order = Order(
             [],
             "",
-            watched=str(self.work),
+            watched=f"{self.work}/{self.case.watched}",
             die_at=die_at,
             command=self.case.command,
             imports=list(self.case.imports),
@@ -122,7 +126,7 @@ class Scene:
 def digest(path: Path) -> str:
     if path.is_symlink():
         return str(path.readlink())
-    if path.name in ("manifest.json", ".sources.json", "status.json", "report.html"):
+    if path.name in ("manifest.json", ".sources.json", "status.json", "report.html", ".lock"):
         return ""  # it tells of the others, or of times
     if path.suffix == ".safetensors":
         tensors = sorted(load_file(path).items())

@@ -5,6 +5,8 @@ Failures are injected in the middle of writing, and a process is killed with SIG
 `finally` survives; what a reader then finds is compared with the old content.
 """
 
+import fcntl
+import hashlib
 import os
 import re
 import signal
@@ -490,3 +492,15 @@ def test_a_lock_with_a_second_name_locks_and_is_not_written(tmp_path: Path) -> N
     ):
         pass
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_what_a_killed_writer_left_goes_and_a_living_one_stays(tmp_path: Path) -> None:
+    name = f".{hashlib.sha256(b'card').hexdigest()[:16]}"
+    left, living = tmp_path / f"{name}.1.tmp", tmp_path / f"{name}.2.tmp"
+    other = tmp_path / ".0123456789abcdef.3.tmp"  # of another file
+    for path in (left, living, other):
+        path.touch()
+    with open_plain_file(living, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_text(tmp_path / "card", "text")
+    assert set(tmp_path.iterdir()) == {living, other, tmp_path / "card"}

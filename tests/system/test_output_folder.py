@@ -26,6 +26,8 @@ def check(out: Path, is_forced: bool = False, inputs: tuple[Path, ...] = ()) -> 
 
 def test_only_what_the_command_wrote(out: Path, tmp_path: Path) -> None:
     check(out)
+    (out / ".0123456789abcdef.4711.tmp").touch()  # of a command that was killed
+    check(out)
     check(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     check(tmp_path / "empty")
