@@ -188,6 +188,8 @@ def open_store(
         raise UserError(
             f"{folder}: is damaged ({split} has {len(src)} source and {len(tgt)} target sentences); {REMEDY}"
         )
+    if not len(src):  # training would look for a first batch without end
+        raise UserError(f"{folder}: its {split} split has no sentences; {REMEDY}")
     return TokenStore(src, tgt)
 
 

@@ -16,9 +16,10 @@ import torch
 from nmt.config import RunConfig
 from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
-from nmt.data.store import TokenStore, open_store
+from nmt.data.store import REMEDY, TokenStore, open_store
 from nmt.data.vocab import Vocab
 from nmt.score.score import Score, score_bleu
+from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
@@ -40,12 +41,22 @@ def open_dev(folder: Path, vocab: Vocab) -> DevSet:
     store = open_store(folder, "valid", vocab.digest, vocab.size)
     # In memory: it is small, and a validation should not fail because somebody touches the store.
     store = TokenStore(store.src.load(), store.tgt.load())
-    return DevSet(store, _read_lines(folder, "src"), _read_lines(folder, "tgt"))
+    return DevSet(
+        store, _read_lines(folder, "src", len(store)), _read_lines(folder, "tgt", len(store))
+    )
 
 
-def _read_lines(folder: Path, side: str) -> list[str]:
-    text = read_bytes(folder / dev_text_file(side)).decode()
-    return text.split("\n")[:-1]
+def _read_lines(folder: Path, side: str, n_lines: int) -> list[str]:
+    path = folder / dev_text_file(side)
+    try:
+        lines = read_bytes(path).decode().split("\n")[:-1]
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is damaged (it is not UTF-8); {REMEDY}") from None
+    if len(lines) != n_lines:
+        raise UserError(
+            f"{path}: is damaged ({len(lines)} lines for {n_lines} sentences); {REMEDY}"
+        )
+    return lines
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,12 @@ def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
     assert digest_file(tmp_path / "ours.npy") == digest_file(tmp_path / "numpy.npy")
 
 
-def test_an_empty_split_opens(tmp_path: Path) -> None:
+def test_refuses_an_empty_split(tmp_path: Path) -> None:
     write(tmp_path, "train", {"src": [], "tgt": []}, chunk=1)
     (tmp_path / VOCAB_FILE).write_bytes(b"")
     seal(tmp_path)
-    assert len(open_store(tmp_path, "train")) == 0
+    with pytest.raises(UserError, match=r"its train split has no sentences; .*nmt-prepare again"):
+        open_store(tmp_path, "train")
 
 
 def test_refuses_another_bpe_model(folder: Path) -> None:

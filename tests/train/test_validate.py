@@ -8,11 +8,14 @@ import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared_toy import prepare_toy
 from saved_run import skip_fsync  # noqa: F401
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
-from nmt.train.validate import choose_dev_lines
+from nmt.data.vocab import Vocab
+from nmt.system.errors import UserError
+from nmt.train.validate import choose_dev_lines, open_dev
 
 
 @given(st.integers(1, 3_000), st.integers(1, 3_000))
@@ -55,3 +58,13 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     assert "10 of the 20 dev lines" in capsys.readouterr().err
     curve = json.loads((config.folder / "averaging.json").read_text())
     assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"), [(b"\xff\n" * 20, "not UTF-8"), (b"A line.\n" * 19, "19 lines for 20")]
+)
+def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_path: Path) -> None:
+    store = Path(prepare_toy(tmp_path).data.store)
+    (store / "valid.tgt.txt").write_bytes(text)
+    with pytest.raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
+        open_dev(store, Vocab.load(store / "vocab.model"))
