@@ -11,12 +11,13 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.memory import is_out_of_memory
 from nmt.system.streams import ReaderLeft
@@ -137,7 +138,7 @@ class StoreOnce(argparse.Action):
 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that reports errors in one line, because the usage of our commands takes
-    ten, and that refuses an option given twice.
+    ten, and that refuses an option given twice and a word that is empty.
     """
 
     def __init__(self, prog: str, description: str, epilog: str, formatter_class: Any) -> None:
@@ -149,10 +150,16 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given.clear()
+        words = sys.argv[1:] if args is None else args
+        for word in words:
+            if not word or re.fullmatch(r"--[\w-]+=", word):
+                name = word.removesuffix("=") or "an argument"
+                self.error(f"{name}: is empty; is it a variable of the shell that has no value?")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+        line = fit_into_line(f"{self.prog}: error: {message}; see {self.prog} --help")
+        self.exit(2, f"{line}\n")
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
         def print_all() -> int:

@@ -114,8 +114,6 @@ def find_misuse(args: argparse.Namespace) -> str | None:
     has_src, has_ref = args.src is not None, bool(args.ref)
     if not (n_checkpoints or is_file or is_pair) or (n_checkpoints and (is_file or is_pair)):
         return "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B"
-    if args.test_set == "":
-        return "--test-set is empty; give a NAME"
     if is_file and not has_ref and not args.test_set:
         return "--hypotheses needs --ref FILE or --test-set NAME"
     if (has_src and not has_ref) or (n_checkpoints and has_ref and not has_src):
@@ -140,8 +138,7 @@ def check_files(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from nmt.system.errors import UserError
-    from nmt.system.files import check_writable
-    from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
+    from nmt.system.files import check_not_ours, check_writable
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: not found; give a file of translations")
@@ -157,13 +154,7 @@ def check_files(args: argparse.Namespace) -> None:
                 f"{file}: is given twice, and one of the two is an output; choose another file"
             )
         taken.add(os.path.realpath(file))
-        folder = path.resolve().parent
-        is_of_run = RunFolder(folder).checkpoints.exists() and path.name in RUN_FILES
-        is_sealed = (folder / MANIFEST_FILE).exists()
-        if is_of_run or is_sealed:
-            raise UserError(
-                f"{file}: belongs to a run, a checkpoint or a store; choose another file"
-            )
+        check_not_ours(path)
 
 
 def evaluate(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, run_command
-from nmt.system.streams import secure_standard_streams
+from nmt.system.streams import STDOUT, secure_standard_streams
 
 if TYPE_CHECKING:
     from nmt.translate.formats import Layout
@@ -165,7 +165,10 @@ MAX_WORKERS = 4_096
 
 def parse_positive(text: str) -> int:
     """The type of an option that counts something."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
@@ -175,6 +178,9 @@ def find_option_conflict(args: argparse.Namespace) -> str:
     """Return what is wrong with a combination of options, "" if nothing is."""
     if not args.checkpoints:
         return "no checkpoint is given; put it before the settings"
+    for word in args.overrides:
+        if not word.startswith(("decoding.", "device=")):
+            return f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
     if args.workers > MAX_WORKERS:
         return f"--workers {args.workers:,} is more than {MAX_WORKERS:,}"
     if args.resume and not args.output:
@@ -291,7 +297,7 @@ def translate_input(
     """Translate a file or standard input."""
     from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, find_size, open_input
-    from nmt.translate.stream import open_output, translate_stream
+    from nmt.translate.stream import check_not_input, open_output, translate_stream
 
     with ExitStack() as stack:
         # input and output
@@ -303,6 +309,7 @@ def translate_input(
         if args.output:
             out, n_done = stack.enter_context(open_output(args.output, args.resume, handles))
         else:
+            check_not_input(STDOUT, "standard output", handles)
             out, n_done = sys.stdout.buffer, 0
         if n_done:
             say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")

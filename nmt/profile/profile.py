@@ -18,7 +18,7 @@ from nmt.model.attention_choice import locate_cache_file, measure_attention
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.parts import sum_kernels, sum_operations
-from nmt.system.files import check_writable, sync_to_disk
+from nmt.system.files import check_not_ours, check_writable, sync_to_disk
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
@@ -68,6 +68,7 @@ def profile_training(
     `trace` is a file to write for chrome://tracing or Perfetto.
     """
     if trace is not None:
+        world.on_main(lambda: check_not_ours(trace))
         world.on_main(lambda: check_writable(trace))
     micro_tokens = resolve_micro_tokens(config, world)
     is_bf16 = config.training.precision == "bf16"

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
 
 MAX_JSON_BYTES = 64 << 20
@@ -216,6 +216,19 @@ def check_writable(path: Path) -> None:
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(
             f"{path}: its folder does not exist or is not writable; choose another path"
+        )
+
+
+def check_not_ours(path: Path) -> None:
+    """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt
+    sealed.
+    """
+    path = path.resolve()
+    run = RunFolder(path.parent)
+    is_of_run = path.name in RUN_FILES and run.checkpoints.exists()
+    if is_of_run or (path.parent / MANIFEST_FILE).exists():
+        raise UserError(
+            f"{path}: belongs to a run, a checkpoint, a store or an export; choose another file"
         )
 
 

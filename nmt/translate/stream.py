@@ -13,12 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import IO, cast
 
 import torch
 
 from nmt.system.errors import Failure, UserError
+from nmt.system.files import check_not_ours
 from nmt.system.pool import map_with_workers
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
@@ -159,6 +161,7 @@ def open_output(
 
     It must not be one of the open input files.
     """
+    check_not_ours(Path(path))
     try:
         file = open(path, "ab", buffering=0)
     except OSError as error:
@@ -175,8 +178,7 @@ def open_output(
                 )
             yield file, 0
             return
-        if any(os.path.sameopenfile(file.fileno(), handle) for handle in input_handles):
-            raise UserError(f"{path}: is also the input; choose another -o FILE")
+        check_not_input(file.fileno(), path, input_handles)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -188,6 +190,13 @@ def open_output(
         else:
             file.truncate(0)
             yield file, 0
+
+
+def check_not_input(output: int, name: str, input_handles: Sequence[int]) -> None:
+    """Refuse an output that is an input too: it would be cut, or grow while it is read."""
+    is_regular = stat.S_ISREG(os.fstat(output).st_mode)
+    if is_regular and any(os.path.sameopenfile(output, handle) for handle in input_handles):
+        raise UserError(f"{name}: is also the input; give another file as output")
 
 
 def keep_whole_lines(path: str) -> int:

@@ -715,6 +715,10 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         (["--resume", "-o", "x", "--n-best", "2"], "--json"),
         (["--seed", "3"], "--sample"),
         (["--n-best", "0"], "--n-best: 0"),
+        (["--beam", "x"], "--beam: 'x' is not a whole number"),
+        (["training.steps=5"], "training.steps=5: was fixed by training"),
+        (["-o", ""], "an argument: is empty"),
+        (["--prefix="], "--prefix: is empty"),
         (["--workers", "0"], "--workers: 0"),
         (["--preset", "moses"], "moses"),
         (["--interactive", "-i", "x"], "-i"),
@@ -744,6 +748,8 @@ def test_options_that_do_not_go_together(
         (["-i", "x.xz"], "xz -dc x.xz"),
         (["-o", "nowhere/x"], "nowhere/x: cannot be"),
         (["-o", "."], ".: cannot be written"),
+        (["-o", "{place}/config.yaml"], "belongs to a run"),
+        (["-o", "{place}/new"], "belongs to a run"),
         (["decoding.baem=3"], "did you mean beam"),
         (["--beam", "2", "x"], "x: no such"),
         (["--prefix", "nowhere", "-i", __file__], "nowhere: cannot be read"),
@@ -752,9 +758,30 @@ def test_options_that_do_not_go_together(
 def test_mistakes_are_reported_in_one_line(
     options: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    options = [option.format(place=place) for option in options]
+    kept = {path.name: path.read_bytes() for path in place.iterdir()}
     assert (
         nmt_translate([str(place), *(options if "-i" in options else [*options, "-i", __file__])])
         == 2
     )
     captured = capsys.readouterr()
     assert captured.out == "" and len(captured.err.splitlines()) == 1 and message in captured.err
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == kept
+
+
+def test_standard_output_must_not_be_the_input(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`nmt-translate -i text >> text` would read what it writes."""
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    output = os.dup(1)
+    with text.open("ab") as appended:
+        os.dup2(appended.fileno(), 1)
+    try:
+        code = nmt_translate([str(place), "-i", str(text)])
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+    assert code == 2 and text.read_text() == TEXT
+    assert "standard output: is also the input" in capfd.readouterr().err

@@ -851,7 +851,7 @@ MISUSED: dict[str, str] = {
     "a --engine ctranslate2 --verdict": "supports neither --ensemble nor --verdict",
     "a b --ladder": "--ladder accepts only one system",
     "--compare a b --ladder": "--ladder accepts only one system",
-    "--hypotheses a --test-set=": "--test-set is empty",
+    "--hypotheses a --test-set=": "--test-set: is empty",
     "a --engine other": "invalid choice: 'other'",
     "--compare a": "expected 2 arguments",
 }
@@ -906,7 +906,7 @@ def test_what_is_read_or_belongs_to_a_run_is_not_written_over(
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     checkpoint = run / "checkpoints" / "step-0000060"
     for file in (run / "config.yaml", run / "metrics.jsonl", checkpoint / "new.json"):
-        assert "belongs to a run, a checkpoint or a store" in get_refusal(
+        assert "belongs to a run, a checkpoint, a store or an export" in get_refusal(
             capsys, run, "--json", file
         )
     assert "given twice, and one of the two is an output" in get_refusal(
