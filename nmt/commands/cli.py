@@ -63,7 +63,8 @@ def run_command(work: Callable[[], int], program: str) -> int:
         return code
     except BaseException as error:
         exit_code = report_error(error, program)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        n_ranks = os.environ.get("WORLD_SIZE", "1")
+        if n_ranks.isdecimal() and int(n_ranks) > 1:
             leave_ranks(error, exit_code)
         if exit_code is None:
             raise

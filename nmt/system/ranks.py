@@ -19,7 +19,12 @@ from torch import Tensor
 
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
-from nmt.system.runtime import choose_matmul_library, end_with_parent, limit_connection_silence
+from nmt.system.runtime import (
+    choose_matmul_library,
+    end_with_parent,
+    limit_connection_silence,
+    read_rank_variable,
+)
 
 Found = TypeVar("Found")
 
@@ -141,8 +146,10 @@ def join_world(requested: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     """Return the world that torchrun describes in the environment, or a world of one, on the
     requested device.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    size = read_rank_variable("WORLD_SIZE", 1)
+    local_rank = read_rank_variable("LOCAL_RANK", 0)
+    if size != 1:
+        _check_rank_variables(size)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # torchrun leaves orphans when it is killed
     device = choose_device(requested, local_rank)
@@ -162,6 +169,21 @@ def join_world(requested: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     # Not after an exception: it waits for collectives in progress, which ranks that are gone will
     # never join.
     torch.distributed.destroy_process_group()
+
+
+def _check_rank_variables(size: int) -> None:
+    """Refuse what would be a traceback of torch, or a wait for ranks that nobody starts."""
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UserError(
+                f"WORLD_SIZE is {size}, but {name} is not set; unset WORLD_SIZE, or start with torchrun"
+            )
+    read_rank_variable("MASTER_PORT", 0)
+    rank = read_rank_variable("RANK", 0)
+    if rank >= size:
+        raise UserError(
+            f"RANK is {rank}, but WORLD_SIZE is {size}; unset both, or start with torchrun"
+        )
 
 
 def _set_gpu(device: torch.device, local_rank: int) -> None:

@@ -10,12 +10,14 @@ for some microseconds (docs/benchmarks.md).
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import stat
 import sys
 
 from nmt.system.caches import provide_caches
+from nmt.system.errors import UserError
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 MAX_COMPILERS = 32  # torch's own limit for one process
@@ -32,7 +34,7 @@ def tune_process() -> None:
     # compiled code is kept, so that a second start is quick
     provide_caches()
     # otherwise each rank would start as many compilers as the machine has cores
-    n_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    n_ranks = read_rank_variable("LOCAL_WORLD_SIZE", 1)
     if n_ranks > 1:
         n_compilers = min(MAX_COMPILERS, count_cores() // n_ranks)
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, n_compilers)))
@@ -42,6 +44,15 @@ def tune_process() -> None:
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 64 << 20)
+
+
+def read_rank_variable(name: str, default: int) -> int:
+    """Read one of the numbers that torchrun gives to each rank."""
+    text = os.environ.get(name, str(default))
+    # ASCII, because Python's int() also reads digits of other scripts
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise UserError(f"{name} is {text!r}, not a whole number; unset it, or start with torchrun")
+    return int(text)
 
 
 def count_cores() -> int:

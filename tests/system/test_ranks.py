@@ -12,6 +12,36 @@ from pathlib import Path
 import pytest
 from soaking import RANK, free_port
 
+from nmt.system.errors import UserError
+from nmt.system.ranks import join_world
+
+ONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x'"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE is '-1'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but RANK is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK is ''"),
+        (ONE_OF_TWO | {"RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+        (ONE_OF_TWO | {"MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
+    ],
+    ids=str,
+)
+def test_variables_that_torchrun_did_not_set(
+    variables: dict[str, str], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", *ONE_OF_TWO):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=complaint), join_world("cpu"):
+        pass
+
+
 PROGRAM = """
 import os, socket, stat, sys, time
 from datetime import timedelta
