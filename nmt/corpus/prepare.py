@@ -9,6 +9,7 @@ digest depends neither on the machine nor on the number of workers.
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from nmt.corpus.ledger import (
     stamp_sources,
 )
 from nmt.corpus.reader import COMPRESSED, describe_corpus, find_local_files
-from nmt.corpus.shards import SIDES
+from nmt.corpus.shards import SIDES, read_whole
 from nmt.corpus.stages import (
     NOTHING_LEFT,
     CollectedPart,
@@ -356,8 +357,9 @@ def _write_ids(
         closing(SideWriter(folder, split, "tgt")) as tgt,
     ):
         for encoded, repeat in zip(parts, repetitions, strict=True):
-            for file in encoded.files * repeat:
-                with open_plain_file(file) as opened, np.load(opened) as arrays:
+            files = list(zip(encoded.files, encoded.report.ids, strict=True))
+            for file, sha256 in files * repeat:
+                with np.load(io.BytesIO(read_whole(file, sha256))) as arrays:
                     src.append(arrays["src"], arrays["src_lengths"])
                     tgt.append(arrays["tgt"], arrays["tgt_lengths"])
 

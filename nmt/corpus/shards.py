@@ -1,9 +1,9 @@
 """The work on one shard of a corpus, from file to file: collect, count its words, encode.
 
 A shard is PAIRS_PER_SHARD consecutive pairs of the source, whatever becomes of them. Its report is
-written last and says that the rest is there: a later run passes over it. All of this runs in worker
-processes and depends on nothing but its arguments, so that neither the number of workers nor a
-restart can change a byte.
+written last and says that the rest is there, with its digests: a later run passes over it, and
+what has changed since is refused. All of this runs in worker processes and depends on nothing but
+its arguments, so that neither the number of workers nor a restart can change a byte.
 """
 
 import hashlib
@@ -19,9 +19,11 @@ from nmt.config import CleanConfig
 from nmt.corpus.cleaning import DropCounts, clean_block, make_held_out_set, take_block
 from nmt.corpus.reader import Block, Pair
 from nmt.data.vocab import CorpusEncoder, Vocab, tally_words
+from nmt.system.errors import UserError
 from nmt.system.files import (
-    check_plain_file,
+    digest_file,
     has_plain_file,
+    open_plain_file,
     read_bytes,
     read_json,
     write_bytes,
@@ -32,6 +34,7 @@ from nmt.system.records import Record, read_record
 PAIRS_PER_SHARD = 32_768
 WORDS = "words.tsv"  # beside the BPE that was learned from it
 SIDES = ("src", "tgt")
+DAMAGED = "damaged; remove STORE.work and prepare the store again"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class CollectReport:
     dropped: DropCounts
     held_out: dict[str, list[int]]  # as in `CleanedBlock.shared`
     text: list[str]  # sha256 of the text files, in order
+    digests: list[str]  # sha256 of the files of digests, in order
 
     def check(self) -> str | None:
         if any(len(shared) != 3 for shared in self.held_out.values()):
@@ -57,6 +61,7 @@ class EncodeReport:
     kept: int
     dropped: DropCounts
     tokens: list[int]  # of the source, of the target
+    ids: list[str]  # sha256 of the files of ids, in order
 
     def check(self) -> str | None:
         return None if len(self.tokens) == len(SIDES) else "tokens must have two values"
@@ -67,15 +72,17 @@ def add_collect_reports(reports: Sequence[CollectReport]) -> CollectReport:
     dropped = DropCounts()
     held_out: dict[str, list[int]] = {}
     text = []
+    digests = []
     for report in reports:
         dropped.extend(report.dropped)
         text += report.text
+        digests += report.digests
         for name, counts in report.held_out.items():
             before = held_out.get(name, [0] * len(counts))
             held_out[name] = [a + b for a, b in zip(before, counts, strict=True)]
     lines = sum(report.lines for report in reports)
     kept = sum(report.kept for report in reports)
-    return CollectReport(lines, kept, dropped, held_out, text)
+    return CollectReport(lines, kept, dropped, held_out, text, digests)
 
 
 def add_encode_reports(reports: Sequence[EncodeReport]) -> EncodeReport:
@@ -85,9 +92,11 @@ def add_encode_reports(reports: Sequence[EncodeReport]) -> EncodeReport:
         dropped.extend(report.dropped)
     kept = sum(report.kept for report in reports)
     tokens = [0] * len(SIDES)
+    ids = []
     for report in reports:
         tokens = [a + b for a, b in zip(tokens, report.tokens, strict=True)]
-    return EncodeReport(kept, dropped, tokens)
+        ids += report.ids
+    return EncodeReport(kept, dropped, tokens, ids)
 
 
 @dataclass(frozen=True)
@@ -100,27 +109,47 @@ class ShardText:
     number: int
     first: int  # how many pairs of the corpus come before
     n_pairs: int
-    duplicates: Path | None  # a mask of the pairs of the whole corpus to leave out
+    sha256: tuple[str, ...]  # of its files
+    duplicates: Path | None  # for each pair of the whole corpus one byte: 1 to leave it out
 
     def read(self) -> tuple[list[bytes], list[bytes]]:
-        return self.read_side("src"), self.read_side("tgt")
+        src, tgt = map(self._read_side, SIDES, self.sha256)
+        return src, tgt
 
-    def read_side(self, side: str) -> list[bytes]:
-        content = read_bytes(shard_file(self.folder, self.number, f"{side}.txt"))
+    def _read_side(self, side: str, sha256: str) -> list[bytes]:
+        content = read_whole(shard_file(self.folder, self.number, f"{side}.txt"), sha256)
         return content.split(b"\n")[:-1]  # every line has an end, so nothing follows the last
 
     def read_duplicate_mask(self) -> np.ndarray:
         """Read which of the pairs to leave out, (n_pairs,) bool."""
         if self.duplicates is None:
             return np.zeros(self.n_pairs, bool)
-        check_plain_file(self.duplicates)
-        mask = np.load(self.duplicates, mmap_mode="r")  # of a large corpus, of which this is a part
-        return np.array(mask[self.first : self.first + self.n_pairs])
+        with open_plain_file(self.duplicates) as file:
+            file.seek(self.first)
+            mask = file.read(self.n_pairs)
+        return np.frombuffer(mask, bool)
+
+
+def read_whole(path: Path, sha256: str) -> bytes:
+    """Read a file that an earlier stage, perhaps of an earlier run, wrote into the work folder."""
+    content = read_bytes(path) if has_plain_file(path) else b""
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise UserError(f"{path}: {DAMAGED}")
+    return content
+
+
+def check_whole(path: Path, sha256: str) -> None:
+    """Check a large file of that kind without holding it in memory."""
+    if not has_plain_file(path) or digest_file(path) != sha256:
+        raise UserError(f"{path}: {DAMAGED}")
 
 
 def read_work(path: Path, kind: type[Record]) -> Record:
-    """Read what an earlier stage, perhaps of an earlier run, wrote into the work folder."""
-    return read_record(path, kind, "damaged; remove STORE.work and prepare the store again")
+    """Read the record that an earlier stage wrote there."""
+    try:
+        return read_record(path, kind, DAMAGED)
+    except UserError:
+        raise UserError(f"{path}: {DAMAGED}") from None
 
 
 def shard_file(folder: Path, number: int, kind: str) -> Path:
@@ -149,12 +178,14 @@ class ShardCollector:
 
     def __call__(self, task: tuple[int, Block]) -> CollectReport:
         number, block = task
+        digests_sha256 = []
         if self.rules is None:
             cleaned = take_block(block)
         else:
             cleaned = clean_block(block, self.rules, self.held_out)
             digests = cleaned.digests.tobytes()  # by which duplicates are found later
             write_bytes(shard_file(self.folder, number, "digests"), digests)
+            digests_sha256.append(hashlib.sha256(digests).hexdigest())
         text = []
         for i, side in enumerate(SIDES):
             lines = "".join(f"{pair[i]}\n" for pair in cleaned.pairs).encode()
@@ -162,7 +193,9 @@ class ShardCollector:
             text.append(hashlib.sha256(lines).hexdigest())
         n_lines = len(block.src) + len(block.bad)
         n_kept = len(cleaned.pairs)
-        report = CollectReport(n_lines, n_kept, cleaned.dropped, cleaned.shared, text)
+        report = CollectReport(
+            n_lines, n_kept, cleaned.dropped, cleaned.shared, text, digests_sha256
+        )
         write_json(shard_file(self.folder, number, "json"), asdict(report))
         return report
 
@@ -235,7 +268,10 @@ class ShardEncoder:
             tgt=tgt_ids,
             tgt_lengths=tgt_lengths[is_kept],
         )
-        write_bytes(shard_file(self.folder, number, "npz"), data.getvalue())
-        report = EncodeReport(int(is_kept.sum()), dropped, [len(src_ids), len(tgt_ids)])
+        content = data.getvalue()
+        write_bytes(shard_file(self.folder, number, "npz"), content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        n_tokens = [len(src_ids), len(tgt_ids)]
+        report = EncodeReport(int(is_kept.sum()), dropped, n_tokens, [sha256])
         write_json(shard_file(self.folder, number, "json"), asdict(report))
         return report

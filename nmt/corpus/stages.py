@@ -6,7 +6,6 @@ config has changed since, finds what is still valid and does the rest.
 """
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,9 @@ from nmt.corpus.ledger import (
 )
 from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import (
+    DAMAGED,
     PAIRS_PER_SHARD,
+    SIDES,
     WORDS,
     CollectReport,
     EncodeReport,
@@ -42,6 +43,7 @@ from nmt.corpus.shards import (
     WordSample,
     add_collect_reports,
     add_encode_reports,
+    check_whole,
     count_words,
     find_finished_shards,
     read_work,
@@ -64,7 +66,7 @@ from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
 DONE_FILE = "done.json"
-LAYOUT = 3  # of the files in the work folder: what another layout left is not continued
+LAYOUT = 4  # of the files in the work folder: what another layout left is not continued
 NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
 Json = dict[str, Any]
 
@@ -145,7 +147,7 @@ class CollectedPart:
     files: list[SourceFile]
 
     def shard_files(self, kind: str) -> list[Path]:
-        numbers = sorted(find_finished_shards(self.folder))
+        numbers = range(len(self.report.text) // len(SIDES))
         return [shard_file(self.folder, number, kind) for number in numbers]
 
     def texts(self, duplicates: Path | None) -> list[ShardText]:
@@ -154,13 +156,17 @@ class CollectedPart:
         """
         mask = None
         if duplicates is not None and self.part.split == "train":
-            mask = duplicates / f"{self.part.name}.npy"
+            mask = duplicates / f"{self.part.name}.mask"
         texts = []
         first = 0
         for number, file in enumerate(self.shard_files("json")):
-            n_pairs = read_work(file, CollectReport).kept
-            texts.append(ShardText(self.folder, number, first, n_pairs, mask))
-            first += n_pairs
+            report = read_work(file, CollectReport)
+            texts.append(
+                ShardText(self.folder, number, first, report.kept, tuple(report.text), mask)
+            )
+            first += report.kept
+        if first != self.report.kept:
+            raise UserError(f"{self.folder}: {DAMAGED}")
         return texts
 
 
@@ -294,7 +300,10 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
 
 @dataclass(frozen=True)
 class DuplicateCounts:
-    n_duplicates: dict[str, int]  # by training part
+    """By training part."""
+
+    n_duplicates: dict[str, int]
+    sha256: dict[str, str]  # of the masks
 
 
 def mark_duplicates(
@@ -307,23 +316,30 @@ def mark_duplicates(
     def make(folder: Path) -> Json:
         digests: list[Path] = []
         for each in train:
-            digests += each.shard_files("digests")
+            files = each.shard_files("digests")
+            for file, sha256 in zip(files, each.report.digests, strict=True):
+                check_whole(file, sha256)
+            digests += files
         is_duplicate = find_duplicates(digests)
-        n_duplicates = {}
+        counts = DuplicateCounts({}, {})
         first = 0
         for each in train:
             mask = is_duplicate[first : first + each.report.kept]
             first += each.report.kept
-            data = io.BytesIO()
-            np.save(data, mask)
-            write_bytes(folder / f"{each.part.name}.npy", data.getvalue())
-            n_duplicates[each.part.name] = int(mask.sum())
-        return {"n_duplicates": n_duplicates}
+            content = mask.tobytes()
+            write_bytes(folder / f"{each.part.name}.mask", content)
+            counts.n_duplicates[each.part.name] = int(mask.sum())
+            counts.sha256[each.part.name] = hashlib.sha256(content).hexdigest()
+        return asdict(counts)
 
     job.clock.n_done = sum(each.report.kept for each in train)
     made_with = {each.part.name: each.report.text for each in train}
     folder = job.run_stage("repeats", made_with, make)
-    return folder, read_work(folder / DONE_FILE, DuplicateCounts).n_duplicates
+    counts = read_work(folder / DONE_FILE, DuplicateCounts)
+    for each in train:
+        name = each.part.name
+        check_whole(folder / f"{name}.mask", counts.sha256.get(name, ""))
+    return folder, counts.n_duplicates
 
 
 # ---- learn and encode -------------------------------------------------------------------------------------------
@@ -374,7 +390,9 @@ def learn_bpe(
         "vocab": given.digest if given else to_plain_values(replace(job.vocab, bpe_dropout=0.0)),
     }
     folder = job.run_stage("bpe", made_with, make)
-    return folder, read_work(folder / DONE_FILE, BpeAccount)
+    account = read_work(folder / DONE_FILE, BpeAccount)
+    check_whole(folder / VOCAB_FILE, account.sha256)
+    return folder, account
 
 
 def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:

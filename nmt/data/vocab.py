@@ -25,7 +25,7 @@ import sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.system.errors import UserError
-from nmt.system.files import open_plain_file, write_bytes, write_json
+from nmt.system.files import digest_file, open_plain_file, write_bytes, write_json
 from nmt.system.records import read_record
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
@@ -200,7 +200,8 @@ def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
     has_tabs = counts.pop(b"\t", 0) > 0
     by_count = sorted(counts.items(), key=lambda item: -item[1])
     write_bytes(path, b"".join(b"%b\t%d\n" % item for item in by_count))
-    write_json(path.with_suffix(".json"), asdict(WordTotals(len(counts), has_tabs)))
+    totals = WordTotals(len(counts), has_tabs, digest_file(path))
+    write_json(path.with_suffix(".json"), asdict(totals))
 
 
 @dataclass(frozen=True)
@@ -209,11 +210,15 @@ class WordTotals:
 
     words: int
     has_tabs: bool
+    sha256: str  # of the file
 
 
 def read_word_totals(words: Path) -> WordTotals:
     remedy = "damaged; remove STORE.work and prepare the store again"
-    return read_record(words.with_suffix(".json"), WordTotals, remedy)
+    totals = read_record(words.with_suffix(".json"), WordTotals, remedy)
+    if digest_file(words) != totals.sha256:
+        raise UserError(f"{words}: {remedy}")
+    return totals
 
 
 def _read_frequent_words(path: Path) -> Iterator[bytes]:

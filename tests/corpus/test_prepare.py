@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from needs import REAL_TEXT, needs_text
-from soaking import counted
+from soaking import IS_SOAK, counted
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
@@ -323,6 +323,39 @@ def test_what_another_version_left_is_not_continued(
     prepare(config(root), VOCAB, 1)
     prepare(config(root, store=str(root / "truth")), VOCAB, 1)
     assert contents(root.parent / "store") == contents(root / "truth")
+
+
+def test_damaged_work_is_named_and_never_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is emptied, changed or removed before the run is continued; in `make soak` all."""
+    data = config(root, workers=1)
+    prepare(config(root, store=str(root / "truth"), workers=1), VOCAB, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.corpus.prepare.seal", lambda *_, known: sys.exit(1))
+        with pytest.raises(SystemExit):
+            prepare(data, VOCAB, 1)
+    work, kept = root.parent / "store.work", root.parent / "kept"
+    shutil.rmtree(work / "store")  # is always written anew
+    os.rename(work, kept)
+    n_named = 0
+    damages = ("emptied", "changed", "removed")
+    for i, file in enumerate(sorted(path.relative_to(kept) for path in kept.glob("*/*"))):
+        for damage in damages if IS_SOAK else damages[i % 3 :][:1]:
+            shutil.copytree(kept, work)
+            content = bytearray((kept / file).read_bytes())
+            content[len(content) // 2 :][:1] = b"\x81"
+            (work / file).unlink()
+            if damage != "removed":
+                (work / file).write_bytes(content if damage == "changed" else b"")
+            try:
+                prepare(data, VOCAB, 1)
+                assert contents(data.store) == contents(root / "truth")
+                shutil.rmtree(data.store)
+            except UserError as error:
+                assert str(file) in str(error) or "a.en" in str(error)
+                assert "damaged; remove STORE.work and prepare the store again" in str(error)
+                n_named += 1
+                shutil.rmtree(work)
+    assert n_named >= counted(8, 30)
 
 
 # ---- rules over the whole text, and what is given -----------------------------------------------------------------
