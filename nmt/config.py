@@ -80,7 +80,7 @@ class CorpusConfig:
             return "needs exactly one of {src, tgt}, file, dataset, sacrebleu, demo"
         if (self.src is None) != (self.tgt is None):
             return "needs both src and tgt"
-        if self.src is not None and self.src == self.tgt:
+        if self.src and self.tgt and os.path.normpath(self.src) == os.path.normpath(self.tgt):
             return f"src and tgt are both {self.src!r}; give two different files"
         if self.archive is not None and self.src is None:
             return "archive needs src and tgt, the names of two of its members"

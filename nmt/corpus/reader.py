@@ -7,6 +7,7 @@ read stops the reading with file:line or, if data.on_bad_line says so, is droppe
 its complaint. One pass, constant memory.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -109,11 +110,15 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
             raise UserError(
                 f"{path}: is an archive; give archive: {path.name}, and as src and tgt two of its members"
             )
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "not found"
+        if not os.path.isfile(path):  # Path.is_file would raise if the name is too long
+            what = "not found"
+            if os.path.exists(path):
+                what = "is a folder" if os.path.isdir(path) else "is a pipe or a device"
             raise UserError(
                 f"{path}: {what}; give a file (relative paths start from data.root={data.root})"
             )
+    if len(paths) == 2 and os.path.samefile(*paths):
+        raise UserError(f"{paths[1]}: is the same file as {paths[0]}; give two different files")
     return paths
 
 
@@ -235,6 +240,11 @@ def _explain_unequal_lengths(src: TextFile, tgt: TextFile) -> UserError:
     """
     import numpy as np
 
+    for text in (src, tgt):
+        first_line, _ = next(read_line_blocks(text, 1))
+        _, bad = decode_lines(first_line, 1, text.name)
+        if bad:  # perhaps UTF-16 or a compressed file, where lines mean nothing
+            return UserError(bad[0])
     src_logs = _log_lengths(src)
     tgt_logs = _log_lengths(tgt)
     counts = f"{src.name} has {len(src_logs):,} lines but {tgt.name} has {len(tgt_logs):,}"

@@ -261,6 +261,8 @@ def _find_zipped(archive: zipfile.ZipFile, text: TextFile) -> zipfile.ZipInfo:
     member = members.get(str(text.member).removeprefix("./"))
     if member is None:
         raise _explain_missing(text, list(members))
+    if [entry.filename for entry in archive.infolist()].count(member.filename) > 1:
+        raise UserError(f"{text.name}: occurs more than once in the archive; pack it again")
     if member.flag_bits & ENCRYPTED:
         raise UserError(f"{text.name}: is encrypted; decrypt the archive")
     return member

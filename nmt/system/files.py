@@ -256,6 +256,9 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # nobody knows the temporary name
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_to_disk(path.parent)

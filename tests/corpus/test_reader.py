@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -550,6 +551,42 @@ def test_an_unknown_test_set_or_direction_names_the_known_ones(tmp_path: Path) -
 
 
 # ---- demo and names ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tgt", ["./x.en", "hard.de", "soft.de"])
+def test_one_file_is_not_two_sides(tgt: str, tmp_path: Path) -> None:
+    """A model that learned to copy would be the first to say so."""
+    (tmp_path / "x.en").write_text("one dog\n")
+    os.link(tmp_path / "x.en", tmp_path / "hard.de")
+    (tmp_path / "soft.de").symlink_to("x.en")
+    complaint = CorpusConfig(src="x.en", tgt=tgt).check()
+    if tgt == "./x.en":
+        assert complaint == "src and tgt are both 'x.en'; give two different files"
+    else:
+        with pytest.raises(UserError, match=f"{tgt}: is the same file as .*x.en; give two"):
+            find_local_files(CorpusConfig(src="x.en", tgt=tgt), DataConfig(root=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "encode", [lambda text: text.encode("utf-16"), lambda text: gzip.compress(text.encode())]
+)
+def test_another_encoding_is_named_before_its_number_of_lines(
+    encode: Callable[[str], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "x.en").write_bytes(encode("one dog\n" * 10))
+    (tmp_path / "x.de").write_text("ein Hund\n" * 10)
+    with pytest.raises(UserError, match=r"x.en:1:\d: byte .* is not valid UTF-8"):
+        read(CorpusConfig(src="x.en", tgt="x.de"), tmp_path)
+
+
+def test_a_zip_with_two_members_of_one_name(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("x.en", "one dog\n")
+        archive.writestr("x.de", "ein Hund\n")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("x.en", "one cat\n")
+    with pytest.raises(UserError, match="x.zip:x.en: occurs more than once in the archive"):
+        read(CorpusConfig(archive="x.zip", src="x.en", tgt="x.de"), tmp_path)
 
 
 def test_the_demo_has_both_directions(tmp_path: Path) -> None:
