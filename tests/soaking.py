@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -183,14 +183,13 @@ def _run(order: Order) -> None:
 
 
 def _arm(order: Order, folder: Path) -> None:
-    import safetensors.torch
-
+    import nmt.system.tensor_files
     import nmt.train.trainer
     import nmt.translate.batching
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
     rooms = {
-        "save": (safetensors.torch, "serialize_file"),
+        "save": (nmt.system.tensor_files, "open_plain_file"),
         "decode": (nmt.translate.batching, "search"),
         "update": (nmt.train.trainer, "run_update"),
     }
@@ -298,12 +297,12 @@ def content(batch: Any) -> str:
 def _count_changes(order: Order, trace: int) -> None:
     """Write each change of a file under `watched` to `trace`; die before number `die_at`.
 
-    The interpreter's audit events tell of each, whoever makes it. They know nothing of fsync nor of
-    what safetensors writes, which is half a file when the end comes in the middle.
+    The interpreter's audit events tell of each, whoever makes it. They know nothing of fsync, nor of
+    a file of tensors that is half written when the end comes.
     """
-    import safetensors.torch
+    import nmt.system.tensor_files as tensor_files
 
-    sync, serialize, n = os.fsync, safetensors.torch.serialize_file, 0
+    sync, open_tensors, n = os.fsync, tensor_files.open_plain_file, 0
 
     def change(what: str, path: str) -> bool:
         nonlocal n
@@ -344,16 +343,17 @@ def _count_changes(order: Order, trace: int) -> None:
             die()
         sync(handle)
 
-    def torn(tensors: Any, filename: Any, *args: Any, **named: Any) -> None:
-        if change("before", str(filename)):
-            die()
-        serialize(tensors, filename, *args, **named)
-        if change("within", str(filename)):
-            os.truncate(filename, os.stat(filename).st_size // 2)
-            die()
+    @contextlib.contextmanager
+    def torn(path: Path, mode: Any) -> Iterator[Any]:
+        with open_tensors(path, mode) as file:
+            yield file
+            file.flush()
+            if change("within", str(path)):
+                os.truncate(path, os.stat(path).st_size // 2)
+                die()
 
     _exchange(os, "fsync", told_sync)
-    _exchange(safetensors.torch, "serialize_file", torn)
+    _exchange(tensor_files, "open_plain_file", torn)
     sys.addaudithook(heard)
 
 
