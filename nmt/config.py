@@ -245,6 +245,11 @@ class TrainingConfig:
 
     # The number of updates.
     steps: int = default(100_000, AT_LEAST_ONE)
+    # Whether training ends earlier: after N validations in a row without a new best, after N passes
+    # over the data, or after N hours of training.
+    patience: int | None = default(None, SIZE)
+    max_epochs: int | None = default(None, SIZE)
+    max_hours: float | None = default(None, POSITIVE)
     # A run, an average or a checkpoint whose weights the training begins with, and whose vocabulary
     # it takes; null: random weights.
     init_from: str | None = None
@@ -259,6 +264,8 @@ class TrainingConfig:
     # speed within the available memory (nmt/train/memory_probe.py).
     micro_tokens: int | Literal["auto"] = default("auto", SIZE)
     label_smoothing: float = default(0.1, FRACTION)
+    # Gradients of a larger norm are scaled down to this one; null: never.
+    clip_norm: float | None = default(None, POSITIVE)
     # The precision of activations; weights, statistics and Adam's moments are always fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
     # Whether to use torch.compile and CUDA graphs, which rely on constant shapes; auto: only on a
@@ -395,6 +402,15 @@ class EvaluationConfig:
     bleu: bool = True
     # How many lines to translate, spread evenly over the set; null: all.
     sentences: int | None = default(None, SIZE)
+    # Which score of the dev set makes a checkpoint the best.
+    best_by: Literal["bleu", "chrf", "nll"] = "bleu"
+
+    def check(self) -> str | None:
+        if self.best_by == "chrf" and not self.bleu:
+            return (
+                "best_by is chrf, but bleu is false, so nothing is translated; change one of them"
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -417,6 +433,11 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def check(self) -> str | None:
+        if self.training.patience is not None and self.data.valid is None:
+            return (
+                f"training.patience is {self.training.patience}, but there is no dev set; "
+                "give data.valid"
+            )
         vocab_rows = self.model.vocab_rows
         # the size of a given BPE model is not known here
         if vocab_rows is not None and self.vocab.model is None and vocab_rows < self.vocab.size:
@@ -453,6 +474,9 @@ CHANGEABLE_KEYS = (
     "data.store",
     "data.test",
     "training.steps",
+    "training.patience",
+    "training.max_epochs",
+    "training.max_hours",
     "training.micro_tokens",
     "training.compile",
     "training.shard",

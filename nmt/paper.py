@@ -636,7 +636,7 @@ def list_initial_rows(ours: TrainingConfig) -> list[PaperRow]:
 
 
 def list_optimizer_rows(config: RunConfig) -> list[PaperRow]:
-    adam = config.optimizer
+    adam, clip_norm = config.optimizer, config.training.clip_norm
     rate = "min(n^-0.5, n w^-1.5) d^-0.5"
     return [
         state_rule("optimizer", paper="Adam", code_2017="LazyAdam, on all rows: Adam"),
@@ -665,7 +665,13 @@ def list_optimizer_rows(config: RunConfig) -> list[PaperRow]:
             code_2017="4,000",
             code_2023="8,000",
         ),
-        state_rule("gradient clipping", paper=SILENT, code_2017="none"),
+        compare(
+            "gradient clipping",
+            ComparedSetting("training.clip_norm", None, config.training.clip_norm),
+            paper=SILENT,
+            code_2017="none",
+            ours="none" if clip_norm is None else f"to a norm of {clip_norm:g}",
+        ),
         state_rule("weight decay", paper=SILENT, code_2017="none"),
     ]
 
@@ -730,7 +736,27 @@ def list_training_rows(config: RunConfig, model: Model, pair: str) -> list[Paper
             code_2017="250,000",
             code_2023="250,000; its README: 300,000",
         ),
+        compare(
+            "training ends earlier",
+            ComparedSetting("training.patience", None, ours.patience),
+            ComparedSetting("training.max_epochs", None, ours.max_epochs),
+            ComparedSetting("training.max_hours", None, ours.max_hours),
+            paper="never",
+            code_2017="never",
+            ours=_describe_early_end(ours),
+        ),
     ]
+
+
+def _describe_early_end(training: TrainingConfig) -> str:
+    limits = []
+    if training.patience is not None:
+        limits.append(f"{training.patience:,} validations without a best")
+    if training.max_epochs is not None:
+        limits.append(f"{training.max_epochs:,} epochs")
+    if training.max_hours is not None:
+        limits.append(f"{training.max_hours:g} hours")
+    return ", ".join(limits) or "never"
 
 
 def list_checkpoint_rows(config: RunConfig, model: Model, n_averaged: int) -> list[PaperRow]:

@@ -45,6 +45,13 @@ def score_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     return Score("BLEU", value, counter.get_signature().format())
 
 
+def score_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    from sacrebleu.metrics.chrf import CHRF
+
+    check_lengths(hypotheses, references)
+    return float(CHRF().corpus_score(hypotheses, [references]).score)
+
+
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
         raise UserError(

@@ -123,6 +123,9 @@ class Trainer:
         self.grad_norm = 0.0  # of the last update
         self.sound_step = -1  # the last update after which the model was seen to predict text
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
+        # Later the main rank decides, because the ranks' clocks differ.
+        max_hours = config.training.max_hours
+        self.is_time_up = max_hours is not None and self.state.elapsed_s >= 3600 * max_hours
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
             earlier, _ = read_metrics(run.metrics)
@@ -201,7 +204,7 @@ class Trainer:
             epoch_stores,
         ):
             self.prepare_loop()
-            while self.state.step < training.steps and not self.stop.exit_code:
+            while not self.end_reason and not self.stop.exit_code:
                 # wait for the next update's data
                 step = self.state.step + 1
                 started_at = clock()
@@ -224,6 +227,7 @@ class Trainer:
                 self.apply_outcomes(
                     wait_for_newest=is_log_step or is_save_step or self.is_validation_due
                 )
+                is_log_step = is_log_step or self.end_reason is not None
                 progress.advance(1, self.log_window() if is_log_step else None)
 
                 # validate
@@ -231,7 +235,7 @@ class Trainer:
                 self.validate()
 
                 # save
-                if is_save_step or self.is_save_due or self.stop.exit_code:
+                if is_save_step or self.is_save_due or self.stop.exit_code or self.end_reason:
                     self.apply_outcomes(wait_for_newest=True)
                     self.save()
                 elif world.is_main:
@@ -239,8 +243,7 @@ class Trainer:
                 # validating and saving do not count
                 self.throughput.started_at += clock() - started_at
 
-        is_complete = self.state.step == training.steps and not self.is_validation_due
-        if is_complete:
+        if self.end_reason and not self.is_validation_due:
             self.stop.exit_code = 0  # a stop was requested, but the run is complete anyway
         if world.is_main and not self.stop.exit_code:
             epoch_stores.remove()
@@ -287,8 +290,7 @@ class Trainer:
         if self.world.device.type == "cuda":
             probe_peak_memory(self.replica, self.store, self.micro_tokens, self.world)
         self.validate()  # if a stop interrupted the last validation
-        is_at_end = self.state.step == self.config.training.steps
-        if is_at_end and not self.stop.exit_code:
+        if self.end_reason and not self.stop.exit_code:
             # No later checkpoint will record this score, so rewrite the last one.
             self.saved_step = -1  # makes save() write although this step is already saved
             self.save()
@@ -298,17 +300,33 @@ class Trainer:
         return every is not None and self.state.step % every == 0
 
     @property
+    def end_reason(self) -> str | None:
+        """The setting by which the training is over; None if it goes on."""
+        training, state = self.config.training, self.state
+        if state.step >= training.steps:
+            return "training.steps"
+        if training.max_epochs is not None and state.cursor.epoch >= training.max_epochs:
+            return "training.max_epochs"
+        n_without_best = (state.validated - state.best_step) // training.validate_every
+        if training.patience is not None and n_without_best >= training.patience:
+            return "training.patience"
+        return "training.max_hours" if self.is_time_up else None
+
+    @property
     def is_validation_due(self) -> bool:
-        step, training = self.state.step, self.config.training
-        is_validation_step = self.is_due(training.validate_every) or step == training.steps
-        return self.dev is not None and is_validation_step and self.state.validated < step
+        if self.dev is None or self.state.validated >= self.state.step:
+            return False
+        return self.is_due(self.config.training.validate_every) or self.end_reason is not None
 
     def cast_votes(self) -> StopVotes:
         """Return what this rank asks all ranks to do after this update."""
         minutes = self.config.training.checkpoint_minutes
         is_checkpoint_due = minutes is not None and clock() - self.saved_at >= 60 * minutes
         is_broken = self.world.is_main and self.writer.is_broken
-        return StopVotes(*self.stop.votes, is_checkpoint_due, is_broken)
+        hours = self.config.training.max_hours
+        is_time_up = hours is not None and clock() - self.started_at >= 3600 * hours
+        is_finished = self.world.is_main and is_time_up
+        return StopVotes(*self.stop.votes, is_checkpoint_due, is_broken, is_finished)
 
     # ---- outcomes of updates ------------------------------------------------------------------------------------
 
@@ -340,6 +358,7 @@ class Trainer:
         votes = outcome.votes
         self.stop.agree(votes.interrupt, votes.preempt)
         self.is_save_due = self.is_save_due or votes.checkpoint > 0
+        self.is_time_up = self.is_time_up or votes.finish > 0
         if votes.broken:
             # finish() raises the writer's Failure, which on_main passes to all ranks; only the main
             # rank has a writer, hence the lambda.
@@ -535,9 +554,11 @@ class Trainer:
             self.write_status("preempted", code, message)
         else:
             self.write_status("done", 0)
+        reason = self.end_reason
+        cause = f", ended by {reason}" if reason not in (None, "training.steps") else ""
         say(
             f"{'stopped' if code else 'done'}: {self.state.step} updates in "
-            f"{format_duration(self.state.elapsed_s)}; checkpoints in {self.run.checkpoints}"
+            f"{format_duration(self.state.elapsed_s)}{cause}; checkpoints in {self.run.checkpoints}"
         )
 
 
@@ -560,12 +581,12 @@ def train(config: RunConfig, world: World) -> int:
             if world.is_main:
                 stack.callback(trainer.writer.close)
             world.on_main(lambda: _announce_run(trainer))
-            if trainer.state.step < config.training.steps or trainer.is_validation_due:
+            if not trainer.end_reason or trainer.is_validation_due:
                 trainer.loop()
             elif world.is_main:
                 say(
                     f"nothing to do: {trainer.state.step} updates are done; "
-                    "raise training.steps to continue"
+                    f"raise {trainer.end_reason} to continue"
                 )
                 # left if the run was killed at its very end
                 with trainer.make_epoch_stores() as epoch_stores:

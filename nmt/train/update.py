@@ -32,6 +32,7 @@ class StopVotes(NamedTuple):
     preempt: float = 0  # stop, because of any other signal
     checkpoint: float = 0  # save, because checkpoint_minutes have passed
     broken: float = 0  # fail, because checkpoints can no longer be written
+    finish: float = 0  # end the training, because max_hours have passed
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,10 @@ def run_update(
     # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all
     # ranks
     optimizer.found_inf = 1.0 - outcome.stats.isfinite().all().float()
+    clip_norm = config.training.clip_norm
+    if clip_norm is not None:  # Adam divides the gradients by this
+        norm = outcome.stats[UpdateStats._fields.index("grad_norm")]
+        optimizer.grad_scale = (norm / clip_norm).clamp(min=1.0).float()
     set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
     optimizer.step()
     replica.clear_gradients()

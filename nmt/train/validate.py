@@ -18,7 +18,7 @@ from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
 from nmt.data.store import REMEDY, TokenStore, open_store
 from nmt.data.vocab import Vocab
-from nmt.score.score import Score, score_bleu
+from nmt.score.score import Score, score_bleu, score_chrf
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
@@ -63,17 +63,11 @@ def _read_lines(folder: Path, side: str, n_lines: int) -> list[str]:
 class Validation:
     nll: float  # per target piece
     bleu: Score | None  # None if BLEU is switched off, and on ranks that do not decode
+    selection_score: float  # decides which checkpoint is best; higher is better
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.nll, 50.0))  # a diverged run would fill the line with digits
-
-    @property
-    def selection_score(self) -> float:
-        """The score that decides which checkpoint is best; higher is better. It is BLEU, or the log
-        likelihood if BLEU is switched off.
-        """
-        return -self.nll if self.bleu is None else self.bleu.value
 
 
 @torch.inference_mode()
@@ -132,7 +126,7 @@ def validate(
     if nll is None:
         return None
     if not config.evaluation.bleu:
-        return Validation(nll, None)
+        return Validation(nll, None, -nll)
     chosen = choose_dev_lines(len(dev.sources), config.evaluation.sentences)
     sources = [dev.sources[line] for line in chosen]
     results = [Translation("", 0.0)] * len(sources)
@@ -142,13 +136,17 @@ def validate(
         if not stop.go_through(map(progress.advance, mine), world):
             return None
     if not world.is_main:
-        return Validation(nll, None)
+        return Validation(nll, None, -nll)
     texts = [result.text for result in results]
-    score = score_bleu(texts, [dev.references[line] for line in chosen])
+    references = [dev.references[line] for line in chosen]
+    score = score_bleu(texts, references)
+    selection_scores = {"bleu": score.value, "nll": -nll}
+    if config.evaluation.best_by == "chrf":
+        selection_scores["chrf"] = score_chrf(texts, references)
     if len(chosen) < len(dev.sources):
         part = f"{score.signature}|lines:{len(chosen)}/{len(dev.sources)}"
         score = replace(score, signature=part)
-    return Validation(nll, score)
+    return Validation(nll, score, selection_scores[config.evaluation.best_by])
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:

@@ -1,0 +1,127 @@
+"""Trainings that end before training.steps: by patience, epochs or hours; and what makes a checkpoint
+the best."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import nmt.api
+from nmt.config import RunConfig
+from nmt.system.errors import UserError
+from nmt.system.run_folder import RunFolder
+
+QUICK = ["training.steps=40", "training.validate_every=2", "evaluation.bleu=false"]
+
+
+def train(toy: Path, *settings: str) -> RunConfig:
+    config = nmt.api.load_config(str(toy), [*QUICK, *settings])
+    assert nmt.api.train(config) == 0
+    return config
+
+
+def read_state(config: RunConfig) -> dict[str, Any]:
+    path = RunFolder(config.folder).path / "checkpoints" / "last" / "state.json"
+    state: dict[str, Any] = json.loads(path.read_text())
+    return state
+
+
+def read_status(config: RunConfig) -> str:
+    return str(json.loads((config.folder / "status.json").read_text())["state"])
+
+
+def test_patience_ends_training_after_validations_without_a_best(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # so high a rate that the loss soon rises
+    hopeless = ["optimizer.scale=300", "optimizer.warmup_steps=4"]
+    config = train(toy, *hopeless, "training.patience=3")
+    state = read_state(config)
+    assert state["step"] == state["best_step"] + 6 < 40
+    assert read_status(config) == "done"
+    assert "ended by training.patience" in capsys.readouterr().err
+
+    # the same command has nothing to do, and more patience goes on exactly
+    train(toy, *hopeless, "training.patience=3")
+    assert "nothing to do" in (said := capsys.readouterr().err)
+    assert "raise training.patience to continue" in said
+    train(toy, *hopeless, "training.patience=100")
+    at_once = train(toy, *hopeless, f"out={config.folder}-whole", f"data.store={toy.parent}/store")
+    ends = [RunFolder(run.folder).checkpoint(40) for run in (config, at_once)]
+    first, second = (load_file(end / "model.safetensors") for end in ends)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_epochs_end_training(toy: Path) -> None:
+    config = train(toy, "training.max_epochs=1", "training.validate_every=1000")
+    state = read_state(config)
+    assert state["cursor"] == {"epoch": 1, "update": 0} and 1 < state["step"] < 40
+    assert state["validated"] == state["step"]  # it ends with a validation
+
+
+def test_hours_end_training_and_count_over_all_starts(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = train(toy, "training.max_hours=1e-6")
+    assert read_state(config)["step"] == 1
+    train(toy, "training.max_hours=1e-6")
+    assert "raise training.max_hours to continue" in capsys.readouterr().err
+    assert read_status(config) == "done"
+    train(toy, "training.steps=3")
+    assert read_state(config)["step"] == 3
+
+
+@pytest.mark.parametrize("score", ["nll", "chrf"])
+def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
+    settings = ["training.steps=6", "evaluation.bleu=true", f"evaluation.best_by={score}"]
+    config = train(toy, *settings)
+    best = json.loads((config.folder / "checkpoints" / "best" / "state.json").read_text())
+    events = [
+        json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    nll = {event["step"]: event["nll"] for event in events if event["kind"] == "valid"}
+    if score == "nll":
+        assert best["best_step"] == min(nll, key=lambda step: nll[step])
+        assert best["best"] == pytest.approx(-min(nll.values()), abs=1e-5)
+    else:
+        sources = (toy.parent / "corpus" / "valid.en").read_text().splitlines()
+        references = (toy.parent / "corpus" / "valid.de").read_text().splitlines()
+        translations = nmt.api.load(config.folder / "checkpoints" / "best").translate(sources)
+        pairs = [
+            (translation.text, reference)
+            for translation, reference in zip(translations, references, strict=True)
+        ]
+        _, chrf = nmt.api.score(pairs)
+        assert best["best"] == pytest.approx(chrf.value)
+
+
+def test_clipping_scales_the_gradient(toy: Path) -> None:
+    """Adam's first moment after one update is (1 - beta1) times the gradient."""
+    settings = ["training.steps=1", "optimizer.beta1=0.5", f"data.store={toy.parent}/store"]
+    moments = []
+    for name, clip in (("free", "null"), ("clipped", "0.01"), ("loose", "1000")):
+        config = train(toy, *settings, f"training.clip_norm={clip}", f"out={toy.parent}/{name}")
+        tensors = load_file(RunFolder(config.folder).checkpoint(1) / "optimizer.safetensors")
+        first = [value for key, value in sorted(tensors.items()) if "exp_avg_sq" not in key]
+        moments.append(torch.cat([value.flatten() for value in first if value.dim()]))
+    free, clipped, loose = moments
+    assert torch.equal(free, loose)
+    assert float(clipped.norm()) == pytest.approx(0.005, rel=1e-4)
+    torch.testing.assert_close(clipped / clipped.norm(), free / free.norm())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["training.patience=2", "data.valid=null"], "give data.valid"),
+        (["evaluation.best_by=chrf"], "nothing is translated"),
+        (["training.max_hours=0"], "training.max_hours"),
+        (["training.clip_norm=-1"], "training.clip_norm"),
+    ],
+)
+def test_contradictions_are_refused(settings: list[str], expected: str, toy: Path) -> None:
+    with pytest.raises(UserError, match=expected):
+        nmt.api.load_config(str(toy), [*QUICK, *settings])
