@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from soaking import Ground, counted, make_ground, tensor_digests
+from soaking import (
+    IS_SOAK,
+    Ground,
+    Order,
+    check_readable,
+    counted,
+    make_ground,
+    steps_logged,
+    tensor_digests,
+)
 
 from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
@@ -21,6 +30,7 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.system.files import read_json, seal
+from nmt.train.shutdown import PREEMPTED
 from nmt.train.update import run_update
 
 SETTINGS = (
@@ -324,6 +334,34 @@ def test_a_store_that_is_changed_under_a_training_ends_it_with_a_checkpoint(
     assert train(ground, *steps, f"out={undisturbed.path}") == 0
     assert tensor_digests(run.checkpoints / "last") == tensor_digests(
         undisturbed.checkpoints / "last"
+    )
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1 starts two ranks for each change")
+@pytest.mark.parametrize(("change", "name"), ALL_CHANGES)
+def test_a_store_that_is_changed_ends_each_of_two_ranks_in_one_line(
+    name: str, change: str, ground: Ground
+) -> None:
+    path, run = ground.folder / "store" / name, ground.run("two")
+    settings = ("training.steps=2000", "training.log_every=1", "training.validate_every=2000")
+    order = Order([], "", slow={"update": 0.03})
+    start = ground.start("two", *settings, "training.checkpoint_every=10", size=2, order=order)
+    start.until(lambda: steps_logged(run) >= 20)
+    CHANGES[change](path)
+    codes = start.wait()
+    for code, folder in zip(codes, start.folders, strict=True):
+        lines = (folder / "stderr").read_text().splitlines()
+        told = [line for line in lines if "error: " in line]
+        if code == 2:
+            assert len(told) == 1 and f"{path}: was changed while it was in use" in told[0]
+        else:  # the other rank was first, and this one lost it
+            assert code == PREEMPTED and not told, lines
+        assert not any("Traceback" in line for line in lines)
+    assert 2 in codes
+    steps = check_readable(run)  # planned ones, and one of the last update if that could be saved
+    assert any(step % 10 == 0 for step in steps) and read_json(run.status)["exit_code"] in (
+        2,
+        PREEMPTED,
     )
 
 
