@@ -56,6 +56,7 @@ from nmt.system.files import (
     digest_file,
     has_plain_file,
     is_fixed,
+    list_own_names,
     lock,
     make_folder,
     move_sealed_files,
@@ -136,9 +137,11 @@ def _is_free(store: Path, work: Path) -> bool:
         return True
     if not store.is_dir():
         return False
+    if work.parent != store:  # the store will take the place of this folder
+        return not any(store.iterdir())
     # A run that was killed while it moved its files into the store left some of them beside these.
-    is_half_moved = work.parent == store and has_plain_file(work / WORK_MARK)
-    return is_half_moved or all(path.name in (".lock", work.name) for path in store.iterdir())
+    is_half_moved = has_plain_file(work / WORK_MARK)
+    return is_half_moved or list_own_names(store) <= {".lock", work.name}
 
 
 def _list_parts(data: DataConfig) -> list[Part]:

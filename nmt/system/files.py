@@ -36,6 +36,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
 FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
+VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 IRREGULAR_KINDS = (
     (stat.S_ISDIR, "folder"),
@@ -144,8 +145,8 @@ def check_own_folder(path: Path, inside: Path) -> None:
     """
     if path.is_symlink() and not path.resolve().is_relative_to(inside.resolve()):
         raise UserError(
-            f"{path}: is a link to {_read_link(path)}, outside {inside}; remove it, "
-            "or move the folder itself there"
+            f"{path}: is a link to {_read_link(path)}, outside {inside}; put the "
+            f"folder itself there; what is to lie elsewhere is all of {inside}, which may be a link"
         )
 
 
@@ -410,6 +411,10 @@ def move_sealed_files(folder: Path, path: Path) -> None:
         old = read_manifest(path)
     for name in (MANIFEST_FILE, CARD_FILE, *old):
         remove_entry(path / name)
+    _move_files(folder, path)
+
+
+def _move_files(folder: Path, path: Path) -> None:
     names = [file.name for file in folder.iterdir() if file.name != MANIFEST_FILE]
     for name in (*names, MANIFEST_FILE):
         if name == MANIFEST_FILE:
@@ -417,6 +422,29 @@ def move_sealed_files(folder: Path, path: Path) -> None:
         remove_entry(path / name)
         os.rename(folder / name, path / name)
     sync_to_disk(path)
+
+
+def finish_move(path: Path) -> None:
+    """Finish the work of a process that was killed while it moved its files into the fixed folder
+    `path`: all of them are there or still in FILLED_FOLDER, and nothing else is.
+    """
+    filled = path / FILLED_FOLDER
+    if filled.is_symlink() or not filled.is_dir():
+        return
+    with contextlib.suppress(UserError):  # not sealed, so nothing was moved
+        if list_own_names(path) <= read_manifest(filled).keys():
+            _move_files(filled, path)
+            remove_entry(filled)
+
+
+def list_own_names(folder: Path) -> set[str]:
+    """List what is in a folder but for what killed processes leave and what a new volume holds."""
+    left_out = {FILLED_FOLDER}
+    volume_folder = folder / VOLUME_FOLDER
+    if volume_folder.is_dir() and not volume_folder.is_symlink() and is_fixed(folder):
+        left_out.add(VOLUME_FOLDER)
+    names = {path.name for path in folder.iterdir()} - left_out
+    return {name for name in names if not is_abandoned_name(name)}
 
 
 def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:

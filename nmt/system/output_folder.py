@@ -12,13 +12,7 @@ from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from nmt.system.errors import UserError
-from nmt.system.files import (
-    FILLED_FOLDER,
-    digest_file,
-    is_abandoned_name,
-    read_bytes,
-    read_manifest,
-)
+from nmt.system.files import digest_file, list_own_names, read_bytes, read_manifest
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
@@ -65,8 +59,7 @@ def check_replaceable(
             if path.resolve().is_relative_to(out):
                 raise UserError(f"{out}: contains the input {path}; choose another -o DIR")
         return
-    names = {path.name for path in out.iterdir()} - {FILLED_FOLDER}
-    names = {name for name in names if not is_abandoned_name(name)}
+    names = list_own_names(out)
     if not names:
         return
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from small_disk import mount_small_disk
-from soaking import IS_SOAK, Ground, make_ground
+from soaking import IS_SOAK, Ground, counted, make_ground
 from untrained import make_checkpoint, make_vocab
 
 from nmt.commands.average import main as nmt_average
@@ -108,6 +108,21 @@ def test_a_root_folder_is_not_taken_for_a_store(
     assert "/: exists but is not a prepared store" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["prepare", "average", "export"])
+def test_a_new_volume_is_empty(
+    ground: Ground, fixed: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fixed / "lost+found").mkdir()
+    run = list_commands(ground, fixed)[command]
+    assert run() == run() == 0
+    verify(fixed)
+    # in any other folder that name is the user's
+    own = tmp_path / "own/lost+found"
+    own.mkdir(parents=True)
+    assert list_commands(ground, own.parent)[command]() == 2
+    assert f"{own.parent}: exists " in capsys.readouterr().err and own.is_dir()
+
+
 def test_a_kill_while_files_are_moved(
     ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,17 +145,41 @@ def test_a_kill_while_files_are_moved(
         assert digests[0] == digests[1]
 
 
+@pytest.mark.parametrize("command", ["average", "export"])
+def test_a_result_that_was_being_moved_is_in_nobodys_way(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Whether the first one is killed, or the second, which replaces it."""
+    for n_earlier in (0, 1):
+        for n_moved in counted((2,), range(5)):
+            out = tmp_path / f"out-{n_earlier}-{n_moved}"
+            out.mkdir()
+            monkeypatch.chdir(out)
+            run = list_commands(ground, out)[command]
+            assert not n_earlier or run() == 0
+            with monkeypatch.context() as patch:
+                patch.setattr("nmt.system.files.os.rename", stop_after(n_moved))
+                # A process that is killed clears nothing up.
+                patch.setattr("nmt.system.files.shutil.rmtree", lambda *_, **__: None)
+                with pytest.raises(Killed):
+                    run()
+            assert not (out / MANIFEST_FILE).exists() and (out / ".new").is_dir()
+            assert run() == 0
+            verify(out)
+            assert not (out / ".new").exists()
+
+
 class Killed(BaseException):
     pass
 
 
 def stop_after(n: int) -> Callable[[Path, Path], None]:
-    """A rename that works `n` times and then never again."""
+    """A rename that moves `n` files into a fixed folder and then none."""
     left = [n]
     rename = os.rename
 
     def stop(old: Path, new: Path) -> None:
-        if Path(old).parent.name == "store":
+        if Path(old).parent.name in ("store", ".new"):
             if not left[0]:
                 raise Killed
             left[0] -= 1
