@@ -25,7 +25,9 @@ from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
 Grouping = Literal["length", "random"]
 
-MAX_CONFIG_BYTES = 128 << 10  # two seconds of parsing; a config of a hundred corpora has a tenth of it
+MAX_CONFIG_BYTES = (
+    128 << 10
+)  # two seconds of parsing; a config of a hundred corpora has a tenth of it
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}

@@ -239,12 +239,12 @@ PART_NAMES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 # Name -> what is done, and which file the one line must name
 CASES: dict[str, tuple[Change, str]] = {
-    "config: d_model": (text(CONFIG_FILE, "d_model: 8", "d_model: 1000000"), MODEL_FILE),
+    "config: d_model": (text(CONFIG_FILE, "d_model: 8", "d_model: 1000000"), CONFIG_FILE),
     "config: d_model 2^62": (text(CONFIG_FILE, "d_model: 8", f"d_model: {2**62}"), CONFIG_FILE),
     "config: n_layers": (text(CONFIG_FILE, "n_layers: 2", "n_layers: 100000"), MODEL_FILE),
     "config: fewer layers": (text(CONFIG_FILE, "n_layers: 2", "n_layers: 1"), MODEL_FILE),
-    "config: n_layers 2^62": (text(CONFIG_FILE, "n_layers: 2", f"n_layers: {2**62}"), MODEL_FILE),
-    "config: d_ff": (text(CONFIG_FILE, "d_ff: 12", "d_ff: 1000000000000"), MODEL_FILE),
+    "config: n_layers 2^62": (text(CONFIG_FILE, "n_layers: 2", f"n_layers: {2**62}"), CONFIG_FILE),
+    "config: d_ff": (text(CONFIG_FILE, "d_ff: 12", "d_ff: 1000000000000"), CONFIG_FILE),
     "config: d_k": (text(CONFIG_FILE, "d_k: null", f"d_k: {2**62}"), CONFIG_FILE),
     "config: learned positions": (
         text(
@@ -252,7 +252,11 @@ CASES: dict[str, tuple[Change, str]] = {
             "positions: sinusoidal\n  max_positions: 1024",
             "positions: learned\n  max_positions: 1000000000000",
         ),
-        MODEL_FILE,
+        CONFIG_FILE,
+    ),
+    "config: sinusoids, which no file bounds": (
+        text(CONFIG_FILE, "max_positions: 1024", "max_positions: 1000000000000"),
+        CONFIG_FILE,
     ),
     "config: untied": (text(CONFIG_FILE, "tied: true", "tied: false"), MODEL_FILE),
     "config: NaN": (text(CONFIG_FILE, "dropout: 0.1", "dropout: .nan"), CONFIG_FILE),
@@ -482,9 +486,6 @@ HARMLESS: dict[str, Change] = {
     "nothing": lambda folder: None,
     "files that nothing names": unnamed_files,
     "a link to a whole folder": linked_folder,
-    "positions that no file bounds": text(
-        CONFIG_FILE, "max_positions: 1024", "max_positions: 1000000000000"
-    ),
 }
 
 OPEN_ALL = """
