@@ -630,7 +630,35 @@ def _override(source: YamlTree, text: str) -> YamlTree:
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
-    return _take_over_vocab(_build_config(_read_file(find_config(name)), overrides))
+    config = _build_config(_read_file(find_config(name)), overrides)
+    return _take_over_vocab(_fill_in_languages(config))
+
+
+def _fill_in_languages(config: RunConfig) -> RunConfig:
+    """Replace {src} and {tgt} in the names of corpora, so that they follow data.src and data.tgt."""
+    data = config.data
+
+    def fill(name: str | None) -> str | None:
+        return name and name.replace("{src}", data.src).replace("{tgt}", data.tgt)
+
+    def fill_corpus(corpus: CorpusConfig) -> CorpusConfig:
+        return dataclasses.replace(
+            corpus,
+            src=fill(corpus.src),
+            tgt=fill(corpus.tgt),
+            archive=fill(corpus.archive),
+            file=fill(corpus.file),
+            dataset=fill(corpus.dataset),
+            subset=fill(corpus.subset),
+        )
+
+    filled = dataclasses.replace(
+        data,
+        train=tuple(map(fill_corpus, data.train)),
+        valid=data.valid and fill_corpus(data.valid),
+        test=data.test and fill_corpus(data.test),
+    )
+    return dataclasses.replace(config, data=filled)
 
 
 def _take_over_vocab(config: RunConfig) -> RunConfig:

@@ -499,3 +499,20 @@ def test_free_keys_are_keys() -> None:
         section: object = RunConfig()
         for part in key.split("."):
             section = getattr(section, part)
+
+
+def test_names_of_corpora_follow_the_languages(tmp_path: Path) -> None:
+    config = load_config("multi30k.yaml", ["data.src=de", "data.tgt=fr"]).data
+    for corpus, split in (
+        (config.train[0], "train"),
+        (config.valid, "valid"),
+        (config.test, "test"),
+    ):
+        assert corpus is not None and (corpus.src, corpus.tgt) == (f"{split}.de", f"{split}.fr")
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        'data: {src: nl, tgt: cs, train: [{archive: "{src}-{tgt}.tgz", src: a, tgt: b}, '
+        '{dataset: wmt, subset: "{tgt}-{src}"}]}'
+    )
+    archive, dataset = load_config(str(path)).data.train
+    assert (archive.archive, dataset.subset) == ("nl-cs.tgz", "cs-nl")
