@@ -52,6 +52,12 @@ def export(
             f"{', '.join(format.quantizations)}"
         )
     out = out.resolve()
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{out}: is a path that is not UTF-8, and engines open no other; choose another -o DIR"
+        ) from None
     finish_move(out)
     check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
     config, vocab = checkpoint.config, checkpoint.vocab

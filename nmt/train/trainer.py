@@ -9,6 +9,7 @@ decisions, because they base them on outcomes that are summed over all ranks.
 
 import contextlib
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -624,6 +625,7 @@ def check_same_run(config: RunConfig) -> RunConfig | None:
     """
     run = RunFolder(config.folder)
     if not has_plain_file(run.config):
+        _check_unused(run)
         return None
     recorded = load_recorded_config(run.config)
     changes = list_differences(recorded, config)
@@ -633,6 +635,20 @@ def check_same_run(config: RunConfig) -> RunConfig | None:
             "restore them, choose another out=DIR, or remove the folder to start over"
         )
     return recorded
+
+
+def _check_unused(run: RunFolder) -> None:
+    """Refuse a folder of no run in which training would replace a file."""
+    if run.path.resolve() == Path("/"):
+        raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
+    if checkpoint.list_steps(run):
+        return
+    for path in (run.metrics, run.vocab, run.report, run.results, run.curve):
+        if os.path.lexists(path):
+            raise UserError(
+                f"{path}: exists, but its folder is not that of a run; "
+                "choose another out=DIR, or move the file away"
+            )
 
 
 def _announce_run(trainer: Trainer) -> None:

@@ -257,6 +257,13 @@ def test_an_export_that_disagrees_never_appears(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["average", "out"]
 
 
+def test_a_path_that_no_engine_can_open_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"\xe9")
+    with pytest.raises(UserError, match="not UTF-8.*choose another -o DIR"):
+        export(checkpoint, "safetensors", out, "float32", LINES)
+    assert not out.exists()
+
+
 def test_an_export_is_replaced_and_nothing_else_unless_forced(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

@@ -12,7 +12,10 @@ from safetensors.torch import load_file
 from soaking import Ground, make_ground
 
 from nmt.commands.train import main
+from nmt.config import load_config
+from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
+from nmt.train.trainer import check_same_run
 
 # A line for each update, and no validation in between.
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
@@ -104,6 +107,25 @@ def test_a_changed_setting_is_refused_by_name(
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and change.split("=")[0] in error[0] and "out=" in error[0]
     assert whole.path.name in error[0]
+
+
+@pytest.mark.parametrize("name", ["vocab.model", "metrics.jsonl", "report.html"])
+def test_a_file_of_the_user_is_not_replaced(
+    name: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ground.run(f"own-{name}")
+    run.path.mkdir()
+    (run.path / name).write_text("precious")
+    assert main(ground.argv(run.path.name)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{run.path / name}: exists, but its folder is not that of a run" in line
+    assert [file.read_text() for file in run.path.iterdir()] == ["precious"]
+
+
+def test_the_root_folder_is_refused(ground: Ground) -> None:
+    config = load_config(str(ground.config), ["out=/"])
+    with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
+        check_same_run(config)
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
