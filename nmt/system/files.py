@@ -202,6 +202,8 @@ def make_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         # A nameless or unique file, because several threads may try at the same time.
         tempfile.TemporaryFile(dir=path).close()
+    except RecursionError:  # of mkdir
+        raise UserError(f"{path}: is nested too deeply; choose another folder") from None
     except OSError as error:
         why = "it is a file" if os.path.isfile(path) else error.strerror
         raise UserError(f"{path}: cannot be written ({why}); choose another folder") from None

@@ -38,7 +38,7 @@ from nmt.system.files import (
 )
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.ranks import World, is_rank_lost
-from nmt.system.run_folder import MODEL_FILE, VOCAB_FILE, RunFolder
+from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
@@ -624,6 +624,7 @@ def check_same_run(config: RunConfig) -> RunConfig | None:
     is that of another run.
     """
     run = RunFolder(config.folder)
+    _check_run_folder(run, Path(config.data.store))
     if not has_plain_file(run.config):
         _check_unused(run)
         return None
@@ -635,6 +636,22 @@ def check_same_run(config: RunConfig) -> RunConfig | None:
             "restore them, choose another out=DIR, or remove the folder to start over"
         )
     return recorded
+
+
+def _check_run_folder(run: RunFolder, store: Path) -> None:
+    """Refuse a folder that is something else than a run, or has a config that the user wrote."""
+    if run.path.resolve() == store.resolve():
+        raise UserError(f"{run.path}: is both out and data.store; choose another out=DIR")
+    if os.path.lexists(run.path / MANIFEST_FILE):
+        raise UserError(
+            f"{run.path}: is a checkpoint, a store or an export, not a run; choose another out=DIR"
+        )
+    was_begun = run.checkpoints.exists() or os.path.lexists(run.path / ".lock")
+    if os.path.lexists(run.config) and not was_begun:
+        raise UserError(
+            f"{run.config}: exists, but its folder is not that of a run; "
+            "choose another out=DIR, or move the file away"
+        )
 
 
 def _check_unused(run: RunFolder) -> None:

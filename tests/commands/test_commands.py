@@ -327,6 +327,38 @@ def test_an_option_given_twice_is_refused(
     assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
 
 
+@pytest.mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
+def test_a_folder_that_is_something_else_is_no_run(
+    name: str, run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "average":
+        assert nmt_average([str(run), "--last", "2"]) == 0
+    if name == "../store":
+        shutil.copytree(trained / "store", tmp_path / "store")
+    folder = run / name
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+    capsys.readouterr()
+    code = nmt_train(["--config", str(trained / "toy.yaml"), f"out={folder}", "training.steps=21"])
+    assert "not a run; choose another out=DIR" in read_refusal(capsys, code)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "vocab.model"])
+def test_files_of_the_user_in_the_run_folder(
+    name: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of somebody who keeps a config, with comments, where its run shall be."""
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / name
+    assert nmt_train(["--config", str(toy), "--print-config"]) == 0
+    file.write_text("# why these settings\n" + capsys.readouterr().out)
+    kept = file.read_bytes()
+    code = nmt_train(["--config", str(toy), f"out={tmp_path}/mine"])
+    assert f"{file}: exists, but its folder is not that of a run" in read_refusal(capsys, code)
+    assert file.read_bytes() == kept and list(file.parent.iterdir()) == [file]
+    assert not (tmp_path / "store").exists()
+
+
 def test_settings_of_another_run_leave_no_store_behind(
     run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
