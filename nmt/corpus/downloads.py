@@ -41,7 +41,11 @@ def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """The files on this machine behind a split: none if it comes from the hub."""
     saved = _find_saved_split(corpus, data)
     if saved is not None:
-        return sorted(saved.glob("*.arrow"))
+        arrow_files = sorted(saved.glob("*.arrow"))
+        for file in arrow_files:
+            if not file.is_file():  # a pipe would be waited for
+                raise UserError(f"{file}: is not a file; download it again")
+        return arrow_files
     is_local, arguments = _choose_dataset(corpus, data)
     if not is_local:
         return []

@@ -188,7 +188,10 @@ def rebatch_tables(
     rest = []
     for table in tables:
         flat = table.flatten()  # a struct column becomes columns `translation.de`, `translation.en`
-        rest.append(flat.select(_choose_columns(flat.column_names, data, name)))
+        sides = flat.select(_choose_columns(flat.column_names, data, name))
+        for side in sides.columns:
+            _check_offsets(side, name)
+        rest.append(sides)
         n += len(table)
         while n >= size:
             whole = pyarrow.concat_tables(rest)
@@ -197,6 +200,25 @@ def rebatch_tables(
             rest = [whole[size:]]
     if n:
         yield pyarrow.concat_tables(rest)
+
+
+def _check_offsets(column: "pyarrow.ChunkedArray", name: str) -> None:
+    """Refuse texts that begin or end outside of what was read. Arrow reads files as they are, and a
+    damaged one would end the process or become text of somewhere else in memory.
+    """
+    import pyarrow
+
+    # As bytes, because a text that is not UTF-8 is a bad row, not a damaged file.
+    if pyarrow.types.is_string(column.type):
+        column = column.cast(pyarrow.binary())
+    elif pyarrow.types.is_large_string(column.type):
+        column = column.cast(pyarrow.large_binary())
+    try:
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(
+            f"{name}: is damaged ({describe_error(error)}); download it again"
+        ) from None
 
 
 def parse_table(table: "pyarrow.Table", first: int, name: str) -> ParsedSides:

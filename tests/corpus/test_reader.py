@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
@@ -194,6 +195,29 @@ def test_folders_of_save_to_disk_equal_parquet(
     assert "has no split 'test'; give one of 'dev', 'train'" in message
     files[1].unlink()
     assert "dataset one: " in complaint(CorpusConfig(dataset="one"), root)
+
+
+@pytest.mark.parametrize("place", [1, 100, 399])
+def test_a_damaged_arrow_file_is_named(place: int, tmp_path: Path) -> None:
+    """Arrow reads offsets as they are, and the process would end with SIGSEGV."""
+    sides = {"en": ["one dog"] * 400, "de": ["ein Hund"] * 400}
+    datasets.Dataset.from_dict(sides).save_to_disk(str(tmp_path / "saved"))
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    content = bytearray(file.read_bytes())
+    offset = content.index(struct.pack("<4i", 0, 7, 14, 21)) + 4 * place
+    content[offset : offset + 4] = struct.pack("<i", 2**31 - 1)
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="dataset saved train: is damaged .*[Oo]ffset"):
+        read(CorpusConfig(dataset="saved"), tmp_path)
+
+
+def test_a_pipe_in_a_saved_dataset_is_not_waited_for(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"en": ["a"], "de": ["b"]}).save_to_disk(str(tmp_path / "saved"))
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match="arrow: is not a file"):
+        read(CorpusConfig(dataset="saved"), tmp_path)
 
 
 def test_a_dataset_that_lacks_what_is_asked_says_what_it_has(hub: Path) -> None:
