@@ -483,7 +483,8 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     ledger |= {"command": "nmt-prepare", "versions": {"nmt": "0.1.0"}}  # the same everywhere
     sources = {name: [f"/corpora/{name}", 10, 20, 30, 40] for name in ("train.en", "train.de")}
     counts = {"counts": {"empty": 3}, "samples": {"empty": [["a", ""]]}}
-    shard = {"lines": 9, "kept": 6, "dropped": counts, "held_out": {"dev": [0, 0, 0]}, "text": []}
+    shard = {"lines": 9, "kept": 6, "dropped": counts, "held_out": {"dev": [0, 0, 0]}}
+    shard |= {"text": [], "digests": []}
 
     def copy_whole(folder: Path) -> None:
         shutil.copytree(seeds / "checkpoint", folder / "whole")
