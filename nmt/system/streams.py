@@ -71,7 +71,12 @@ class _DataOutput(io.FileIO):
             raise
 
     def _write(self, data: "ReadableBuffer") -> int:
-        return super().write(data)
+        while True:
+            n_written: int | None = super().write(data)
+            if n_written is not None:
+                return n_written
+            # set not to wait, by another program that shares the pipe or the terminal
+            select.select([], [self], [])
 
 
 class _TerminalOutput(_DataOutput):
@@ -89,11 +94,7 @@ class _TerminalOutput(_DataOutput):
     def _write(self, data: "ReadableBuffer") -> int:
         left = memoryview(escape_lines(self._decoder.decode(bytes(data))).encode())
         while left:
-            n_written: int | None = super()._write(left)
-            if n_written is None:  # set not to wait, perhaps by another program at this terminal
-                select.select([], [self], [])
-            else:
-                left = left[n_written:]
+            left = left[super()._write(left) :]
         return memoryview(data).nbytes
 
 

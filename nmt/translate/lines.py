@@ -10,7 +10,7 @@ import os
 import select
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from nmt.corpus.text_files import decode_lines
@@ -129,7 +129,10 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
 
 def _read(handle: int, name: str) -> bytes:
     try:
-        return os.read(handle, READ_BYTES)
+        while True:
+            with suppress(BlockingIOError):  # set not to wait, by another program that shares it
+                return os.read(handle, READ_BYTES)
+            select.select([handle], [], [])
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
 

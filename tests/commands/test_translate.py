@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -767,6 +768,31 @@ def test_mistakes_are_reported_in_one_line(
     captured = capsys.readouterr()
     assert captured.out == "" and len(captured.err.splitlines()) == 1 and message in captured.err
     assert {path.name: path.read_bytes() for path in place.iterdir()} == kept
+
+
+def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str]) -> None:
+    """As ssh and Node.js set them, for whoever shares the pipe."""
+    source, ours = os.pipe()
+    theirs, sink = os.pipe()
+    for end in (source, sink):
+        os.set_blocking(end, False)
+    process = start_from_shell(place, stdin=source, stdout=sink)
+    os.close(source)
+    os.close(sink)
+    n = 70_000 // len("".join(texts)) + 1  # more than a pipe holds
+
+    def feed() -> None:
+        with open(ours, "w") as file:
+            time.sleep(1)  # it waits for the first line
+            file.write(TEXT * n)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    time.sleep(3)
+    with open(theirs) as file:
+        assert file.read().splitlines() == texts * n
+    thread.join()
+    assert process.wait() == 0
 
 
 def test_standard_output_must_not_be_the_input(
