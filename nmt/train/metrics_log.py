@@ -114,6 +114,8 @@ class MetricsFile:
 
 def _find_last_line_end(path: Path, n_bytes: int) -> int:
     """Return the length of a file without a last line that was cut in two."""
+    if not n_bytes:  # there may be no file at all
+        return 0
     with open_plain_file(path) as file:
         start = max(0, n_bytes - LONGEST_LINE)
         file.seek(start)

@@ -9,6 +9,7 @@ import pty
 import random
 import re
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -628,7 +629,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
                     "--src",
                     str(source),
                     "--ref",
-                    str(source),
+                    shutil.copy(str(source), str(tmp_path / "reference")),
                     "--json",
                     str(scores),
                     *options,
@@ -694,7 +695,7 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
                     "--src",
                     str(source),
                     "--ref",
-                    str(source),
+                    shutil.copy(str(source), str(tmp_path / "reference")),
                     "--json",
                     str(scores),
                     *options,

@@ -712,13 +712,13 @@ def test_mean_and_spread_of_several(run: Path, tmp_path: Path, capsys: Capture) 
         "n": 3,
         "mean": pytest.approx(mean),
         "std": pytest.approx(std),
-        "low": pytest.approx(mean - half, abs=1e-4),
+        "low": pytest.approx(max(0.0, mean - half), abs=1e-4),
         "high": pytest.approx(mean + half, abs=1e-4),
     }
     out = capsys.readouterr().out
     assert (
         f"mean {mean:.2f}, standard deviation {std:.2f}" in out
-        and f"[{mean - half:.2f}, {mean + half:.2f}]" in out
+        and f"[{max(0.0, mean - half):.2f}, {mean + half:.2f}]" in out
     )
     for place, value in zip(places, values, strict=True):
         assert re.search(rf"^  {re.escape(str(place))} +{value:.2f}  \[.*\]$", out, re.MULTILINE)
