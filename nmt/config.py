@@ -141,11 +141,15 @@ class DataConfig:
     clean: CleanConfig = CleanConfig()
 
     def check(self) -> str | None:
-        return (
-            f"src and tgt are both {self.src!r}; give two languages"
-            if self.src == self.tgt
-            else None
-        )
+        if self.src == self.tgt:
+            return f"src and tgt are both {self.src!r}; give two languages"
+        for key, folder in (("root", self.root), ("store", self.store)):
+            if folder.startswith("~"):
+                return (
+                    f"{key} is {folder!r}, but only a shell knows what ~ is, and none expands it there; "
+                    "write the whole path"
+                )
+        return None
 
 
 @dataclass(frozen=True)
