@@ -142,11 +142,8 @@ def check_files(args: argparse.Namespace) -> None:
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: not found; give a file of translations")
-    texts = [name for name in (args.src, *args.ref, args.hypotheses) if name]
-    for i, name in enumerate(texts):
-        if any(os.path.realpath(name) == os.path.realpath(other) for other in texts[:i]):
-            raise UserError(f"{name}: is given twice; a score compares different files")
-    taken = {os.path.realpath(name) for name in (*texts, *(args.compare or ()))}
+    inputs = [args.src, *args.ref, args.hypotheses, *(args.compare or ())]
+    taken = {os.path.realpath(name) for name in inputs if name}
     for file in (args.output, args.json):
         if file is None:
             continue

@@ -823,16 +823,6 @@ def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capt
     assert "newstest2014.de is not the de side of newstest2014" in line
 
 
-def test_one_file_is_not_scored_against_itself(tmp_path: Path, capsys: Capture) -> None:
-    text, other = put(tmp_path / "a", GERMAN[:9]), put(tmp_path / "b", GERMAN[:9])
-    (tmp_path / "link").symlink_to("a")
-    for words in (
-        ("--hypotheses", text, "--ref", tmp_path / "link"),
-        ("--hypotheses", other, "--ref", text, "--ref", text),
-    ):
-        assert "is given twice; a score compares different files" in get_refusal(capsys, *words)
-
-
 # ---- usage --------------------------------------------------------------------------------------------------------
 
 ONE = "need exactly one CHECKPOINT"
