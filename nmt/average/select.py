@@ -17,6 +17,7 @@ from nmt.system.run_folder import RunFolder
 from nmt.train.metrics_log import read_metrics
 
 DEFAULT_LAST = 5  # as the paper averages its base model
+SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "nll": "NLL"}  # by their keys in metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate
 
 
 def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
-    """Return the `n` of highest dev BLEU (lowest dev NLL if BLEU is off), oldest first, and a text
-    with their scores.
+    """Return the `n` of the best dev score, oldest first, and a text with their scores. It is the
+    score of evaluation.best_by, or the NLL if some have no other.
 
     Of two that score the same, the newer counts as better.
     """
@@ -121,19 +122,21 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
             f"--best {n}: {run.path} has {len(candidates)} checkpoints, of which {len(validated)} "
             "were validated; lower --best, or make training.checkpoint_every a multiple of training.validate_every"
         )
-    has_bleu = all("bleu" in scores[candidate.step] for candidate in validated)
+    key = "bleu"
+    if has_plain_file(run.config):
+        key = load_recorded_config(run.config).evaluation.best_by
+    if not all(key in scores[candidate.step] for candidate in validated):
+        key = "nll"
 
     def rank(candidate: Candidate) -> tuple[float, int]:
-        score = scores[candidate.step]
-        return score["bleu"] if has_bleu else -score["nll"], candidate.step
+        score = scores[candidate.step][key]
+        return -score if key == "nll" else score, candidate.step
 
     chosen = sorted(validated, key=rank)[-n:]
     chosen.sort(key=lambda candidate: candidate.step)
-    if has_bleu:
-        values = [f"{scores[candidate.step]['bleu']:.2f}" for candidate in chosen]
-        return chosen, f"dev BLEU {', '.join(values)}"
-    values = [f"{scores[candidate.step]['nll']:.4f}" for candidate in chosen]
-    return chosen, f"dev NLL {', '.join(values)}"
+    n_digits = 4 if key == "nll" else 2
+    values = [f"{scores[candidate.step][key]:.{n_digits}f}" for candidate in chosen]
+    return chosen, f"dev {SCORE_NAMES[key]} {', '.join(values)}"
 
 
 def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:

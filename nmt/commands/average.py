@@ -41,7 +41,7 @@ def build_average_parser() -> argparse.ArgumentParser:
         "--best",
         type=_parse_count,
         metavar="N",
-        help="the N with the highest dev BLEU (lowest NLL if BLEU is off)",
+        help="the N with the best dev score: BLEU, or what evaluation.best_by says",
     )
     choice.add_argument(
         "--curve",

@@ -484,6 +484,7 @@ class Trainer:
                 "ppl": round(result.perplexity, 3),
                 "bleu": score and score.value,
                 "signature": score and score.signature,
+                "chrf": result.chrf,
                 "elapsed_s": round(self.state.elapsed_s, 1),
             }
         )

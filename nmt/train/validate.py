@@ -64,6 +64,7 @@ class Validation:
     nll: float  # per target piece
     bleu: Score | None  # None if BLEU is switched off, and on ranks that do not decode
     selection_score: float  # decides which checkpoint is best; higher is better
+    chrf: float | None = None  # only where evaluation.best_by asks for it
 
     @property
     def perplexity(self) -> float:
@@ -141,12 +142,13 @@ def validate(
     references = [dev.references[line] for line in chosen]
     score = score_bleu(texts, references)
     selection_scores = {"bleu": score.value, "nll": -nll}
+    chrf = None
     if config.evaluation.best_by == "chrf":
-        selection_scores["chrf"] = score_chrf(texts, references)
+        chrf = selection_scores["chrf"] = score_chrf(texts, references)
     if len(chosen) < len(dev.sources):
         part = f"{score.signature}|lines:{len(chosen)}/{len(dev.sources)}"
         score = replace(score, signature=part)
-    return Validation(nll, score, selection_scores[config.evaluation.best_by])
+    return Validation(nll, score, selection_scores[config.evaluation.best_by], chrf)
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:

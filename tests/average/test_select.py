@@ -4,7 +4,7 @@ import pytest
 from saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
 from nmt.average.select import choose_checkpoints, take_best
-from nmt.config import RunConfig, TrainingConfig, format_config
+from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -84,3 +84,13 @@ def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:
     )
     with pytest.raises(UserError, match="has 5 checkpoints, of which 4 were validated"):
         take_best(run, 5)
+
+
+def test_the_best_are_by_the_score_that_training_went_by(run: RunFolder) -> None:
+    by_bleu, _ = take_best(run, 2)
+    assert [candidate.step for candidate in by_bleu] == [20, 50]
+    evaluation = EvaluationConfig(best_by="nll")
+    run.config.write_text(format_config(RunConfig(name="toy", evaluation=evaluation)))
+    by_nll, scored = take_best(run, 2)
+    assert [candidate.step for candidate in by_nll] == [40, 50]
+    assert scored == "dev NLL 2.0000, 2.2000"

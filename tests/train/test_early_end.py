@@ -94,6 +94,8 @@ def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
         ]
         _, chrf = nmt.api.score(pairs)
         assert best["best"] == pytest.approx(chrf.value)
+        logged = {event["step"]: event["chrf"] for event in events if event["kind"] == "valid"}
+        assert logged[best["best_step"]] == max(logged.values()) == best["best"]
 
 
 def test_clipping_scales_the_gradient(toy: Path) -> None:
