@@ -117,6 +117,8 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     references += [Text(str(more.path), more.lines, data.tgt) for more in test.more_refs]
     problems = []
     for text in references:
+        if text.lines == hypotheses.lines:
+            say(f"note: {hypotheses.name} and {text.name} are the same text, line for line")
         for problem in find_problems(hypotheses, text, sources, name_sizes()):
             if problem not in problems:  # what concerns the translations alone is said once
                 problems.append(problem)

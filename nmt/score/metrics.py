@@ -44,6 +44,7 @@ def make_bleu(name: str, tokenize: str = "13a", is_lowercase: bool = False) -> M
 
 HEADLINE = Metric("BLEU", make_headline_counter)
 CHRF2 = Metric("chrF2", CHRF)
+CHRF2_WORDS = Metric("chrF2++", partial(CHRF, word_order=2))  # runs of words too: Popović 2017
 EDIT_RATE = Metric("TER", TER)
 
 
@@ -58,6 +59,7 @@ def list_metrics(language: str) -> list[Metric]:
         make_bleu("BLEU intl, lower-cased", "intl", is_lowercase=True),
         *_list_tokenized(language),
         CHRF2,
+        CHRF2_WORDS,
         EDIT_RATE,
     ]
 

@@ -251,7 +251,8 @@ def truth(
             for side in (tokens, gold_tokens)
         )
         found["BLEU tokenised, aggressive"] = (tokens_bleu(), ours, theirs, f"{moses}+aggressive")
-    return found | {"chrF2": (CHRF(), texts, gold, ""), "TER": (TER(), texts, gold, "")}
+    others = {"chrF2": CHRF(), "chrF2++": CHRF(word_order=2), "TER": TER()}
+    return found | {name: (metric, texts, gold, "") for name, metric in others.items()}
 
 
 @pytest.mark.parametrize(("language", "rows"), [("de", TEXTS), ("fr", FRENCH)])
@@ -297,7 +298,7 @@ def test_every_metric_is_what_sacrebleu_says(
             (direct._mean - direct._ci, direct._mean + direct._ci)
         )
         assert re.search(
-            rf"^  {score['name']} +{score['value']:.2f} +\[{score['low']:.2f}, "
+            rf"^  {re.escape(score['name'])} +{score['value']:.2f} +\[{score['low']:.2f}, "
             rf"{score['high']:.2f}\] +{re.escape(score['signature'])}$",
             out,
             re.MULTILINE,
@@ -329,6 +330,19 @@ def test_the_headline_and_its_interval_by_default(
         tmp_path, *files, "--src", put(tmp_path / "s", ["a b", "c", "d e f", "g"])
     )["scores"]
     assert [score["value"] for score in with_source] == [score["value"] for score in found]
+
+
+def test_it_says_so_when_translations_and_reference_are_the_same_text(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    same, copy = put(tmp_path / "same", GERMAN[:20]), put(tmp_path / "copy", GERMAN[:20])
+    other = put(tmp_path / "other", good(20))
+    for reference in (same, copy):
+        evaluate(tmp_path, "--hypotheses", same, "--ref", other, "--ref", reference)
+        note = f"note: {same} and {reference} are the same text, line for line\n"
+        assert capsys.readouterr().err == note
+    evaluate(tmp_path, "--hypotheses", same, "--ref", other)
+    assert capsys.readouterr().err == ""
 
 
 def bpe(lines: list[str]) -> list[str]:
@@ -499,7 +513,7 @@ def test_a_rerun_replaces_its_record_and_anything_else_adds_one(run: Path, groun
     (first,) = records()
     assert nmt_eval([str(run), "--ladder"]) == 0
     (again,) = records()
-    assert len(again["scores"]) == 10 and again["scores"][0] == first["scores"][0]
+    assert len(again["scores"]) == 11 and again["scores"][0] == first["scores"][0]
     assert (
         nmt_eval([str(run), "--src", str(ground / "valid.en"), "--ref", str(ground / "valid.de")])
         == 0
@@ -988,7 +1002,7 @@ def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Captu
     ]
     with_ladder = evaluate(tmp_path, run, "--verdict", "--ladder")
     assert (
-        len(with_ladder["scores"]) == 10
+        len(with_ladder["scores"]) == 11
         and with_ladder["verdict"]["score"] == found["verdict"]["score"]
     )
 

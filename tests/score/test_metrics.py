@@ -236,6 +236,7 @@ def test_signatures_say_how_it_was_counted() -> None:
             f"case:mixed|eff:no|tok:{tokenizer}+atat+hyp-unicode-punctuation+ref-quotes|{plain}"
         ),
         "chrF2": "case:mixed|eff:yes|nc:6|nw:0|space:no|lines:1|",
+        "chrF2++": "case:mixed|eff:yes|nc:6|nw:2|space:no|lines:1|",
         "TER": "case:lc|tok:tercom|norm:no|punct:yes|asian:no|lines:1|",
     }
     for name, middle in expected.items():
