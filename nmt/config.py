@@ -234,15 +234,48 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam, with the learning rate scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)
-    (section 5.3).
-    """
+    """Adam, and its learning rate, which rises linearly over the first warmup_steps updates."""
 
+    # paper: scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (section 5.3). The
+    # others rise to peak_lr; then inverse_sqrt is peak_lr * (warmup_steps / step)^0.5, cosine falls
+    # along half a cosine to final_lr at training.steps, and constant stays.
+    schedule: Literal["paper", "inverse_sqrt", "cosine", "constant"] = "paper"
     warmup_steps: int = default(4000, AT_LEAST_ONE)
     scale: float = default(1.0, POSITIVE)
+    peak_lr: float | None = default(None, POSITIVE)
+    final_lr: float = default(0.0, FRACTION)
     beta1: float = default(0.9, FRACTION)
     beta2: float = default(0.98, FRACTION)
     eps: float = default(1e-9, POSITIVE)
+
+    def check(self) -> str | None:
+        if self.schedule == "paper" and self.peak_lr is not None:
+            return (
+                f"peak_lr is {self.peak_lr:g}, but schedule is paper, whose rate follows from scale; "
+                "choose another schedule, or leave peak_lr out"
+            )
+        if self.schedule != "paper" and self.peak_lr is None:
+            return f"schedule is {self.schedule}, which needs a peak_lr; give one, such as 5e-4"
+        if self.schedule != "paper" and self.scale != 1:
+            return (
+                f"scale is {self.scale:g}, but schedule is {self.schedule}, whose rate follows from "
+                "peak_lr; set scale to 1"
+            )
+        if self.schedule != "cosine" and self.final_lr != 0:
+            return (
+                f"final_lr is {self.final_lr:g}, but schedule is {self.schedule}, and only cosine "
+                "ends at a given rate; leave final_lr out"
+            )
+        if self.peak_lr is not None and self.final_lr > self.peak_lr:
+            return f"final_lr is {self.final_lr:g}, more than the peak_lr of {self.peak_lr:g}; lower it"
+        return None
+
+    @property
+    def rate_setting(self) -> tuple[str, float]:
+        """The name and the value of the setting that every rate is a multiple of."""
+        if self.peak_lr is None:
+            return "optimizer.scale", self.scale
+        return "optimizer.peak_lr", self.peak_lr
 
 
 @dataclass(frozen=True)
@@ -443,6 +476,12 @@ class RunConfig:
             return (
                 f"training.patience is {self.training.patience}, but there is no dev set; "
                 "give data.valid"
+            )
+        warmup_steps, steps = self.optimizer.warmup_steps, self.training.steps
+        if self.optimizer.schedule == "cosine" and warmup_steps >= steps:
+            return (
+                f"optimizer.warmup_steps is {warmup_steps}, but training.steps is {steps}, so the "
+                "cosine would never begin; lower optimizer.warmup_steps"
             )
         vocab_rows = self.model.vocab_rows
         # the size of a given BPE model is not known here
@@ -756,6 +795,9 @@ def list_differences(
     old: RunConfig, new: RunConfig, ignored: tuple[str, ...] = CHANGEABLE_KEYS
 ) -> list[str]:
     """List the settings that differ and are not in `ignored`, each as a line `key: old -> new`."""
+    if "cosine" in (old.optimizer.schedule, new.optimizer.schedule):
+        # Every rate follows from the number of updates, also those of updates that are done.
+        ignored = tuple(key for key in ignored if key != "training.steps")
     before = _flatten(to_plain_values(old))
     after = _flatten(to_plain_values(new))
     lines = []

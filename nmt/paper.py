@@ -652,7 +652,15 @@ def list_optimizer_rows(config: RunConfig) -> list[PaperRow]:
             ComparedSetting("optimizer.eps", 1e-9, adam.eps),
             code_2017="1e-9, as Adam's epsilon hat",
         ),
-        state_rule("learning rate", paper=rate, code_2017="the same"),
+        compare(
+            "learning rate",
+            ComparedSetting("optimizer.schedule", "paper", adam.schedule),
+            ComparedSetting("optimizer.peak_lr", None, adam.peak_lr),
+            ComparedSetting("optimizer.final_lr", 0.0, adam.final_lr),
+            paper=rate,
+            code_2017="the same",
+            ours=rate if adam.peak_lr is None else f"{adam.schedule}, at most {adam.peak_lr:g}",
+        ),
         compare(
             "learning rate times",
             ComparedSetting("optimizer.scale", 1.0, adam.scale),

@@ -198,6 +198,12 @@ FLIPS = [
     ("base", "optimizer.eps=1e-8", "epsilon"),
     ("base", "optimizer.warmup_steps=8000", "warm-up steps w"),
     ("base", "optimizer.scale=2", "learning rate times"),
+    ("base", "optimizer.schedule=constant; optimizer.peak_lr=5e-4", "learning rate"),
+    (
+        "base",
+        "optimizer.schedule=cosine; optimizer.peak_lr=5e-4; optimizer.final_lr=1e-5",
+        "learning rate",
+    ),
     ("base", "training.label_smoothing=0", "label smoothing"),
     ("base", "training.src_tokens=4096", "source tokens per update"),
     ("base", "training.tgt_tokens=32768", "target tokens per update"),
@@ -261,14 +267,15 @@ FLIPS = [
 
 @pytest.mark.parametrize(("name", "flip", "row"), FLIPS)
 def test_a_flipped_setting_is_one_deviation(name: str, flip: str, row: str) -> None:
-    found = check_conformance(override_config(load_config(f"{name}.yaml"), [flip]))
+    found = check_conformance(override_config(load_config(f"{name}.yaml"), flip.split("; ")))
     key = flip.partition("=")[0]
     assert [(entry.name, entry.key) for entry in found.deviations] == [(row, key)]
     assert found.model == name.partition("-")[0]
 
 
 def test_every_setting_that_has_a_row_is_flipped() -> None:
-    flipped = {flip.partition("=")[0] for _, flip, _ in FLIPS}
+    settings = [setting for _, flip, _ in FLIPS for setting in flip.split("; ")]
+    flipped = {setting.partition("=")[0] for setting in settings}
     assert flipped == SETTINGS.keys() - WITHOUT_ROW.keys()
 
 
@@ -727,7 +734,7 @@ def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
     )
     assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-9)
     for n in (1, 4000, 100_000):
-        assert learning_rate(n, 512, OptimizerConfig()) == pytest.approx(
+        assert learning_rate(n, 512, 100_000, OptimizerConfig()) == pytest.approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
     assert float(compute_penalty(10, DecodingConfig())) == pytest.approx(((5 + 10) / 6) ** 0.6)

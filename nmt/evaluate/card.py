@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
-from nmt.config import RunConfig, load_recorded_config
+from nmt.config import OptimizerConfig, RunConfig, load_recorded_config
 from nmt.corpus.reader import describe_corpus
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import Result, find_run
@@ -302,10 +302,22 @@ def _describe_training(config: RunConfig) -> dict[str, str]:
     return {
         "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
         "optimizer": f"Adam, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
-        f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {optimizer.warmup_steps}^-1.5)",
+        f"{_describe_rate(optimizer)}",
         "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
         "precision, seed": f"{training.precision}, {config.seed}",
     }
+
+
+def _describe_rate(optimizer: OptimizerConfig) -> str:
+    warmup, peak = optimizer.warmup_steps, optimizer.peak_lr
+    if peak is None:
+        return f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {warmup}^-1.5)"
+    after = {
+        "inverse_sqrt": f"then {peak:g} * ({warmup} / step)^0.5",
+        "cosine": f"then half a cosine down to {optimizer.final_lr:g}",
+        "constant": "and no further",
+    }
+    return f"linear over {warmup} updates up to {peak:g}, {after[optimizer.schedule]}"
 
 
 def _describe_checkpoints(average: Average) -> str:

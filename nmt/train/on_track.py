@@ -144,8 +144,9 @@ class LearningCheck:
                 f"{lowest[1]:,} and is now {nll:.2f}, and that of a model that knows only how often "
                 f"each target piece occurs is {self.unigram_nll:.2f}"
             )
+        rate, value = optimizer.rate_setting
         remedies = [
-            f"a lower optimizer.scale (now {optimizer.scale:g})",
+            f"a lower {rate} (now {value:g})",
             f"more optimizer.warmup_steps (now {optimizer.warmup_steps:,})",
         ]
         if self.config.model.norm == "post":

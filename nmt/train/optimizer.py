@@ -1,9 +1,11 @@
-"""Adam and the learning rate of section 5.3.
+"""Adam and its learning rate: that of section 5.3, or one of the usual others.
 
 The rate is a pure function of the update's number, so it need not be saved. torch's own Adam does
 the rest. If `found_inf` is 1, it changes nothing, not even its count; torch's GradScaler uses this
 too.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +18,19 @@ class Adam(torch.optim.Adam):
     grad_scale: Tensor | None = None
 
 
-def learning_rate(step: int, d_model: int, config: OptimizerConfig) -> float:
-    """Compute scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); steps count from 1."""
-    return config.scale * d_model**-0.5 * min(step**-0.5, step * config.warmup_steps**-1.5)
+def learning_rate(step: int, d_model: int, n_steps: int, config: OptimizerConfig) -> float:
+    """Compute the rate of an update; steps count from 1 to `n_steps`."""
+    warmup, peak = config.warmup_steps, config.peak_lr
+    if peak is None:  # the paper's schedule
+        return config.scale * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    if step <= warmup:
+        return peak * step / warmup
+    if config.schedule == "inverse_sqrt":
+        return peak * (warmup / step) ** 0.5
+    if config.schedule == "cosine":
+        progress = (step - warmup) / (n_steps - warmup)
+        return config.final_lr + (peak - config.final_lr) * (1 + math.cos(math.pi * progress)) / 2
+    return peak
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Adam:

@@ -313,6 +313,12 @@ class Trainer:
             return "training.patience"
         return "training.max_hours" if self.is_time_up else None
 
+    def advise_at_end(self) -> str:
+        """Say how a run that is over can go on."""
+        if self.end_reason == "training.steps" and self.config.optimizer.schedule == "cosine":
+            return "begin another run with training.init_from to train further"
+        return f"raise {self.end_reason} to continue"
+
     @property
     def is_validation_due(self) -> bool:
         if self.dev is None or self.state.validated >= self.state.step:
@@ -392,9 +398,9 @@ class Trainer:
 
     def advise_after_failure(self, saved_step: int) -> str:
         """Say what can be done after the failure of an update, given the last checkpoint's."""
+        rate, _ = self.config.optimizer.rate_setting
         start_over = (
-            "start over in another out=DIR with a lower optimizer.scale or more "
-            "optimizer.warmup_steps"
+            f"start over in another out=DIR with a lower {rate} or more optimizer.warmup_steps"
         )
         if not saved_step:
             return f"there is no checkpoint yet: {start_over}"
@@ -587,8 +593,7 @@ def train(config: RunConfig, world: World) -> int:
                 trainer.loop()
             elif world.is_main:
                 say(
-                    f"nothing to do: {trainer.state.step} updates are done; "
-                    f"raise {trainer.end_reason} to continue"
+                    f"nothing to do: {trainer.state.step} updates are done; {trainer.advise_at_end()}"
                 )
                 # left if the run was killed at its very end
                 with trainer.make_epoch_stores() as epoch_stores:

@@ -103,7 +103,9 @@ def run_update(
     if clip_norm is not None:  # Adam divides the gradients by this
         norm = outcome.stats[UpdateStats._fields.index("grad_norm")]
         optimizer.grad_scale = (norm / clip_norm).clamp(min=1.0).float()
-    set_learning_rate(optimizer, learning_rate(step, config.model.d_model, config.optimizer))
+    n_steps = config.training.steps
+    rate = learning_rate(step, config.model.d_model, n_steps, config.optimizer)
+    set_learning_rate(optimizer, rate)
     optimizer.step()
     replica.clear_gradients()
     return outcome

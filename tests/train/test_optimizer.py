@@ -1,9 +1,17 @@
-"""The learning rate against the paper's formula, worked out by hand, and Adam's settings."""
+"""The learning rate against the paper's formula, worked out by hand, and against torch's schedulers;
+Adam's settings.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
-from nmt.config import OptimizerConfig
+from nmt.commands.train import main
+from nmt.config import OptimizerConfig, RunConfig, TrainingConfig, list_differences, load_config
+from nmt.system.errors import UserError
 from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 
 
@@ -16,7 +24,90 @@ from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
     ],
 )
 def test_schedule_of_the_base_model(step: int, expected: float) -> None:
-    assert learning_rate(step, 512, OptimizerConfig()) == pytest.approx(expected, rel=1e-12)
+    rate = learning_rate(step, 512, 100_000, OptimizerConfig())
+    assert rate == pytest.approx(expected, rel=1e-12)
+
+
+PEAK, WARMUP, N_STEPS = 3e-3, 20, 100
+Rates = Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
+TORCHS_SCHEDULERS: dict[str, Rates] = {
+    "inverse_sqrt": lambda sgd: lr_scheduler.LambdaLR(
+        sgd, lambda n: (WARMUP / (WARMUP + n)) ** 0.5
+    ),
+    "cosine": lambda sgd: lr_scheduler.CosineAnnealingLR(sgd, N_STEPS - WARMUP, eta_min=1e-4),
+    "constant": lambda sgd: lr_scheduler.ConstantLR(sgd, factor=1),
+}
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
+def test_schedules_are_those_of_torch(schedule: str) -> None:
+    final = ["optimizer.final_lr=1e-4"] if schedule == "cosine" else []
+    settings = [f"optimizer.schedule={schedule}", f"optimizer.peak_lr={PEAK}", *final]
+    settings += [f"optimizer.warmup_steps={WARMUP}", f"training.steps={N_STEPS}"]
+    config = load_config("demo.yaml", settings).optimizer
+
+    sgd = torch.optim.SGD([torch.zeros(1)], lr=PEAK)
+    warmup = lr_scheduler.LinearLR(sgd, 1 / WARMUP, total_iters=WARMUP - 1)
+    expected = []
+    for _ in range(WARMUP - 1):  # updates 1, 2, ... of the warm-up
+        expected.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        warmup.step()
+    sgd.param_groups[0]["lr"] = PEAK
+    scheduler = TORCHS_SCHEDULERS[schedule](sgd)
+    for _ in range(WARMUP, N_STEPS + 1):
+        expected.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+
+    found = [learning_rate(step, 512, N_STEPS, config) for step in range(1, N_STEPS + 1)]
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_papers_schedule_is_an_inverse_square_root() -> None:
+    peak = (512 * 4000) ** -0.5
+    other = OptimizerConfig(schedule="inverse_sqrt", peak_lr=peak)
+    for step in (1, 3999, 4000, 4001, 100_000):
+        expected = learning_rate(step, 512, 100_000, OptimizerConfig())
+        assert learning_rate(step, 512, 100_000, other) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["schedule=cosine"], "schedule is cosine, which needs a peak_lr"),
+        (["peak_lr=1e-3"], "peak_lr is 0.001, but schedule is paper"),
+        (["schedule=constant", "peak_lr=1e-3", "scale=2"], "set scale to 1"),
+        (["schedule=constant", "peak_lr=1e-3", "final_lr=1e-4"], "only cosine"),
+        (["final_lr=1e-4"], "only cosine"),
+        (["schedule=cosine", "peak_lr=1e-3", "final_lr=1e-2"], "more than the peak_lr"),
+        (["schedule=cosine", "peak_lr=1e-3", "warmup_steps=100000"], "would never begin"),
+        (["schedule=linear"], "is not one of paper, inverse_sqrt, cosine, constant"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        load_config("base.yaml", [f"optimizer.{setting}" for setting in settings])
+
+
+def test_only_a_cosine_fixes_the_number_of_updates(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lengthen(optimizer: OptimizerConfig) -> list[str]:
+        short = RunConfig(optimizer=optimizer, training=TrainingConfig(steps=9_000))
+        return list_differences(short, RunConfig(optimizer=optimizer))
+
+    assert lengthen(OptimizerConfig(schedule="constant", peak_lr=1e-3)) == []
+    cosine = OptimizerConfig(schedule="cosine", peak_lr=1e-3)
+    assert lengthen(cosine) == ["training.steps: 9000 -> 100000"]
+
+    arguments = ["--config", str(toy), "optimizer.schedule=cosine", "optimizer.peak_lr=1e-3"]
+    arguments += ["optimizer.warmup_steps=2", "evaluation.bleu=false"]
+    assert main([*arguments, "training.steps=4"]) == 0
+    assert main([*arguments, "training.steps=4"]) == 0
+    assert "begin another run with training.init_from" in capsys.readouterr().err
+    assert main([*arguments, "training.steps=8"]) == 2
+    assert "training.steps: 4 -> 8" in capsys.readouterr().err
 
 
 def test_adam_is_torchs_with_the_papers_constants() -> None:
