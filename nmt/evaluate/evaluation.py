@@ -237,9 +237,12 @@ def _check_is_folder(name: str) -> None:
 
 def make_comparable_systems(request: EvaluationRequest, names: Sequence[str]) -> list[System]:
     """Make the systems; raise UserError unless all have the same test set."""
+    are_texts = [Path(name).is_file() for name in names]
+    for name, is_text in zip(names, are_texts, strict=True):
+        if not is_text:
+            _check_is_folder(name)  # all of them before hours of translation
     systems = []
-    for name in names:
-        is_text = Path(name).is_file()
+    for name, is_text in zip(names, are_texts, strict=True):
         systems.append(make_system(request, [name], is_text))
     first = systems[0]
     for other in systems[1:]:
