@@ -25,9 +25,19 @@ from nmt.config import RunConfig, load_config
 if TYPE_CHECKING:
     from nmt.evaluate.evaluation import Evaluation
     from nmt.score.score import Score
+    from nmt.translate.pair_scores import PairScore
     from nmt.translate.translator import LoadedModel, TextToText
 
-__all__ = ["evaluate", "load", "load_config", "open_model", "prepare", "score", "train"]
+__all__ = [
+    "evaluate",
+    "load",
+    "load_config",
+    "open_model",
+    "prepare",
+    "score",
+    "score_pairs",
+    "train",
+]
 
 EngineName = Literal["nmt", "ctranslate2"]
 
@@ -180,3 +190,26 @@ def score(
         compute_score(metric, texts, references, "pairs", f"{src}-{tgt}", N_BOOTSTRAP)
         for metric in metrics
     ]
+
+
+def score_pairs(
+    pairs: Iterable[tuple[str, str]], *paths: str | Path, settings: Sequence[str] = ()
+) -> "list[PairScore]":
+    """Score pairs of a source and a given translation with a model, or with several as an ensemble.
+
+    Each result has `log_prob`, the log-probability of the translation given the source, and
+    `log_probs`, that of each of its pieces and of the end mark. What the model cannot have
+    translated has -inf and a `problem`.
+    """
+    from nmt.system.runtime import tune_process
+
+    tune_process()  # before torch is imported
+
+    from nmt.translate.pair_scores import open_pair_scorer
+
+    scorer = open_pair_scorer([str(path) for path in paths], settings)
+    sources, targets = [], []
+    for source, target in pairs:
+        sources.append(source)
+        targets.append(target)
+    return scorer.score_pairs(sources, targets)

@@ -47,6 +47,7 @@ TO_LOWER = {
     "data.workers while data is prepared",
     "nmt-prepare": "lower data.workers, or vocab.sample_sentences while the BPE is learned",
     "nmt-translate": "lower decoding.beam or decoding.batch_tokens, or use fewer --workers",
+    "nmt-score": "lower decoding.batch_tokens",
     "nmt-eval": "lower decoding.beam or decoding.batch_tokens",
 }
 

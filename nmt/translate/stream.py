@@ -183,7 +183,7 @@ def open_output(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
-                f"{path}: another nmt-translate is writing to it; wait for it or choose another -o FILE"
+                f"{path}: another command is writing to it; wait for it or choose another -o FILE"
             ) from None
         if is_resumed:
             yield file, keep_whole_lines(path)

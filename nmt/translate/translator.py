@@ -68,7 +68,8 @@ class TextToText(ABC):
     def __init__(self, vocab: Vocab, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
-        self.longest = min([config.max_source, *tables])  # the shortest table bounds them all
+        self.longest_table = min(tables, default=None)  # the shortest table bounds them all
+        self.longest = min([config.max_source, *tables])
 
     @property
     def chunk_lines(self) -> int:
@@ -262,10 +263,17 @@ class Translator(TextToText):
 
     @cached_property
     def decodable(self) -> Decodable:
-        """What is searched; made at the first search, from the weights of that moment."""
-        is_bf16 = self.config.precision == "bf16"
-        models = [prepare_for_decoding(model, is_bf16) for model in (self.model, *self.others)]
+        """What is searched."""
+        models = self.prepared_models
         return Ensemble(models) if self.others else models[0]
+
+    @cached_property
+    def prepared_models(self) -> list[Transformer]:
+        """The models in the precision that was asked for; made at the first use, from the weights of
+        that moment.
+        """
+        is_bf16 = self.config.precision == "bf16"
+        return [prepare_for_decoding(model, is_bf16) for model in (self.model, *self.others)]
 
     @cached_property
     def gpu_search(self) -> GpuSearch:

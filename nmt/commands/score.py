@@ -1,0 +1,167 @@
+"""nmt-score: how probable given translations are to a model, one figure for each pair.
+
+The command parses, opens the model and the files, and says at the end how the corpus as a whole
+came out. Whatever can be wrong with the options is reported before torch is imported.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import IO, TYPE_CHECKING
+
+from nmt.commands.cli import make_parser, run_command
+from nmt.commands.translate import is_setting
+from nmt.system.errors import UserError
+from nmt.system.streams import STDOUT, secure_standard_streams
+
+if TYPE_CHECKING:
+    from nmt.translate.score_stream import PairChunk
+
+EXAMPLES = """\
+  nmt-score runs/demo/average --src text.en --tgt text.de > scores       log p(target | source), a line for each pair
+  nmt-score runs/demo/average --src text.en.gz --tgt text.de.gz --score mean -o scores --resume
+  nmt-score runs/a/average runs/b/average --src text.en --tgt text.de    an ensemble: the mean of their probabilities
+  nmt-score runs/demo/average --src text.en --tgt text.de --json         pieces and their log-probabilities
+  nmt-score runs/b/average --n-best list.json --score search             what nmt-translate --n-best K --json found
+  nmt-score runs/b/average --n-best list --src text.en                   the same for the list without --json
+
+Each pair gives one line, in order. A pair that the model cannot have translated gets -inf: a line that is too
+long, an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
+Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/scoring.md"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    parser = build_score_parser()
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.places if is_setting(word)]
+    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    if complaint := find_score_conflict(args):
+        parser.error(complaint)
+    return run_command(lambda: score_files(args), "nmt-score")
+
+
+def build_score_parser() -> argparse.ArgumentParser:
+    parser = make_parser("nmt-score", "Score given translations with a model.", EXAMPLES)
+    parser.add_argument(
+        "places",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="a checkpoint folder, an average, or a run folder; several with one vocabulary score "
+        "together. Settings may follow: decoding.key=value, device=cpu",
+    )
+    parser.add_argument("--src", metavar="FILE", help="the sources, one per line; also packed")
+    parser.add_argument("--tgt", metavar="FILE", help="their translations, line by line")
+    parser.add_argument(
+        "--n-best",
+        metavar="FILE",
+        help="instead of --tgt: what nmt-translate --n-best wrote; with its --json, --src is in it",
+    )
+    parser.add_argument(
+        "--reverse",
+        action="store_true",
+        help="with --n-best: how probable is the source, given the candidate; the model translates "
+        "in the other direction",
+    )
+    parser.add_argument(
+        "--score",
+        choices=("sum", "mean", "search"),
+        default="sum",
+        help="sum: the log-probability (default); mean: per piece, the end mark included; search: "
+        "divided by the length penalty of decoding, which is nmt-translate's score",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="an object for each pair: line (from 1), score, pieces, log_probs",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write to FILE, not to standard output"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on after the last whole line of the output file, if there is one",
+    )
+    return parser
+
+
+def find_score_conflict(args: argparse.Namespace) -> str:
+    """Return what is wrong with a combination of options, "" if nothing is."""
+    if not args.checkpoints:
+        return "no checkpoint is given; put it before the settings"
+    for word in args.overrides:
+        if not word.startswith(("decoding.", "device=")):
+            return f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
+    if args.n_best and args.tgt:
+        return "--n-best and --tgt are both given; leave one of them out"
+    if not args.n_best and not (args.src and args.tgt):
+        return "give --src FILE and --tgt FILE, or --n-best FILE"
+    if args.reverse and not args.n_best:
+        return "--reverse needs --n-best; for two files, exchange --src and --tgt"
+    if args.resume and not args.output:
+        return "--resume needs -o FILE, the output to continue"
+    if args.resume and args.n_best:
+        return "--resume does not support --n-best; leave one of them out"
+    return ""
+
+
+def score_files(args: argparse.Namespace) -> int:
+    from nmt.system.runtime import tune_process
+
+    tune_process()  # before torch is imported
+
+    from nmt.system.progress import Progress, is_terminal, say
+    from nmt.translate.pair_scores import open_pair_scorer
+    from nmt.translate.score_stream import ScoreTotals, score_stream
+
+    if args.output is None and sys.stdout is None:
+        raise UserError("standard output is closed; give -o FILE")
+    scorer = open_pair_scorer(args.checkpoints, args.overrides)
+    totals = ScoreTotals()
+    with ExitStack() as stack:
+        out, n_done = open_score_output(args, stack)
+        if n_done:
+            say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
+        is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
+        bar = Progress("scoring", None, "pairs", n_done, is_shown)
+        progress = stack.enter_context(closing(bar))
+        chunks = read_chunks(args, n_done)
+        for chunk in score_stream(scorer, chunks, out, args.score, args.json, totals):
+            progress.advance(len(chunk.sources))
+            if chunk.share:
+                progress.expect(round(progress.done / chunk.share))
+    say(totals.describe())
+    return 0
+
+
+def open_score_output(args: argparse.Namespace, stack: ExitStack) -> tuple[IO[bytes], int]:
+    """Open what is written to, which must not be one of the inputs; returns it and the number of
+    lines that it keeps.
+    """
+    from nmt.translate.stream import check_not_input, open_output
+
+    handles = []
+    for path in filter(None, (args.src, args.tgt, args.n_best)):
+        try:
+            handles.append(stack.enter_context(open(path, "rb")).fileno())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if args.output:
+        return stack.enter_context(open_output(args.output, args.resume, handles))
+    check_not_input(STDOUT, "standard output", handles)
+    return sys.stdout.buffer, 0
+
+
+def read_chunks(args: argparse.Namespace, n_done: int) -> "Iterator[PairChunk]":
+    from nmt.translate.n_best import read_n_best
+    from nmt.translate.score_stream import pair_candidates, read_pair_chunks
+
+    if args.n_best:
+        return pair_candidates(read_n_best(args.n_best, args.src), args.reverse)
+    return read_pair_chunks(args.src, args.tgt, n_done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

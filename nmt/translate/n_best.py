@@ -1,0 +1,109 @@
+"""Reads the n-best lists that nmt-translate writes: lines of columns, or JSON objects.
+
+Candidates come with their source, in the order of the file, and every source has at least one: so
+what is made of a list has as many lines as the text that was translated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from nmt.corpus.text_files import TextFile, read_lines
+from nmt.system.errors import UserError
+from nmt.system.strict_json import parse_json
+
+
+@dataclass(frozen=True)
+class NBest:
+    """The candidates of one source, best first, and the scores that they came with."""
+
+    source: str
+    texts: list[str]
+    scores: list[float]
+
+
+def read_n_best(path: str, source_path: str | None) -> Iterator[NBest]:
+    """Read a list of `--json`, which holds its sources, or of `--n-best`, whose sources are the lines
+    of another file.
+    """
+    lines = read_lines(TextFile(Path(path)))
+    first = next(lines)  # an empty file is refused
+    numbered = enumerate(chain([first], lines), 1)
+    if first.startswith("{"):
+        if source_path is not None:
+            raise UserError(f"{path}: holds its sources; leave out --src")
+        for number, line in numbered:
+            yield _parse_object(line, f"{path}:{number}")
+    elif source_path is None:
+        raise UserError(
+            f"{path}: has no sources; give the text that was translated as --src FILE, or a list that "
+            "nmt-translate wrote with --json"
+        )
+    else:
+        yield from _read_columns(path, numbered, source_path)
+
+
+def _parse_object(line: str, place: str) -> NBest:
+    value: Any = parse_json(line.encode(), place)
+    try:
+        source, candidates = value["source"], value["candidates"]
+        texts = [one["text"] for one in candidates]
+        scores = [float(one["score"]) for one in candidates]
+    except (KeyError, TypeError, ValueError):
+        texts = scores = []
+    if not texts or not isinstance(source, str) or not all(isinstance(one, str) for one in texts):
+        raise UserError(
+            f"{place}: is not an object with source and candidates, each with text and score; "
+            "give what nmt-translate wrote with --json"
+        )
+    return NBest(source, texts, scores)
+
+
+def _read_columns(
+    path: str, numbered: Iterator[tuple[int, str]], source_path: str
+) -> Iterator[NBest]:
+    """Collect consecutive lines `number TAB score TAB text` of one number, counted from 0."""
+    sources = read_lines(TextFile(Path(source_path)))
+    n = 0  # sources so far
+    current: NBest | None = None
+    for number, line in numbered:
+        place = f"{path}:{number}"
+        index, score, text = _parse_columns(line, place)
+        if current is None or index == n:
+            if index != n:
+                raise UserError(f"{place}: its number is {index}, but numbers count from 0")
+            if current is not None:
+                yield current
+            source = next(sources, None)
+            if source is None:
+                raise UserError(
+                    f"{place}: its number is {index}, but {source_path} has {n:,} lines; "
+                    "give the text that was translated"
+                )
+            current = NBest(source, [], [])
+            n += 1
+        elif index != n - 1:
+            raise UserError(
+                f"{place}: its number is {index}, after {n - 1}; give the whole list, in its order"
+            )
+        current.texts.append(text)
+        current.scores.append(score)
+    if next(sources, None) is not None:
+        raise UserError(
+            f"{path}: ends with number {n - 1}, but {source_path} has more than {n:,} lines; "
+            "give the text that was translated"
+        )
+    if current is not None:
+        yield current
+
+
+def _parse_columns(line: str, place: str) -> tuple[int, float, str]:
+    cells: Sequence[str] = line.split("\t")
+    try:
+        return int(cells[0]), float(cells[1]), cells[2]
+    except (IndexError, ValueError):
+        raise UserError(
+            f"{place}: is not number TAB score TAB text; give what nmt-translate --n-best wrote"
+        ) from None

@@ -1,0 +1,174 @@
+"""nmt-score as a user meets it: files of pairs, n-best lists, sums for the corpus, bad input."""
+
+import gzip
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from conftest import sentences
+from untrained import make_checkpoint, make_vocab
+
+import nmt.api
+from nmt.commands.score import main as nmt_score
+from nmt.commands.translate import main as nmt_translate
+
+PAIRS = sentences(40, seed=7)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    vocab = make_vocab(tmp_path_factory.mktemp("words"))
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
+
+
+@pytest.fixture(autouse=True)
+def write_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`src` and `tgt` in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for side, name in enumerate(("src", "tgt")):
+        Path(name).write_text("".join(pair[side] + "\n" for pair in PAIRS))
+
+
+def score(place: Path, *options: str, code: int = 0) -> list[str]:
+    """The lines that the command writes."""
+    assert nmt_score([str(place), *options, "-o", "out"]) == code
+    return Path("out").read_text().splitlines()
+
+
+def test_each_pair_has_a_line_and_the_corpus_a_summary(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums = [float(line) for line in score(place, "--src", "src", "--tgt", "tgt")]
+    summary = capsys.readouterr().err.splitlines()[-1]
+    expected = nmt.api.score_pairs(PAIRS, place)
+    assert sums == pytest.approx([one.log_prob for one in expected], abs=1e-5)
+    n_tokens = sum(len(one.log_probs) for one in expected)
+    found = re.fullmatch(r"40 pairs, (\S+) tokens: NLL per token (\S+), perplexity (\S+)", summary)
+    assert found and int(found[1]) == n_tokens
+    assert float(found[2]) == pytest.approx(-sum(sums) / n_tokens, abs=1e-4)
+    assert float(found[3]) == pytest.approx(math.exp(-sum(sums) / n_tokens), abs=1e-2)
+
+    means = score(place, "--src", "src", "--tgt", "tgt", "--score", "mean")
+    for mean, one in zip(means, expected, strict=True):
+        assert float(mean) == pytest.approx(one.log_prob / len(one.log_probs), abs=1e-5)
+
+
+def test_pieces_and_their_log_probabilities(place: Path) -> None:
+    rows = [json.loads(line) for line in score(place, "--src", "src", "--tgt", "tgt", "--json")]
+    assert [row["line"] for row in rows] == list(range(1, 41))
+    for row, (_, target) in zip(rows, PAIRS, strict=True):
+        assert "".join(row["pieces"][:-1]).replace("\u2581", " ").strip() == target
+        assert sum(row["log_probs"]) == pytest.approx(row["score"], abs=1e-4)
+
+
+def test_n_best_lists_get_the_scores_of_nmt_translate(place: Path) -> None:
+    options = ["-i", "src", "--n-best", "2"]
+    assert nmt_translate([str(place), *options, "-o", "objects", "--json", "--alignments"]) == 0
+    assert nmt_translate([str(place), *options, "-o", "table"]) == 0
+    candidates = []
+    sources = []
+    for line in Path("objects").read_text().splitlines():
+        row = json.loads(line)
+        candidates += row["candidates"]
+        sources += [row["source"]] * len(row["candidates"])
+
+    found = score(place, "--n-best", "objects", "--score", "search")
+    n_same = 0
+    vocab = nmt.api.load(place).vocab
+    for value, one in zip(found, candidates, strict=True):
+        # An untrained model writes most texts in pieces that nobody would cut them into.
+        if one["pieces"] == vocab.pieces(vocab.encode([one["text"]])[0]):
+            n_same += 1
+            assert float(value) == pytest.approx(one["score"], abs=1e-5)
+    assert n_same > 0
+    assert score(place, "--n-best", "table", "--src", "src", "--score", "search") == found
+
+    # in reverse the candidate is the source
+    reverse = score(place, "--n-best", "objects", "--reverse")
+    pairs = zip([one["text"] for one in candidates], sources, strict=True)
+    by_api = [one.log_prob for one in nmt.api.score_pairs(pairs, place)]
+    assert [float(line) for line in reverse] == pytest.approx(by_api, abs=1e-5)
+
+
+def test_packed_files_and_an_ensemble(place: Path) -> None:
+    alone = score(place, "--src", "src", "--tgt", "tgt")
+    for name in ("src", "tgt"):
+        Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+    assert score(place, "--src", "src.gz", "--tgt", "tgt.gz") == alone
+    both = score(place, str(place), "--src", "src", "--tgt", "tgt")
+    assert [float(x) for x in both] == pytest.approx([float(x) for x in alone], abs=1e-5)
+
+
+def test_resume_goes_on_after_the_last_whole_line(place: Path) -> None:
+    whole = score(place, "--src", "src", "--tgt", "tgt")
+    Path("out").write_text("\n".join([*whole[:17], whole[17][:3]]))
+    resumed = score(place, "--src", "src", "--tgt", "tgt", "--resume")
+    assert resumed[:17] == whole[:17]
+    assert [float(x) for x in resumed] == pytest.approx([float(x) for x in whole], abs=1e-5)
+    Path("out").write_text("-1\n" * 41)
+    score(place, "--src", "src", "--tgt", "tgt", "--resume", code=2)
+
+
+def test_impossible_pairs_keep_their_line_and_are_named(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("src").write_text("red dog\n\n\n" + "dog " * 60 + "\n")
+    Path("tgt").write_text("\n\nroter Hund\nHund\n")
+    options = ["--src", "src", "--tgt", "tgt", "decoding.max_source=50"]
+    end_alone, both_empty, *rest = score(place, *options)
+    assert -math.inf < float(end_alone) < 0 and float(both_empty) == 0
+    assert rest == ["-inf", "-inf"]
+    messages = capsys.readouterr().err.splitlines()
+    assert messages[0] == "warning: pair 3 gets -inf: its source is empty"
+    assert re.match(
+        r"warning: pair 4 gets -inf: its source has \d+ pieces, more than 50", messages[1]
+    )
+    assert messages[2].endswith("2 pairs, which got -inf, are not counted")
+    row = json.loads(score(place, *options, "--json")[2])
+    assert row == {"line": 3, "score": None, "problem": "its source is empty"}
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--src", "src", "--tgt", "short"], "src has 40 lines but short has 39"),
+        (["--src", "src", "--tgt", "latin"], "latin:1:2: byte 0xe4 is not valid UTF-8"),
+        (["--src", "src", "--tgt", "nowhere"], "nowhere: cannot be read"),
+        (["--src", "src", "--tgt", "src"], "is the same file"),
+    ],
+)
+def test_bad_files_are_named(
+    place: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("short").write_text("".join(pair[1] + "\n" for pair in PAIRS[:-1]))
+    Path("latin").write_bytes("M\u00e4rz\n".encode("latin-1") * 40)
+    assert nmt_score([str(place), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_score([str(place), "--src", "src", "--tgt", "tgt", "-o", "tgt"]) == 2
+    assert "tgt: is also the input" in capsys.readouterr().err
+    assert Path("tgt").read_text().count("\n") == 40
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["decoding.precision=bf16"], "no checkpoint is given"),
+        (["m", "model.d_model=8", "--src", "a", "--tgt", "b"], "was fixed by training"),
+        (["m", "--src", "a"], "give --src FILE and --tgt FILE, or --n-best FILE"),
+        (["m", "--n-best", "a", "--tgt", "b"], "--n-best and --tgt are both given"),
+        (["m", "--src", "a", "--tgt", "b", "--reverse"], "--reverse needs --n-best"),
+        (["m", "--src", "a", "--tgt", "b", "--resume"], "--resume needs -o FILE"),
+    ],
+)
+def test_options_that_do_not_fit(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        nmt_score(options)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err

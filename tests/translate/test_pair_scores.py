@@ -1,0 +1,137 @@
+"""Scores of given pairs, against those that the search gave its own hypotheses, and against plain
+full forward passes.
+"""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import sentences
+from plain_search import Full
+from untrained import list_shapes, make_model, make_vocab
+
+from nmt.config import DecodingConfig, RunConfig, override_config
+from nmt.data.vocab import EOS, Vocab
+from nmt.translate.batching import search_batches
+from nmt.translate.pair_scores import PairScore, PairScorer, compute_log_probs
+from nmt.translate.translator import Translator
+
+CPU = torch.device("cpu")
+SOURCES = [src for src, _ in sentences(12, seed=7)]
+SHAPES = list_shapes(max_positions=90)
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    return make_vocab(tmp_path_factory.mktemp("words"))
+
+
+def make_scorer(vocab: Vocab, config: DecodingConfig, *names: str) -> PairScorer:
+    models = [make_model(vocab, SHAPES[name]) for name in names]
+    return PairScorer(Translator(models[0], vocab, config, CPU, models[1:]))
+
+
+def find_search_scores(scorer: PairScorer) -> list[tuple[list[int], list[int], float]]:
+    """Source, target and score of all hypotheses that the search finds."""
+    translator = scorer.translator
+    sources = [ids for ids in translator.vocab.encode(SOURCES) if ids]
+    marked = [[*ids, EOS] for ids in sources]
+    config = translator.config
+    found = []
+    for batch, hypotheses in search_batches(
+        translator.decodable, marked, config, CPU, n_best=config.beam
+    ):
+        for i, some in zip(batch, hypotheses, strict=True):
+            found += [(sources[i], one.ids, one.score) for one in some]
+    assert len(found) > len(SOURCES)
+    return found
+
+
+@pytest.mark.parametrize(
+    "names, preset",
+    [
+        *(((name,), "vaswani2017") for name in SHAPES),
+        (("pre",), "fairseq"),
+        (("post", "pre", "released"), "marian"),
+    ],
+)
+def test_hypotheses_get_the_scores_that_the_search_gave_them(
+    vocab: Vocab, names: tuple[str, ...], preset: str
+) -> None:
+    config = override_config(RunConfig(), [f"decoding.preset={preset}"]).decoding
+    config = replace(config, beam=3, max_ratio=1.0, max_extra=3)  # no long outputs
+    scorer = make_scorer(vocab, config, *names)
+    sources, targets, expected = zip(*find_search_scores(scorer), strict=True)
+    models = scorer.translator.prepared_models
+
+    scores = [math.nan] * len(sources)
+    for batch, rows in compute_log_probs(models, sources, targets, CPU, 64):
+        for i, row in zip(batch, rows, strict=True):
+            scores[i] = PairScore((*targets[i], EOS), tuple(row)).value("search", config)
+
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vocab: Vocab) -> None:
+    scorer = make_scorer(vocab, DecodingConfig(), "pre")
+    rng = random.Random(3)
+    pieces = range(4, vocab.size)
+    sources = [rng.choices(pieces, k=rng.randint(1, 20)) for _ in range(6)]
+    targets = [rng.choices(pieces, k=rng.randint(0, 20)) for _ in range(6)]
+    plain = Full(scorer.translator.model)
+    expected = []
+    for source, target in zip(sources, targets, strict=True):
+        said = [*target, EOS]
+        steps = [plain.after((*source, EOS), tuple(said[:n]))[said[n]] for n in range(len(said))]
+        expected.append(steps)
+
+    for budget in (1, 64, 4096):
+        batches = compute_log_probs(
+            scorer.translator.prepared_models, sources, targets, CPU, budget
+        )
+        found = {i: row for batch, rows in batches for i, row in zip(batch, rows, strict=True)}
+        assert sorted(found) == list(range(6))
+        for i in range(6):
+            assert found[i] == pytest.approx(expected[i], abs=1e-5)
+
+
+def test_kinds_of_scores() -> None:
+    score = PairScore((9, 9, EOS), (-1.0, -2.0, -3.0))
+    config = DecodingConfig()
+    assert score.value("sum", config) == -6.0
+    assert score.value("mean", config) == -2.0
+    assert score.value("search", config) == pytest.approx(-6.0 / ((5 + 3) / 6) ** 0.6)
+    assert PairScore(problem="x").value("mean", config) == -math.inf
+    assert PairScore().value("mean", config) == 0.0
+
+
+def test_what_cannot_be_a_translation_is_impossible_and_says_why(vocab: Vocab) -> None:
+    config = DecodingConfig(max_source=20, max_extra=5)
+    scorer = make_scorer(vocab, config, "post")
+    n = len(vocab.encode([SOURCES[0]])[0])
+    times = 1 + 25 // n
+    long = " ".join([SOURCES[0]] * times)
+    pairs = [
+        ("", ""),
+        ("  ", SOURCES[0]),
+        (SOURCES[0], ""),  # the end mark alone
+        (long, SOURCES[0]),
+        (SOURCES[0], long),
+        (SOURCES[0], SOURCES[1]),
+    ]
+    both, empty, silent, long_src, long_tgt, usual = scorer.score_pairs(*zip(*pairs, strict=True))
+    assert both == PairScore() and both.log_prob == 0
+    assert empty.problem == "its source is empty" and empty.log_prob == -math.inf
+    assert silent.problem is None and len(silent.log_probs) == 1
+    assert "source has" in str(long_src.problem) and "more than 20" in str(long_src.problem)
+    assert "target has" in str(long_tgt.problem) and "more than 25" in str(long_tgt.problem)
+    assert usual.problem is None and -math.inf < usual.log_prob < 0
+
+
+def test_a_learned_table_of_positions_bounds_both_sides(vocab: Vocab) -> None:
+    assert make_scorer(vocab, DecodingConfig(), "learned").longest_target == 89
+    assert make_scorer(vocab, DecodingConfig(), "post").longest_target == 1050
+    short = replace(DecodingConfig(), max_source=30)
+    assert make_scorer(vocab, short, "learned").longest_target == 80
