@@ -247,6 +247,9 @@ class OptimizerConfig:
     beta1: float = default(0.9, FRACTION)
     beta2: float = default(0.98, FRACTION)
     eps: float = default(1e-9, POSITIVE)
+    # AdamW: each update first takes rate * weight_decay of every weight of a matrix, embeddings
+    # included. Biases and the weights of LayerNorm do not decay.
+    weight_decay: float = default(0.0, FRACTION)
 
     def check(self) -> str | None:
         if self.schedule == "paper" and self.peak_lr is not None:

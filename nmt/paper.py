@@ -680,7 +680,13 @@ def list_optimizer_rows(config: RunConfig) -> list[PaperRow]:
             code_2017="none",
             ours="none" if clip_norm is None else f"to a norm of {clip_norm:g}",
         ),
-        state_rule("weight decay", paper=SILENT, code_2017="none"),
+        compare(
+            "weight decay",
+            ComparedSetting("optimizer.weight_decay", 0.0, adam.weight_decay),
+            paper=SILENT,
+            code_2017="none",
+            ours="none" if not adam.weight_decay else f"{adam.weight_decay:g}, of matrices",
+        ),
     ]
 
 

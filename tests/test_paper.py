@@ -199,6 +199,7 @@ FLIPS = [
     ("base", "optimizer.warmup_steps=8000", "warm-up steps w"),
     ("base", "optimizer.scale=2", "learning rate times"),
     ("base", "optimizer.schedule=constant; optimizer.peak_lr=5e-4", "learning rate"),
+    ("base", "optimizer.weight_decay=0.01", "weight decay"),
     (
         "base",
         "optimizer.schedule=cosine; optimizer.peak_lr=5e-4; optimizer.final_lr=1e-5",

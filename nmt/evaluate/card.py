@@ -299,9 +299,10 @@ def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
 
 def _describe_training(config: RunConfig) -> dict[str, str]:
     training, optimizer = config.training, config.optimizer
+    name = f"AdamW, weight decay {optimizer.weight_decay:g}" if optimizer.weight_decay else "Adam"
     return {
         "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
-        "optimizer": f"Adam, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
+        "optimizer": f"{name}, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
         f"{_describe_rate(optimizer)}",
         "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
         "precision, seed": f"{training.precision}, {config.seed}",

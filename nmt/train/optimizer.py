@@ -1,4 +1,4 @@
-"""Adam and its learning rate: that of section 5.3, or one of the usual others.
+"""Adam or AdamW, and its learning rate: that of section 5.3, or one of the usual others.
 
 The rate is a pure function of the update's number, so it need not be saved. torch's own Adam does
 the rest. If `found_inf` is 1, it changes nothing, not even its count; torch's GradScaler uses this
@@ -6,6 +6,8 @@ too.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +35,34 @@ def learning_rate(step: int, d_model: int, n_steps: int, config: OptimizerConfig
     return peak
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Adam:
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, frozen: Sequence[nn.Parameter] = ()
+) -> Adam:
+    """Make the optimizer of a model. Weight decay leaves `frozen` parameters as they are."""
+    groups = [{"params": list(model.parameters())}]
+    if config.weight_decay:
+        groups = _group_by_decay(model, frozen, config.weight_decay)
     return Adam(
-        model.parameters(), lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+        groups,
+        lr=0.0,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+        decoupled_weight_decay=config.weight_decay > 0,
     )
+
+
+def _group_by_decay(
+    model: nn.Module, frozen: Sequence[nn.Parameter], decay: float
+) -> list[dict[str, Any]]:
+    """Divide the parameters: matrices decay, but vectors do not, which are biases and LayerNorms."""
+    frozen_ids = {id(parameter) for parameter in frozen}
+    decaying: list[nn.Parameter] = []
+    constant: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        is_constant = parameter.dim() < 2 or id(parameter) in frozen_ids
+        (constant if is_constant else decaying).append(parameter)
+    return [{"params": decaying, "weight_decay": decay}, {"params": constant}]
 
 
 def set_learning_rate(optimizer: torch.optim.Adam, rate: float) -> None:

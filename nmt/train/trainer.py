@@ -112,7 +112,7 @@ class Trainer:
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         objective = Objective(self.model, config.training.label_smoothing)
         self.replica = make_replica(objective, world, config.training, self.shape)
-        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.optimizer = make_optimizer(self.model, config.optimizer, self.replica.frozen)
         self.state = self.resume()
 
         # state of this process only, not checkpointed

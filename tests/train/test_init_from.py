@@ -76,7 +76,8 @@ def test_frozen_parts_keep_their_weights(ground: Path, tmp_path: Path) -> None:
     given = load_file(ground / "run" / "average" / "model.safetensors")
     for part in ("embeddings", "encoder", "decoder"):
         out = tmp_path / part
-        assert start(ground, out, init, f"training.freeze=[{part}]", "training.steps=3") == 0
+        settings = [init, f"training.freeze=[{part}]", "optimizer.weight_decay=0.5"]
+        assert start(ground, out, *settings, "training.steps=3") == 0
         found = load_file(RunFolder(out).checkpoint(3) / "model.safetensors")
         kept = {name for name in given if (found[name] == given[name]).all()}
         prefix = "tgt_embedding" if part == "embeddings" else part

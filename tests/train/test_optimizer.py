@@ -4,6 +4,7 @@ Adam's settings.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,61 @@ def test_only_a_cosine_fixes_the_number_of_updates(
     assert "begin another run with training.init_from" in capsys.readouterr().err
     assert main([*arguments, "training.steps=8"]) == 2
     assert "training.steps: 4 -> 8" in capsys.readouterr().err
+
+
+def make_layers() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)
+    )
+
+
+def train_layers(layers: torch.nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    """Ten updates with gradients that do not depend on the weights, each of its own rate."""
+    torch.manual_seed(2)
+    for step in range(10):
+        for parameter in layers.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (step + 1)
+        optimizer.step()
+
+
+def assert_close(ours: torch.nn.Module, theirs: torch.nn.Module, tolerance: float) -> None:
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)
+
+
+def test_weight_decay_is_that_of_torchs_adamw() -> None:
+    ours, theirs = make_layers(), make_layers()
+    config = OptimizerConfig(weight_decay=0.3)
+    optimizer = make_optimizer(ours, config)
+    train_layers(ours, optimizer)
+
+    embedding, linear, norm = theirs
+    decaying = [embedding.weight, linear.weight]
+    constant = [linear.bias, norm.weight, norm.bias]
+    groups: list[dict[str, Any]]
+    groups = [{"params": decaying}, {"params": constant, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(
+        groups, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.3, foreach=False
+    )
+    train_layers(theirs, reference)
+    assert_close(ours, theirs, 1e-6)
+
+    # an update whose gradients are NaN changes nothing
+    before = [p.detach().clone() for p in ours.parameters()]
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), before, strict=True))
+
+
+def test_without_weight_decay_the_bits_are_those_of_torchs_adam() -> None:
+    ours, theirs = make_layers(), make_layers()
+    train_layers(ours, make_optimizer(ours, OptimizerConfig()))
+    reference = torch.optim.Adam(theirs.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+    train_layers(theirs, reference)
+    assert_close(ours, theirs, 0.0)
 
 
 def test_adam_is_torchs_with_the_papers_constants() -> None:

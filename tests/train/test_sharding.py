@@ -15,6 +15,7 @@ from nmt.system.run_folder import RunFolder
 SHARD = "training.shard=true"
 # At a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
 CALM = ("training.log_every=1", "optimizer.scale=0.05")
+EXTRAS = ("optimizer.weight_decay=0.5", "training.clip_norm=0.5")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,10 @@ def test_a_run_continues_in_shares_and_without(ground: Ground, whole: RunFolder)
 
 
 def test_shares_are_exact_when_continued(ground: Ground) -> None:
-    straight = ground.finish("straight", *CALM, SHARD, "training.steps=12", size=2)
-    ground.finish("stopped", *CALM, SHARD, "training.steps=4", size=2)
-    stopped = ground.finish("stopped", *CALM, SHARD, "training.steps=12", size=2)
+    settings = (*CALM, *EXTRAS, SHARD)
+    straight = ground.finish("straight", *settings, "training.steps=12", size=2)
+    ground.finish("stopped", *settings, "training.steps=4", size=2)
+    stopped = ground.finish("stopped", *settings, "training.steps=12", size=2)
     a, b = tensors(straight), tensors(stopped)
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -79,10 +81,9 @@ def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> 
     """One micro-batch for each update and three ranks: two of them run blank ones, for all must
     take part.
     """
-    run = ground.finish(
-        "blank", *CALM, SHARD, "training.micro_tokens=300", "training.steps=4", size=3
-    )
-    one = ground.finish("single", *CALM, "training.micro_tokens=300", "training.steps=4")
+    settings = (*CALM, *EXTRAS, "training.micro_tokens=300", "training.steps=4")
+    run = ground.finish("blank", *settings, SHARD, size=3)
+    one = ground.finish("single", *settings)
     check_close(run, one)
 
 
