@@ -537,6 +537,25 @@ def test_the_command_prints_the_table_and_what_deviates(capsys: pytest.CaptureFi
     assert err == "" and max(map(len, lines)) <= 150
 
 
+def test_explain_tells_of_a_corpus_that_is_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The language goes into the names of the corpora, so a wrong one means files that are missing."""
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (tmp_path / f"{split}.{language}").write_text("x\n")
+    store = f"data.store={tmp_path / 'store'}"
+    explain_pair = ["--config", "multi30k.yaml", "--explain", f"data.root={tmp_path}", store]
+    assert main([*explain_pair, "data.tgt=fi"]) == 0
+    missing = tmp_path / "train.fi"
+    assert f"note: training could not start here: {missing}: not found" in capsys.readouterr().err
+    assert main(explain_pair) == 0
+    assert capsys.readouterr().err == ""
+    (tmp_path / "store").mkdir()
+    assert main([*explain_pair, "data.tgt=fi"]) == 0
+    assert capsys.readouterr().err == ""  # what is prepared needs no other file
+
+
 def test_where_the_paper_is_silent_the_measure_is_named() -> None:
     text = explain(load_config("base.yaml", ["decoding.min_length=1", "data.clean.max_ratio=9"]))
     assert "\n* decoding.min_length: 1; the code of June 2017: 0\n" in text

@@ -1,6 +1,7 @@
 """nmt-train: prepare what is missing, then train or continue a run."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,13 +79,38 @@ def train_model(args: argparse.Namespace) -> int:
     from nmt.paper import explain
 
     config = api.load_config(args.config, args.overrides)
-    if args.print_config or args.explain:
-        print(format_config(config) if args.print_config else explain(config), end="")
+    if args.print_config:
+        print(format_config(config), end="")
+        return 0
+    if args.explain:
+        print(explain(config), end="")
+        note_missing_corpus(config)
         return 0
     if args.profile or args.plan:
         profile_or_plan(config, args)
         return 0
     return api.train(config)
+
+
+def note_missing_corpus(config: "RunConfig") -> None:
+    """Tell of a corpus file that is not here, such as that of a misspelt language: --explain itself
+    works without data.
+    """
+    from nmt.corpus.reader import find_local_files
+    from nmt.system.errors import UserError
+    from nmt.system.progress import say
+
+    if os.path.isdir(config.data.store):  # prepared: no other file is needed
+        return
+    corpora = [*config.data.train, config.data.valid, config.data.test]
+    for corpus in corpora:
+        if corpus is None or corpus.dataset is not None:
+            continue
+        try:
+            find_local_files(corpus, config.data)
+        except UserError as error:
+            say(f"note: training could not start here: {error}")
+            return
 
 
 def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
