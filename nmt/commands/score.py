@@ -8,14 +8,17 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, run_command
-from nmt.commands.translate import is_setting
+from nmt.commands.translate import is_setting, join_given
 from nmt.system.errors import UserError
 from nmt.system.streams import STDOUT, secure_standard_streams
 
 if TYPE_CHECKING:
+    from nmt.system.progress import Progress
+    from nmt.translate.pair_scores import PairScorer
     from nmt.translate.score_stream import PairChunk
 
 EXAMPLES = """\
@@ -25,6 +28,8 @@ EXAMPLES = """\
   nmt-score runs/demo/average --src text.en --tgt text.de --json         pieces and their log-probabilities
   nmt-score runs/b/average --n-best list.json --score search             what nmt-translate --n-best K --json found
   nmt-score runs/b/average --n-best list --src text.en                   the same for the list without --json
+  nmt-score runs/de-en/average --n-best dev.json --tune dev.de           weights for reranking with a reverse model
+  nmt-score runs/de-en/average --n-best test.json --rerank 0.5,0.05      the best candidate of each source
 
 Each pair gives one line, in order. A pair that the model cannot have translated gets -inf: a line that is too
 long, an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
@@ -67,7 +72,6 @@ def build_score_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--score",
         choices=("sum", "mean", "search"),
-        default="sum",
         help="sum: the log-probability (default); mean: per piece, the end mark included; search: "
         "divided by the length penalty of decoding, which is nmt-translate's score",
     )
@@ -75,6 +79,21 @@ def build_score_parser() -> argparse.ArgumentParser:
         "--json",
         action="store_true",
         help="an object for each pair: line (from 1), score, pieces, log_probs",
+    )
+    parser.add_argument(
+        "--rerank",
+        type=parse_weights,
+        nargs="?",
+        const=(DEFAULT_REVERSE_WEIGHT, 0.0),
+        metavar="REVERSE,LENGTH",
+        help="with --n-best and a model of the other direction: write the best candidate of each source by "
+        "score + REVERSE * log p(source | candidate) / penalty + LENGTH * pieces "
+        f"(default {DEFAULT_REVERSE_WEIGHT},0)",
+    )
+    parser.add_argument(
+        "--tune",
+        metavar="REFERENCES",
+        help="with --n-best of a dev set: the BLEU of many weights for --rerank, and the best of them",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write to FILE, not to standard output"
@@ -85,6 +104,24 @@ def build_score_parser() -> argparse.ArgumentParser:
         help="go on after the last whole line of the output file, if there is one",
     )
     return parser
+
+
+DEFAULT_REVERSE_WEIGHT = 0.5
+
+
+def parse_weights(text: str) -> tuple[float, float]:
+    """The type of --rerank."""
+    try:
+        reverse, length = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not REVERSE,LENGTH, such as 0.5,0.05; put it behind the checkpoint"
+        ) from None
+    if not (0 <= reverse <= 1000 and abs(length) <= 1000):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: REVERSE must be between 0 and 1000, LENGTH between -1000 and 1000"
+        )
+    return reverse, length
 
 
 def find_score_conflict(args: argparse.Namespace) -> str:
@@ -102,6 +139,17 @@ def find_score_conflict(args: argparse.Namespace) -> str:
         return "--reverse needs --n-best; for two files, exchange --src and --tgt"
     if args.resume and not args.output:
         return "--resume needs -o FILE, the output to continue"
+    if args.rerank is not None or args.tune:
+        chosen = "--tune" if args.tune else "--rerank"
+        if not args.n_best:
+            return f"{chosen} needs --n-best, the candidates to choose from"
+        others = {
+            "--json": args.json,
+            "--score": args.score,
+            "--rerank": args.tune and args.rerank is not None,
+        }
+        if given := join_given(others):
+            return f"{chosen} does not support {given}; leave one of them out"
     if args.resume and args.n_best:
         return "--resume does not support --n-best; leave one of them out"
     return ""
@@ -127,13 +175,51 @@ def score_files(args: argparse.Namespace) -> int:
         is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
         bar = Progress("scoring", None, "pairs", n_done, is_shown)
         progress = stack.enter_context(closing(bar))
+        if args.tune or args.rerank is not None:
+            rerank_candidates(args, scorer, out, progress)
+            return 0
         chunks = read_chunks(args, n_done)
-        for chunk in score_stream(scorer, chunks, out, args.score, args.json, totals):
+        for chunk in score_stream(scorer, chunks, out, args.score or "sum", args.json, totals):
             progress.advance(len(chunk.sources))
             if chunk.share:
                 progress.expect(round(progress.done / chunk.share))
     say(totals.describe())
     return 0
+
+
+def rerank_candidates(
+    args: argparse.Namespace, scorer: "PairScorer", out: IO[bytes], progress: "Progress"
+) -> None:
+    """Write the best candidates, or how good they are with many weights."""
+    from nmt.corpus.text_files import TextFile, read_lines
+    from nmt.translate.n_best import read_n_best
+    from nmt.translate.rerank import (
+        RerankWeights,
+        format_weights,
+        measure_weights,
+        rate_candidates,
+    )
+    from nmt.translate.stream import write_uninterrupted
+
+    lists = read_n_best(args.n_best, args.src)
+    if args.tune:
+        references = list(read_lines(TextFile(Path(args.tune))))
+        rated = []
+        for one in rate_candidates(scorer, lists):
+            rated.append(one)
+            progress.advance(len(one.texts))
+        if len(rated) != len(references):
+            raise UserError(
+                f"{args.tune}: has {len(references):,} lines for {len(rated):,} sources; give a "
+                "reference for each"
+            )
+        table = format_weights(measure_weights(rated, references))
+        write_uninterrupted(out, table.encode())
+        return
+    weights = RerankWeights(*args.rerank)
+    for one in rate_candidates(scorer, lists):
+        write_uninterrupted(out, f"{one.choose_best(weights)}\n".encode(errors="replace"))
+        progress.advance(len(one.texts))
 
 
 def open_score_output(args: argparse.Namespace, stack: ExitStack) -> tuple[IO[bytes], int]:
@@ -143,7 +229,7 @@ def open_score_output(args: argparse.Namespace, stack: ExitStack) -> tuple[IO[by
     from nmt.translate.stream import check_not_input, open_output
 
     handles = []
-    for path in filter(None, (args.src, args.tgt, args.n_best)):
+    for path in filter(None, (args.src, args.tgt, args.n_best, args.tune)):
         try:
             handles.append(stack.enter_context(open(path, "rb")).fileno())
         except OSError as error:

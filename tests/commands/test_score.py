@@ -13,6 +13,7 @@ from untrained import make_checkpoint, make_vocab
 import nmt.api
 from nmt.commands.score import main as nmt_score
 from nmt.commands.translate import main as nmt_translate
+from nmt.score.score import score_bleu
 
 PAIRS = sentences(40, seed=7)
 
@@ -92,6 +93,34 @@ def test_n_best_lists_get_the_scores_of_nmt_translate(place: Path) -> None:
     assert [float(line) for line in reverse] == pytest.approx(by_api, abs=1e-5)
 
 
+def test_reranking(place: Path) -> None:
+    assert nmt_translate([str(place), "-i", "src", "-o", "plain"]) == 0
+    assert nmt_translate([str(place), "-i", "src", "-o", "list", "--n-best", "2", "--json"]) == 0
+    lists = [json.loads(line)["candidates"] for line in Path("list").read_text().splitlines()]
+
+    # without weights the list's own order stands; with a large one the reverse model decides
+    plain = Path("plain").read_text().splitlines()
+    assert score(place, "--n-best", "list", "--rerank", "0,0") == plain
+    reverse = map(float, score(place, "--n-best", "list", "--reverse"))
+    likeliest = []
+    for candidates in lists:
+        rated = [(next(reverse), one["text"]) for one in candidates]
+        likeliest.append(max(rated, key=lambda one: one[0])[1])
+    assert likeliest != plain
+    assert score(place, "--n-best", "list", "--rerank", "1000,0") == likeliest
+
+    # the table names the weights with which the references are chosen
+    Path("ref").write_text("".join(line + "\n" for line in likeliest))
+    last = score(place, "--n-best", "list", "--tune", "ref")[-1]
+    found = re.fullmatch(r"BLEU (\S+) -> (\S+) with --rerank=(\S+)", last)
+    assert found and float(found[2]) >= float(found[1])
+    chosen = score(place, "--n-best", "list", f"--rerank={found[3]}")
+    assert score_bleu(chosen, likeliest).value == pytest.approx(float(found[2]), abs=0.005)
+
+    Path("ref").write_text("one\n")
+    assert nmt_score([str(place), "--n-best", "list", "--tune", "ref"]) == 2
+
+
 def test_packed_files_and_an_ensemble(place: Path) -> None:
     alone = score(place, "--src", "src", "--tgt", "tgt")
     for name in ("src", "tgt"):
@@ -163,6 +192,11 @@ def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[s
         (["m", "--n-best", "a", "--tgt", "b"], "--n-best and --tgt are both given"),
         (["m", "--src", "a", "--tgt", "b", "--reverse"], "--reverse needs --n-best"),
         (["m", "--src", "a", "--tgt", "b", "--resume"], "--resume needs -o FILE"),
+        (["m", "--n-best", "a", "--rerank", "0.5"], "is not REVERSE,LENGTH"),
+        (["m", "--n-best", "a", "--rerank=-1,0"], "must be between 0 and 1000"),
+        (["m", "--n-best", "a", "--rerank=nan,0"], "must be between 0 and 1000"),
+        (["m", "--src", "a", "--tgt", "b", "--tune", "c"], "--tune needs --n-best"),
+        (["m", "--n-best", "a", "--rerank", "--json"], "--rerank does not support --json"),
     ],
 )
 def test_options_that_do_not_fit(
