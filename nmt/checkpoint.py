@@ -2,7 +2,8 @@
 self-contained.
 
 `model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's
-moments, keyed by weight name; `state.json` holds the few numbers that training resumes from.
+moments, keyed by weight name; with `training.ema`, the first holds the moving average of the weights
+and the second also the weights themselves. `state.json` holds the few numbers that training resumes from.
 `config.yaml` and `vocab.model` make the folder usable on any machine. `manifest.json` has the
 sha256 of each file. An average (nmt/average/mean.py) has the same files except the optimizer's, and
 its `state.json` lists the averaged checkpoints.
@@ -10,7 +11,7 @@ its `state.json` lists the averaged checkpoints.
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -139,8 +140,10 @@ class Checkpoint:
 class Snapshot:
     """The tensors of a checkpoint by name, none of them sharded."""
 
-    weights: dict[str, Tensor]
-    moments: dict[str, Tensor]  # of Adam, by the weight's name
+    weights: dict[str, Tensor]  # or their moving averages
+    moments: dict[
+        str, Tensor
+    ]  # of Adam, by the weight's name; also the weights if those are averages
 
     @property
     def size(self) -> int:
@@ -151,8 +154,14 @@ class Snapshot:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool = True) -> Snapshot:
-    """Collect weights and moments. This is a collective operation: all ranks must call it.
+def take_snapshot(
+    model: nn.Module,
+    optimizer: torch.optim.Adam,
+    is_main: bool = True,
+    averages: Mapping[str, Tensor] | None = None,
+) -> Snapshot:
+    """Collect weights, or their `averages`, and moments. This is a collective operation: all ranks
+    must call it.
 
     A tensor that this rank holds in full is not copied. Sharded tensors are gathered one at a time
     and moved to the main rank's host memory, so that the GPU never holds more than one of them in
@@ -168,7 +177,11 @@ def take_snapshot(model: nn.Module, optimizer: torch.optim.Adam, is_main: bool =
 
     weights, moments = {}, {}
     for name, p in model.named_parameters():
-        weights[name] = collect(p)
+        if averages is None:
+            weights[name] = collect(p)
+        else:
+            weights[name] = collect(averages[name])
+            moments[f"weight.{name}"] = collect(p)
     for name, p in model.named_parameters():
         for key, value in optimizer.state[p].items():
             moments[f"{key}.{name}"] = collect(value)
@@ -279,7 +292,8 @@ def _open_unverified(path: Path) -> Checkpoint:
     _check_tensors(path / MODEL_FILE, weight_shapes())
     if isinstance(origin, TrainState):
         verify(path, (OPTIMIZER_FILE,), only=())  # must be in the manifest; nothing is hashed here
-        _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(weight_shapes()))
+        has_averages = config.training.ema is not None
+        _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(weight_shapes(), has_averages))
     digests = {name: entry["sha256"] for name, entry in entries.items()}
     return Checkpoint(path, config, vocab, origin, digests)
 
@@ -360,12 +374,14 @@ def _weight_shapes(
 
 
 def _moment_shapes(
-    weight_shapes: Iterable[tuple[str, list[int]]],
+    weight_shapes: Iterable[tuple[str, list[int]]], has_averages: bool
 ) -> Iterator[tuple[str, list[int]]]:
     for name, shape in weight_shapes:
         yield f"step.{name}", []
         yield f"exp_avg.{name}", shape
         yield f"exp_avg_sq.{name}", shape
+        if has_averages:
+            yield f"weight.{name}", shape
 
 
 @contextlib.contextmanager
@@ -428,7 +444,9 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
 def load_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Adam
 ) -> TrainState:
-    """Copy Adam's moments into `optimizer`; return the state that training continues from."""
+    """Copy Adam's moments into `optimizer`; return the state that training continues from. With
+    `training.ema`, also copy the weights themselves into `model`.
+    """
     assert isinstance(checkpoint.origin, TrainState), "an average has no optimizer"
     slots: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
@@ -440,6 +458,8 @@ def load_optimizer(
         optimizer.state[p] = state
         for key, value in state.items():
             slots[f"{key}.{name}"] = value
+        if checkpoint.config.training.ema is not None:
+            slots[f"weight.{name}"] = p
     _copy_tensors(checkpoint.path / OPTIMIZER_FILE, slots)
     return checkpoint.origin
 

@@ -38,6 +38,7 @@ SIZE = Rule(lambda x: 1 <= x <= 2**40, "be between 1 and 2^40")
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
 FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
+DECAY = Rule(lambda x: 0 < x < 1, "be between 0 and 1; null switches it off")
 PROBABILITY = Rule(lambda x: 0 < x <= 1, "be in (0, 1]")
 BEAM_SIZE = Rule(lambda x: 1 <= x <= 1_000, "be between 1 and 1000")
 ALPHA = Rule(lambda x: 0 <= x <= 10, "be between 0 and 10")
@@ -308,6 +309,9 @@ class TrainingConfig:
     label_smoothing: float = default(0.1, FRACTION)
     # Gradients of a larger norm are scaled down to this one; null: never.
     clip_norm: float | None = default(None, POSITIVE)
+    # The decay of an exponential moving average of the weights, which validation and checkpoints then
+    # use; null: they use the weights themselves.
+    ema: float | None = default(None, DECAY)
     # The precision of activations; weights, statistics and Adam's moments are always fp32.
     precision: Literal["bf16", "fp32"] = "bf16"
     # Whether to use torch.compile and CUDA graphs, which rely on constant shapes; auto: only on a

@@ -799,6 +799,13 @@ def list_checkpoint_rows(config: RunConfig, model: Model, n_averaged: int) -> li
             code_2017="20",
             ours=format_value(ours.keep_checkpoints),
         ),
+        compare(
+            "moving average",
+            ComparedSetting("training.ema", None, ours.ema),
+            paper=SILENT,
+            code_2017="none",
+            ours="none" if ours.ema is None else f"of the weights, decay {ours.ema:g}",
+        ),
         state_rule(
             "averaged",
             paper=f"the last {n_averaged}",

@@ -216,6 +216,7 @@ FLIPS = [
     ("base", "training.checkpoint_every=null", "checkpoint every"),
     ("base", "training.init_from=runs/other", "weights at the start"),
     ("base", "training.clip_norm=1", "gradient clipping"),
+    ("base", "training.ema=0.999", "moving average"),
     ("base", "training.patience=5", "training ends earlier"),
     ("base", "training.max_epochs=3", "training ends earlier"),
     ("base", "training.max_hours=8", "training ends earlier"),

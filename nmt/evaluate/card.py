@@ -299,12 +299,16 @@ def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
 
 def _describe_training(config: RunConfig) -> dict[str, str]:
     training, optimizer = config.training, config.optimizer
+    average: dict[str, str] = {}
+    if training.ema is not None:
+        average["moving average"] = f"of the weights, decay {training.ema:g}: it is what was saved"
     name = f"AdamW, weight decay {optimizer.weight_decay:g}" if optimizer.weight_decay else "Adam"
     return {
         "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
         "optimizer": f"{name}, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
         f"{_describe_rate(optimizer)}",
         "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
+        **average,
         "precision, seed": f"{training.precision}, {config.seed}",
     }
 

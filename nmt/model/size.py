@@ -52,7 +52,10 @@ def check_weights_fit(config: RunConfig) -> None:
 
 def check_moments_fit(config: RunConfig, limit: MemoryLimit) -> None:
     """Raise UserError if the weights of a run's model and Adam's moments exceed the limit."""
-    n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), TRAINED_BYTES)
+    weight_bytes = TRAINED_BYTES
+    if config.training.ema is not None:
+        weight_bytes += WEIGHT_BYTES
+    n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), weight_bytes)
     _check_limit(config.model, "weights and Adam's moments", n_bytes, limit)
 
 

@@ -22,6 +22,7 @@ FLOP_PER_MULTIPLY_ADD = 6
 # Bytes of a parameter, all of it fp32: a checkpoint has the weight and Adam's two moments, memory
 # also the gradient.
 CHECKPOINT_BYTES, TRAINING_BYTES = 12, 16
+AVERAGE_BYTES = 4  # more of both with training.ema
 MEASURED_S = 1.5
 
 

@@ -65,7 +65,9 @@ class DryRun:
         self.objective = Objective(self.model, config.training.label_smoothing)
         self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.replica = make_replica(self.objective, world, config.training, self.shape)
-        self.optimizer = make_optimizer(self.model, config.optimizer, self.replica.frozen)
+        self.optimizer = make_optimizer(
+            self.model, config.optimizer, self.replica.frozen, config.training.ema
+        )
 
     def updates(self) -> Loader:
         """Those of the run, from its first on, without BPE-dropout, which would write its epochs to

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nmt.config import RunConfig
-from nmt.profile.cost import CHECKPOINT_BYTES, count_parameters
+from nmt.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES, count_parameters
 from nmt.profile.dry_run import DryRun, describe_machine, format_bytes, format_rows
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration
@@ -81,6 +81,9 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
     tgt_tokens = training.steps * timing.n_tgt / timing.n_updates
     validations = -(-training.steps // training.validate_every)
     validation_s = world.broadcast(dry_run.dev_seconds())
+    parameter_bytes = CHECKPOINT_BYTES
+    if training.ema is not None:
+        parameter_bytes += AVERAGE_BYTES
     result = Estimate(
         machine=describe_machine(config, world),
         peaks=(*largest, timing.peak),
@@ -92,7 +95,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
         updates_h=training.steps * timing.mean_s / 3600,
         validations=validations,
         validations_h=validations * validation_s / 3600,
-        checkpoint_bytes=CHECKPOINT_BYTES * count_parameters(dry_run.model),
+        checkpoint_bytes=parameter_bytes * count_parameters(dry_run.model),
         price=price,
     )
     if world.is_main:

@@ -242,7 +242,7 @@ def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     objective = Objective(model, config.training.label_smoothing)
     shape = choose_batch_shape(config, micro_tokens, store, world)
     replica = make_replica(objective, world, config.training, shape)
-    optimizer = make_optimizer(model, config.optimizer)
+    optimizer = make_optimizer(model, config.optimizer, ema=config.training.ema)
     probe_peak_memory(replica, store, micro_tokens, world)
     # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
     batch = make_batch(store, np.arange(min(1, len(store))), replica.shape).to(world.device)

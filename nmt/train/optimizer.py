@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import OptimizerConfig
+from nmt.train.moving_average import MovingAverage
 
 
 class Adam(torch.optim.Adam):
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
+    average: MovingAverage | None = None  # of the weights, if the run keeps one
 
 
 def learning_rate(step: int, d_model: int, n_steps: int, config: OptimizerConfig) -> float:
@@ -36,13 +38,16 @@ def learning_rate(step: int, d_model: int, n_steps: int, config: OptimizerConfig
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimizerConfig, frozen: Sequence[nn.Parameter] = ()
+    model: nn.Module,
+    config: OptimizerConfig,
+    frozen: Sequence[nn.Parameter] = (),
+    ema: float | None = None,
 ) -> Adam:
     """Make the optimizer of a model. Weight decay leaves `frozen` parameters as they are."""
     groups = [{"params": list(model.parameters())}]
     if config.weight_decay:
         groups = _group_by_decay(model, frozen, config.weight_decay)
-    return Adam(
+    optimizer = Adam(
         groups,
         lr=0.0,
         betas=(config.beta1, config.beta2),
@@ -50,6 +55,9 @@ def make_optimizer(
         fused=True,
         decoupled_weight_decay=config.weight_decay > 0,
     )
+    if ema is not None:
+        optimizer.average = MovingAverage(model, ema)
+    return optimizer
 
 
 def _group_by_decay(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nmt import checkpoint
-from nmt.checkpoint import TrainState
+from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig, format_config, list_differences, load_recorded_config
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
@@ -54,7 +54,7 @@ from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
 from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
-from nmt.train.validate import Validation, open_dev, validate
+from nmt.train.validate import DevSet, Validation, open_dev, validate
 from nmt.translate.translator import Translator
 
 
@@ -112,7 +112,9 @@ class Trainer:
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         objective = Objective(self.model, config.training.label_smoothing)
         self.replica = make_replica(objective, world, config.training, self.shape)
-        self.optimizer = make_optimizer(self.model, config.optimizer, self.replica.frozen)
+        self.optimizer = make_optimizer(
+            self.model, config.optimizer, self.replica.frozen, config.training.ema
+        )
         self.state = self.resume()
 
         # state of this process only, not checkpointed
@@ -146,9 +148,12 @@ class Trainer:
         # times as long.
         found = self.world.on_main(lambda: checkpoint.find_newest(self.run, self.config))
         step = int(self.world.broadcast(found.step if found else 0))
+        average = self.optimizer.average
         if not step:
             if self.config.training.init_from is not None:
                 self.load_initial_weights(Path(self.config.training.init_from))
+                if average is not None:
+                    average.restart()
             return TrainState()
         found = found or checkpoint.open_verified_by_main(self.run, step)
         if found.vocab.digest != self.vocab.digest:
@@ -157,6 +162,8 @@ class Trainer:
                 "set data.store to the store this run was trained on, or choose another out=DIR"
             )
         checkpoint.load_weights(found, self.model)
+        if average is not None:
+            average.restart()  # those were the averages; the weights follow
         return checkpoint.load_optimizer(found, self.model, self.optimizer)
 
     def load_initial_weights(self, path: Path) -> None:
@@ -462,13 +469,9 @@ class Trainer:
         """
         if self.dev is None or self.stop.exit_code or not self.is_validation_due:
             return
-        model = self.model
-        if self.config.training.shard:
-            model = gather_model(self.model, self.vocab.size)
-        translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
-        result = validate(
-            translator, self.dev, self.config, self.micro_tokens, self.world, self.stop
-        )
+        average = self.optimizer.average
+        with contextlib.nullcontext() if average is None else average.in_place_of_weights():
+            result = self.score(self.dev)
         if result is None:
             return
         selection_score = self.world.broadcast(result.selection_score)
@@ -479,6 +482,13 @@ class Trainer:
         if is_best:
             self.state = replace(self.state, best=selection_score, best_step=self.state.step)
             self.save()
+
+    def score(self, dev: DevSet) -> Validation | None:
+        model = self.model
+        if self.config.training.shard:
+            model = gather_model(self.model, self.vocab.size)
+        translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
+        return validate(translator, dev, self.config, self.micro_tokens, self.world, self.stop)
 
     def log_validation(self, result: Validation, is_best: bool) -> None:
         step, score = self.state.step, result.bleu
@@ -507,7 +517,7 @@ class Trainer:
         if self.state.skipped and not self.has_finite_weights():
             return  # a run cannot be resumed from NaN or infinite weights
         if self.saved_step != self.state.step:
-            snapshot = checkpoint.take_snapshot(self.model, self.optimizer, self.world.is_main)
+            snapshot = self.take_snapshot()
 
             def write() -> None:
                 self.writer.save(snapshot, self.state)
@@ -538,10 +548,16 @@ class Trainer:
             return
         if self.state.skipped and not self.has_finite_weights():
             return
-        self.writer.save(checkpoint.take_snapshot(self.model, self.optimizer), self.state)
+        self.writer.save(self.take_snapshot(), self.state)
         self.writer.wait()
         self.saved_step = self.state.step
         self.status.step = self.writer.saved_step
+
+    def take_snapshot(self) -> Snapshot:
+        """Collect what a checkpoint holds; all ranks must call this if the model is sharded."""
+        average = self.optimizer.average
+        averages = None if average is None else average.averages
+        return checkpoint.take_snapshot(self.model, self.optimizer, self.world.is_main, averages)
 
     def has_finite_weights(self) -> bool:
         weights = [p.detach() for p in self.model.parameters()]
@@ -690,6 +706,11 @@ def _announce_run(trainer: Trainer) -> None:
         "yardsticks: a model that knows only how often each piece occurs has an NLL of "
         f"{trainer.learning.unigram_nll:.2f} nats per target token; no smoothed loss is below {floor:.2f}"
     )
+    if config.training.ema is not None:
+        say(
+            f"training.ema: validation and checkpoints use the moving average of the weights, of "
+            f"decay {config.training.ema:g}"
+        )
     reference = find_dev_reference(config)
     if reference:
         say(reference.describe())

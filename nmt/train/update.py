@@ -107,6 +107,8 @@ def run_update(
     rate = learning_rate(step, config.model.d_model, n_steps, config.optimizer)
     set_learning_rate(optimizer, rate)
     optimizer.step()
+    if optimizer.average is not None:
+        optimizer.average.add(step)
     replica.clear_gradients()
     return outcome
 

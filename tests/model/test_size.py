@@ -68,6 +68,14 @@ def test_a_model_that_fits_is_not_refused(name: str) -> None:
         check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
 
 
+def test_a_moving_average_takes_as_much_as_the_weights() -> None:
+    config = load_config("base.yaml", ["training.ema=0.999"])
+    n_bytes = count_model_bytes(config.model, config.vocab.size, 16)
+    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"))
+    with pytest.raises(UserError, match="weights and Adam's moments"):
+        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
+
+
 def test_a_given_vocabulary_is_not_counted() -> None:
     config = RunConfig()
     given = replace(config, vocab=replace(config.vocab, model="x.model"))

@@ -258,6 +258,7 @@ CASES: dict[str, tuple[Change, str]] = {
         text(CONFIG_FILE, "max_positions: 1024", "max_positions: 1000000000000"),
         CONFIG_FILE,
     ),
+    "config: averages": (text(CONFIG_FILE, "ema: null", "ema: 0.9"), OPTIMIZER_FILE),
     "config: untied": (text(CONFIG_FILE, "tied: true", "tied: false"), MODEL_FILE),
     "config: NaN": (text(CONFIG_FILE, "dropout: 0.1", "dropout: .nan"), CONFIG_FILE),
     "config: long number": (text(CONFIG_FILE, "d_model: 8", "d_model: " + "8" * 5000), CONFIG_FILE),

@@ -1,0 +1,122 @@
+"""The moving average of the weights: by another way of computing it, and through stops of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import write_toy_config, write_toy_corpus
+from safetensors.torch import load_file
+from saved_run import skip_fsync  # noqa: F401
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import nmt.api
+from nmt.checkpoint import open_checkpoint
+from nmt.config import RunConfig
+from nmt.data.vocab import Vocab
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.ranks import World
+from nmt.system.run_folder import RunFolder
+from nmt.train.moving_average import MovingAverage
+from nmt.train.shutdown import StopRequest
+from nmt.train.validate import compute_dev_nll, open_dev
+from nmt.translate.translator import make_translator
+
+SHORT = ["training.steps=6", "training.validate_every=2", "evaluation.bleu=false"]
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("average")
+    return write_toy_config(write_toy_corpus(folder), folder)
+
+
+def train(toy: Path, name: str, *settings: str) -> RunConfig:
+    out = f"out={toy.parent}/{name}"
+    config = nmt.api.load_config(str(toy), [*SHORT, out, *settings])
+    assert nmt.api.train(config) == 0
+    return config
+
+
+def read_tensors(config: RunConfig, step: int, name: str) -> dict[str, Tensor]:
+    return load_file(RunFolder(config.folder).checkpoint(step) / f"{name}.safetensors")
+
+
+def test_it_is_that_of_torch() -> None:
+    torch.manual_seed(1)
+    layer = nn.Linear(3, 3)
+    ours = MovingAverage(layer, 0.15)  # below (n + 1) / (n + 10) from the first update on
+    theirs = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.15))
+    theirs.update_parameters(layer)  # which begins with these weights
+    for step in range(1, 6):
+        with torch.no_grad():
+            layer.weight.normal_()
+        ours.add(step)
+        theirs.update_parameters(layer)
+        expected = theirs.state_dict()["module.weight"]
+        torch.testing.assert_close(ours.averages["weight"], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_weights_come_back_even_after_an_error() -> None:
+    layer = nn.Linear(3, 3)
+    average = MovingAverage(layer, 0.9)
+    begun = layer.weight.detach().clone()
+    with torch.no_grad():
+        layer.weight.add_(1)
+    weights = layer.weight.detach().clone()
+    with pytest.raises(RuntimeError), average.in_place_of_weights():
+        assert torch.equal(layer.weight, begun)
+        raise RuntimeError
+    assert torch.equal(layer.weight, weights) and torch.equal(average.averages["weight"], begun)
+
+
+def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None:
+    every = "training.checkpoint_every=1"
+    plain = train(ground, "plain", every)
+    config = train(ground, "averaged", every, "training.ema=0.35")
+
+    # The weights after each update are those of the run without an average.
+    torch.manual_seed(config.seed)
+    vocab = Vocab.load(config.folder / "vocab.model")
+    start = Transformer(config.model, vocab.size)
+    averages = {name: p.detach().double() for name, p in start.named_parameters()}
+    for step in range(1, 7):
+        weights = read_tensors(plain, step, "model")
+        moments = read_tensors(config, step, "optimizer")
+        decay = min(0.35, (step + 1) / (step + 10))  # 0.35 from update 4 on
+        found = read_tensors(config, step, "model")
+        for name, weight in weights.items():
+            assert torch.equal(moments[f"weight.{name}"], weight)
+            averages[name] = decay * averages[name] + (1 - decay) * weight.double()
+            torch.testing.assert_close(found[name].double(), averages[name], rtol=1e-5, atol=1e-6)
+
+    # Validation scores what a checkpoint holds.
+    checkpoint = open_checkpoint(RunFolder(config.folder).checkpoint(4))
+    translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
+    dev = open_dev(Path(config.data.store), vocab)
+    world = World(0, 1, torch.device("cpu"))
+    nll = compute_dev_nll(translator, dev.store, 90, world, StopRequest())
+    lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").open()]
+    (logged,) = [line["nll"] for line in lines if line["kind"] == "valid" and line["step"] == 4]
+    assert nll == pytest.approx(logged, abs=1e-4)
+
+
+def test_six_updates_are_three_a_stop_and_three_more(ground: Path) -> None:
+    settings = ["training.ema=0.35", "optimizer.weight_decay=0.1"]
+    whole = train(ground, "whole", *settings)
+    train(ground, "parts", *settings, "training.steps=3")
+    parts = train(ground, "parts", *settings)
+    for name in ("model", "optimizer"):
+        first, second = read_tensors(whole, 6, name), read_tensors(parts, 6, name)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_an_average_is_of_a_whole_run(ground: Path) -> None:
+    train(ground, "begun", "training.steps=1")
+    with pytest.raises(UserError, match=r"training\.ema: None -> 0\.9"):
+        train(ground, "begun", "training.ema=0.9")
+    with pytest.raises(UserError, match=r"training\.ema is 1; it must be between 0 and 1"):
+        train(ground, "begun", "training.ema=1")
