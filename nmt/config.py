@@ -372,6 +372,8 @@ class DecodingConfig:
     max_ratio: float = default(1.0, LENGTH_RATIO)
     max_extra: int = default(50, LENGTH)
     min_length: int = default(0, LENGTH)
+    # No output has the same n pieces in a row twice; null: it may.
+    no_repeat_ngram: int | None = default(None, SIZE)
     # Which finished hypotheses are accepted, and when the search for a sentence stops; see
     # nmt/translate/search.py.
     finishing: Literal["any", "top", "shrink"] = "any"

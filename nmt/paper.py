@@ -818,6 +818,7 @@ def list_checkpoint_rows(config: RunConfig, model: Model, n_averaged: int) -> li
 
 def list_search_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     ours = config.decoding
+    repeats = ours.no_repeat_ngram
     formulas = {"gnmt": "((5+|Y|)/6)^alpha", "length": "|Y|^alpha", "none": "none"}
     finishing_rules = {
         "any": "any of the best 2 * beam",
@@ -876,6 +877,13 @@ def list_search_rows(config: RunConfig, pair: str) -> list[PaperRow]:
             ComparedSetting("decoding.min_length", 0, ours.min_length),
             paper=SILENT,
             code_2017="0",
+        ),
+        compare(
+            "repeated n-grams",
+            ComparedSetting("decoding.no_repeat_ngram", None, ours.no_repeat_ngram),
+            paper=SILENT,
+            code_2017="allowed",
+            ours="allowed" if repeats is None else f"none of {repeats} pieces",
         ),
         compare(
             "ended hypotheses count",

@@ -169,17 +169,27 @@ def limit(src: Ids, config: DecodingConfig, model: ModelConfig, prefix: Ids) -> 
     return min(most, model.max_positions - 1) if model.positions == "learned" else most
 
 
-def allowed(n: int, size: int, longest: int, config: DecodingConfig, prefix: Ids) -> list[int]:
-    """The pieces that may come after n others."""
+def allowed(said: Ids, size: int, longest: int, config: DecodingConfig, prefix: Ids) -> list[int]:
+    """The pieces that may come after some."""
+    n = len(said)
     if n < len(prefix):
         return [prefix[n]]
     if n >= longest:
         return [EOS]
-    return [
-        piece
-        for piece in range(size)
-        if piece not in (PAD, BOS) and (piece != EOS or n >= config.min_length)
-    ]
+    free = [piece for piece in range(size) if piece not in (PAD, BOS, EOS)]
+    free = [piece for piece in free if not repeats(said, piece, config.no_repeat_ngram)]
+    if n >= config.min_length or not free:
+        free.append(EOS)
+    return free
+
+
+def repeats(said: Ids, piece: int, size: int | None) -> bool:
+    """Whether the piece makes the last n-gram equal an earlier one."""
+    if size is None:
+        return False
+    text = (*said, piece)
+    grams = [text[i : i + size] for i in range(len(text) - size + 1)]
+    return grams[-1:] != [] and grams[-1] in grams[:-1]
 
 
 def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = ()) -> Ranked:
@@ -188,7 +198,7 @@ def everything(oracle: Oracle, src: Ids, config: DecodingConfig, prefix: Ids = (
 
     def ends(said: Ids, total: float) -> Iterator[tuple[float, Ids]]:
         row = oracle.after(src, said)
-        for piece in allowed(len(said), len(row), longest, config, prefix):
+        for piece in allowed(said, len(row), longest, config, prefix):
             if piece == EOS:
                 yield (total + row[EOS]) / divisor(len(said) + 1, config), said
             else:
@@ -212,7 +222,7 @@ def recursion(
             row = oracle.after(src, said)
             candidates += [
                 (total + row[piece], piece, said)
-                for piece in allowed(n, len(row), longest, config, prefix)
+                for piece in allowed(said, len(row), longest, config, prefix)
             ]
         candidates.sort(reverse=True)
         looked_at = candidates[: 2 * beam if beam > 1 else 1]

@@ -245,6 +245,7 @@ FLIPS = [
     ("base", "decoding.max_extra=100", "longest output"),
     ("base", "decoding.max_ratio=2", "longest output"),
     ("base", "decoding.min_length=1", "shortest output"),
+    ("base", "decoding.no_repeat_ngram=3", "repeated n-grams"),
     ("base", "decoding.finishing=top", "ended hypotheses count"),
     ("base", "decoding.stopping=full", "early termination"),
     ("base", "decoding.sample=true", "search"),

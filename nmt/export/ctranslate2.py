@@ -206,7 +206,9 @@ class CTranslate2Engine:
         """
         limit = max(map(len, src), default=0) + config.max_extra
         best = []
-        for hypotheses in self._search(src, config.beam, 0.0, limit, config.beam):
+        for hypotheses in self._search(
+            src, config.beam, 0.0, limit, config.beam, config.no_repeat_ngram
+        ):
             scored = []
             for hypothesis in hypotheses:
                 n_pieces = len(hypothesis.ids) + 1  # with eos
@@ -216,7 +218,13 @@ class CTranslate2Engine:
         return best
 
     def _search(
-        self, src: Ids, beam: int, alpha: float, limit: int, n_best: int
+        self,
+        src: Ids,
+        beam: int,
+        alpha: float,
+        limit: int,
+        n_best: int,
+        no_repeat_ngram: int | None = None,
     ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
             self._to_pieces(src),
@@ -225,6 +233,7 @@ class CTranslate2Engine:
             length_penalty=alpha,
             max_decoding_length=limit,
             min_decoding_length=0,
+            no_repeat_ngram_size=no_repeat_ngram or 0,
             max_input_length=0,
             return_scores=True,
             max_batch_size=4096,

@@ -214,8 +214,33 @@ def find_required_pieces(beams: Beams, length: Length) -> Tensor:
     return torch.where(forced >= 0, forced, required)
 
 
-def forbid_pieces(logits: Tensor, n_pieces: int, is_eos_forbidden: bool | Tensor) -> None:
-    """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows and, if forbidden, eos."""
+def find_repeats(ids: Tensor, length: Length, config: DecodingConfig) -> Tensor | None:
+    """Return the pieces that would complete an n-gram a second time, (R, k), given the pieces (R, t) said before.
+
+    Where there are fewer, pad fills the rest. None if `decoding.no_repeat_ngram` is not set or nothing can repeat yet.
+    """
+    if config.no_repeat_ngram is None or ids.shape[1] < config.no_repeat_ngram:
+        return None
+    n_before = config.no_repeat_ngram - 1  # pieces of an n-gram before its last
+    n_said = length - 1
+    followers = ids[:, n_before:]  # the last piece of each n-gram, (R, k)
+    k = followers.shape[1]
+    starts = ids.unfold(1, n_before, 1)[:, :k]  # (R, k, n - 1)
+    newest = torch.arange(-n_before, 0, device=ids.device) + n_said
+    newest = ids.index_select(1, newest.clamp(min=0))  # the pieces just said, (R, n - 1)
+    is_said = torch.arange(n_before, n_before + k, device=ids.device) < n_said
+    is_repeat = (starts == newest[:, None]).all(2) & is_said
+    return torch.where(is_repeat, followers, PAD)
+
+
+def forbid_pieces(
+    logits: Tensor, n_pieces: int, is_eos_forbidden: bool | Tensor, repeats: Tensor | None
+) -> None:
+    """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows, repeats and, if forbidden,
+    eos. A hypothesis that every other piece would repeat may end.
+    """
+    if repeats is not None:
+        eos_logits = logits[:, EOS].clone()
     if n_pieces < logits.shape[1]:
         logits[:, n_pieces:] = NEG_INF
     logits[:, PAD] = NEG_INF
@@ -224,6 +249,10 @@ def forbid_pieces(logits: Tensor, n_pieces: int, is_eos_forbidden: bool | Tensor
         logits[:, EOS].masked_fill_(is_eos_forbidden, NEG_INF)
     elif is_eos_forbidden:
         logits[:, EOS] = NEG_INF
+    if repeats is not None:
+        logits.scatter_(1, repeats, NEG_INF)
+        is_stuck = logits.amax(1) == NEG_INF
+        logits[:, EOS] = torch.where(is_stuck, eos_logits, logits[:, EOS])
 
 
 def find_step_column(rows: Tensor, length: Tensor) -> Tensor:

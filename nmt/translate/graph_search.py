@@ -189,11 +189,16 @@ class GraphSearch:
         n_kept = beam if config.stopping == "likely" else n_best
         state = (beam + n_kept + 1) * capacity * ID_BYTES  # living, finished and forced pieces
         growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES  # what a step makes of them
+        repeating = 0
+        if config.no_repeat_ngram is not None:
+            # of an n-gram: whether each of its pieces is equal, and its last piece, twice
+            repeating = beam * capacity * (config.no_repeat_ngram + 2 * ID_BYTES)
         drawing = 0
         if config.sample:
             sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
             drawing = beam * (capacity * FP32_BYTES + self.model.n_vocab * sorting)
-        return self.model.bound_sentence_bytes(beam, longest, capacity) + state + growing + drawing
+        rules = state + growing + repeating + drawing
+        return self.model.bound_sentence_bytes(beam, longest, capacity) + rules
 
     # ---- a step ------------------------------------------------------------------------------------------------
 

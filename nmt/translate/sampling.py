@@ -23,6 +23,7 @@ from nmt.translate.beams import (
     append_pieces,
     compute_logit_blocks,
     compute_penalty,
+    find_repeats,
     find_required_pieces,
     forbid_pieces,
     pad_width,
@@ -58,8 +59,11 @@ def sample_step(
     blocks = []
     for here, logits in compute_logit_blocks(model, hidden, n):
         u = uniforms[here].reshape(-1, 1)
+        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, config)
         blocks.append(
-            _draw_pieces(logits, required[here], u, model.n_pieces, is_eos_forbidden, config)
+            _draw_pieces(
+                logits, required[here], u, model.n_pieces, is_eos_forbidden, repeats, config
+            )
         )
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
@@ -80,13 +84,14 @@ def _draw_pieces(
     uniforms: Tensor,
     n_pieces: int,
     is_eos_forbidden: bool | Tensor,
+    repeats: Tensor | None,
     config: DecodingConfig,
 ) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
     log_probs = logits.log_softmax(1)
 
     # The distribution to draw from: temperature, then top-k, then top-p.
-    forbid_pieces(logits, n_pieces, is_eos_forbidden)
+    forbid_pieces(logits, n_pieces, is_eos_forbidden, repeats)
     logits = logits / config.temperature
     if config.top_k is not None:
         least = logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]

@@ -28,6 +28,7 @@ from nmt.translate.beams import (
     compute_penalty,
     count_hypotheses,
     find_done,
+    find_repeats,
     find_required_pieces,
     forbid_pieces,
     gather_rows,
@@ -103,9 +104,10 @@ def beam_step(
     blocks = []
     for sentences, logits in compute_logit_blocks(model, hidden, beam):
         scores, pieces = beams.scores[sentences], required[sentences]
+        repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, config)
         blocks.append(
             _best_continuations(
-                logits, scores, pieces, model.n_pieces, is_eos_forbidden, n_considered
+                logits, scores, pieces, model.n_pieces, is_eos_forbidden, repeats, n_considered
             )
         )
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))  # (S, 2B)
@@ -141,6 +143,7 @@ def _best_continuations(
     required: Tensor,
     n_pieces: int,
     is_eos_forbidden: bool | Tensor,
+    repeats: Tensor | None,
     n: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n best continuations of each sentence: parents, pieces and log-probabilities, each (S, n).
@@ -152,7 +155,7 @@ def _best_continuations(
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required = required[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
     required_logits = logits.gather(1, required.clamp(min=0))
-    forbid_pieces(logits, n_pieces, is_eos_forbidden)
+    forbid_pieces(logits, n_pieces, is_eos_forbidden, repeats)
     # A sentence's n best are among each parent's n best
     values, pieces = find_topk_by_group(logits, n)
 

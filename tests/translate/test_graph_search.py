@@ -191,10 +191,10 @@ def test_the_classes_of_sizes() -> None:
 WAYS = {
     "greedy": replace(PLAIN, beam=1),
     "beam": PLAIN,
-    "full": replace(PLAIN, finishing="top", stopping="full", min_length=3),
+    "full": replace(PLAIN, finishing="top", stopping="full", min_length=3, no_repeat_ngram=2),
     "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
     "shrink": replace(PLAIN, finishing="shrink", stopping="never", penalty="none"),
-    "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4),
+    "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4, no_repeat_ngram=1),
 }
 
 
@@ -434,7 +434,9 @@ def largest_sum(work: Callable[[], object]) -> int:
     return most
 
 
-@pytest.mark.parametrize("way", ["greedy", "beam", "likely", "sample"] if IS_SOAK else ["likely"])
+@pytest.mark.parametrize(
+    "way", ["greedy", "beam", "full", "likely", "sample"] if IS_SOAK else ["likely"]
+)
 def test_a_search_takes_no_more_memory_than_estimated(way: str) -> None:
     """And not much less, or a GPU would stay half empty."""
     torch.manual_seed(0)

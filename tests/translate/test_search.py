@@ -29,6 +29,7 @@ from plain_search import (
     everything,
     limit,
     recursion,
+    repeats,
 )
 from soaking import IS_SOAK, counted
 from untrained import make_vocab
@@ -125,6 +126,7 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
             min_length=rng.choice((0, 0, 1, 3)),
             length_penalty=rng.choice((PRESETS[preset].length_penalty, 0.0, 1.5)),
             penalty=rng.choice((PRESETS[preset].penalty, "none")),
+            no_repeat_ngram=(None, 1, 2, 3)[seed % 4],
             beam=2100 if is_wide else 256,
         )
         given = sources(rng, 3, 3, len(toy.table[0]))
@@ -172,6 +174,7 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
             finishing=finishing,
             stopping=stopping,
             min_length=rng.choice((0, 0, 3)),
+            no_repeat_ngram=rng.choice((None, None, 1, 2, 3)),
         )
         given = sources(rng, 7, 7, 9)
         prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 20)) for _ in given]
@@ -306,6 +309,30 @@ def test_lengths_keep_to_their_limits(
 
 
 @pytest.mark.parametrize("sample", [False, True])
+def test_no_ngram_is_said_twice(sample: bool) -> None:
+    """But in a prefix: what follows repeats nothing of it. Where only the end is left, it ends."""
+    given, prefixes = [(4, EOS), (5, EOS), (6, EOS)], [(), (5, 5, 5), (4, 7)]
+    for size in (1, 2, 3):
+        config = DecodingConfig(
+            beam=4, max_ratio=0.0, max_extra=30, min_length=30, no_repeat_ngram=size, sample=sample
+        )
+        toy = Toy(3, n=8, ending=-9.0)
+        found = search(toy, pack(given), config, 4, prefixes)
+        for src, prefix, some in zip(given, prefixes, found, strict=True):
+            assert len(some) == 4
+            for one in some:
+                for n in range(len(prefix), len(one.ids)):
+                    assert not repeats(tuple(one.ids[:n]), one.ids[n], size)
+                end = allowed(tuple(one.ids), 8, 31, replace(config, min_length=31), prefix)
+                assert len(one.ids) == 30 or end == [EOS]
+                total = sum(
+                    toy.after(src, tuple(one.ids[:n]))[piece]
+                    for n, piece in enumerate([*one.ids, EOS])
+                )
+                assert one.score == pytest.approx(total / ((6 + len(one.ids)) / 6) ** 0.6, abs=1e-4)
+
+
+@pytest.mark.parametrize("sample", [False, True])
 def test_translations_begin_with_their_prefixes(sample: bool) -> None:
     config = DecodingConfig(beam=4, max_ratio=0.0, max_extra=4, min_length=2, sample=sample)
     rng = random.Random(2)
@@ -343,13 +370,14 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
 def test_the_rules_of_the_reference_itself() -> None:
     """By hand: two words, one step, and what is allowed when."""
     config = DecodingConfig(max_ratio=0.0, max_extra=1, min_length=1, penalty="none")
-    assert allowed(0, 6, 1, config, ()) == [1, 4, 5] and allowed(1, 6, 1, config, ()) == [EOS]
-    assert allowed(0, 6, 2, config, (5,)) == [5] and allowed(1, 6, 2, config, (5,)) == [
-        1,
-        EOS,
-        4,
-        5,
-    ]
+    assert allowed((), 6, 1, config, ()) == [1, 4, 5] and allowed((4,), 6, 1, config, ()) == [EOS]
+    assert allowed((), 6, 2, config, (5,)) == [5]
+    assert allowed((5,), 6, 2, config, (5,)) == [1, 4, 5, EOS]
+    once = replace(config, no_repeat_ngram=1, min_length=9)
+    assert allowed((4,), 6, 9, once, ()) == [1, 5] and allowed((4, 1, 5), 6, 9, once, ()) == [EOS]
+    pairs = replace(config, no_repeat_ngram=2)
+    assert allowed((4, 5, 4), 6, 9, pairs, ()) == [1, 4, EOS]
+    assert allowed((4, 4), 6, 9, pairs, ()) == [1, 5, EOS]
     assert limit((4, 4, EOS), replace(config, max_ratio=1.5), SHAPE, ()) == 4
     toy = Toy(0)
     first, last = (
@@ -425,6 +453,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
         ids, mask = huggingface._pad_rows([list(src) for src in given])
         for beam in range(1, 6):
             is_full, alpha = (seed + beam) % 2 == 0, (0.0, 0.6, 1.0)[(seed + beam) % 3]
+            repeated = (None, 1, 2)[seed % 3]
             rules = GenerationConfig(
                 num_beams=beam,
                 early_stopping=is_full and beam > 1,
@@ -436,6 +465,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
                 eos_token_id=EOS,
                 decoder_start_token_id=BOS,
                 suppress_tokens=[PAD, BOS],
+                no_repeat_ngram_size=repeated or 0,
             )
             with torch.inference_mode():
                 made = theirs.generate(
@@ -454,6 +484,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
                 max_extra=LIMIT,
                 finishing="top",
                 stopping="full" if is_full else "likely",
+                no_repeat_ngram=repeated,
             )
             found = search(ours, pack(given), wanted)
             scores = (
@@ -492,4 +523,9 @@ def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
                 [(tuple(one.ids), one.score) for one in theirs],
                 f"{seed} {beam}",
             )
+        # Its scores are of what may still be said, so only the greedy choice is ours.
+        once = replace(wanted, beam=1, no_repeat_ngram=1)
+        repeated = engine.translate([src[:-1] for src in given], once)
+        for (mine,), other in zip(search(ours, pack(given), once), repeated, strict=True):
+            assert len(other.ids) >= LIMIT or mine.ids == other.ids
     assert n > N_MODELS * 5 * 6 / 2
