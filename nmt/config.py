@@ -193,8 +193,9 @@ class ModelConfig:
     # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null:
     # all.
     window: int | None = default(None, SIZE)
-    # Whether both embeddings and the output projection are one matrix (section 3.4).
-    tied: bool = True
+    # Which of both embeddings and the output projection are one matrix: all three (section 3.4),
+    # none, target embedding and projection (decoder), or source and target embedding (embeddings).
+    tied: bool | Literal["decoder", "embeddings"] = True
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
     # have none, the authors' code of June 2017 has them.
     attention_bias: bool = False
@@ -223,6 +224,14 @@ class ModelConfig:
                 "give at least one row for each piece"
             )
         return self.vocab_rows
+
+    @property
+    def has_shared_embeddings(self) -> bool:
+        return self.tied in (True, "embeddings")
+
+    @property
+    def has_shared_projection(self) -> bool:
+        return self.tied in (True, "decoder")
 
     @property
     def key_size(self) -> int:

@@ -55,6 +55,12 @@ ONE_SIDE_IS_FULL = (
     "an update ends when one side is full; the other then has about 23,300 on text like WMT's"
 )
 SILENT = "silent"
+MATRICES: dict[bool | str, str] = {
+    True: "one matrix",
+    False: "three matrices",
+    "decoder": "source; target = projection",
+    "embeddings": "source = target; projection",
+}
 # tensor2tensor: its first push, of 15 June 2017, with the fixes of that month; and its last commit
 COMMIT_2017, COMMIT_2023 = "3d9c62f2", "bafdc1b6"
 HYPERPARAMETERS_2017 = {
@@ -540,7 +546,7 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
             ComparedSetting("model.tied", True, ours.tied),
             paper="one matrix",
             code_2017=matrices_2017,
-            ours="one matrix" if ours.tied else "three matrices",
+            ours=MATRICES[ours.tied],
         ),
         state_rule("bias of the projection", paper=SILENT, code_2017="none"),
         state_rule("embeddings multiplied by", paper="sqrt(d_model)", code_2017="sqrt(d_model)"),

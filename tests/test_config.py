@@ -157,8 +157,8 @@ BAD = [
     ("training: {steps: null}", "None is not an integer"),
     ("seed: 0x10", "'0x10' is not an integer"),
     ("seed: 12:30:00", "'12:30:00' is not an integer"),
-    ("model: {tied: no}", "model.tied: 'no' is not true or false"),
-    ("model: {tied: 1}", "1 is not true or false"),
+    ("model: {tied: no}", "model.tied: 'no' is not true or false or decoder or embeddings"),
+    ("model: {tied: 1}", "1 is not true or false or decoder or embeddings"),
     ("name: 5", "name: 5 is not a string"),
     ("data: {train: {src: a}}", "data.train: {'src': 'a'} is not a list"),
     ("data: {train: [5]}", "data.train[0]: 5 is not a section"),
@@ -404,7 +404,8 @@ def numbers(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 COUNTS = st.integers(1, 2**40)
-WORDS = st.text(max_size=12) | st.sampled_from(
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")  # what a name may hold
+WORDS = st.text(CHARACTERS, max_size=12) | st.sampled_from(
     ["no", "on", "null", "~", "1e5", "08", "1_0", ".5", "0x1", "12:30", "<<"]
 )
 CORPORA = st.one_of(
@@ -435,7 +436,7 @@ CONFIGS = st.builds(
         ModelConfig,
         dropout=numbers(0, 1),
         norm=st.sampled_from(["post", "pre"]),
-        tied=st.booleans(),
+        tied=st.sampled_from([True, False, "decoder", "embeddings"]),
         window=st.none() | COUNTS,
     ),
     optimizer=st.builds(OptimizerConfig, eps=numbers(1e-300, 1e18), beta2=numbers(0, 1)),

@@ -184,6 +184,7 @@ FLIPS = [
     ("base", "model.positions=learned", "positions"),
     ("base", "model.window=8", "attention window"),
     ("base", "model.tied=false", "embeddings and projection"),
+    ("base", "model.tied=decoder", "embeddings and projection"),
     ("base", "model.attention_bias=true", "biases in attention"),
     ("base", "model.vocab_rows=40960", "embedding rows"),
     ("base", "model.n_layers=4", "layers N"),

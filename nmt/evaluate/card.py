@@ -64,6 +64,12 @@ AVERAGE_USAGE = """\
     nmt-eval . --src {src_text} --ref {reference}
     nmt-export . --to huggingface -o ../exported
 """
+MATRICES: dict[bool | str, str] = {
+    True: "one matrix for embeddings and projection",
+    False: "separate embeddings and projection",
+    "decoder": "one matrix for target embedding and projection",
+    "embeddings": "one matrix for both embeddings",
+}
 FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
 METRIC_TYPES = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
 SEARCH_SETTINGS = ("beam", "penalty", "length_penalty", "sample")  # in the table of scores
@@ -283,14 +289,13 @@ def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> s
 def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
     """Return the rows for the shape of the model and for the search that it is meant for."""
     model, decoding = config.model, config.decoding
-    matrices = "one matrix for" if model.tied else "separate"
     biases = ", biases in attention" if model.attention_bias else ""
     rows = "" if model.vocab_rows is None else f", in matrices of {model.vocab_rows:,} rows"
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
     return {
         "model": f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
         f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{matrices} embeddings and projection{biases}",
+        f"{MATRICES[model.tied]}{biases}",
         "pieces": f"joint BPE (SentencePiece), {vocab_size:,}{rows}",
         "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
         f"{decoding.max_extra} pieces more than the source",

@@ -119,7 +119,7 @@ def _make_model_config(
         dropout=shape.dropout,
         scale_embedding=True,
         max_position_embeddings=n_positions,
-        tie_word_embeddings=shape.tied,
+        tie_word_embeddings=shape.tied is True,
         pad_token_id=PAD,
         eos_token_id=EOS,
         bos_token_id=BOS,
@@ -131,7 +131,7 @@ def _make_model_config(
         model_config = transformers.PegasusConfig(**settings)
         model_config.architectures = ["PegasusForConditionalGeneration"]
     else:
-        settings["share_encoder_decoder_embeddings"] = shape.tied
+        settings["share_encoder_decoder_embeddings"] = shape.tied is True
         model_config = transformers.MarianConfig(**settings)
         model_config.architectures = ["MarianMTModel"]
     return model_config
@@ -182,16 +182,20 @@ def _make_generation_config(
 
 
 def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor under the name that it has in transformers; tied ones come once."""
+    """Yield each tensor under the name that it has in transformers. Only three tied matrices are
+    written as one: two would be to Marian, but not to Pegasus.
+    """
     shape = config.model
     src_embedding = model.src_embedding.weight.detach()
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
 
     # embeddings, positions, projection
-    if shape.tied or shape.norm == "pre":  # Pegasus has it even if three other matrices are used
+    if (
+        shape.tied is True or shape.norm == "pre"
+    ):  # Pegasus has it even if three other matrices are used
         yield "model.shared.weight", src_embedding
-    if not shape.tied:
+    if shape.tied is not True:
         yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", model.projection.weight.detach()

@@ -26,7 +26,7 @@ def count_weights(config: ModelConfig, vocab_size: int) -> int:
     encoder_layer = attention + feed_forward + 2 * norm
     decoder_layer = 2 * attention + feed_forward + 3 * norm
     n = config.n_layers * (encoder_layer + decoder_layer)
-    n_matrices = 1 if config.tied else 3
+    n_matrices = 3 - config.has_shared_embeddings - config.has_shared_projection
     n += n_matrices * (config.vocab_rows or vocab_size) * d
     if config.positions == "learned":
         n += 2 * config.max_positions * d

@@ -210,10 +210,10 @@ class Transformer(nn.Module):
         self.attention_path = TRITON  # set from outside, before anything is compiled
         self.tgt_embedding = nn.Embedding(n_rows, config.d_model)
         self.src_embedding = self.tgt_embedding
-        if not config.tied:
+        if not config.has_shared_embeddings:
             self.src_embedding = nn.Embedding(n_rows, config.d_model)
         self.projection = nn.Linear(config.d_model, n_rows, bias=False)
-        if config.tied:  # section 3.4
+        if config.has_shared_projection:  # section 3.4
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
         self.dropout = Dropout(config.dropout)

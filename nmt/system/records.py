@@ -109,8 +109,7 @@ class RecordReader:
             return None
         kinds = [option for option in options if option is not type(None)]
         if len(kinds) > 1:
-            text = isinstance(value, str)
-            fitting = [k for k in kinds if type(value) is k or text and k not in NAMES_OF_KINDS]
+            fitting = [k for k in kinds if type(value) is k or _is_word_of(k, value)]
             if not fitting:
                 names = " or ".join(_name_kind(kind) for kind in kinds)
                 raise self._complain(key, f"{_show(value)} is not {names}")
@@ -181,6 +180,10 @@ def _show(value: object) -> str:
 
 def _name_kind(hint: Any) -> str:
     return NAMES_OF_KINDS.get(hint) or " or ".join(typing.get_args(hint))
+
+
+def _is_word_of(hint: Any, value: Any) -> bool:
+    return isinstance(value, str) and value in typing.get_args(hint)
 
 
 def _has_default(field: "dataclasses.Field[Any]") -> bool:

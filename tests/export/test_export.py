@@ -69,6 +69,8 @@ SHAPES = {
 }
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
+SHAPES["decoder-tied"] = replace(PLAIN, tied="decoder")
+SHAPES["pre-embeddings-tied"] = replace(PLAIN, norm="pre", tied="embeddings")
 SHAPES["unused-rows"] = replace(PLAIN, vocab_rows=99)
 SHAPES["biased-pre-small-heads"] = replace(SHAPES["pre-small-heads"], attention_bias=True)
 

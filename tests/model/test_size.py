@@ -19,6 +19,8 @@ SMALL = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=3)
     [
         SMALL,
         replace(SMALL, tied=False, norm="pre"),
+        replace(SMALL, tied="decoder"),
+        replace(SMALL, tied="embeddings"),
         replace(SMALL, d_k=3, d_v=5, attention_bias=True),
         replace(SMALL, positions="learned", max_positions=30, vocab_rows=50),
     ],

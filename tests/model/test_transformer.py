@@ -143,6 +143,30 @@ def test_biases_begin_at_zero_and_more_rows_than_pieces_are_kept() -> None:
     assert model.projection.weight.shape == (V + 6, 16)
 
 
+@pytest.mark.parametrize(
+    ("tied", "names"),
+    [
+        (True, {"tgt_embedding"}),
+        (False, {"src_embedding", "tgt_embedding", "projection"}),
+        ("decoder", {"src_embedding", "tgt_embedding"}),
+        ("embeddings", {"tgt_embedding", "projection"}),
+    ],
+)
+def test_matrices_are_one_where_they_are_tied(
+    tied: bool | Literal["decoder", "embeddings"], names: set[str]
+) -> None:
+    model = Transformer(replace(SMALL, tied=tied), V)
+    stored = {name for name, _ in model.named_parameters() if "coder." not in name}
+    assert stored == {f"{name}.weight" for name in names}
+    source, target, projection = (
+        part.weight for part in (model.src_embedding, model.tgt_embedding, model.projection)
+    )
+    assert (source is target) is (tied in (True, "embeddings"))
+    assert (projection is target) is (tied in (True, "decoder"))
+    for weight in (source, target, projection):  # all are drawn alike
+        assert float(weight.std()) == pytest.approx(16**-0.5, rel=0.15)
+
+
 OPTIONS = [
     SMALL,
     replace(SMALL, norm="pre"),
@@ -150,9 +174,11 @@ OPTIONS = [
     replace(SMALL, positions="learned"),
     replace(SMALL, d_k=3, d_v=5),
     replace(SMALL, tied=False),
+    replace(SMALL, tied="decoder"),
+    replace(SMALL, tied="embeddings"),
     replace(SMALL, attention_bias=True),
 ]
-NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "biased"]
+NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "decoder", "embeddings", "biased"]
 
 
 @pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
