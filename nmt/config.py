@@ -30,6 +30,7 @@ MAX_CONFIG_BYTES = (
 )  # two seconds of parsing; a config of a hundred corpora has a tenth of it
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
+SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")  # of every vocabulary
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
 # Rules for numeric values; a null or a string is not checked against them.
@@ -76,6 +77,8 @@ class CorpusConfig:
     demo: Literal["train", "valid", "test"] | None = None
     # How many times each pair is used in an epoch.
     repeat: int = default(1, SIZE)
+    # A symbol in front of every source sentence, such as <bt> or <de>.
+    tag: str | None = None
 
     def check(self) -> str | None:
         kinds = [self.src or self.tgt, self.file, self.dataset, self.sacrebleu, self.demo]
@@ -87,7 +90,28 @@ class CorpusConfig:
             return f"src and tgt are both {self.src!r}; give two different files"
         if self.archive is not None and self.src is None:
             return "archive needs src and tgt, the names of two of its members"
+        if self.tag is not None:
+            return find_fault_of_tag(self.tag)
         return None
+
+
+def find_fault_of_tag(tag: str) -> str | None:
+    """Return why a text cannot be a tag, or None if it can."""
+    # No word of a language is like this: the BPE learns nothing from words that hold a tag.
+    is_bracketed = len(tag) > 2 and not (tag[0].isalnum() or tag[-1].isalnum())
+    fault = find_fault_of_symbol(tag)
+    if fault is None and not is_bracketed:
+        fault = f"tag is {tag!r}; put it between signs, such as <{tag}>"
+    return fault
+
+
+def find_fault_of_symbol(symbol: str) -> str | None:
+    """Return why a text cannot be a symbol of the vocabulary, or None if it can."""
+    if not symbol.isprintable() or len(symbol.split()) != 1 or " " in symbol or "\u2581" in symbol:
+        return f"{symbol!r} cannot be a symbol; use printable characters, without spaces or \u2581"
+    if symbol in SPECIAL_PIECES:
+        return f"{symbol!r} is a mark of every vocabulary; choose another name"
+    return None
 
 
 @dataclass(frozen=True)
@@ -141,6 +165,12 @@ class DataConfig:
     on_bad_line: Literal["stop", "skip"] = "stop"
     clean: CleanConfig = CleanConfig()
 
+    @property
+    def train_tags(self) -> list[str]:
+        """The tags of the training corpora, each once."""
+        tags = [corpus.tag for corpus in self.train if corpus.tag is not None]
+        return list(dict.fromkeys(tags))
+
     def check(self) -> str | None:
         if self.src == self.tgt:
             return f"src and tgt are both {self.src!r}; give two languages"
@@ -170,6 +200,17 @@ class VocabConfig:
     # The probability of skipping a BPE merge; each epoch is segmented again (Provilkov et al.
     # 2020).
     bpe_dropout: float = default(0.0, FRACTION)
+    # Texts that are always one piece, wherever they occur; null: none. Tags of corpora are symbols
+    # too, and need not be listed.
+    user_symbols: tuple[str, ...] | None = None
+
+    def check(self) -> str | None:
+        for symbol in self.user_symbols or ():
+            if fault := find_fault_of_symbol(symbol):
+                return f"user_symbols: {fault}"
+        if len(set(self.user_symbols or ())) < len(self.user_symbols or ()):
+            return "user_symbols names a symbol twice; leave one of them out"
+        return None
 
 
 @dataclass(frozen=True)
@@ -403,6 +444,9 @@ class DecodingConfig:
     # warning, or refuse it.
     max_source: int = default(1_000, SIZE)
     long_lines: Literal["cut", "split", "refuse"] = "cut"
+    # A tag in front of every source, such as those of the training corpora. The dev set and the
+    # test set have their own.
+    tag: str | None = None
     # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on
     # a GPU.
     batch_tokens: int | None = default(None, SIZE)
@@ -501,6 +545,8 @@ class RunConfig:
                 f"optimizer.warmup_steps is {warmup_steps}, but training.steps is {steps}, so the "
                 "cosine would never begin; lower optimizer.warmup_steps"
             )
+        if complaint := self._check_tags():
+            return complaint
         vocab_rows = self.model.vocab_rows
         # the size of a given BPE model is not known here
         if vocab_rows is not None and self.vocab.model is None and vocab_rows < self.vocab.size:
@@ -522,9 +568,29 @@ class RunConfig:
             )
         return None
 
+    def _check_tags(self) -> str | None:
+        """Check that the dev and the test set have tags that the BPE learned here will have."""
+        if self.vocab.model is not None or self.training.init_from is not None:
+            return None  # preparation asks that model
+        known = [*self.data.train_tags, *(self.vocab.user_symbols or ())]
+        for name, corpus in (("valid", self.data.valid), ("test", self.data.test)):
+            tag = corpus and corpus.tag
+            if tag is not None and self.data.train and tag not in known:
+                return (
+                    f"data.{name}.tag is {tag!r}, but no corpus of data.train has this tag; "
+                    "use one of theirs, or add it to vocab.user_symbols"
+                )
+        return None
+
     @property
     def folder(self) -> Path:
         return Path(self.out or f"runs/{self.name}")
+
+    @property
+    def dev_decoding(self) -> DecodingConfig:
+        """How the dev set is translated: with its own tag."""
+        tag = self.data.valid.tag if self.data.valid is not None else None
+        return dataclasses.replace(self.decoding, tag=tag)
 
 
 # Settings that may change when a run is resumed; changing any other would make it a different run.

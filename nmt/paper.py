@@ -392,6 +392,9 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
         pieces.append(f"{vocab.character_coverage:.6g} of characters")
     if vocab.byte_fallback:
         pieces.append("bytes for the rest")
+    n_symbols = len(vocab.user_symbols or ())
+    if n_symbols:
+        pieces.append(f"{n_symbols} symbols")
     return [
         compare(
             "vocabulary",
@@ -417,6 +420,7 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
             "pieces",
             ComparedSetting("vocab.character_coverage", 1.0, vocab.character_coverage),
             ComparedSetting("vocab.byte_fallback", False, vocab.byte_fallback),
+            ComparedSetting("vocab.user_symbols", 0, n_symbols),
             paper=paper_pieces,
             code_2017=pieces_2017,
             code_2023="own sub-words, with escapes",
@@ -1019,7 +1023,8 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
     """Return the name by which a corpus is recognised.
 
     It is `wmt14 de-en train` of the hub, `europarl-v7.de-en` of europarl-v7.de-en.{en,de}, packed
-    or in an archive, or `sacrebleu wmt14/full`; if it is repeated, with the number of times.
+    or in an archive, or `sacrebleu wmt14/full`; if it is repeated, with the number of times, and
+    if it has a tag, with that.
     """
     if corpus.dataset:
         hub = "wmt14" if corpus.dataset == WMT14 else corpus.dataset
@@ -1040,6 +1045,8 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
         name = PurePosixPath(corpus.file or "").name
     if corpus.repeat != 1:
         name = f"{name} x {corpus.repeat}"
+    if corpus.tag is not None:
+        name = f"{corpus.tag} {name}"
     return name
 
 

@@ -6,6 +6,7 @@ have been, a silent default, another value than the one written, or a traceback.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -518,3 +519,40 @@ def test_names_of_corpora_follow_the_languages(tmp_path: Path) -> None:
     )
     archive, dataset = load_config(str(path)).data.train
     assert (archive.archive, dataset.subset) == ("nl-cs.tgz", "cs-nl")
+
+
+# ---- tags ---------------------------------------------------------------------------------------------------------
+
+TAGGED = "data: {train: [{src: a, tgt: b, tag: <de>}], valid: {src: c, tgt: d, tag: <de>}}"
+
+
+def test_tags_are_those_of_the_training_corpora(load: Loader) -> None:
+    config = load(TAGGED, "decoding.tag=<fr>")
+    assert config.data.train_tags == ["<de>"]
+    assert config.dev_decoding.tag == "<de>" and config.decoding.tag == "<fr>"
+    assert load("data: {valid: {src: a, tgt: b}}", "decoding.tag=<fr>").dev_decoding.tag is None
+    assert load(TAGGED, "data.valid.tag=<it>", "vocab.user_symbols=[<it>]")
+    assert load(TAGGED, "data.valid.tag=<it>", "vocab.model=has-it.model")
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        (
+            "data.valid.tag=<it>",
+            "data.valid.tag is '<it>', but no corpus of data.train has this tag",
+        ),
+        (
+            "data.train=[{src: a, tgt: b, tag: de}]",
+            "tag is 'de'; put it between signs, such as <de>",
+        ),
+        ("data.train=[{src: a, tgt: b, tag: '<d e>'}]", "'<d e>' cannot be a symbol"),
+        ("data.train=[{src: a, tgt: b, tag: ''}]", "'' cannot be a symbol"),
+        ("data.train=[{src: a, tgt: b, tag: </s>}]", "'</s>' is a mark of every vocabulary"),
+        ("vocab.user_symbols=[a b]", "user_symbols: 'a b' cannot be a symbol"),
+        ("vocab.user_symbols=[<a>, <a>]", "user_symbols names a symbol twice"),
+    ],
+)
+def test_what_cannot_be_a_tag_is_refused(load: Loader, override: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        load(TAGGED, override)

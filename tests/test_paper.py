@@ -85,6 +85,7 @@ WITHOUT_ROW = {
     **dict.fromkeys(
         ("decoding.temperature", "decoding.top_k", "decoding.top_p"), "of sampling, which has a row"
     ),
+    "decoding.tag": "of models whose training corpora have tags, which have a row",
     "model.max_positions": "of learned positions, which have a row",
     "decoding.long_lines": "of lines longer than decoding.max_source, which has a row",
 }
@@ -227,6 +228,7 @@ FLIPS = [
     ("base", "vocab.bpe_dropout=0.1", "BPE-dropout"),
     ("base", "vocab.character_coverage=0.9995", "pieces"),
     ("base", "vocab.byte_fallback=true", "pieces"),
+    ("base", "vocab.user_symbols=[<url>]", "pieces"),
     ("base", "vocab.sample_sentences=100000", "vocabulary learned from"),
     ("base", "data.src=nl", "languages"),
     ("base", "data.tgt=cs", "languages"),

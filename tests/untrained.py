@@ -1,6 +1,7 @@
 """Checkpoints that take no training: random weights over the vocabulary of the toy corpus, sharp
 enough to say something else for each line."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,10 +32,13 @@ def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
     }
 
 
-def make_vocab(folder: Path, size: int = 80, byte_fallback: bool = False) -> Vocab:
+def make_vocab(
+    folder: Path, size: int = 80, byte_fallback: bool = False, tags: Sequence[str] = ()
+) -> Vocab:
     words = [side.encode() for pair in sentences(200, seed=1) for side in pair]
     write_word_counts(folder / "words", tally_words([*words, b"a. b, c! d;"]))
-    return Vocab(train_bpe(folder / "words", VocabConfig(size=size, byte_fallback=byte_fallback)))
+    config = VocabConfig(size=size, byte_fallback=byte_fallback)
+    return Vocab(train_bpe(folder / "words", config, tags))
 
 
 def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:

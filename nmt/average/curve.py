@@ -78,7 +78,7 @@ def measure_curve(
             chosen = apply_decay(chosen, decay)
         weights = [candidate.weight for candidate in chosen]
         mean = combine(checkpoints[-n:], weights)
-        translator = make_translator(newest, world.device, config.decoding)
+        translator = make_translator(newest, world.device, config.dev_decoding)
         load_mean(mean, translator.model)
 
         # score
@@ -99,7 +99,7 @@ def measure_curve(
         "points": [asdict(point) for point in points],
         "dev_set": _describe_dev_set(config, store, dev),
         "signature": signature,
-        "decoding": asdict(config.decoding),
+        "decoding": asdict(config.dev_decoding),
     }
     write_json(run.curve, record)
     return points

@@ -6,6 +6,7 @@ can be wrong with the options is reported before torch is imported.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -108,6 +109,12 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
         "--prefix",
         metavar="FILE",
         help="how translations must begin: a line for each line of input",
+    )
+    group.add_argument(
+        "--tag",
+        metavar="SYMBOL",
+        help="put a tag of the training corpora in front of each line: how a model of several target "
+        "languages is told which one",
     )
     group.add_argument(
         "--long-lines",
@@ -230,6 +237,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "sample": "true" if args.sample else None,
         "seed": args.seed,
         "long_lines": args.long_lines,
+        "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
     return [*overrides, *args.overrides]
@@ -245,6 +253,7 @@ def translate_text(args: argparse.Namespace) -> int:
     from nmt.system.progress import say
     from nmt.translate.formats import Layout
     from nmt.translate.stream import share_cores
+    from nmt.translate.translator import warn_if_untagged
 
     if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
         raise UserError("standard input or output is closed; give -i FILE and -o FILE")
@@ -255,6 +264,7 @@ def translate_text(args: argparse.Namespace) -> int:
     share_cores(args.workers)
     model = load_model()
     decoding = model.config.decoding
+    warn_if_untagged(model.config.data, decoding.tag)
     if args.engine == "ctranslate2":
         say(f"{model.translator.engine}: with its own search, see docs/decoding.md")
     if layout.request.n_best > decoding.beam and not decoding.sample:

@@ -53,6 +53,7 @@ class CorpusAccount:
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
     duplicates: int | None = None  # of training corpora, as is the next
     held_out: dict[str, list[int]] | None = None  # shared pairs, sources and targets by set
+    tag: str | None = None
 
     def check(self) -> str | None:
         if len(self.tokens) != 2:
@@ -67,7 +68,8 @@ class CorpusAccount:
 
     @property
     def name(self) -> str:
-        return f"{self.corpus} (dev)" if self.split == "valid" else self.corpus
+        name = self.corpus if self.tag is None else f"{self.tag} {self.corpus}"
+        return f"{name} (dev)" if self.split == "valid" else name
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,12 @@ class Ledger:
         return files
 
     def to_plain(self) -> dict[str, Any]:
-        """What ledger.json holds; a dev set has no entries that only training corpora have."""
+        """What ledger.json holds; a dev set has no entries that only training corpora have, and a
+        corpus without a tag has none.
+        """
         values = asdict(self)
         for corpus in values["corpora"]:
-            for key in ("duplicates", "held_out"):
+            for key in ("duplicates", "held_out", "tag"):
                 if corpus[key] is None:
                     del corpus[key]
         return values

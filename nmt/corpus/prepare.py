@@ -349,6 +349,7 @@ def _account_for(
         samples=collect_report.dropped.samples | encode_report.dropped.samples,
         duplicates=n_duplicates[part.name] if is_train else None,
         held_out=collect_report.held_out if is_train else None,
+        tag=part.corpus.tag,
     )
 
 

@@ -224,16 +224,22 @@ def count_words(sample: WordSample) -> Counter[bytes]:
 
 
 class ShardEncoder:
-    """Turns the text of shards into ids, and drops pairs with more than `max_pieces` on a side."""
+    """Turns the text of shards into ids, and drops pairs with more than `max_pieces` on a side. A
+    tag comes in front of each source, and counts as one of its pieces.
+    """
 
-    def __init__(self, folder: Path, vocab: Path, max_pieces: int | None) -> None:
+    def __init__(
+        self, folder: Path, vocab: Path, max_pieces: int | None, tag: str | None = None
+    ) -> None:
         self.folder = folder
         self.max_pieces = max_pieces
         words = vocab.with_name(WORDS)
         has_words = has_plain_file(
             words
         )  # a given model comes without those that it was learned from
-        self.encode = CorpusEncoder(Vocab.load(vocab), words if has_words else None)
+        model = Vocab.load(vocab)
+        self.encode = CorpusEncoder(model, words if has_words else None)
+        self.tag_id = None if tag is None else model.find_symbol(tag)
 
     def __call__(self, task: tuple[int, ShardText]) -> EncodeReport:
         number, text = task
@@ -250,6 +256,10 @@ class ShardEncoder:
 
         # without pairs that are too long
         src_ids, src_lengths = self.encode(src)
+        if self.tag_id is not None:
+            starts = np.cumsum(src_lengths) - src_lengths
+            src_ids = np.insert(src_ids, starts, self.tag_id)
+            src_lengths = src_lengths + 1
         tgt_ids, tgt_lengths = self.encode(tgt)
         is_kept = np.ones(len(usable), bool)
         if self.max_pieces is not None:

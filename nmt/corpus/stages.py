@@ -208,7 +208,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         rules_here = replace(part.rules, preset=None, duplicates=False, max_pieces=None)
         rules = to_plain_values(rules_here)
     made_with = {
-        "corpus": to_plain_values(replace(part.corpus, repeat=1)),
+        "corpus": to_plain_values(replace(part.corpus, repeat=1, tag=None)),
         "src": job.data.src,
         "tgt": job.data.tgt,
         "files": [[str(path), *before] for path, before in zip(files, stamps, strict=True)],
@@ -373,7 +373,9 @@ def learn_bpe(
         samples = []
         for number, (text, quota) in enumerate(zip(texts, quotas, strict=True)):
             samples.append(WordSample(text, quota, (job.seed, number)))
-        learn_from = partial(_learn_from_samples, folder, samples, job.data.workers)
+        learn_from = partial(
+            _learn_from_samples, folder, samples, job.data.workers, job.data.train_tags
+        )
         if n_sampled <= FEW_LINES:
             n_words = learn_from(job.vocab)
         else:  # its memory goes when its process ends
@@ -388,6 +390,7 @@ def learn_bpe(
         "repeats": duplicates and duplicates.name,
         "seed": job.seed,
         "vocab": given.digest if given else to_plain_values(replace(job.vocab, bpe_dropout=0.0)),
+        "tags": None if given else job.data.train_tags,
     }
     folder = job.run_stage("bpe", made_with, make)
     account = read_work(folder / DONE_FILE, BpeAccount)
@@ -396,20 +399,27 @@ def learn_bpe(
 
 
 def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
-    """Load the BPE model that vocab.model names, if it names one."""
+    """Load the BPE model that vocab.model names, if it names one. It must have all tags."""
     if vocab.model is None:
         return None
     try:
         # The user names this file, so it may be a link, such as those of the Hugging Face cache.
-        return Vocab.load((Path(data.root) / vocab.model).resolve())
+        given = Vocab.load((Path(data.root) / vocab.model).resolve())
     except UserError as error:
         raise UserError(
             f"vocab.model: {error}; relative paths start from data.root={data.root}"
         ) from None
+    for corpus in (*data.train, data.valid, data.test):
+        try:
+            if corpus is not None and corpus.tag is not None:
+                given.find_symbol(corpus.tag)
+        except UserError as error:
+            raise UserError(f"vocab.model={vocab.model}: the tag {error}") from None
+    return given
 
 
 def _learn_from_samples(
-    folder: Path, samples: list[WordSample], workers: int, vocab: VocabConfig
+    folder: Path, samples: list[WordSample], workers: int, tags: list[str], vocab: VocabConfig
 ) -> int:
     """Count the words of the samples and learn the BPE from them; returns the number of different
     words.
@@ -429,7 +439,7 @@ def _learn_from_samples(
     say(
         f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines"
     )
-    write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab))
+    write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab, tags))
     return n_words
 
 
@@ -445,7 +455,7 @@ def encode_part(
         finished = find_finished_shards(folder)
         tasks = [(text.number, text) for text in texts if text.number not in finished]
         total = sum(text.n_pairs for _, text in tasks)
-        start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces)
+        start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces, part.corpus.tag)
         bar = Progress(f"encode {describe_corpus(part.corpus)}", total, "pairs")
         with closing(bar) as progress:
             encoded = map_with_workers(start, tasks, job.data.workers)
@@ -460,6 +470,7 @@ def encode_part(
         "text": collected.report.text,
         "bpe": bpe.name,
         "max_pieces": max_pieces,
+        "tag": part.corpus.tag,
         "repeats": duplicates and duplicates.name,
     }
     folder = job.run_stage(f"encode-{part.name}", made_with, make)

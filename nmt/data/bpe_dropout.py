@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import sentencepiece
 
-from nmt.data.vocab import SPACE
+from nmt.data.vocab import SPACE, is_user_symbol
 
 NO_RANK = 2**16 - 1  # the rank of a merge that does not exist or is left out
 EMPTY = 2**32 - 1  # the key of a slot that holds no pair
@@ -25,8 +25,8 @@ KNUTH = np.uint32(2_654_435_769)  # multiplicative hashing
 
 
 class MergeTable:
-    """What can be merged, best first, and the letters of each piece. Bytes and the unknown id stay
-    as they are.
+    """What can be merged, best first, and the letters of each piece. Bytes, tags, other symbols and
+    the unknown id stay as they are.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -43,6 +43,8 @@ class MergeTable:
         letters = [[i] for i in range(self.size)]
         for piece, i in id_of.items():
             spelling = [id_of.get(letter, -1) for letter in piece]
+            if is_user_symbol(processor, i):
+                continue
             if -1 not in spelling:
                 letters[i] = spelling
         self.n_letters = np.array([len(spelling) for spelling in letters])

@@ -118,6 +118,24 @@ class Vocab:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
+    def find_symbol(self, symbol: str) -> int:
+        """Return the id of a symbol, such as the tag of a corpus."""
+        i: int = self._processor.piece_to_id(symbol)
+        is_there = i not in (UNK, *CONTROL_IDS) and self._processor.id_to_piece(i) == symbol
+        if is_there and (self._processor.is_control(i) or is_user_symbol(self._processor, i)):
+            return i
+        raise UserError(
+            f"{symbol!r} is not a symbol of this BPE model; learn one that has it: give it as the tag "
+            "of a training corpus, or in vocab.user_symbols"
+        )
+
+
+def is_user_symbol(processor: sentencepiece.SentencePieceProcessor, i: int) -> bool:
+    """Whether a piece of several characters is one that SentencePiece never splits."""
+    piece = processor.id_to_piece(i)
+    # alpha=1 leaves out every merge, so that an ordinary piece falls into its letters
+    return len(piece) > 1 and i in processor.encode(piece, enable_sampling=True, alpha=1.0)
+
 
 # ---- encoding a corpus -------------------------------------------------------------------------------------------
 
@@ -240,11 +258,14 @@ def _read_word_lines(path: Path) -> Iterator[str]:
 # ---- learning the BPE --------------------------------------------------------------------------------------------
 
 
-def train_bpe(words: Path, config: VocabConfig) -> bytes:
+def train_bpe(words: Path, config: VocabConfig, tags: Sequence[str] = ()) -> bytes:
     """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are
     ignored.
+
+    Tags become pieces that no text contains, even if it contains their characters.
     """
     model = io.BytesIO()
+    user_symbols = config.user_symbols or ()
     has_tabs = read_word_totals(words).has_tabs
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -258,6 +279,8 @@ def train_bpe(words: Path, config: VocabConfig) -> bytes:
             byte_fallback=config.byte_fallback,
             required_chars="\t" if has_tabs else "",
             normalization_rule_name="identity",
+            user_defined_symbols=list(user_symbols),
+            control_symbols=[tag for tag in tags if tag not in user_symbols],
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,

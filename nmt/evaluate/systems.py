@@ -14,7 +14,7 @@ from nmt.known_test_sets import KnownSet, find_filtered_set, name_sizes
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
-from nmt.translate.translator import OUR_ENGINE, LoadedModel
+from nmt.translate.translator import OUR_ENGINE, LoadedModel, warn_if_untagged
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,27 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
         raise UserError(
             f"{model.paths[0]}: there is nothing to translate; give --src FILE as well as --ref FILE"
         )
+    config = _choose_tag(model.config, choice)
+    model.translator.set_tag(config.decoding.tag)
+    warn_if_untagged(config.data, config.decoding.tag)
     started_at = clock()
     progress = Progress("translating", len(test.src), "sentences")
     texts = [translation.text for translation in model.translator.translate(test.src, progress)]
     progress.close()
-    return System(" + ".join(model.paths), model.config, test, texts, clock() - started_at, model)
+    return System(" + ".join(model.paths), config, test, texts, clock() - started_at, model)
+
+
+def _choose_tag(config: RunConfig, choice: TestSetChoice) -> RunConfig:
+    """Return the config with the tag that the test set is translated with: its own, if it has one."""
+    test, tag = config.data.test, config.decoding.tag
+    is_of_config = choice.name is None and not choice.refs
+    if not is_of_config or test is None or test.tag is None:
+        return config
+    if tag is not None and tag != test.tag:
+        raise UserError(
+            f"decoding.tag is {tag!r}, but data.test has the tag {test.tag!r}; leave one of them out"
+        )
+    return replace(config, decoding=replace(config.decoding, tag=test.tag))
 
 
 def read_translations(path: str, choice: TestSetChoice, config: RunConfig) -> System:

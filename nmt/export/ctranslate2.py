@@ -25,6 +25,7 @@ from nmt.export.tensors import (
     explain_length_penalty,
     list_projections,
     make_position_table,
+    quote_tags,
 )
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.device import choose_device
@@ -54,6 +55,11 @@ def explain_ctranslate2(config: RunConfig) -> str:
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
     usage = CTRANSLATE2_USAGE.format(beam=decoding.beam, alpha=alpha, extra=decoding.max_extra)
     usage += explain_length_penalty(config)
+    if tags := config.data.train_tags:
+        usage += (
+            f"\nIt was trained with a tag in front of the source, {quote_tags(tags)}. It comes before "
+            f"the pieces: `line = [{tags[0]!r}, *line]`.\n"
+        )
     if config.model.vocab_rows is not None:
         usage += (
             "\nThe model has more rows than pieces. The others are named `<unused-N>` in the vocabulary; "

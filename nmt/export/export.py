@@ -62,7 +62,7 @@ def export(
     check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
     config, vocab = checkpoint.config, checkpoint.vocab
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
-    src = _encode_lines(translator, vocab, lines)
+    src = _encode_lines(translator, vocab, lines, config.data.train_tags)
     limit = _limit_outputs(config.model)
     agreements: list[Agreement] = []  # of the one comparison, once it has been made
 
@@ -96,12 +96,17 @@ def export(
     return agreements[0]
 
 
-def _encode_lines(translator: Translator, vocab: Vocab, lines: Sequence[str]) -> list[list[int]]:
-    """Encode the lines that are to be compared; refuse if none has text."""
-    src = []
+def _encode_lines(
+    translator: Translator, vocab: Vocab, lines: Sequence[str], tags: Sequence[str]
+) -> list[list[int]]:
+    """Encode the lines that are to be compared, each after one of `tags`; refuse if none has text."""
+    src: list[list[int]] = []
+    if tags:
+        translator.set_tag(tags[0])  # which leaves less room for a line
     for n, ids in enumerate(vocab.encode(lines), 1):
         if ids:
-            src.append(translator.shorten(ids, n))
+            tag = [vocab.find_symbol(tags[n % len(tags)])] if tags else []
+            src.append([*tag, *translator.shorten(ids, n)])
     if not src:
         raise UserError(
             "--check-lines: all lines are empty, so there is nothing to compare; give a file with text"

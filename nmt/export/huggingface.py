@@ -23,6 +23,7 @@ from nmt.export.tensors import (
     explain_length_penalty,
     list_projections,
     make_position_table,
+    quote_tags,
 )
 from nmt.model.transformer import (
     DecoderLayer,
@@ -52,6 +53,13 @@ def explain_huggingface(config: RunConfig) -> str:
     """Explain in the export's card how to use it."""
     usage = HUGGINGFACE_USAGE.format(extra=config.decoding.max_extra)
     usage += explain_length_penalty(config)
+    if tags := config.data.train_tags:
+        usage += (
+            f"\nIt was trained with a tag in front of the source, {quote_tags(tags)}. Its id comes before "
+            f"those of the line: `[tokenizer.convert_tokens_to_ids({tags[0]!r}), "
+            '*tokenizer("A sentence.").input_ids]`. In a text, a tag of the form `>>xx<<` is read as '
+            "one if it comes first; any other is plain characters.\n"
+        )
     if config.model.positions == "learned" and config.model.norm == "post":
         usage += (
             "\nThe learned positions are in `model.safetensors`, where Marian expects none but takes them. Its own "

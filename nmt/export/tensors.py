@@ -8,6 +8,7 @@ setting, before anything is written.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -106,3 +107,7 @@ def explain_length_penalty(config: RunConfig) -> str:
         "\nThis engine divides by n^alpha, where n counts the pieces of an output with its end mark. It does not know "
         "the formula above, so a beam search can choose another output than nmt does.\n"
     )
+
+
+def quote_tags(tags: Sequence[str]) -> str:
+    return " or ".join(f"`{tag}`" for tag in tags)

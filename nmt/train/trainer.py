@@ -487,7 +487,7 @@ class Trainer:
         model = self.model
         if self.config.training.shard:
             model = gather_model(self.model, self.vocab.size)
-        translator = Translator(model, self.vocab, self.config.decoding, self.world.device)
+        translator = Translator(model, self.vocab, self.config.dev_decoding, self.world.device)
         return validate(translator, dev, self.config, self.micro_tokens, self.world, self.stop)
 
     def log_validation(self, result: Validation, is_best: bool) -> None:

@@ -26,7 +26,7 @@ from nmt.system.errors import Failure
 from nmt.system.memory import is_out_of_memory
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.beams import compute_penalty
-from nmt.translate.translator import Sentences, Translator, open_translator
+from nmt.translate.translator import Sentences, Translator, open_translator, warn_if_untagged
 
 MAX_CHUNK_LOGITS = 1 << 24  # held at a time
 MIN_CHUNK_ROWS = 256  # at least, because each chunk reads all weights
@@ -62,8 +62,9 @@ class PairScorer:
     def __init__(self, translator: Translator) -> None:
         self.translator, self.config = translator, translator.config
         # At least all that the search may write for the longest source.
-        written = int(translator.longest * self.config.max_ratio) + self.config.max_extra
-        self.longest_target = max(translator.longest, written)
+        longest = translator.longest_source
+        written = int(longest * self.config.max_ratio) + self.config.max_extra
+        self.longest_target = max(longest, written)
         if translator.longest_table is not None:
             self.longest_target = min(self.longest_target, translator.longest_table)
 
@@ -82,7 +83,7 @@ class PairScorer:
         budget = self.config.batch_tokens or DEFAULT_BATCH_TOKENS
         found = compute_log_probs(
             models,
-            [source_ids[i] for i in possible],
+            [[*self.translator.tag_ids, *source_ids[i]] for i in possible],
             [target_ids[i] for i in possible],
             device,
             budget,
@@ -107,9 +108,10 @@ class PairScorer:
 
 def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str] = ()) -> PairScorer:
     """Load one checkpoint, or several that score together."""
-    translator = open_translator(paths, overrides).translator
-    assert isinstance(translator, Translator)
-    return PairScorer(translator)
+    model = open_translator(paths, overrides)
+    assert isinstance(model.translator, Translator)
+    warn_if_untagged(model.config.data, model.config.decoding.tag)
+    return PairScorer(model.translator)
 
 
 @torch.inference_mode()

@@ -18,7 +18,14 @@ from pathlib import Path
 import torch
 
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
-from nmt.config import DecodingConfig, ModelConfig, RunConfig, override_config, parse_device
+from nmt.config import (
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    override_config,
+    parse_device,
+)
 from nmt.data.vocab import EOS, Vocab
 from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
@@ -69,7 +76,21 @@ class TextToText(ABC):
         self.vocab, self.config = vocab, config
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
         self.longest_table = min(tables, default=None)  # the shortest table bounds them all
-        self.longest = min([config.max_source, *tables])
+        self.longest_source = min([config.max_source, *tables])
+        self.set_tag(config.tag)
+
+    def set_tag(self, tag: str | None) -> None:
+        """Put a tag in front of all sources from now on."""
+        try:
+            self.tag_ids = [] if tag is None else [self.vocab.find_symbol(tag)]
+        except UserError as error:
+            raise UserError(f"decoding.tag: {error}") from None
+        self.longest = self.longest_source - len(self.tag_ids)  # of a line, in pieces
+        if self.longest < 1:
+            raise UserError(
+                f"decoding.max_source is {self.config.max_source}, which leaves no place for a line "
+                "beside its tag; raise it"
+            )
 
     @property
     def chunk_lines(self) -> int:
@@ -145,7 +166,7 @@ class TextToText(ABC):
             parts_of.append(parts)
             for number, part in enumerate(parts):
                 places.append((line, number))
-                sources.append(ids[part.start : part.stop])
+                sources.append([*self.tag_ids, *ids[part.start : part.stop]])
                 part_prefixes.append(prefix if number == 0 else [])
 
         # batches come in the order of lengths, so the parts of a line come in any order
@@ -177,9 +198,12 @@ class TextToText(ABC):
             source_of_each += [source] * len(some)
         targets = [one.ids for one in flat]
         texts = self.vocab.decode(targets)
-        alignments: list[list[int]] = [[]] * len(flat)
+        alignments: list[list[int]] = [] if request.is_aligned else [[]] * len(flat)
         if request.is_aligned:
-            alignments = self.align(source_of_each, targets)
+            # What follows the tag most is said to follow the first piece of the line.
+            n_before = len(self.tag_ids)
+            for links in self.align(source_of_each, targets):
+                alignments.append([max(0, place - n_before) for place in links])
 
         # and back to a list for each sentence
         translations = []
@@ -339,6 +363,15 @@ def make_translator(
             )
     models = [_load_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
     return Translator(models[0], vocab, config, device, models[1:])
+
+
+def warn_if_untagged(data: DataConfig, tag: str | None) -> None:
+    """Print a warning if a text gets no tag although all training sources had one."""
+    if tag is None and data.train and all(corpus.tag is not None for corpus in data.train):
+        say(
+            "warning: all training corpora of this model have a tag, and this text gets none; give "
+            f"decoding.tag, one of {' '.join(data.train_tags)}"
+        )
 
 
 @dataclass(frozen=True)

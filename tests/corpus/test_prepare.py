@@ -526,7 +526,7 @@ def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.Mon
     seen: Counter[str] = Counter()
     monkeypatch.setattr(
         "nmt.corpus.stages.train_bpe",
-        lambda words, _: (
+        lambda words, *_: (
             seen.update(row.partition("\t")[0] for row in words.read_text().split("\n"))
             or sys.exit(1)
         ),
@@ -821,3 +821,61 @@ def test_only_names_of_shards_are_shards(tmp_path: Path) -> None:
     for name in ("00001.json", "00012.json", "0x.json", "1.json", "done.json"):
         (tmp_path / name).touch()
     assert find_finished_shards(tmp_path) == {1, 12}
+
+
+def test_a_tag_comes_in_front_of_each_source_as_one_piece(root: Path) -> None:
+    (root / "b.tsv").write_text("ba de\tfi\nba\tde fi\n<bt> go <bt>\thu\n")
+    train = (CorpusConfig(file="b.tsv", tag="<bt>"), CorpusConfig(file="b.tsv"))
+    valid = CorpusConfig(src="dev.en", tgt="dev.de", tag="<bt>")
+    clean = CleanConfig(max_pieces=None)
+    data = config(root, train=train, valid=valid, clean=clean)
+    prepare(data, VocabConfig(size=28), 1)
+
+    vocab = Vocab.load(Path(data.store) / "vocab.model")
+    tag = vocab.find_symbol("<bt>")
+    store = open_store(Path(data.store), "train")
+    ids, counts = store.src.read_rows(0, len(store))
+    rows = [ids[end - n : end].tolist() for n, end in zip(counts, counts.cumsum(), strict=True)]
+    plain = vocab.encode(["ba de", "ba", "<bt> go <bt>"])
+    assert rows == [[tag, *row] for row in plain] + plain
+    assert tag not in store.tgt.read_rows(0, len(store))[0] and tag not in sum(plain, [])
+
+    dev = open_store(Path(data.store), "valid")
+    first, _ = dev.src.read_rows(0, 1)
+    assert first.tolist() == [tag, *vocab.encode(["w1 w2"])[0]]
+    assert (Path(data.store) / "valid.src.txt").read_text() == "w1 w2\n\n  w3 \n"
+
+    shown = format_ledger(read_ledger(Path(data.store))).split("\n")
+    assert [row.split("  ")[0] for row in shown[1:3]] == ["<bt> b.tsv", "b.tsv"]
+    with pytest.raises(UserError, match=r"data\.train\[0\]\.tag <bt> -> None"):
+        prepare(
+            config(root, train=train[1:] * 2, valid=valid, clean=clean), VocabConfig(size=28), 1
+        )
+
+
+def test_a_tag_counts_as_a_piece(root: Path) -> None:
+    (root / "b.tsv").write_text("".join(f"{line(i)}\t{line(i)}\n" for i in range(60)))
+    kept = []
+    for i, tag in enumerate((None, "<bt>")):
+        train = (CorpusConfig(file="b.tsv", tag=tag),)
+        clean = CleanConfig(max_pieces=9)
+        data = config(root, train=train, clean=clean, store=str(root / f"store{i}"))
+        prepare(data, VOCAB, 1)
+        kept.append(open_store(Path(data.store), "train").src.lengths.max() - 1)
+    assert kept == [9, 9]
+
+
+def test_a_given_model_must_have_the_tags(root: Path) -> None:
+    prepare(config(root), VOCAB, 1)
+    shutil.copy(root.parent / "store" / "vocab.model", root / "own.model")
+    given = VocabConfig(model="own.model")
+    tagged = config(root, train=(CorpusConfig(file="b.tsv", tag="<bt>"),), store=str(root / "two"))
+    with pytest.raises(
+        UserError, match=r"vocab\.model=own\.model: the tag '<bt>' is not a symbol .*user_symbols"
+    ):
+        prepare(tagged, given, 1)
+    assert not (root / "two").exists()
+    reserved = VocabConfig(size=60, user_symbols=("<bt>",))
+    prepare(config(root, store=str(root / "three")), reserved, 1)
+    shutil.copy(root / "three" / "vocab.model", root / "own.model")
+    assert prepare(tagged, given, 1)

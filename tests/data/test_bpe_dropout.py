@@ -24,6 +24,9 @@ LINES = [line for pair in sentences(500, 0) for line in pair] + [
 ] * 20
 
 
+SYMBOL, TAG = "hund_2", "<bt>"
+
+
 def train_model(has_bytes: bool) -> tuple[MergeTable, sentencepiece.SentencePieceProcessor]:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -31,6 +34,8 @@ def train_model(has_bytes: bool) -> tuple[MergeTable, sentencepiece.SentencePiec
         model_writer=model,
         model_type="bpe",
         vocab_size=400 if has_bytes else 140,
+        user_defined_symbols=[SYMBOL],
+        control_symbols=[TAG],
         byte_fallback=has_bytes,
         normalization_rule_name="identity",
         pad_id=PAD,
@@ -47,7 +52,11 @@ def train_model(has_bytes: bool) -> tuple[MergeTable, sentencepiece.SentencePiec
 
 MODELS = {has_bytes: train_model(has_bytes) for has_bytes in (False, True)}
 TEXTS = st.lists(
-    st.text(st.sampled_from("aabdehnorstuz  ß☃é")) | st.sampled_from(LINES), min_size=1, max_size=8
+    st.text(st.sampled_from("aabdehnorstuz  ß☃é"))
+    | st.lists(st.sampled_from([SYMBOL, " ", "hund", "_"]), max_size=6).map("".join)
+    | st.sampled_from(LINES),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -75,9 +84,10 @@ def test_the_text_stays_and_so_does_what_has_no_letters(
 ) -> None:
     rows, new = draw_pieces(has_bytes, texts, rate)
     _, processor = MODELS[has_bytes]
+    symbol = processor.piece_to_id(SYMBOL)
     assert processor.decode(new) == processor.decode(rows)
     for old, row in zip(rows, new, strict=True):
-        for keeps in (lambda i: i == UNK, processor.is_byte):
+        for keeps in ({UNK, symbol}.__contains__, processor.is_byte):
             assert list(filter(keeps, row)) == list(filter(keeps, old))
 
 
@@ -87,7 +97,7 @@ def test_the_table_finds_every_merge_and_no_other(has_bytes: bool) -> None:
     pieces = [processor.id_to_piece(i) for i in range(merges.size)]
     firsts, seconds = np.divmod(np.arange(merges.size**2, dtype=np.uint32), np.uint32(merges.size))
     ranks = merges.find_ranks(firsts[None], seconds[None])[0]
-    plain = {piece: i for i, piece in enumerate(pieces) if not (i < 4 or processor.is_byte(i))}
+    plain = {piece: i for i, piece in enumerate(pieces) if not (i < 6 or processor.is_byte(i))}
     for a, b, rank in zip(firsts.tolist(), seconds.tolist(), ranks.tolist(), strict=True):
         merged = (
             plain.get(pieces[a] + pieces[b]) if {pieces[a], pieces[b]} <= plain.keys() else None
@@ -131,3 +141,13 @@ def test_as_long_and_as_often_changed_as_by_the_papers_algorithm(rate: float) ->
     limit = 4 * differences.std(0) / math.sqrt(len(old))
     assert (abs(differences.mean(0)) < limit).all()
     assert np.mean([is_same for _, is_same in ours]) < 0.9
+
+
+def test_a_tag_stays_whole_and_first() -> None:
+    merges, processor = MODELS[False]
+    tag = processor.piece_to_id(TAG)
+    row = [tag, *processor.encode("hundehaus katzenbaum")]
+    new, _ = segment(merges, np.array(row), np.array([len(row)]), 0.999, np.random.default_rng(0))
+    assert new[0] == tag and len(new) > len(row) and tag not in new[1:]
+    again, _ = segment(merges, np.array(row), np.array([len(row)]), 0.0, np.random.default_rng(0))
+    assert again.tolist() == row

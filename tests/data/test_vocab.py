@@ -36,12 +36,12 @@ BYTES = [line.encode() for line in LINES]
 SIZE = 120
 
 
-def train_model(lines: Sequence[str], config: VocabConfig) -> bytes:
+def train_model(lines: Sequence[str], config: VocabConfig, tags: Sequence[str] = ()) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         write_word_counts(
             Path(folder) / "words.tsv", tally_words([line.encode() for line in lines])
         )
-        return train_bpe(Path(folder) / "words.tsv", config)
+        return train_bpe(Path(folder) / "words.tsv", config, tags)
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +259,51 @@ def test_real_text_survives() -> None:
         assert ids.count(UNK) == [
             is_lost for is_lost, _ in groupby(c not in known for c in line)
         ].count(True)
+
+
+# ---- symbols ------------------------------------------------------------------------------------------------------
+
+TAG, URL = "<bt>", "<url>"
+WITH_SYMBOLS = ["a <url> b", "see (<url>), or <url><url>", "<bt> the fox", "x<bt>y", ">>de<<"]
+
+
+@pytest.fixture(scope="module")
+def symbols() -> Vocab:
+    config = VocabConfig(size=SIZE, user_symbols=(URL,))
+    return Vocab(train_model([*LINES, *WITH_SYMBOLS * 50], config, [TAG, ">>de<<", URL]))
+
+
+def test_a_tag_is_one_piece_that_no_text_contains(symbols: Vocab) -> None:
+    tag = symbols.find_symbol(TAG)
+    assert symbols.pieces([tag, symbols.find_symbol(">>de<<")]) == [TAG, ">>de<<"]
+    for line, ids in zip(WITH_SYMBOLS, symbols.encode(WITH_SYMBOLS), strict=True):
+        assert tag not in ids and symbols.find_symbol(">>de<<") not in ids, line
+    assert symbols.decode([[tag, *symbols.encode(["the fox"])[0]]]) == ["the fox"]
+
+
+def test_a_user_symbol_is_one_piece_wherever_it_occurs(symbols: Vocab) -> None:
+    url = symbols.find_symbol(URL)
+    for line, ids in zip(WITH_SYMBOLS, symbols.encode(WITH_SYMBOLS), strict=True):
+        assert ids.count(url) == line.count(URL)
+        assert symbols.decode([ids])[0].count(URL) == line.count(URL)
+
+
+@pytest.mark.parametrize("symbol", ["the", "<none>", "<s>", "<unk>", "", "t"])
+def test_what_is_no_symbol_is_refused(symbol: str, symbols: Vocab) -> None:
+    with pytest.raises(UserError, match="is not a symbol of this BPE model; .*user_symbols"):
+        symbols.find_symbol(symbol)
+
+
+PARTS = st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])
+
+
+@given(st.lists(st.lists(PARTS).map("".join), max_size=9))
+def test_words_with_symbols_have_the_ids_of_lines(symbols: Vocab, lines: list[str]) -> None:
+    ids, counts = CorpusEncoder(symbols)([line.encode() for line in lines])
+    rows = symbols.encode(lines)
+    assert counts.tolist() == [len(row) for row in rows]
+    assert ids.tolist() == list(chain.from_iterable(rows))
+
+
+def test_without_symbols_the_bytes_are_what_they_were(model: bytes) -> None:
+    assert train_model(LINES, VocabConfig(size=SIZE, user_symbols=())) == model

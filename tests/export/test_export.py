@@ -10,8 +10,10 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ from needs import needs_package
 from safetensors import safe_open
 from safetensors.torch import save_file
 from soaking import IS_SOAK
+from untrained import make_vocab
 
+import nmt.api
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.commands.export import FORMAT_NAMES
 from nmt.commands.export import main as nmt_export
@@ -83,7 +87,9 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     return Vocab(train_bpe(words, VocabConfig(size=80)))
 
 
-def make_exportable(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoint:
+def make_exportable(
+    shape: ModelConfig, vocab: Vocab, folder: Path, tags: Sequence[str | None] = (None,)
+) -> Checkpoint:
     """Write a checkpoint of random weights that looks like an average."""
     torch.manual_seed(2)
     model = Transformer(shape, vocab.size)
@@ -100,7 +106,10 @@ def make_exportable(shape: ModelConfig, vocab: Vocab, folder: Path) -> Checkpoin
         name="toy",
         vocab=VocabConfig(size=vocab.size),
         model=shape,
-        data=DataConfig(root="/secret/place", train=(CorpusConfig(src="a.en", tgt="a.de"),)),
+        data=DataConfig(
+            root="/secret/place",
+            train=tuple(CorpusConfig(src="a.en", tgt="a.de", tag=tag) for tag in tags),
+        ),
     )
     folder.mkdir()
     save_file(weights, folder / MODEL_FILE)
@@ -501,3 +510,47 @@ def test_make_lines_are_the_same_each_time_and_are_text(vocab: Vocab) -> None:
     lines = make_lines(vocab)
     assert lines == make_lines(vocab) and len(set(lines)) == 32
     assert all(vocab.encode([line])[0] for line in lines)
+
+
+# ---- tags ---------------------------------------------------------------------------------------------------------
+
+TAGS = ("<de>", ">>fr<<")
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    return make_vocab(tmp_path_factory.mktemp("words"), tags=TAGS)
+
+
+@NEEDS_CT2
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_tagged_sources_are_translated_alike(
+    positions: Literal["sinusoidal", "learned"], tagged: Vocab, tmp_path: Path
+) -> None:
+    shape = replace(PLAIN, norm="pre", positions=positions)
+    checkpoint = make_exportable(shape, tagged, tmp_path / "average", TAGS)
+    out = tmp_path / "out"
+    found = export(checkpoint, "ctranslate2", out, "float32", [*LINES, " ".join(LINES * 20)])
+    assert found.differing == 0 and found.largest < 2e-5
+    assert "`line = ['<de>', *line]`" in (out / "README.md").read_text()
+    settings = ["decoding.beam=1", "decoding.tag='>>fr<<'", "decoding.max_ratio=0"]
+    ours = nmt.api.load(checkpoint.path, settings=settings).translate(LINES)
+    theirs = nmt.api.load(out, settings=settings, engine="ctranslate2").translate(LINES)
+    untagged = nmt.api.load(checkpoint.path, settings=settings[::2]).translate(LINES)
+    texts = [[one.text[:30] for one in found] for found in (ours, theirs, untagged)]
+    assert texts[0] == texts[1] != texts[2]  # CTranslate2 ends later
+
+
+@NEEDS_HF
+def test_hugging_face_knows_the_tags(tagged: Vocab, tmp_path: Path) -> None:
+    checkpoint = make_exportable(PLAIN, tagged, tmp_path / "average", TAGS)
+    found = export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
+    assert found.differing == 0 and found.largest < 2e-5
+    tokenizer = huggingface.HuggingFaceEngine(tmp_path / "out").tokenizer
+    tag, other = map(tagged.find_symbol, TAGS)
+    assert tokenizer.convert_tokens_to_ids("<de>") == tag
+    (ids,) = tagged.encode([LINES[0]])
+    assert tokenizer(f">>fr<< {LINES[0]}")["input_ids"] == [other, *ids, EOS]
+    (literal,) = tagged.encode([f"<de> {LINES[0]}"])
+    assert tokenizer(f"<de> {LINES[0]}")["input_ids"] == [*literal, EOS]
+    assert tag not in literal

@@ -13,6 +13,7 @@ from saved_run import skip_fsync  # noqa: F401
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
+from nmt.commands.translate import main as nmt_translate
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.train.validate import choose_dev_lines, open_dev
@@ -68,3 +69,45 @@ def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_p
     (store / "valid.tgt.txt").write_bytes(text)
     with pytest.raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
         open_dev(store, Vocab.load(store / "vocab.model"))
+
+
+def test_the_dev_and_the_test_set_are_translated_with_their_tags(
+    toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: f"src: {name}.en, tgt: {name}.de, tag: " for name in ("train", "valid", "test")}
+    settings = ["training.steps=3", "vocab.size=90", "model.tied=false", "decoding.min_length=6"]
+    settings += [f"data.train=[{{{files['train']}<a>}}, {{{files['train']}<b>}}]"]
+    settings += [f"data.valid={{{files['valid']}<a>}}", f"data.test={{{files['test']}<b>}}"]
+    config = nmt.api.load_config(str(toy), settings)
+    assert nmt.api.train(config) == 0
+
+    record = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    for name, tag in (("valid", "<a>"), ("test", "<b>")):
+        sources, references = (
+            (corpus / f"{name}.{language}").read_text().splitlines() for language in ("en", "de")
+        )
+        translator = nmt.api.load(config.folder, settings=[f"decoding.tag={tag}"])
+        texts = [one.text for one in translator.translate(sources)]
+        expected = sacrebleu.corpus_bleu(texts, [references]).score
+        if name == "valid":
+            found = record["bleu"]
+        else:
+            evaluation = nmt.api.evaluate(config.folder)
+            found = evaluation.scores[0][0].value
+            assert evaluation.systems[0].texts == texts
+            assert evaluation.systems[0].config.decoding.tag == tag
+        assert found == pytest.approx(expected) and expected > 0
+        untagged = nmt.api.load(config.folder).translate(sources)
+        assert texts != [one.text for one in untagged]
+    with pytest.raises(UserError, match="decoding.tag is '<a>', but data.test has the tag '<b>'"):
+        nmt.api.evaluate(config.folder, settings=["decoding.tag=<a>"])
+
+    (corpus / "one.en").write_text("red dog\n")
+    command = [str(config.folder), "-i", str(corpus / "one.en"), "-o", str(corpus / "out")]
+    capsys.readouterr()
+    assert nmt_translate(command) == 0
+    assert "give decoding.tag, one of <a> <b>" in capsys.readouterr().err
+    assert nmt_translate([*command, "--tag", "<b>"]) == 0
+    assert "decoding.tag" not in capsys.readouterr().err
+    assert nmt_translate([*command, "--tag", "<c>"]) == 2
+    assert "decoding.tag: '<c>' is not a symbol" in capsys.readouterr().err

@@ -5,6 +5,7 @@ full forward passes.
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,3 +136,15 @@ def test_a_learned_table_of_positions_bounds_both_sides(vocab: Vocab) -> None:
     assert make_scorer(vocab, DecodingConfig(), "post").longest_target == 1050
     short = replace(DecodingConfig(), max_source=30)
     assert make_scorer(vocab, short, "learned").longest_target == 80
+
+
+def test_a_tag_is_in_front_of_each_source(tmp_path: Path) -> None:
+    vocab = make_vocab(tmp_path, tags=("<a>", "<b>"))
+    scorer = make_scorer(vocab, DecodingConfig(tag="<b>"), "pre")
+    source, target = SOURCES[0], "rot hund"
+    said = [*vocab.encode([target])[0], EOS]
+    marked = (vocab.find_symbol("<b>"), *vocab.encode([source])[0], EOS)
+    plain = Full(scorer.translator.model)
+    expected = [plain.after(marked, tuple(said[:n]))[said[n]] for n in range(len(said))]
+    (score,) = scorer.score_pairs([source], [target])
+    assert score.log_probs == pytest.approx(expected, abs=1e-5)

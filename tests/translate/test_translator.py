@@ -11,7 +11,7 @@ from untrained import DECODING, SHAPE, make_model, make_vocab
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS, Vocab
-from nmt.system.errors import Failure
+from nmt.system.errors import Failure, UserError
 from nmt.translate.alignment import align
 from nmt.translate.search import search
 from nmt.translate.translator import LineTooLong, Request, Translator
@@ -142,3 +142,37 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
 def test_a_search_that_does_not_fit_in_memory_is_a_failure(vocab: Vocab) -> None:
     with pytest.raises(Failure, match="ran out of memory; lower decoding.beam"):
         translator(vocab, replace(DECODING, beam=10**13)).translate(["red dog"])
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    return make_vocab(tmp_path_factory.mktemp("words"), tags=("<a>", "<b>"))
+
+
+def test_a_tag_is_in_front_of_each_part_of_a_line(tagged: Vocab) -> None:
+    decoding = replace(DECODING, long_lines="split", max_source=12, tag="<b>")
+    ours = translator(tagged, decoding)
+    tag = tagged.find_symbol("<b>")
+    lines = [". ".join(SOURCES[:9]), SOURCES[3], ""]
+    together = ours.find_candidates(lines, Request(is_aligned=True))
+    for line, (best,) in zip(lines, together, strict=True):
+        ids = tagged.encode([line])[0]
+        score, links = 0.0, []
+        for part in ours.split_line(ids, 0, 1):
+            source = [tag, *ids[part.start : part.stop]]
+            assert len(source) <= 12
+            (found,) = search(ours.model, pack([[*source, EOS]]), DECODING, 1)[0]
+            score += found.score
+            for place in align(ours.model, [source], [found.ids])[0]:
+                links.append(part.start + max(0, place - 1))
+        assert best.score == pytest.approx(score, abs=1e-4)
+        assert best.alignment == tuple(links)
+    ours.set_tag("<a>")
+    assert ours.translate(lines) != [best for (best,) in together]
+
+
+def test_a_tag_must_be_a_symbol_and_leave_room(tagged: Vocab) -> None:
+    with pytest.raises(UserError, match=r"decoding\.tag: '<c>' is not a symbol of this BPE model"):
+        translator(tagged, replace(DECODING, tag="<c>"))
+    with pytest.raises(UserError, match=r"decoding\.max_source is 1, .* tag; raise it"):
+        translator(tagged, replace(DECODING, tag="<a>", max_source=1))
