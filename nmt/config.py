@@ -758,7 +758,7 @@ def _override(source: YamlTree, text: str) -> YamlTree:
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
     config = _build_config(_read_file(find_config(name)), overrides)
-    return _take_over_vocab(_fill_in_languages(config))
+    return _take_over_vocab(config)
 
 
 def _fill_in_languages(config: RunConfig) -> RunConfig:
@@ -835,7 +835,7 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    return RecordReader(source.name_place).read(RunConfig, values)
+    return _fill_in_languages(RecordReader(source.name_place).read(RunConfig, values))
 
 
 def _fill_in_presets(values: dict[str, Any]) -> None:

@@ -464,11 +464,11 @@ def test_a_dump_reads_back_to_an_equal_config(
 
 
 def test_changed_applies_overrides_to_a_config() -> None:
-    config = override_config(RunConfig(), ["decoding.beam=1", "data.test={file: x.tsv}"])
+    config = override_config(RunConfig(), ["decoding.beam=1", 'data.test={file: "x.{src}.tsv"}'])
     assert config == dataclasses.replace(
         RunConfig(),
         decoding=DecodingConfig(beam=1),
-        data=DataConfig(test=CorpusConfig(file="x.tsv")),
+        data=DataConfig(test=CorpusConfig(file="x.en.tsv")),
     )
     with pytest.raises(UserError, match="beam is 0"):
         override_config(config, ["decoding.beam=0"])
