@@ -45,6 +45,7 @@ BEAM_SIZE = Rule(lambda x: 1 <= x <= 1_000, "be between 1 and 1000")
 ALPHA = Rule(lambda x: 0 <= x <= 10, "be between 0 and 10")
 LENGTH = Rule(lambda x: 0 <= x <= 10_000, "be between 0 and 10000")
 LENGTH_RATIO = Rule(lambda x: 0 <= x <= 100, "be between 0 and 100")
+WEIGHT = Rule(lambda x: 0 < x <= 1_000, "be above 0 and at most 1000")
 TEMPERATURE = Rule(lambda x: 0.01 <= x <= 100, "be between 0.01 and 100")
 COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "be between 0.98 and 1")
 VOCAB_SIZE = Rule(
@@ -77,6 +78,9 @@ class CorpusConfig:
     demo: Literal["train", "valid", "test"] | None = None
     # How many times each pair is used in an epoch.
     repeat: int = default(1, SIZE)
+    # How many copies of a training corpus an epoch has; for a fraction, a share of the pairs is
+    # drawn anew for each epoch.
+    weight: float | None = default(None, WEIGHT)
     # A symbol in front of every source sentence, such as <bt> or <de>.
     tag: str | None = None
 
@@ -90,6 +94,8 @@ class CorpusConfig:
             return f"src and tgt are both {self.src!r}; give two different files"
         if self.archive is not None and self.src is None:
             return "archive needs src and tgt, the names of two of its members"
+        if self.weight is not None and self.repeat != 1:
+            return f"repeat is {self.repeat} and weight is {self.weight}; give one of them"
         if self.tag is not None:
             return find_fault_of_tag(self.tag)
         return None
@@ -162,8 +168,16 @@ class DataConfig:
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
     # Whether to stop at a line that cannot be read, or to drop its pair and count it.
+    # Whether an epoch mixes the corpora by their sizes to the power of 1/T, instead of as they are.
+    temperature: float | None = default(None, AT_LEAST_ONE)
     on_bad_line: Literal["stop", "skip"] = "stop"
     clean: CleanConfig = CleanConfig()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether an epoch has other pairs than the store, or has them in other numbers."""
+        is_weighted = any(corpus.weight is not None for corpus in self.train)
+        return self.temperature is not None or is_weighted
 
     @property
     def train_tags(self) -> list[str]:
@@ -174,6 +188,12 @@ class DataConfig:
     def check(self) -> str | None:
         if self.src == self.tgt:
             return f"src and tgt are both {self.src!r}; give two languages"
+        for name, corpus in (("valid", self.valid), ("test", self.test)):
+            if corpus is not None and corpus.weight is not None:
+                return f"{name} has a weight, which only corpora of train can have; leave it out"
+        has_counts = any(corpus.weight is not None or corpus.repeat > 1 for corpus in self.train)
+        if self.temperature is not None and has_counts:
+            return "temperature is given, and a corpus has weight or repeat; give one of them"
         for key, folder in (("root", self.root), ("store", self.store)):
             if folder.startswith("~"):
                 return (

@@ -261,6 +261,13 @@ def list_corpus_rows(data: DataConfig, pair: str) -> list[PaperRow]:
             ours=f"{data.src}-{data.tgt}",
         ),
         compare_training_corpora(data, pair, hub),
+        compare(
+            "corpora evened out",
+            ComparedSetting("data.temperature", None, data.temperature),
+            paper=SILENT,
+            code_2017="no",
+            ours="no" if data.temperature is None else f"temperature {data.temperature:.6g}",
+        ),
         compare_test_set(
             "dev set",
             "data.valid",
@@ -1024,7 +1031,7 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
 
     It is `wmt14 de-en train` of the hub, `europarl-v7.de-en` of europarl-v7.de-en.{en,de}, packed
     or in an archive, or `sacrebleu wmt14/full`; if it is repeated, with the number of times, and
-    if it has a tag, with that.
+    if it has a weight or a tag, with that.
     """
     if corpus.dataset:
         hub = "wmt14" if corpus.dataset == WMT14 else corpus.dataset
@@ -1045,6 +1052,8 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
         name = PurePosixPath(corpus.file or "").name
     if corpus.repeat != 1:
         name = f"{name} x {corpus.repeat}"
+    if corpus.weight is not None:
+        name = f"{name} x {corpus.weight:.6g}"
     if corpus.tag is not None:
         name = f"{corpus.tag} {name}"
     return name

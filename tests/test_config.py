@@ -553,6 +553,16 @@ def test_tags_are_those_of_the_training_corpora(load: Loader) -> None:
         ("vocab.user_symbols=[<a>, <a>]", "user_symbols names a symbol twice"),
     ],
 )
-def test_what_cannot_be_a_tag_is_refused(load: Loader, override: str, complaint: str) -> None:
+def test_what_cannot_be_a_tag_or_a_weight_is_refused(
+    load: Loader, override: str, complaint: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(complaint)):
         load(TAGGED, override)
+
+
+def test_a_temperature_does_not_go_with_weights(load: Loader) -> None:
+    for key in ("weight", "repeat"):
+        with pytest.raises(
+            UserError, match="temperature is given, and a corpus has weight or repeat"
+        ):
+            load(TAGGED, "data.temperature=2", f"data.train=[{{src: a, tgt: b, {key}: 2}}]")

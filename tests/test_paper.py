@@ -242,6 +242,7 @@ FLIPS = [
     ("base", "data.test={sacrebleu: wmt14}", "test set"),
     ("base", "data.valid={sacrebleu: wmt12}", "dev set"),
     ("base", "data.train=[{src: mine.en, tgt: mine.de}]", "training corpora"),
+    ("base", "data.temperature=5", "corpora evened out"),
     ("base", "decoding.beam=5", "beam"),
     ("base", "decoding.penalty=length", "length penalty"),
     ("base", "decoding.length_penalty=1", "length penalty alpha"),

@@ -17,6 +17,8 @@ from platform import python_version
 from typing import Any
 
 from nmt.config import DataConfig, VocabConfig, to_plain_values
+from nmt.corpus.reader import describe_corpus
+from nmt.data.mixture import Mixture, make_mixture
 from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
@@ -54,6 +56,7 @@ class CorpusAccount:
     duplicates: int | None = None  # of training corpora, as is the next
     held_out: dict[str, list[int]] | None = None  # shared pairs, sources and targets by set
     tag: str | None = None
+    weight: float | None = None  # of the run that prepared the store; others may have their own
 
     def check(self) -> str | None:
         if len(self.tokens) != 2:
@@ -117,11 +120,11 @@ class Ledger:
 
     def to_plain(self) -> dict[str, Any]:
         """What ledger.json holds; a dev set has no entries that only training corpora have, and a
-        corpus without a tag has none.
+        corpus without a tag or a weight has none.
         """
         values = asdict(self)
         for corpus in values["corpora"]:
-            for key in ("duplicates", "held_out", "tag"):
+            for key in ("duplicates", "held_out", "tag", "weight"):
                 if corpus[key] is None:
                     del corpus[key]
         return values
@@ -153,11 +156,14 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     """List the settings that decide the content of a store.
 
     Where it is and how many workers made it do not. Nor does the run's seed, although it draws the
-    BPE's sample: the ledger notes it, and runs with different seeds share one store.
+    BPE's sample: the ledger notes it, and runs with different seeds share one store. The weights of
+    corpora do not change the store either.
     """
     values = to_plain_values(data)
-    for name in ("root", "store", "workers"):
+    for name in ("root", "store", "workers", "temperature"):
         del values[name]
+    for corpus in values["train"]:
+        corpus.pop("weight", None)
     if data.clean.held_out == "keep":
         del values["test"]  # it is counted, but drops nothing
     del values["clean"]["preset"]
@@ -271,6 +277,27 @@ def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     return flat
 
 
+def read_mixture(store: Path, data: DataConfig, n_pairs: int) -> Mixture | None:
+    """Return how an epoch of the store's `n_pairs` mixes its corpora; None if it has each pair once."""
+    if not data.is_mixed:
+        return None
+    sizes = [c.kept * c.repeat for c in read_ledger(store).corpora if c.split == "train"]
+    if len(sizes) != len(data.train) or sum(sizes) != n_pairs:
+        raise UserError(
+            f"{store / LEDGER_FILE}: has corpora of {sum(sizes):,} pairs for the {len(data.train)} of "
+            f"data.train, but the store has {n_pairs:,}; prepare another data.store"
+        )
+    return make_mixture(data, sizes)
+
+
+def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
+    """Say how many pairs of each corpus an epoch has, and how many there are."""
+    parts = []
+    for share, corpus in zip(mixture.shares, data.train, strict=True):
+        parts.append(f"{share.drawn:,} of {describe_corpus(corpus)} ({share.stored:,})")
+    return "pairs of an epoch: " + ", ".join(parts)
+
+
 # ---- for people -------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +319,11 @@ def format_ledger(ledger: Ledger) -> str:
     rows = [["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens"]]
     dropped = ["dropped"]
     for corpus in ledger.corpora:
-        times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
+        times = ""
+        if corpus.repeat > 1:
+            times = f" x {corpus.repeat}"
+        elif corpus.weight is not None:
+            times = f" x {corpus.weight:.4g}"
         tokens = [f"{n:,}" for n in corpus.tokens]
         rows.append([corpus.name, f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens])
         by_rule = ", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items())

@@ -50,6 +50,7 @@ from nmt.corpus.stages import (
     load_given_model,
     mark_duplicates,
 )
+from nmt.data.mixture import compute_weights
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
 from nmt.system.files import (
@@ -302,8 +303,13 @@ def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledge
     corpora = []
     collected_parts = [*results.train, *results.dev]
     encoded_parts = [*results.encoded_train, *results.encoded_dev]
-    for collected, encoded in zip(collected_parts, encoded_parts, strict=True):
-        corpora.append(_account_for(collected, encoded, results.n_duplicates))
+    weights: list[float | None] = [None] * len(collected_parts)
+    if job.data.is_mixed:  # training parts come first
+        sizes = [encoded.report.kept for encoded in results.encoded_train]
+        weights[: len(sizes)] = compute_weights(job.data, sizes)
+    for collected, encoded, weight in zip(collected_parts, encoded_parts, weights, strict=True):
+        account = _account_for(collected, encoded, results.n_duplicates)
+        corpora.append(replace(account, weight=weight))
     digests = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     return Ledger(
         settings=list_settings(job.data, job.vocab),

@@ -208,7 +208,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         rules_here = replace(part.rules, preset=None, duplicates=False, max_pieces=None)
         rules = to_plain_values(rules_here)
     made_with = {
-        "corpus": to_plain_values(replace(part.corpus, repeat=1, tag=None)),
+        "corpus": to_plain_values(replace(part.corpus, repeat=1, weight=None, tag=None)),
         "src": job.data.src,
         "tgt": job.data.tgt,
         "files": [[str(path), *before] for path, before in zip(files, stamps, strict=True)],

@@ -16,6 +16,7 @@ import torch
 
 from nmt.config import TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
+from nmt.data.mixture import Mixture
 from nmt.data.plan import Array, Cursor, plan_epoch, round_up
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
@@ -113,12 +114,13 @@ def _make_updates(
     cursor: Cursor,
     world: World,
     shape: BatchShape | None,
+    mixture: Mixture | None,
 ) -> Iterator[Update]:
     epoch, first = cursor.epoch, cursor.update
     while True:
         store = stores(epoch)
         plan = plan_epoch(
-            store.src.lengths, store.tgt.lengths, seed, epoch, config, micro_tokens, shape
+            store.src.lengths, store.tgt.lengths, seed, epoch, config, micro_tokens, shape, mixture
         )
         for number in range(first, len(plan)):
             is_last = number + 1 == len(plan)
@@ -145,10 +147,11 @@ class Loader:
         cursor: Cursor,
         world: World,
         shape: BatchShape | None = None,
+        mixture: Mixture | None = None,
     ) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(UPDATES_AHEAD)
         self._closed = threading.Event()
-        source = _make_updates(stores, config, micro_tokens, seed, cursor, world, shape)
+        source = _make_updates(stores, config, micro_tokens, seed, cursor, world, shape, mixture)
         self._thread = threading.Thread(target=self._fill, args=(source,), daemon=True)
         self._thread.start()
 

@@ -4,7 +4,8 @@ An epoch is one shuffle, split into updates by a budget of source and target tok
 If pairs are grouped by length, each update has pairs of about the same length, and it is the order
 of updates that is random. The pairs of an update are dealt to as few micro-batches as can hold
 them, all about equally full. So the pairs of update k do not depend on the number of ranks or on
-what fits on each, a position in the data is two integers, and each epoch has every pair once. If
+what fits on each, a position in the data is two integers, and each epoch has every pair once, or as
+often as the weights of the corpora say (`nmt/data/mixture.py`). If
 all micro-batches must have one shape, dealing respects its limits, so no data ever needs a second
 shape. Lengths always include bos or eos, as in `Side.lengths`.
 """
@@ -15,6 +16,7 @@ import numpy as np
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
+from nmt.data.mixture import Mixture
 from nmt.system.records import COUNT, default
 
 Array = np.ndarray
@@ -291,14 +293,18 @@ def plan_epoch(
     config: TrainingConfig,
     micro_tokens: int,
     shape: BatchShape | None = None,
+    mixture: Mixture | None = None,
 ) -> EpochPlan:
-    """Plan epoch `epoch` for pairs of these lengths.
+    """Plan epoch `epoch` for pairs of these lengths: each of them once, or as often as the mixture
+    has it.
 
     A micro-batch holds at most `micro_tokens` per side or, if there is a fixed shape, as much as
     the shape allows.
     """
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
     order = np.arange(len(src_lengths), dtype=np.uint32)
+    if mixture is not None:
+        order = mixture.draw_rows(seed, epoch)
     random.shuffle(order)
     src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
     is_grouped = config.grouping == "length"

@@ -15,6 +15,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from nmt.config import RunConfig
+from nmt.corpus.ledger import read_mixture
 from nmt.data.loader import Loader
 from nmt.data.plan import Cursor
 from nmt.data.store import open_store
@@ -60,6 +61,7 @@ class DryRun:
         self.folder = Path(config.data.store)
         self.vocab = Vocab.load(self.folder / VOCAB_FILE)
         self.store = open_store(self.folder, "train", self.vocab.digest, self.vocab.size)
+        self.mixture = read_mixture(self.folder, config.data, len(self.store))
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, self.vocab.size).to(world.device)
         self.objective = Objective(self.model, config.training.label_smoothing)
@@ -81,6 +83,7 @@ class DryRun:
             Cursor(),
             self.world,
             self.shape,
+            self.mixture,
         )
 
     def run(

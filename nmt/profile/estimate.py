@@ -81,6 +81,8 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
     tgt_tokens = training.steps * timing.n_tgt / timing.n_updates
     validations = -(-training.steps // training.validate_every)
     validation_s = world.broadcast(dry_run.dev_seconds())
+    tgt, mixture = dry_run.store.tgt, dry_run.mixture
+    epoch_tokens = tgt.n_tokens if mixture is None else mixture.count_tokens(tgt.lengths)
     parameter_bytes = CHECKPOINT_BYTES
     if training.ema is not None:
         parameter_bytes += AVERAGE_BYTES
@@ -90,7 +92,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
         update_s=timing.mean_s,
         timed_updates=timing.n_updates,
         updates=training.steps,
-        epochs=tgt_tokens / dry_run.store.tgt.n_tokens,
+        epochs=tgt_tokens / epoch_tokens,
         tgt_tokens=tgt_tokens,
         updates_h=training.steps * timing.mean_s / 3600,
         validations=validations,

@@ -19,6 +19,7 @@ import torch
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig, format_config, list_differences, load_recorded_config
+from nmt.corpus.ledger import describe_mixture, read_mixture
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
@@ -105,6 +106,7 @@ class Trainer:
         self.vocab = Vocab.load(self.store_folder / VOCAB_FILE)
         self.store = open_store(self.store_folder, "train", self.vocab.digest, self.vocab.size)
         self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
+        self.mixture = read_mixture(self.store_folder, config.data, len(self.store))
         self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
 
         # model and optimizer, initialised from the seed or restored from the newest checkpoint
@@ -287,6 +289,7 @@ class Trainer:
             self.state.cursor,
             self.world,
             self.shape,
+            self.mixture,
         )
 
     def prepare_loop(self) -> None:
@@ -701,6 +704,8 @@ def _announce_run(trainer: Trainer) -> None:
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
         f"on {trainer.world.size} x {trainer.world.device.type}; run folder {trainer.run.path}"
     )
+    if trainer.mixture is not None:
+        say(describe_mixture(trainer.mixture, config.data))
     floor = smoothed_loss_floor(config.training.label_smoothing, trainer.model.n_vocab)
     say(
         "yardsticks: a model that knows only how often each piece occurs has an NLL of "

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -22,7 +23,7 @@ from soaking import IS_SOAK, counted
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
-from nmt.corpus.ledger import format_ledger, read_ledger
+from nmt.corpus.ledger import describe_mixture, format_ledger, read_ledger, read_mixture
 from nmt.corpus.prepare import prepare
 from nmt.corpus.shards import find_finished_shards
 from nmt.data.store import open_store
@@ -879,3 +880,33 @@ def test_a_given_model_must_have_the_tags(root: Path) -> None:
     prepare(config(root, store=str(root / "three")), reserved, 1)
     shutil.copy(root / "three" / "vocab.model", root / "own.model")
     assert prepare(tagged, given, 1)
+
+
+def test_weights_leave_the_store_as_it_is_and_may_change(root: Path) -> None:
+    plain = config(root, train=(CorpusConfig(src="a.en", tgt="a.de"), CorpusConfig(file="b.tsv")))
+    prepare(plain, VOCAB, 1)
+    weights = (replace(plain.train[0], weight=0.5), replace(plain.train[1], weight=2.5))
+    weighted = replace(plain, train=weights, store=str(root / "weighted"))
+    prepare(weighted, VOCAB, 1)
+    ledger, with_weights = read_ledger(Path(plain.store)), read_ledger(Path(weighted.store))
+    assert ledger.data == with_weights.data and ledger.settings == with_weights.settings
+    shown = format_ledger(with_weights).split("\n")
+    assert [" x 0.5 " in shown[1], " x 2.5 " in shown[2], " x " in format_ledger(ledger)] == [
+        True,
+        True,
+        False,
+    ]
+
+    # the store of either serves both
+    for data in (replace(weighted, store=plain.store), replace(plain, temperature=5.0)):
+        assert not prepare(data, VOCAB, 1)
+    n_pairs = len(open_store(Path(plain.store), "train"))
+    assert read_mixture(Path(plain.store), plain, n_pairs) is None
+    mixture = read_mixture(Path(plain.store), weighted, n_pairs)
+    assert mixture is not None
+    sizes = [corpus.kept for corpus in ledger.corpora if corpus.split == "train"]
+    assert [share.stored for share in mixture.shares] == sizes
+    assert [share.drawn for share in mixture.shares] == [round(0.5 * sizes[0]), 80]
+    assert describe_mixture(mixture, weighted).endswith(", 80 of b.tsv (32)")
+    with pytest.raises(UserError, match=r"ledger\.json: has corpora of .* prepare another data"):
+        read_mixture(Path(plain.store), weighted, n_pairs + 1)

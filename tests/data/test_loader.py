@@ -11,6 +11,7 @@ import torch
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Update, make_batch
+from nmt.data.mixture import CorpusShare, Mixture
 from nmt.data.plan import Cursor, choose_shape
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
@@ -41,10 +42,12 @@ def take(
     rank: int = 0,
     size: int = 1,
     grouping: Grouping = "random",
+    mixture: Mixture | None = None,
 ) -> list[Update]:
     config = replace(CONFIG, grouping=grouping)
     world = World(rank, size, CPU)
-    with Loader(lambda epoch: store, config, MICRO_TOKENS, 7, cursor, world) as updates:
+    loader = Loader(lambda epoch: store, config, MICRO_TOKENS, 7, cursor, world, mixture=mixture)
+    with loader as updates:
         return [next(updates) for _ in range(n)]
 
 
@@ -163,3 +166,21 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
                 batch.labels >= 0
             ).sum() == batch.n_tokens
             assert batch.src.longest >= expected.batch.src.longest
+
+
+def test_weighted_corpora_continue_exactly_on_any_number_of_ranks() -> None:
+    store = make_store()
+    mixture = Mixture((CorpusShare(50, 125), CorpusShare(150, 30)))
+    whole = take(store, 40, mixture=mixture)
+    assert whole[-1].next_cursor.epoch >= 2
+    first_epoch = [i for u in whole if u.cursor.epoch == 0 for micro in u.pairs for i in micro]
+    assert len(first_epoch) == 155 and sum(i < 50 for i in first_epoch) == 125
+    for n in (1, 7, 23):
+        rest = take(store, 3, whole[n - 1].next_cursor, mixture=mixture)
+        for update, again in zip(whole[n:], rest, strict=False):
+            assert [micro.tolist() for micro in update.pairs] == [m.tolist() for m in again.pairs]
+    ranks = [take(store, 5, rank=rank, size=2, mixture=mixture) for rank in range(2)]
+    for alone, *shares in zip(whole, *ranks, strict=False):
+        together = [micro for share in shares for micro in share.micros if micro.batch.n_tokens]
+        found = [row for micro in together for row in rows(micro.batch)]
+        assert sorted(found) == sorted(row for m in alone.micros for row in rows(m.batch))
