@@ -357,7 +357,8 @@ def _weight_shapes(
         )
     try:
         with torch.device("meta"):  # takes no memory
-            model = Transformer(replace(config, n_layers=1), vocab_size)
+            one_layer = replace(config, n_layers=1, encoder_layers=None, decoder_layers=None)
+            model = Transformer(one_layer, vocab_size)
     except UserError as error:
         raise UserError(f"{path}: {error}; use another copy") from None
     except (RuntimeError, TypeError):
@@ -369,7 +370,7 @@ def _weight_shapes(
         if not rest:  # it belongs to no layer
             yield name, list(p.shape)
             continue
-        for layer in range(config.n_layers):
+        for layer in range(config.encoder_depth if side == "encoder" else config.decoder_depth):
             yield f"{side}.{layer}.{rest}", list(p.shape)
 
 

@@ -240,12 +240,21 @@ class ModelConfig:
     d_model: int = default(512, AT_LEAST_ONE)
     d_ff: int = default(2048, AT_LEAST_ONE)
     n_heads: int = default(8, AT_LEAST_ONE)
+    # The depth of both stacks, and that of one where it differs.
     n_layers: int = default(6, AT_LEAST_ONE)
+    encoder_layers: int | None = default(None, AT_LEAST_ONE)
+    decoder_layers: int | None = default(None, AT_LEAST_ONE)
     # The size of a head's keys and of its values; d_model / n_heads unless given.
     d_k: int | None = default(None, AT_LEAST_ONE)
     d_v: int | None = default(None, AT_LEAST_ONE)
     # Applied to the output of each sub-layer and to the sum of embeddings and positions.
     dropout: float = default(0.1, FRACTION)
+    # Applied to the attention weights, and after the activation of the feed-forward network: not in
+    # the paper, but in tensor2tensor since October 2017.
+    attention_dropout: float = default(0.0, FRACTION)
+    ffn_dropout: float = default(0.0, FRACTION)
+    # The function between the two products of the feed-forward network.
+    activation: Literal["relu", "gelu", "swish"] = "relu"
     # LayerNorm after each sub-layer, as in the paper, or before it.
     norm: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
@@ -257,6 +266,11 @@ class ModelConfig:
     # Which of both embeddings and the output projection are one matrix: all three (section 3.4),
     # none, target embedding and projection (decoder), or source and target embedding (embeddings).
     tied: bool | Literal["decoder", "embeddings"] = True
+    # Where the factor of section 3.4 stands: embeddings times sqrt(d_model), or logits (projection)
+    # divided by it, or nowhere.
+    scale_embeddings: Literal["embedding", "projection", "none"] = "embedding"
+    # LayerNorm on the sum of embeddings and positions, before or after its dropout; null: none.
+    embedding_norm: Literal["before_dropout", "after_dropout"] | None = None
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
     # have none, the authors' code of June 2017 has them.
     attention_bias: bool = False
@@ -293,6 +307,14 @@ class ModelConfig:
     @property
     def has_shared_projection(self) -> bool:
         return self.tied in (True, "decoder")
+
+    @property
+    def encoder_depth(self) -> int:
+        return self.encoder_layers or self.n_layers
+
+    @property
+    def decoder_depth(self) -> int:
+        return self.decoder_layers or self.n_layers
 
     @property
     def key_size(self) -> int:

@@ -55,6 +55,11 @@ ONE_SIDE_IS_FULL = (
     "an update ends when one side is full; the other then has about 23,300 on text like WMT's"
 )
 SILENT = "silent"
+EMBEDDING_SCALES = {
+    "embedding": "sqrt(d_model)",
+    "projection": "1; logits by 1/sqrt(d_model)",
+    "none": "1",
+}
 MATRICES: dict[bool | str, str] = {
     True: "one matrix",
     False: "three matrices",
@@ -481,7 +486,7 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
     if ours.window is not None:
         window = f"{format_value(ours.window)} to each side"
     return [
-        compare("layers N", ComparedSetting("model.n_layers", 6, ours.n_layers), code_2017="6"),
+        compare_layers(ours),
         compare(
             "d_model",
             ComparedSetting("model.d_model", d_model, ours.d_model),
@@ -551,7 +556,13 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
             why="Table 3's counts of parameters fit only with them and with 40,960 rows: "
             "see docs/recipe.md",
         ),
-        state_rule("feed-forward", paper="ReLU, with biases", code_2017="ReLU, with biases"),
+        compare(
+            "feed-forward",
+            ComparedSetting("model.activation", "relu", ours.activation),
+            paper="ReLU, with biases",
+            code_2017="ReLU, with biases",
+            ours=f"{'ReLU' if ours.activation == 'relu' else ours.activation}, with biases",
+        ),
         compare(
             "embeddings and projection",
             ComparedSetting("model.tied", True, ours.tied),
@@ -560,7 +571,19 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
             ours=MATRICES[ours.tied],
         ),
         state_rule("bias of the projection", paper=SILENT, code_2017="none"),
-        state_rule("embeddings multiplied by", paper="sqrt(d_model)", code_2017="sqrt(d_model)"),
+        compare(
+            "embeddings multiplied by",
+            ComparedSetting("model.scale_embeddings", "embedding", ours.scale_embeddings),
+            paper="sqrt(d_model)",
+            code_2017="sqrt(d_model)",
+            ours=EMBEDDING_SCALES[ours.scale_embeddings],
+        ),
+        compare(
+            "LayerNorm of embeddings",
+            ComparedSetting("model.embedding_norm", None, ours.embedding_norm),
+            paper=SILENT,
+            code_2017="none",
+        ),
         compare_positions(ours),
         state_rule(
             "added to the source",
@@ -583,9 +606,36 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
             paper="the same, with positions",
             code_2017="the same, with positions",
         ),
-        state_rule("dropout in attention", paper=SILENT, code_2017="none", code_2023="0.1"),
-        state_rule("dropout after ReLU", paper=SILENT, code_2017="none", code_2023="0.1"),
+        compare(
+            "dropout in attention",
+            ComparedSetting("model.attention_dropout", 0.0, ours.attention_dropout),
+            paper=SILENT,
+            code_2017="none",
+            code_2023="0.1",
+            ours=format_value(ours.attention_dropout or None),
+        ),
+        compare(
+            "dropout after ReLU",
+            ComparedSetting("model.ffn_dropout", 0.0, ours.ffn_dropout),
+            paper=SILENT,
+            code_2017="none",
+            code_2023="0.1",
+            ours=format_value(ours.ffn_dropout or None),
+        ),
     ]
+
+
+def compare_layers(ours: ModelConfig) -> PaperRow:
+    depths = ours.encoder_depth, ours.decoder_depth
+    fills = ours.encoder_layers is None or ours.decoder_layers is None
+    return compare(
+        "layers N",
+        ComparedSetting("model.n_layers", 6, ours.n_layers if fills else 6),
+        ComparedSetting("model.encoder_layers", 6, ours.encoder_layers or 6),
+        ComparedSetting("model.decoder_layers", 6, ours.decoder_layers or 6),
+        code_2017="6",
+        ours=format_value(depths[0]) if depths[0] == depths[1] else f"{depths[0]} and {depths[1]}",
+    )
 
 
 def compare_positions(ours: ModelConfig) -> PaperRow:

@@ -35,7 +35,13 @@ from nmt.config import (
 from nmt.data.vocab import Vocab, train_bpe, write_word_counts
 from nmt.model.dropout import Dropout
 from nmt.model.positions import sinusoids
-from nmt.model.transformer import FeedForward, Residual, SelfAttention, Transformer
+from nmt.model.transformer import (
+    Attention,
+    FeedForward,
+    Residual,
+    SelfAttention,
+    Transformer,
+)
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
 from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
@@ -189,6 +195,13 @@ FLIPS = [
     ("base", "model.attention_bias=true", "biases in attention"),
     ("base", "model.vocab_rows=40960", "embedding rows"),
     ("base", "model.n_layers=4", "layers N"),
+    ("base", "model.encoder_layers=12", "layers N"),
+    ("base", "model.decoder_layers=2", "layers N"),
+    ("base", "model.attention_dropout=0.1", "dropout in attention"),
+    ("base", "model.ffn_dropout=0.1", "dropout after ReLU"),
+    ("base", "model.activation=gelu", "feed-forward"),
+    ("base", "model.scale_embeddings=projection", "embeddings multiplied by"),
+    ("base", "model.embedding_norm=before_dropout", "LayerNorm of embeddings"),
     ("base", "model.d_model=1024", "d_model"),
     ("base", "model.d_ff=1024", "d_ff"),
     ("base", "model.n_heads=16", "heads h"),
@@ -293,6 +306,13 @@ def test_what_follows_from_others_does_not_deviate_beside_them() -> None:
     for spelled_out in ("model.d_k=128", "model.d_k=64"):  # as it follows, and as in the paper
         both = check_conformance(load_config("base.yaml", ["model.n_heads=4", spelled_out]))
         assert keys_of(both.deviations) == ["model.n_heads"]
+
+
+def test_the_depths_count_as_they_act() -> None:
+    as_in_the_paper = ["model.n_layers=4", "model.encoder_layers=6", "model.decoder_layers=6"]
+    assert check_conformance(load_config("base.yaml", as_in_the_paper)).deviations == []
+    (row,) = check_conformance(load_config("base.yaml", ["model.encoder_layers=12"])).deviations
+    assert (row.key, row.ours) == ("model.encoder_layers", "12 and 6")
 
 
 def test_a_preset_is_what_it_sets() -> None:
@@ -704,6 +724,7 @@ def test_dropout_is_nowhere_but_on_sub_layers_and_embeddings() -> None:
         for parent in model.modules()
         for child in parent.children()
         if isinstance(child, Dropout | nn.Dropout)
+        and (not isinstance(child, Dropout) or child.rate)
     ]
     assert {type(place) for place in places} == {Residual, Transformer} and len(
         places
@@ -712,7 +733,9 @@ def test_dropout_is_nowhere_but_on_sub_layers_and_embeddings() -> None:
     x = torch.randn(3, 8)
     forward = model.encoder[0].feed_forward.train()
     assert torch.equal(forward(x), forward(x))
-    for name in ("attention.py", "attention_triton.py", "attention_varlen.py"):
+    attention = [module for module in model.modules() if isinstance(module, Attention)]
+    assert len(attention) == 2 + 2 * 2 and all(module.dropout == 0 for module in attention)
+    for name in ("attention_triton.py", "attention_varlen.py"):
         assert "dropout" not in (ROOT / "nmt" / "model" / name).read_text().lower(), name
 
 

@@ -28,6 +28,14 @@ def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
         "learned": replace(TINY, positions="learned", max_positions=max_positions),
         "window": replace(TINY, window=3),
         "small-heads": replace(TINY, d_k=3, d_v=5),
+        "switches": replace(
+            TINY,
+            scale_embeddings="projection",
+            embedding_norm="after_dropout",
+            activation="swish",
+            encoder_layers=3,
+            decoder_layers=1,
+        ),
         "released": replace(TINY, attention_bias=True, vocab_rows=350),
     }
 

@@ -290,12 +290,19 @@ def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
     """Return the rows for the shape of the model and for the search that it is meant for."""
     model, decoding = config.model, config.decoding
     biases = ", biases in attention" if model.attention_bias else ""
+    others = (
+        "" if model.activation == "relu" else f", {model.activation} in the feed-forward layers"
+    )
+    if model.scale_embeddings != "embedding":
+        others += f", scale_embeddings: {model.scale_embeddings}"
+    if model.embedding_norm is not None:
+        others += ", LayerNorm on embeddings"
     rows = "" if model.vocab_rows is None else f", in matrices of {model.vocab_rows:,} rows"
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
     return {
-        "model": f"{model.n_layers} + {model.n_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
+        "model": f"{model.encoder_depth} + {model.decoder_depth} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
         f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{MATRICES[model.tied]}{biases}",
+        f"{MATRICES[model.tied]}{biases}{others}",
         "pieces": f"joint BPE (SentencePiece), {vocab_size:,}{rows}",
         "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
         f"{decoding.max_extra} pieces more than the source",
@@ -307,12 +314,17 @@ def _describe_training(config: RunConfig) -> dict[str, str]:
     average: dict[str, str] = {}
     if training.ema is not None:
         average["moving average"] = f"of the weights, decay {training.ema:g}: it is what was saved"
+    inner = ""
+    if config.model.attention_dropout:
+        inner += f", {config.model.attention_dropout:g} in attention"
+    if config.model.ffn_dropout:
+        inner += f", {config.model.ffn_dropout:g} in the feed-forward layers"
     name = f"AdamW, weight decay {optimizer.weight_decay:g}" if optimizer.weight_decay else "Adam"
     return {
         "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
         "optimizer": f"{name}, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
         f"{_describe_rate(optimizer)}",
-        "regularisation": f"dropout {config.model.dropout:g}, label smoothing {training.label_smoothing:g}",
+        "regularisation": f"dropout {config.model.dropout:g}{inner}, label smoothing {training.label_smoothing:g}",
         **average,
         "precision, seed": f"{training.precision}, {config.seed}",
     }

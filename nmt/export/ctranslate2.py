@@ -26,6 +26,7 @@ from nmt.export.tensors import (
     list_projections,
     make_position_table,
     quote_tags,
+    scale_projection,
 )
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.device import choose_device
@@ -83,10 +84,17 @@ def write_ctranslate2(
     """Fill `folder` with the model that CTranslate2 loads, and the BPE model."""
     check_expressible(config.model)
     specs = import_ctranslate2().specs
-    n_layers = (config.model.n_layers, config.model.n_layers)
+    shape = config.model
+    activation = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}[shape.activation]
     spec = specs.TransformerSpec.from_config(
-        n_layers, config.model.n_heads, pre_norm=config.model.norm == "pre"
+        (shape.encoder_depth, shape.decoder_depth),
+        shape.n_heads,
+        pre_norm=shape.norm == "pre",
+        activation=specs.common_spec.Activation[activation],
+        layernorm_embedding=shape.embedding_norm is not None,
     )
+    spec.encoder.scale_embeddings = shape.scale_embeddings == "embedding"
+    spec.decoder.scale_embeddings = shape.scale_embeddings == "embedding"
     _set_weights(spec, model, config)
 
     # vocabulary
@@ -123,11 +131,14 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     # embeddings, positions, projection
     encoder.embeddings[0].weight = _copy_to_array(model.src_embedding.weight)
     decoder.embeddings.weight = _copy_to_array(model.tgt_embedding.weight)
-    decoder.projection.weight = _copy_to_array(model.projection.weight)
+    decoder.projection.weight = _copy_to_array(scale_projection(model))
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
     encoder.position_encodings.encodings = _copy_to_array(src_table)
     decoder.position_encodings.encodings = _copy_to_array(tgt_table)
+    if config.model.embedding_norm is not None:
+        _set_norm(encoder.layernorm_embedding, model.src_embedding_norm)
+        _set_norm(decoder.layernorm_embedding, model.tgt_embedding_norm)
     if config.model.norm == "pre":
         _set_norm(encoder.layer_norm, model.encoder_norm)
         _set_norm(decoder.layer_norm, model.decoder_norm)

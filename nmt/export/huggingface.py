@@ -24,6 +24,7 @@ from nmt.export.tensors import (
     list_projections,
     make_position_table,
     quote_tags,
+    scale_projection,
 )
 from nmt.model.transformer import (
     DecoderLayer,
@@ -85,6 +86,11 @@ def write_huggingface(
     generation.
     """
     check_expressible(config.model)
+    if config.model.embedding_norm is not None:
+        raise UserError(
+            f"model.embedding_norm is {config.model.embedding_norm}: neither Marian nor Pegasus of "
+            "transformers has a LayerNorm on embeddings; use --to ctranslate2 or --to safetensors"
+        )
     dtype = getattr(torch, quantization)
     tensors = {}
     for name, tensor in _rename_tensors(model, config):
@@ -117,17 +123,19 @@ def _make_model_config(
     settings = dict(
         vocab_size=vocab_size,
         d_model=shape.d_model,
-        encoder_layers=shape.n_layers,
-        decoder_layers=shape.n_layers,
+        encoder_layers=shape.encoder_depth,
+        decoder_layers=shape.decoder_depth,
         encoder_attention_heads=shape.n_heads,
         decoder_attention_heads=shape.n_heads,
         encoder_ffn_dim=shape.d_ff,
         decoder_ffn_dim=shape.d_ff,
-        activation_function="relu",
+        activation_function=shape.activation,
         dropout=shape.dropout,
-        scale_embedding=True,
+        attention_dropout=shape.attention_dropout,
+        activation_dropout=shape.ffn_dropout,
+        scale_embedding=shape.scale_embeddings == "embedding",
         max_position_embeddings=n_positions,
-        tie_word_embeddings=shape.tied is True,
+        tie_word_embeddings=_is_one_matrix(shape),
         pad_token_id=PAD,
         eos_token_id=EOS,
         bos_token_id=BOS,
@@ -139,10 +147,15 @@ def _make_model_config(
         model_config = transformers.PegasusConfig(**settings)
         model_config.architectures = ["PegasusForConditionalGeneration"]
     else:
-        settings["share_encoder_decoder_embeddings"] = shape.tied is True
+        settings["share_encoder_decoder_embeddings"] = _is_one_matrix(shape)
         model_config = transformers.MarianConfig(**settings)
         model_config.architectures = ["MarianMTModel"]
     return model_config
+
+
+def _is_one_matrix(shape: ModelConfig) -> bool:
+    """Whether the three matrices are one there too: not if the projection's has been scaled."""
+    return shape.tied is True and shape.scale_embeddings != "projection"
 
 
 def _write_tokenizer(folder: Path, vocab: Vocab, config: RunConfig, n_positions: int) -> None:
@@ -200,13 +213,13 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
 
     # embeddings, positions, projection
     if (
-        shape.tied is True or shape.norm == "pre"
+        _is_one_matrix(shape) or shape.norm == "pre"
     ):  # Pegasus has it even if three other matrices are used
         yield "model.shared.weight", src_embedding
-    if shape.tied is not True:
+    if not _is_one_matrix(shape):
         yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
-        yield "lm_head.weight", model.projection.weight.detach()
+        yield "lm_head.weight", scale_projection(model)
     yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
     yield "model.encoder.embed_positions.weight", src_table
     yield "model.decoder.embed_positions.weight", tgt_table

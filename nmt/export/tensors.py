@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.model.positions import Positions, sinusoids
-from nmt.model.transformer import MemoryAttention, SelfAttention
+from nmt.model.transformer import MemoryAttention, SelfAttention, Transformer
 from nmt.system.errors import UserError
 
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config
@@ -85,6 +85,11 @@ def _widen_heads(rows: Tensor, n_heads: int, size: int) -> Tensor:
     wide = heads.new_zeros(n_heads, size, *rows.shape[1:])
     wide[:, : heads.shape[1]] = heads
     return wide.flatten(0, 1)
+
+
+def scale_projection(model: Transformer) -> Tensor:
+    """Return the matrix of the projection with the scale of its logits, which no format has apart."""
+    return model.projection.weight.detach() * model.hidden_scale
 
 
 def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:

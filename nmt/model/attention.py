@@ -6,7 +6,8 @@ plain batched matrix products; at the lengths of translation this is faster than
 Padding and packing gather one head's row at a time by index, so no tensor is transposed and no
 gradient needs a scatter-add. On a GPU a kernel reads the packed rows in place: ours
 (`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`).
-Decoding steps have their own attention, over a cache (`cache.py`).
+Decoding steps have their own attention, over a cache (`cache.py`). No kernel drops attention weights,
+so with `model.attention_dropout` a GPU trains through the padded products too.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from nmt.data.batch import Packed, lazy_property
 from nmt.model.attention_triton import supports_triton, triton_attention
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
+from nmt.model.dropout import draw_dropout
 
 TRITON, VARLEN = "triton", "varlen"  # the paths on a GPU: our kernels, or torch's
 
@@ -228,10 +230,12 @@ class _PaddedAttention(torch.autograd.Function):
         v: Tensor,
         mask: AttentionMask,
         collected: list[Tensor] | None,
+        dropout: float,
     ) -> Tensor:
         heads, scale = q.shape[1], q.shape[2] ** -0.5
         outputs = mask.queries.new_cells(v, heads, v.shape[2])
         saved = []
+        drawn = []
         for group, bias in enumerate(mask.score_biases):
             q_cells = mask.queries.pad(q, group)  # (S * H, Lq, K)
             k_cells = mask.keys.pad(k, group)  # (S * H, Lk, K)
@@ -245,26 +249,34 @@ class _PaddedAttention(torch.autograd.Function):
             if collected is not None:
                 collected.append(weights)
             weights = weights.to(q.dtype).view(-1, *weights.shape[2:])
-            torch.bmm(weights, v_cells, out=outputs[group])
+            kept = weights
+            if dropout:
+                drawn.append(draw_dropout(weights, dropout))
+                kept = weights * drawn[group]
+            torch.bmm(kept, v_cells, out=outputs[group])
             saved += [q_cells, k_cells, v_cells, weights, outputs[group]]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, *drawn)
         ctx.mask, ctx.heads, ctx.scale = mask, heads, scale
         return mask.queries.unpad(outputs, heads)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         mask, heads, saved = ctx.mask, ctx.heads, ctx.saved_tensors
         d_q = mask.queries.new_cells(grad, heads, saved[0].shape[2])
         d_k = mask.keys.new_cells(grad, heads, saved[0].shape[2])
         d_v = mask.keys.new_cells(grad, heads, saved[2].shape[2])
+        drawn = saved[5 * len(mask.queries.live) :]  # empty without dropout
         for group, live in enumerate(mask.queries.live):
             q_cells, k_cells, v_cells, weights, output = saved[5 * group : 5 * group + 5]
             d_output = mask.queries.pad(grad, group)
             # cells without a token were padded with the gradient of row 0
             is_live = live[:, None, :, None].to(grad.dtype)  # (S, 1, Lq, 1)
             d_output.view(live.shape[0], heads, live.shape[1], -1).mul_(is_live)
-            torch.bmm(weights.transpose(1, 2), d_output, out=d_v[group])
+            kept = weights * drawn[group] if drawn else weights
+            torch.bmm(kept.transpose(1, 2), d_output, out=d_v[group])
             d_scores = torch.bmm(d_output, v_cells.transpose(1, 2))  # (S * H, Lq, Lk)
+            if drawn:
+                d_scores.mul_(drawn[group])
             # through the softmax: weights * (d_weights - sum of weights * d_weights)
             d_scores.sub_((d_output * output).sum(-1, keepdim=True)).mul_(weights)
             d_scores.mul_(ctx.scale)
@@ -276,27 +288,39 @@ class _PaddedAttention(torch.autograd.Function):
             mask.keys.unpad(d_v, heads),
             None,
             None,
+            None,
         )
 
 
 @torch.compiler.disable
 def _attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, collected: list[Tensor] | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    collected: list[Tensor] | None,
+    dropout: float,
 ) -> Tensor:
-    return _PaddedAttention.apply(q, k, v, mask, collected)
+    return _PaddedAttention.apply(q, k, v, mask, collected, dropout)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, weights: list[Tensor] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    weights: list[Tensor] | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Compute softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V)
     -> (Tq, H, V).
 
     If a list is given as `weights`, attention weights (S, H, Lq, Lk) are appended to it; the mask
-    must then have a single group.
+    must then have a single group. Each weight is dropped with probability `dropout`, but not those
+    that are appended.
     """
     queries, keys = mask.packed
-    if weights is None and not mask.is_on_cpu:
+    if weights is None and not dropout and not mask.is_on_cpu:
         if mask.uses_varlen and supports_varlen(q, v):
             return varlen_attention(
                 q,
@@ -312,8 +336,8 @@ def attend(
         if supports_triton(q, v):
             return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
     if weights is None:
-        return _attend_padded(q, k, v, mask, None)
+        return _attend_padded(q, k, v, mask, None, dropout)
     collected: list[Tensor] = []
-    output = _attend_padded(q, k, v, mask, collected)
+    output = _attend_padded(q, k, v, mask, collected, dropout)
     weights.append(collected[0][:, :, : queries.longest, : keys.longest])
     return output

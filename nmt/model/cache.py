@@ -256,7 +256,7 @@ def count_static_bytes(
     n_slots = round_up_source_width(longest) + capacity * beam
     # keys and values of one slot in one layer
     slot_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
-    keys_values = config.n_layers * n_slots * slot_bytes
+    keys_values = config.decoder_depth * n_slots * slot_bytes
     masks = (round_up_source_width(longest) + beam * capacity * beam) * FP32_BYTES
     return keys_values + masks
 

@@ -1,14 +1,14 @@
 """A model prepared for decoding on the CPU: matrices in oneDNN's layout, in bf16 if asked for.
 
 torch would convert the layout in every product, and so read each matrix twice, which for a few rows
-is most of the time. Bias and ReLU are applied before the product leaves the registers. The result
+is most of the time. Bias and activation are applied before the product leaves the registers. The result
 computes what the model computes, but it cannot be trained.
 """
 
 import torch
 from torch import Tensor, nn
 
-from nmt.model.transformer import ReluLinear, Transformer
+from nmt.model.transformer import ActivatedLinear, Transformer
 
 LAYOUT_ROWS = (
     16  # the layout is chosen for so many; it serves any number, but one for a single row is slow
@@ -16,17 +16,18 @@ LAYOUT_ROWS = (
 
 
 class CpuLinear(nn.Module):
-    """A linear layer, with the ReLU that follows it if it has one."""
+    """A linear layer, with the activation that follows it if it has one."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), LAYOUT_ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
-        self.after = "relu" if isinstance(linear, ReluLinear) else "none"
+        self.after = linear.activation if isinstance(linear, ActivatedLinear) else "none"
+        self.how = "none" if self.after == "gelu" else ""  # GELU itself, not its approximation
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, self.after, [], ""
+            x, self.weight, self.bias, self.after, [], self.how
         )
         return y
 

@@ -17,16 +17,24 @@ from torch import Tensor, nn
 BITS = 16
 
 
+def draw_dropout(x: Tensor, rate: float) -> Tensor:
+    """Draw a factor for each element of `x`: 0 with probability `rate`, else 1 / (1 - rate)."""
+    if x.device.type != "cpu":
+        return F.dropout(torch.ones_like(x), rate, True)
+    threshold = min(round(rate * 2**BITS), 2**BITS - 1)
+    n = x.numel()
+    # half again as fast as torch's generator
+    stream = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
+    bits = torch.from_numpy(stream.random_raw((n + 3) // 4)).view(torch.int16)[:n].view(x.shape)
+    keep = torch.empty(x.shape, dtype=x.dtype)
+    torch.ge(bits, threshold - 2 ** (BITS - 1), out=keep)
+    return keep.mul_(2**BITS / (2**BITS - threshold))
+
+
 class _CheapDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
-        n = x.numel()
-        # half again as fast as torch's generator
-        stream = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
-        bits = torch.from_numpy(stream.random_raw((n + 3) // 4)).view(torch.int16)[:n].view(x.shape)
-        keep = torch.empty(x.shape, dtype=x.dtype)
-        torch.ge(bits, threshold - 2 ** (BITS - 1), out=keep)
-        keep.mul_(2**BITS / (2**BITS - threshold))
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        keep = draw_dropout(x, rate)
         ctx.save_for_backward(keep)
         return x * keep
 
@@ -46,5 +54,5 @@ class Dropout(nn.Module):
         if not self.training or self.rate == 0.0:
             return x
         if x.device.type == "cpu":
-            return _CheapDropout.apply(x, min(round(self.rate * 2**BITS), 2**BITS - 1))
+            return _CheapDropout.apply(x, self.rate)
         return F.dropout(x, self.rate, True)

@@ -11,7 +11,7 @@ from nmt.system.memory import MemoryLimit, find_memory_limit, format_memory
 
 WEIGHT_BYTES = 4
 TRAINED_BYTES = 12  # of a weight and Adam's two moments
-LAYER_BYTES = 20_000  # of the Python objects of an encoder and a decoder layer, at the very least
+LAYER_BYTES = 10_000  # of the Python objects of a layer, at the very least
 
 
 def count_weights(config: ModelConfig, vocab_size: int) -> int:
@@ -25,12 +25,14 @@ def count_weights(config: ModelConfig, vocab_size: int) -> int:
     norm = 2 * d
     encoder_layer = attention + feed_forward + 2 * norm
     decoder_layer = 2 * attention + feed_forward + 3 * norm
-    n = config.n_layers * (encoder_layer + decoder_layer)
+    n = config.encoder_depth * encoder_layer + config.decoder_depth * decoder_layer
     n_matrices = 3 - config.has_shared_embeddings - config.has_shared_projection
     n += n_matrices * (config.vocab_rows or vocab_size) * d
     if config.positions == "learned":
         n += 2 * config.max_positions * d
     if config.norm == "pre":
+        n += 2 * norm
+    if config.embedding_norm is not None:
         n += 2 * norm
     return n
 
@@ -46,7 +48,7 @@ def count_model_bytes(config: ModelConfig, vocab_size: int, weight_bytes: int) -
 def check_weights_fit(config: RunConfig) -> None:
     """Raise UserError if the model of a run could never be made in the memory of this process."""
     n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), WEIGHT_BYTES)
-    n_bytes += LAYER_BYTES * config.model.n_layers
+    n_bytes += LAYER_BYTES * (config.model.encoder_depth + config.model.decoder_depth)
     _check_limit(config.model, "weights alone", n_bytes, find_memory_limit())
 
 
@@ -71,6 +73,8 @@ def _check_limit(model: ModelConfig, what: str, n_bytes: int, limit: MemoryLimit
         "model.d_model": model.d_model,
         "model.d_ff": model.d_ff,
         "model.n_layers": model.n_layers,
+        "model.encoder_layers": model.encoder_layers or 0,
+        "model.decoder_layers": model.decoder_layers or 0,
         "model.n_heads": model.n_heads,
         "model.d_k": model.key_size,
         "model.d_v": model.value_size,

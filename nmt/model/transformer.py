@@ -3,9 +3,10 @@ sentences.
 
 By default it is post-norm with ReLU; feed-forward layers have biases, attention has none; dropout
 is applied to each sub-layer's output and to embedding + position, and nowhere else; both embeddings
-and the projection share one matrix. Options (`ModelConfig`) cover every row of Table 3, and the
-authors' code of June 2017, which has biases in attention and more rows than pieces. The model knows
-nothing about compilation, ranks, checkpoints or devices; its callers handle those.
+and the projection share one matrix. Options (`ModelConfig`) cover every row of Table 3, the
+authors' code of June 2017, which has biases in attention and more rows than pieces, and what the
+paper's retellings do otherwise (docs/recipe.md). The model knows nothing about compilation, ranks,
+checkpoints or devices; its callers handle those.
 """
 
 import math
@@ -53,13 +54,19 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
-        self.n_heads, self.window = config.n_heads, window
+        self.n_heads, self.window, self.dropout = config.n_heads, window, config.attention_dropout
         keys, values = config.n_heads * config.key_size, config.n_heads * config.value_size
         self.qkv_sizes = [keys, keys, values]  # of all heads' queries, keys and values
         self.output = nn.Linear(self.qkv_sizes[2], config.d_model, config.attention_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1))  # (T, H, D)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, weights: AttentionWeights
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(q, k, v, mask, weights, dropout).flatten(1))
 
 
 class SelfAttention(Attention):
@@ -72,7 +79,7 @@ class SelfAttention(Attention):
 
     def forward(self, x: Tensor, mask: AttentionMask, weights: AttentionWeights) -> Tensor:
         q, k, v = self.project_qkv(x)
-        return self.output(attend(q, k, v, mask, weights).flatten(1))
+        return self.attend(q, k, v, mask, weights)
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         q, k, v = self.project_qkv(x)
@@ -99,7 +106,7 @@ class MemoryAttention(Attention):
         self, x: Tensor, memory: Tensor, mask: AttentionMask, weights: AttentionWeights
     ) -> Tensor:
         k, v = self.keys_values(memory)
-        return self.output(attend(self.split_heads(self.q(x)), k, v, mask, weights).flatten(1))
+        return self.attend(self.split_heads(self.q(x)), k, v, mask, weights)
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         return self.output(step.attend_memory(self.split_heads(self.q(x)), layer))
@@ -115,21 +122,29 @@ class BiasedLinear(nn.Linear):
         return y.add_(self.bias.to(y.dtype))
 
 
-class ReluLinear(BiasedLinear):
+class ActivatedLinear(BiasedLinear):
+    def __init__(self, n_inputs: int, n_outputs: int, activation: str) -> None:
+        super().__init__(n_inputs, n_outputs)
+        self.activation = activation
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu_(super().forward(x))
+        y = super().forward(x)
+        if self.activation == "gelu":
+            return F.gelu(y)
+        return F.relu_(y) if self.activation == "relu" else F.silu(y)
 
 
 class FeedForward(nn.Module):
-    """The feed-forward network of section 3.3: max(0, x W1 + b1) W2 + b2."""
+    """The feed-forward network of section 3.3: max(0, x W1 + b1) W2 + b2, or another function."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = ReluLinear(config.d_model, config.d_ff)
+        self.inner = ActivatedLinear(config.d_model, config.d_ff, config.activation)
+        self.dropout = Dropout(config.ffn_dropout)
         self.outer = BiasedLinear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.inner(x))
+        return self.outer(self.dropout(self.inner(x)))
 
 
 class Residual(nn.Module):
@@ -180,9 +195,10 @@ class DecoderLayer(nn.Module):
         self_mask: AttentionMask,
         memory_mask: AttentionMask,
         weights: AttentionWeights,
+        self_weights: AttentionWeights,
     ) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), self_mask, None))
+        x = residual.after(x, self.attention(residual.before(x), self_mask, self_weights))
         residual = self.memory_residual
         x = residual.after(
             x, self.memory_attention(residual.before(x), memory, memory_mask, weights)
@@ -217,9 +233,18 @@ class Transformer(nn.Module):
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
         self.dropout = Dropout(config.dropout)
-        layers = range(config.n_layers)
-        self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in layers))
-        self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in layers))
+        # section 3.4; or the logits' scale, applied to the hidden states that they are made of
+        self.embedding_scale = self.hidden_scale = 1.0
+        if config.scale_embeddings == "embedding":
+            self.embedding_scale = math.sqrt(config.d_model)
+        elif config.scale_embeddings == "projection":
+            self.hidden_scale = config.d_model**-0.5
+        has_norm = config.embedding_norm is not None
+        self.src_embedding_norm = LayerNorm(config.d_model) if has_norm else nn.Identity()
+        self.tgt_embedding_norm = LayerNorm(config.d_model) if has_norm else nn.Identity()
+        encoder_layers, decoder_layers = range(config.encoder_depth), range(config.decoder_depth)
+        self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in encoder_layers))
+        self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in decoder_layers))
         # Pre-norm layers leave their residual stream unnormalised, so each stack needs a final
         # LayerNorm.
         is_pre = config.norm == "pre"
@@ -259,16 +284,28 @@ class Transformer(nn.Module):
         self.src_positions.reserve(longest)
         self.tgt_positions.reserve(longest)
 
-    def embed(self, embedding: nn.Embedding, positions: Positions, packed: Packed) -> Tensor:
-        x = look_up(embedding.weight, packed.tokens) * math.sqrt(self.config.d_model)  # section 3.4
+    def embed(
+        self, embedding: nn.Embedding, positions: Positions, norm: nn.Module, packed: Packed
+    ) -> Tensor:
+        x = look_up(embedding.weight, packed.tokens) * self.embedding_scale
         x = positions(x, packed.positions, packed.longest)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        return self.dropout(x)
+        if self.config.embedding_norm == "before_dropout":
+            return self.dropout(norm(x))
+        return norm(self.dropout(x))
+
+    def finish_decoder(self, x: Tensor) -> Tensor:
+        """Turn the output of the last layer into what `projection` computes logits from."""
+        x = self.decoder_norm(x)
+        return x if self.hidden_scale == 1.0 else x * self.hidden_scale
 
     def encode(self, src: Packed, weights: AttentionWeights = None) -> Tensor:
-        """Compute the encoder's output, called the memory: (Ts,) pieces -> (Ts, d_model)."""
-        x = self.embed(self.src_embedding, self.src_positions, src)
+        """Compute the encoder's output, called the memory: (Ts,) pieces -> (Ts, d_model).
+
+        For each layer, the weights of its self-attention, (S, H, Ls, Ls), are appended to `weights`.
+        """
+        x = self.embed(self.src_embedding, self.src_positions, self.src_embedding_norm, src)
         mask = AttentionMask(
             src,
             src,
@@ -281,21 +318,34 @@ class Transformer(nn.Module):
         return self.encoder_norm(x)
 
     def decode(
-        self, tgt: Packed, memory: Tensor, src: Packed, weights: AttentionWeights = None
+        self,
+        tgt: Packed,
+        memory: Tensor,
+        src: Packed,
+        weights: AttentionWeights = None,
+        self_weights: AttentionWeights = None,
     ) -> Tensor:
         """Compute the decoder's hidden states, from which `projection` computes logits: (Tt,)
         pieces -> (Tt, d_model).
+
+        For each layer, the weights of its attention to the memory, (S, H, Lt, Ls), are appended to
+        `weights`, and those of its self-attention, (S, H, Lt, Lt), to `self_weights`.
         """
-        x = self.embed(self.tgt_embedding, self.tgt_positions, tgt)
+        x = self.embed(self.tgt_embedding, self.tgt_positions, self.tgt_embedding_norm, tgt)
         self_mask = AttentionMask(
-            tgt, tgt, causal=True, window=self.config.window, path=self.attention_path
+            tgt,
+            tgt,
+            causal=True,
+            window=self.config.window,
+            is_single_group=self_weights is not None,
+            path=self.attention_path,
         )
         memory_mask = AttentionMask(
             tgt, src, is_single_group=weights is not None, path=self.attention_path
         )
         for layer in self.decoder:
-            x = layer(x, memory, self_mask, memory_mask, weights)
-        return self.decoder_norm(x)
+            x = layer(x, memory, self_mask, memory_mask, weights, self_weights)
+        return self.finish_decoder(x)
 
     def forward(self, src: Packed, tgt: Packed) -> Tensor:
         return self.decode(tgt, self.encode(src), src)
@@ -354,7 +404,7 @@ class Transformer(nn.Module):
         # keys and values of one position in one layer
         position_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
         # those of the memory exist twice while they are copied into the cache
-        loading = config.n_layers * round_up_source_width(longest) * position_bytes
+        loading = config.decoder_depth * round_up_source_width(longest) * position_bytes
         # those of one layer exist twice when the capacity grows or sentences leave
         moving = capacity * beam * position_bytes
         activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * element_bytes
@@ -368,10 +418,10 @@ class Transformer(nn.Module):
         B,) -> (S * B, d_model).
         """
         step = cache.advance()
-        x = self.tgt_embedding(tokens) * math.sqrt(self.config.d_model)
+        x = self.tgt_embedding(tokens) * self.embedding_scale
         # 0 for a static cache: `refill_cache` made the table long enough.
         longest = cache.length if isinstance(cache, Cache) else 0
-        x = self.tgt_positions(x, cache.positions(tokens), longest)
+        x = self.tgt_embedding_norm(self.tgt_positions(x, cache.positions(tokens), longest))
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
-        return self.decoder_norm(x)
+        return self.finish_decoder(x)

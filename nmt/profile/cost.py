@@ -51,8 +51,8 @@ def count_flop(config: ModelConfig, n_vocab: int, src_length: float, tgt_length:
     encoder = per_layer + src_seen * (keys + values)
     decoder = per_layer + query_projections + (tgt_seen + src_length) * (keys + values)
 
-    src = config.n_layers * (encoder + memory_projections)
-    tgt = config.n_layers * decoder + d * n_vocab
+    src = config.encoder_depth * encoder + config.decoder_depth * memory_projections
+    tgt = config.decoder_depth * decoder + d * n_vocab
     return Flop(FLOP_PER_MULTIPLY_ADD * src, FLOP_PER_MULTIPLY_ADD * tgt)
 
 

@@ -45,14 +45,17 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
         return True
     if world.is_main:
         reason = "Triton is not installed"
-        if triton is not None:
+        if model.attention_dropout:
+            reason = "the attention kernels have no dropout (model.attention_dropout)"
+        elif triton is not None:
             reason = f"the attention kernels support heads of at most {WIDEST_HEAD}"
         say(f"warning: the model is not compiled, so training is slower: {reason}")
     return False
 
 
 def _has_kernels(model: ModelConfig) -> bool:
-    return triton is not None and max(model.key_size, model.value_size) <= WIDEST_HEAD
+    has_heads = max(model.key_size, model.value_size) <= WIDEST_HEAD
+    return triton is not None and has_heads and not model.attention_dropout
 
 
 class CompiledObjective(nn.Module):

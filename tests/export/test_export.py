@@ -75,6 +75,13 @@ SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 SHAPES["decoder-tied"] = replace(PLAIN, tied="decoder")
 SHAPES["pre-embeddings-tied"] = replace(PLAIN, norm="pre", tied="embeddings")
+SHAPES["swish-logits-scaled"] = replace(
+    PLAIN, activation="swish", scale_embeddings="projection", encoder_layers=3, decoder_layers=1
+)
+SHAPES["pre-gelu-unscaled"] = replace(
+    PLAIN, norm="pre", tied=False, activation="gelu", scale_embeddings="none"
+)
+NORMED = replace(PLAIN, embedding_norm="before_dropout")
 SHAPES["unused-rows"] = replace(PLAIN, vocab_rows=99)
 SHAPES["biased-pre-small-heads"] = replace(SHAPES["pre-small-heads"], attention_bias=True)
 
@@ -127,6 +134,21 @@ def checkpoint(vocab: Vocab, tmp_path: Path) -> Checkpoint:
 
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: digest_file(path) for path in folder.iterdir()}
+
+
+@NEEDS_CT2
+def test_ctranslate2_has_a_norm_of_embeddings(vocab: Vocab, tmp_path: Path) -> None:
+    checkpoint = make_exportable(NORMED, vocab, tmp_path / "average")
+    found = export(checkpoint, "ctranslate2", tmp_path / "out", "float32", LINES)
+    assert found.differing == 0 and found.largest < 2e-5
+
+
+@NEEDS_HF
+def test_hugging_face_has_none(vocab: Vocab, tmp_path: Path) -> None:
+    checkpoint = make_exportable(NORMED, vocab, tmp_path / "average")
+    with pytest.raises(UserError, match="embedding_norm is before_dropout: neither Marian nor"):
+        export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -13,7 +13,9 @@ from packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import Packed, pack
+from nmt.model import attention
 from nmt.model.attention import AttentionMask, attend
+from nmt.model.dropout import draw_dropout
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
 
@@ -59,6 +61,44 @@ def test_equals_torch_for_each_sentence(
         strict=True,
     ):
         assert (a - b).abs().max() < bound * 10
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_of_weights_equals_autograd(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    side = pack([[5] * 7, [5] * 20, [5] * 3])  # two groups
+    q, k, v = (torch.randn(30, 2, 6, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    drawn: list[Tensor] = []
+
+    def draw(weights: Tensor, rate: float) -> Tensor:
+        drawn.append(draw_dropout(weights, rate))
+        return drawn[-1]
+
+    monkeypatch.setattr(attention, "draw_dropout", draw)
+    ours = attend(q, k, v, AttentionMask(side, side, causal), None, 0.4)
+    factors: dict[int, Tensor] = {}  # by length: (H, L, L)
+    for cells, lengths in zip(drawn, ([7, 3], [20]), strict=True):
+        for of_sentence, n in zip(cells.unflatten(0, (-1, 2)), lengths, strict=True):
+            factors[n] = of_sentence[:, :n, :n]
+    kept = torch.cat([factor.flatten() for factor in factors.values()]) != 0
+    assert float(kept.double().mean()) == pytest.approx(0.6, abs=0.1)
+    expected = []
+    for one_q, one_k, one_v in zip(*(x.split([7, 20, 3]) for x in (q, k, v)), strict=True):
+        n = len(one_q)
+        scores = torch.einsum("qhd,khd->hqk", one_q, one_k) / 6**0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        weights = scores.softmax(-1) * factors[n]
+        expected.append(torch.einsum("hqk,khd->qhd", weights, one_v))
+    theirs = torch.cat(expected)
+    assert (ours - theirs).abs().max() < 1e-12
+    weight = torch.randn_like(theirs)
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), (q, k, v)),
+        torch.autograd.grad((theirs * weight).sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert (a - b).abs().max() < 1e-11
 
 
 @settings(max_examples=60)

@@ -23,6 +23,8 @@ SHAPES = {
     "small-heads": replace(SHAPE, d_k=3, d_v=5),
     "window": replace(SHAPE, window=2),
     "biased": replace(SHAPE, attention_bias=True),
+    "gelu": replace(SHAPE, activation="gelu", embedding_norm="before_dropout"),
+    "swish": replace(SHAPE, activation="swish", scale_embeddings="projection"),
 }
 SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
 SRC = pack(SENTENCES)

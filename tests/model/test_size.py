@@ -19,7 +19,8 @@ SMALL = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=3)
     [
         SMALL,
         replace(SMALL, tied=False, norm="pre"),
-        replace(SMALL, tied="decoder"),
+        replace(SMALL, tied="decoder", encoder_layers=5, decoder_layers=1),
+        replace(SMALL, embedding_norm="after_dropout", scale_embeddings="projection"),
         replace(SMALL, tied="embeddings"),
         replace(SMALL, d_k=3, d_v=5, attention_bias=True),
         replace(SMALL, positions="learned", max_positions=30, vocab_rows=50),
@@ -40,6 +41,7 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
         [f"model.d_model={2**62}"],
         [f"model.d_ff={2**62}"],
         ["model.n_layers=1000000000000"],
+        ["model.encoder_layers=1000000000000"],
         [f"model.n_heads={2**61}", "model.d_k=1", "model.d_v=1"],
         [f"model.d_k={2**61}", "model.d_v=1"],
         [f"model.d_v={2**61}", "model.d_k=1"],

@@ -4,17 +4,19 @@ against the full pass.
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_twin import make_torch_twin
 
 from nmt.config import ModelConfig, load_config
 from nmt.data.batch import Packed, pack
+from nmt.model.attention import AttentionMask
 from nmt.model.positions import sinusoids
-from nmt.model.transformer import Transformer
+from nmt.model.transformer import FeedForward, Transformer
 
 SMALL = ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2, dropout=0.0)
 V = 23
@@ -41,55 +43,11 @@ def with_tail(packed: Packed, n: int) -> Packed:
     )
 
 
-def torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
-    """torch.nn's encoder and decoder with the model's weights."""
-    c, is_pre = model.config, model.config.norm == "pre"
-    encoder_layer = nn.TransformerEncoderLayer(
-        c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre
-    )
-    decoder_layer = nn.TransformerDecoderLayer(
-        c.d_model, c.n_heads, c.d_ff, 0.0, batch_first=True, norm_first=is_pre
-    )
-    encoder_norm, decoder_norm = (nn.LayerNorm(c.d_model) if is_pre else None for _ in range(2))
-    encoder = nn.TransformerEncoder(
-        encoder_layer, c.n_layers, encoder_norm, enable_nested_tensor=False
-    ).double()
-    decoder = nn.TransformerDecoder(decoder_layer, c.n_layers, decoder_norm).double()
-
-    def copy_attention(
-        theirs: nn.MultiheadAttention, inputs: list[nn.Linear], output: nn.Linear
-    ) -> None:
-        theirs.in_proj_weight.data.copy_(torch.cat([linear.weight for linear in inputs]))
-        theirs.out_proj.weight.data.copy_(output.weight)
-        theirs.in_proj_bias.data.zero_()
-        theirs.out_proj.bias.data.zero_()
-        if c.attention_bias:
-            theirs.in_proj_bias.data.copy_(torch.cat([linear.bias for linear in inputs]))
-            theirs.out_proj.bias.data.copy_(output.bias)
-
-    layers: list[Any] = [*encoder.layers, *decoder.layers]
-    for ours, theirs in zip([*model.encoder, *model.decoder], layers, strict=True):
-        copy_attention(theirs.self_attn, [ours.attention.qkv], ours.attention.output)
-        theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
-        theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
-        norms = [ours.attention_residual.norm, ours.feed_forward_residual.norm]
-        if hasattr(theirs, "multihead_attn"):
-            memory = ours.memory_attention
-            copy_attention(theirs.multihead_attn, [memory.q, memory.kv], memory.output)
-            norms.insert(1, ours.memory_residual.norm)
-        for i, norm in enumerate(norms, 1):
-            getattr(theirs, f"norm{i}").load_state_dict(norm.state_dict())
-    for theirs, ours in ((encoder_norm, model.encoder_norm), (decoder_norm, model.decoder_norm)):
-        if theirs is not None:
-            theirs.load_state_dict(ours.state_dict())
-    return encoder.eval(), decoder.eval()
-
-
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"], has_bias: bool) -> None:
     model = make(replace(SMALL, norm=norm, attention_bias=has_bias))
-    encoder, decoder = torch_twin(model)
+    encoder, decoder = make_torch_twin(model)
     packed = model(pack(SRC), pack(TGT))
     for src, tgt, ours in zip(SRC, TGT, packed.split([len(t) for t in TGT]), strict=True):
 
@@ -177,8 +135,18 @@ OPTIONS = [
     replace(SMALL, tied="decoder"),
     replace(SMALL, tied="embeddings"),
     replace(SMALL, attention_bias=True),
+    replace(
+        SMALL,
+        scale_embeddings="projection",
+        embedding_norm="after_dropout",
+        activation="swish",
+        encoder_layers=3,
+        decoder_layers=1,
+    ),
+    replace(SMALL, scale_embeddings="none", embedding_norm="before_dropout", activation="gelu"),
 ]
 NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "decoder", "embeddings", "biased"]
+NAMES += ["swish", "gelu"]
 
 
 @pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
@@ -255,6 +223,60 @@ def test_attention_weights_sum_to_one_and_see_only_what_they_may() -> None:
     model.decode(pack(TGT), memory, src, crossed)
     assert (crossed[1][1, :, :5].sum(-1) - 1).abs().max() < 1e-12
     assert crossed[1][1, :, :5, len(SRC[1]) :].max() == 0.0
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_the_weights_of_the_decoders_self_attention_are_a_plain_softmax(window: int | None) -> None:
+    """For the whole target given: (sentences, heads, longest target, longest target)."""
+    model = make(replace(SMALL, window=window))
+    src, seen, crossed = pack(SRC), list[Tensor](), list[Tensor]()
+    memory = model.encode(src)
+    without = model.decode(pack(TGT), memory, src)
+    both = model.decode(pack(TGT), memory, src, crossed, seen)
+    assert (both - without).abs().max() < 1e-12
+    assert [weights.shape for weights in seen] == [(3, 4, 5, 5)] * 2
+    assert [weights.shape for weights in crossed] == [(3, 4, 5, 6)] * 2
+    for sentence, ids in enumerate(TGT):
+        n, one = len(ids), pack([ids])
+        x = model.embed(model.tgt_embedding, model.tgt_positions, model.tgt_embedding_norm, one)
+        gap = torch.arange(n)[:, None] - torch.arange(n)
+        is_hidden = (gap < 0) | (gap > (n if window is None else window))
+        source = pack([SRC[sentence]])
+        for layer, weights in zip(model.decoder, seen, strict=True):
+            q, k, _ = layer.attention.project_qkv(layer.attention_residual.before(x))
+            scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+            plain = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
+            assert (weights[sentence, :, :n, :n] - plain).abs().max() < 1e-12
+            assert not weights[sentence, :, :n, n:].any()
+            masks = AttentionMask(one, one, True, window), AttentionMask(one, source)
+            x = layer(x, model.encode(source), *masks, None, None)
+
+
+def test_dropout_of_the_feed_forward_follows_its_activation() -> None:
+    forward = FeedForward(replace(SMALL, ffn_dropout=0.5, activation="gelu")).double().train()
+    x = torch.randn(200, 16, dtype=torch.float64)
+    seen: list[Tensor] = []
+    forward.outer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    forward(x)
+    expected = F.gelu(F.linear(x, forward.inner.weight, forward.inner.bias))
+    kept = seen[0] != 0
+    assert (seen[0] - 2 * expected * kept).abs().max() < 1e-12
+    assert float(kept.double().mean()) == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_switches_draw_nothing_where_they_are_off() -> None:
+    """Dropout that is off draws no random number, so a run keeps its bits."""
+    model = Transformer(SMALL, V).train()  # no dropout at all
+    state = torch.get_rng_state()
+    model(pack(SRC), pack(TGT))
+    assert torch.equal(torch.get_rng_state(), state)
+    on = Transformer(replace(SMALL, attention_dropout=0.5), V).train()
+    state = torch.get_rng_state()
+    on(pack(SRC), pack(TGT))
+    assert not torch.equal(torch.get_rng_state(), state)
+    state = torch.get_rng_state()
+    on.eval()(pack(SRC), pack(TGT))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_future_does_not_leak() -> None:

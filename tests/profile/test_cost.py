@@ -40,6 +40,7 @@ def test_operations_of_the_papers_models(model: ModelConfig, src: float, tgt: fl
         ModelConfig(d_model=128, d_ff=256, n_heads=4, n_layers=2),
         ModelConfig(d_model=128, d_ff=512, n_heads=2, n_layers=3, d_k=32, d_v=96, norm="pre"),
         ModelConfig(d_model=64, d_ff=256, n_heads=4, n_layers=1, tied=False, dropout=0.0),
+        ModelConfig(d_model=128, d_ff=256, n_heads=4, encoder_layers=3, decoder_layers=1),
     ],
 )
 def test_operations_are_those_that_torch_counts(model: ModelConfig) -> None:

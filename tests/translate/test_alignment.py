@@ -21,7 +21,7 @@ def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list
     """
     source = pack([[*src, EOS]])
     memory, target = model.encode(source), pack([[BOS, *tgt]])
-    x = model.embed(model.tgt_embedding, model.tgt_positions, target)
+    x = model.embed(model.tgt_embedding, model.tgt_positions, model.tgt_embedding_norm, target)
     layers = []
 
     def attended(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
