@@ -97,11 +97,13 @@ def train(config: RunConfig) -> int:
     from nmt.system.ranks import join_world
     from nmt.train import trainer
     from nmt.train.memory_probe import check_training_fits
+    from nmt.train.mirror import fetch_run
 
     with join_world(config.device) as world:
         world.on_main(lambda: check_training_fits(config, world))
         # A mistake in the settings must not leave a store that nobody asked for.
         world.on_main(lambda: trainer.check_same_run(config))
+        world.on_main(lambda: fetch_run(config))
         world.on_main(lambda: prepare(config))
         exit_code = trainer.train(config, world)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.

@@ -482,11 +482,14 @@ def list_steps(run: RunFolder) -> list[int]:
     check_own_folder(run.checkpoints, inside=run.path)  # training prunes what is in it
     if not run.checkpoints.is_dir():
         return []
-    steps = []
-    for path in run.checkpoints.iterdir():
-        if match := re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", path.name):
-            steps.append(int(match[1]))
-    return sorted(steps)
+    steps = [parse_step(path.name) for path in run.checkpoints.iterdir()]
+    return sorted(step for step in steps if step is not None)
+
+
+def parse_step(name: str) -> int | None:
+    """Return the step of a checkpoint's folder with this name; None if it is not one's."""
+    match = re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", name)
+    return int(match[1]) if match else None
 
 
 def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
@@ -531,11 +534,15 @@ def prune_checkpoints(
     from them. They are not counted, and training will overwrite them.
     """
     steps = [step for step in list_steps(run) if step <= last_step]
+    for step in set(steps) - choose_kept(steps, training, {best_step}):
+        remove_folder(run.checkpoint(step))
+
+
+def choose_kept(steps: list[int], training: TrainingConfig, best_steps: set[int]) -> set[int]:
+    """Of the checkpoints of these ascending steps, return those that are not pruned."""
     counted = [step for step in steps if training.is_counted(step)]
-    kept = {best_step, *steps[-1:], *counted[-training.keep_checkpoints :]}
-    for step in steps:
-        if step not in kept:
-            remove_folder(run.checkpoint(step))
+    kept = {*best_steps, *steps[-1:], *counted[-training.keep_checkpoints :]}
+    return kept.intersection(steps)
 
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:

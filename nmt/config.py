@@ -426,6 +426,9 @@ class TrainingConfig:
     # How many of the newest checkpoints to keep, of those that nmt-average counts. The very newest
     # and the best are kept in any case.
     keep_checkpoints: int = default(20, AT_LEAST_ONE)
+    # Where the run is copied to, and fetched from on a machine that has nothing: s3://bucket/prefix
+    # or another URL of fsspec.
+    mirror: str | None = None
 
     def is_checkpoint_step(self, step: int) -> bool:
         """Whether a checkpoint of this update is planned, whatever the clock says."""
@@ -440,6 +443,13 @@ class TrainingConfig:
         return self.checkpoint_every is None or self.is_checkpoint_step(step)
 
     def check(self) -> str | None:
+        if self.mirror is not None and not re.fullmatch(
+            r"[a-z][a-z0-9+.-]*://[^@?#]+", self.mirror
+        ):
+            return (
+                f"mirror is {self.mirror!r}; give a URL such as s3://bucket/prefix, without a password, "
+                "which belongs in the environment"
+            )
         if set(self.freeze) == {"embeddings", "encoder", "decoder"}:
             return "freeze names all parts of the model, so nothing would be trained; leave one out"
         if self.shard and self.compile == "on":
@@ -657,6 +667,7 @@ CHANGEABLE_KEYS = (
     "training.checkpoint_every",
     "training.checkpoint_minutes",
     "training.keep_checkpoints",
+    "training.mirror",
     "decoding",
     "evaluation.sentences",
 )
@@ -725,22 +736,22 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
 
 def _read_text(path: Path) -> str:
     try:
-        return _decode(path, path.read_bytes())
+        return _decode(str(path), path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _decode(path: Path, data: bytes) -> str:
+def _decode(name: str, data: bytes) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(
-            f"{path}:{line}: byte {error.start} of the file is not valid UTF-8; convert it to UTF-8"
+            f"{name}:{line}: byte {error.start} of the file is not valid UTF-8; convert it to UTF-8"
         ) from None
     if len(data) > MAX_CONFIG_BYTES:
         raise UserError(
-            f"{path}: has {len(data):,} bytes, but a config may have {MAX_CONFIG_BYTES:,}; "
+            f"{name}: has {len(data):,} bytes, but a config may have {MAX_CONFIG_BYTES:,}; "
             "is it the right file?"
         )
     return text
@@ -848,7 +859,12 @@ def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig
         data = read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    source = parse_yaml(_decode(path, data), str(path))
+    return parse_recorded_config(data, str(path), overrides)
+
+
+def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read the content of a config that nmt wrote; error messages call it `name`."""
+    source = parse_yaml(_decode(name, data), name)
     if "extends" in source.values:
         raise UserError(
             f"{source.places['extends']}: extends: a config that nmt recorded must be complete; "

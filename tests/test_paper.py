@@ -65,6 +65,7 @@ WITHOUT_ROW = {
             "training.compile",
             "training.shard",
             "training.checkpoint_minutes",
+            "training.mirror",
             "decoding.precision",
             "decoding.batch_tokens",
         ),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
+from nmt.system.errors import UserError
 from nmt.system.streams import secure_standard_streams
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def train_model(args: argparse.Namespace) -> int:
     if args.profile or args.plan:
         profile_or_plan(config, args)
         return 0
+    mirror = config.training.mirror
+    if args.offline and mirror is not None and not mirror.startswith("file://"):
+        raise UserError(f"--offline, but training.mirror={mirror}: leave out one of them")
     return api.train(config)
 
 

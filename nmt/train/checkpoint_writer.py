@@ -22,6 +22,7 @@ from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
 from nmt.train.metrics_log import MetricsLog
+from nmt.train.mirror import Mirror
 
 MAX_FAILURES = 3  # in a row
 SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write to the same disk
@@ -40,8 +41,10 @@ class CheckpointWriter:
         metrics: MetricsLog,
         saved_step: int,
         in_background: bool,
+        mirror: Mirror | None = None,
     ) -> None:
         self.run, self.config, self.vocab, self.metrics = run, config, vocab, metrics
+        self.mirror = mirror
         self.in_background = in_background
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
@@ -70,9 +73,12 @@ class CheckpointWriter:
             self.wait()
 
     def poll(self) -> None:
-        """Record the outcome of the last save if it has finished."""
+        """Record the outcome of the last save if it has finished, and what the mirror warns of."""
         if self._writing is not None and self._writing.done():
             self.wait()
+        for message in self.mirror.take_warnings() if self.mirror else ():
+            event = {"kind": "warning", "step": self.saved_step, "problem": "mirror"}
+            self.metrics.write(event | {"message": message})
 
     def wait(self) -> None:
         """Wait for the last save to finish and record its outcome."""
@@ -115,6 +121,8 @@ class CheckpointWriter:
                 best_step = int(match[1]) if match else 0
             training = self.config.training
             checkpoint.prune_checkpoints(self.run, training, best_step, state.step)
+            if self.mirror:
+                self.mirror.update({best_step, state.best_step}, state.step)
         except OSError as error:
             say(
                 f"warning: {self.run.checkpoints}: could not update the links or remove old checkpoints "
@@ -125,6 +133,8 @@ class CheckpointWriter:
         """Wait for what is being written, because the run's lock is released next."""
         self._thread.shutdown()
         self.wait()
+        if self.mirror:
+            self.mirror.close()
 
     def _copy_to_host(self, snapshot: Snapshot) -> Snapshot:
         """Copy the tensors into pinned memory, which is reused each time and which the thread

@@ -49,6 +49,7 @@ from nmt.train.memory_probe import (
     resolve_micro_tokens,
 )
 from nmt.train.metrics_log import MetricsLog, read_metrics
+from nmt.train.mirror import Mirror, claim_mirror
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
@@ -142,6 +143,7 @@ class Trainer:
                 self.metrics,
                 self.state.step,
                 in_background=world.device.type == "cuda",
+                mirror=Mirror(config, run) if config.training.mirror else None,
             )
 
     def resume(self) -> TrainState:
@@ -642,6 +644,7 @@ def _claim_folder(
     remove_leftovers(run.checkpoints)
     if check_same_run(config) != config:
         write_text(run.config, format_config(config))
+    claim_mirror(config, run)
 
 
 def check_same_run(config: RunConfig) -> RunConfig | None:

@@ -1,0 +1,311 @@
+"""Keeps a copy of a run at training.mirror, and fetches it onto a machine that has nothing.
+
+A thread of the main rank makes the mirror like the run folder whenever a checkpoint was completed.
+It compares what is there with what should be, so the next attempt makes good what failed or was cut
+off by a kill. Nothing that happens there stops the training. metrics.jsonl is copied before the
+checkpoint that counts on its lines becomes visible.
+"""
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.checkpoint import TrainState, choose_kept, list_steps, parse_step, read_origin
+from nmt.config import RunConfig, list_differences, parse_recorded_config
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import (
+    has_plain_file,
+    is_fixed,
+    list_own_names,
+    lock,
+    make_folder,
+    read_bytes,
+    read_file_stamp,
+    write_bytes,
+)
+from nmt.system.progress import say
+from nmt.system.remote import Remote, RemoteError
+from nmt.system.run_folder import CONFIG_FILE, MANIFEST_FILE, METRICS_FILE, RunFolder
+
+RETRY_S = 30.0  # after a failure
+END_RETRY_S = 1.0  # the same when the run has ended
+CLOSE_S = 600.0  # that the end of a run waits for the last copies, at most
+FAILURES_AT_END = 3  # after which the end waits no longer
+STORE_PLACE, AVERAGE_PLACE = "store", "average"  # in the mirror
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the mirror should be like."""
+
+    best_steps: set[int]
+    last_step: int
+
+
+class Mirror:
+    """Copies the run in a thread. Only the main rank has one."""
+
+    def __init__(self, config: RunConfig, run: RunFolder) -> None:
+        assert config.training.mirror is not None
+        self.config, self.run = config, run
+        self.remote = Remote(config.training.mirror)
+        self.copied: dict[str, object] = {}  # what is there, by name: manifests, or stamps of files
+        self.failures = 0  # in a row
+        self.warnings: list[str] = []  # not yet in the metrics
+        self._wanted: Wanted | None = None  # not yet done
+        self._is_closing = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def update(self, best_steps: set[int], last_step: int) -> None:
+        """Say that the run folder has changed."""
+        with self._change:
+            self._wanted = Wanted(best_steps, last_step)
+            self._change.notify()
+
+    def take_warnings(self) -> list[str]:
+        """What went wrong since the last call."""
+        warnings, self.warnings = self.warnings, []
+        return warnings
+
+    def close(self) -> None:
+        """Wait until all is copied, or cannot be."""
+        with self._change:
+            self._is_closing = True
+            self.failures = min(self.failures, 1)
+            self._change.notify()
+        self._thread.join(1.0)
+        if self._thread.is_alive():
+            say(f"copying to {self.remote.url}")
+            self._thread.join(CLOSE_S)
+        if self._thread.is_alive() or self._wanted is not None:
+            say(
+                f"warning: {self.remote.url} is not up to date; the same command copies the rest, "
+                "even if the run is done"
+            )
+
+    # ---- in the thread ---------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while wanted := self._wait():
+            try:
+                self._copy(wanted)
+            except Exception as error:  # whatever it is, the training goes on
+                self._note_failure(error)
+                continue
+            if self.failures:
+                say(f"{self.remote.url} is up to date again")
+            self.failures = 0
+            with self._change:
+                if self._wanted is wanted:
+                    self._wanted = None
+
+    def _wait(self) -> Wanted | None:
+        """Wait for something to do; None at the end."""
+        with self._change:
+            if self.failures and not self._is_closing:
+                self._change.wait_for(lambda: self._is_closing, RETRY_S)
+            elif self.failures:
+                self._change.wait(END_RETRY_S)
+            self._change.wait_for(lambda: self._wanted is not None or self._is_closing)
+            has_given_up = self._is_closing and self.failures >= FAILURES_AT_END
+            return None if has_given_up else self._wanted
+
+    def _note_failure(self, error: Exception) -> None:
+        self.failures += 1
+        if self.failures > 1:
+            return
+        text = str(error) if isinstance(error, (Failure, UserError)) else repr(error)
+        warning = f"training.mirror: {text}; the training goes on, and copying is tried again"
+        say(f"warning: {warning}")
+        self.warnings.append(warning)
+
+    def _copy(self, wanted: Wanted) -> None:
+        # checkpoints, the newest first; while one is copied, a newer one may come
+        there = list_mirrored_steps(self.remote)
+        while (step := self._find_missing(there, wanted)) is not None:
+            if self._copy_folder(name_checkpoint(step), self.run.checkpoint(step)):
+                there.add(step)
+
+        # the rest
+        self._copy_files()
+        self._copy_folder(STORE_PLACE, Path(self.config.data.store))
+        self._copy_folder(AVERAGE_PLACE, self.run.average)
+
+        # Old checkpoints go by the rule of the run folder. Those that a new machine lacks are
+        # fetched, because averages need them.
+        kept = self._choose_kept(there, wanted)
+        for step in sorted(there):
+            if step <= wanted.last_step and step not in kept:
+                self.remote.remove_folder(name_checkpoint(step))
+        for step in sorted(kept.difference(list_steps(self.run)), reverse=True):
+            self.remote.get_folder(name_checkpoint(step), self.run.checkpoint(step))
+
+    def _choose_kept(self, steps: set[int], wanted: Wanted) -> set[int]:
+        ascending = sorted(step for step in steps if step <= wanted.last_step)
+        return choose_kept(ascending, self.config.training, wanted.best_steps)
+
+    def _find_missing(self, there: set[int], wanted: Wanted) -> int | None:
+        """The newest checkpoint of the run folder that the mirror lacks, or has in another form."""
+        here = set(list_steps(self.run))
+        for step in sorted(here & self._choose_kept(here | there, wanted), reverse=True):
+            name = name_checkpoint(step)
+            if step not in there:
+                self.copied.pop(name, None)
+            if not self._is_copied(name, self.run.checkpoint(step)):
+                return step
+        return None
+
+    def _is_copied(self, name: str, folder: Path) -> bool:
+        """Whether this sealed folder is in the mirror, or is not there to be copied."""
+        if not has_plain_file(folder / MANIFEST_FILE):
+            return True
+        if name not in self.copied:
+            self.copied[name] = self.remote.read(f"{name}/{MANIFEST_FILE}")
+        return self.copied[name] == read_bytes(folder / MANIFEST_FILE)
+
+    def _copy_folder(self, name: str, folder: Path) -> bool:
+        """Copy a sealed folder; False if it was removed or replaced meanwhile."""
+        if self._is_copied(name, folder):
+            return True
+        try:
+            manifest = self.remote.put_files(folder, name)
+            self._copy_files()
+            if read_bytes(folder / MANIFEST_FILE) != manifest:
+                return False
+        except (OSError, RemoteError):
+            if folder.is_dir():
+                raise
+            return False  # pruned
+        self.remote.write(f"{name}/{MANIFEST_FILE}", manifest)
+        self.copied[name] = manifest
+        return True
+
+    def _copy_files(self) -> None:
+        run = self.run
+        for path in (run.config, run.vocab, run.metrics, run.status, run.results, run.curve):
+            if not has_plain_file(path):
+                continue
+            stamp = read_file_stamp(path)
+            if self.copied.get(path.name) != stamp:
+                self.remote.put_file(path, path.name)
+                self.copied[path.name] = stamp
+
+
+def name_checkpoint(step: int) -> str:
+    """Its place in the mirror, which is that in a run folder."""
+    return str(RunFolder(Path()).checkpoint(step))
+
+
+def list_mirrored_steps(remote: Remote) -> set[int]:
+    steps = map(parse_step, remote.list_sealed(RunFolder(Path()).checkpoints.name))
+    return {step for step in steps if step is not None}
+
+
+# ---- at the start of a run --------------------------------------------------------------------------------------
+
+
+def fetch_run(config: RunConfig) -> None:
+    """Fetch the newest checkpoint and the store if this machine has none as new.
+
+    A run that has checkpoints here continues without a mirror that cannot be read; one that has
+    none must not begin anew because of that.
+    """
+    if config.training.mirror is None:
+        return
+    run = RunFolder(config.folder)
+    steps_here = list_steps(run)
+    try:
+        remote = Remote(config.training.mirror)
+        recorded = remote.read(CONFIG_FILE)
+        if recorded is not None:
+            _check_same_settings(recorded, config, remote)
+        there = list_mirrored_steps(remote)
+        if there and max(there) > max(steps_here, default=0):
+            make_folder(run.path)
+            with lock(run.path, "nmt-train"):
+                _fetch_checkpoints(remote, run, there, recorded)
+        _fetch_store(remote, Path(config.data.store).resolve())
+    except RemoteError as error:
+        if not steps_here:
+            raise Failure(
+                f"training.mirror: {error}; try again, or give training.mirror=null to begin without it"
+            ) from None
+        say(f"warning: training.mirror: {error}; continuing from what is here")
+
+
+def _check_same_settings(recorded: bytes, config: RunConfig, remote: Remote) -> None:
+    changes = list_differences(
+        parse_recorded_config(recorded, f"{remote.url}/{CONFIG_FILE}"), config
+    )
+    if changes:
+        raise UserError(
+            f"training.mirror={remote.url}: holds a run with different settings "
+            f"({'; '.join(changes)}); restore them, or give another URL"
+        )
+
+
+def _fetch_checkpoints(
+    remote: Remote, run: RunFolder, there: set[int], config: bytes | None
+) -> None:
+    """Fetch the newest checkpoint that is whole, and the best."""
+    make_folder(run.checkpoints)
+    remote.get_file(METRICS_FILE, run.metrics)
+    if config is not None and not has_plain_file(run.config):
+        write_bytes(run.config, config)
+    steps_here = list_steps(run)
+    for step in sorted(there, reverse=True):
+        if step in steps_here:
+            return
+        say(f"fetching the checkpoint of update {step:,} from {remote.url}")
+        if _fetch_whole(remote, name_checkpoint(step), run.checkpoint(step)):
+            origin = read_origin(run.checkpoint(step))
+            best_step = origin.best_step if isinstance(origin, TrainState) else 0
+            if best_step in there and best_step not in (step, *steps_here):
+                _fetch_whole(remote, name_checkpoint(best_step), run.checkpoint(best_step))
+            return
+    if not steps_here:
+        raise Failure(
+            f"{remote.url}: none of its {len(there)} checkpoints is whole; "
+            "give another training.mirror to begin anew"
+        )
+
+
+def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:
+    """Fetch a sealed folder. If it is damaged, it no longer counts as complete there."""
+    try:
+        remote.get_folder(name, path)
+    except UserError as error:
+        say(f"warning: {error}")
+        remote.unseal(name)
+        return False
+    return True
+
+
+def _fetch_store(remote: Remote, store: Path) -> None:
+    """Fetch the store if nothing is in its place; nmt-prepare judges what is."""
+    is_fixed_store = is_fixed(store)
+    if os.path.lexists(store) and (not store.is_dir() or list_own_names(store)):
+        return
+    if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
+        return
+    make_folder(store if is_fixed_store else store.parent)
+    # the lock of nmt-prepare
+    with lock(store, "fetching", None if is_fixed_store else f".{store.name}.lock"):
+        say(f"fetching the store from {remote.url}")
+        _fetch_whole(remote, STORE_PLACE, store)
+
+
+def claim_mirror(config: RunConfig, run: RunFolder) -> None:
+    """Write the config of the run to its mirror. A run that has done nothing yet fails if that
+    fails: its mirror is perhaps misspelt.
+    """
+    if config.training.mirror is None:
+        return
+    try:
+        Remote(config.training.mirror).put_file(run.config, CONFIG_FILE)
+    except RemoteError as error:
+        if not list_steps(run):
+            raise Failure(f"training.mirror: {error}; is it the right place?") from None
