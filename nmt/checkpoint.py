@@ -4,7 +4,7 @@ self-contained.
 `model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's
 moments, keyed by weight name; with `training.ema`, the first holds the moving average of the weights
 and the second also the weights themselves. `state.json` holds the few numbers that training resumes from.
-`config.yaml` and `vocab.model` make the folder usable on any machine. `manifest.json` has the
+`config.yaml` and `vocab.model`, or one for each side, make the folder usable on any machine. `manifest.json` has the
 sha256 of each file. An average (nmt/average/mean.py) has the same files except the optimizer's, and
 its `state.json` lists the averaged checkpoints.
 """
@@ -31,7 +31,7 @@ from nmt.config import (
     load_recorded_config,
 )
 from nmt.data.plan import Cursor
-from nmt.data.vocab import MAX_MODEL_BYTES, Vocab
+from nmt.data.vocab import MAX_MODEL_BYTES, Vocabulary, load_vocab, write_vocab
 from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
@@ -43,7 +43,6 @@ from nmt.system.files import (
     read_manifest,
     remove_folder,
     verify,
-    write_bytes,
     write_folder,
     write_json,
     write_text,
@@ -58,18 +57,22 @@ from nmt.system.run_folder import (
     MANIFEST_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
+    SIDE_VOCAB_FILES,
     STATE_FILE,
     VOCAB_FILE,
     RunFolder,
+    find_vocab_files,
 )
 from nmt.system.tensor_files import write_tensors
 
-# The files of every checkpoint; a training checkpoint also has OPTIMIZER_FILE.
-COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
+# The files of every checkpoint, beside those of its vocabulary; a training checkpoint also has
+# OPTIMIZER_FILE.
+COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE)
 
 # Small files are read into memory whole, so their size is limited in case one is damaged or
 # hostile.
-MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES, VOCAB_FILE: MAX_MODEL_BYTES}
+MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES}
+MAX_BYTES |= dict.fromkeys((VOCAB_FILE, *SIDE_VOCAB_FILES), MAX_MODEL_BYTES)
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 
@@ -122,7 +125,7 @@ class Checkpoint:
 
     path: Path
     config: RunConfig
-    vocab: Vocab
+    vocab: Vocabulary
     origin: Origin  # where its weights come from
     sha256: dict[str, str]  # of each file, from the manifest at the time of opening
 
@@ -189,7 +192,7 @@ def take_snapshot(
 
 
 def save_checkpoint(
-    path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab: Vocab
+    path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab: Vocabulary
 ) -> None:
     """Write a checkpoint to the folder `path`, atomically: after a crash it is complete or absent."""
 
@@ -201,14 +204,14 @@ def save_checkpoint(
     write_folder(path, fill)
 
 
-def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vocab) -> None:
+def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vocabulary) -> None:
     """Write the files of a checkpoint that hold no tensors."""
     values = asdict(origin)
     if isinstance(origin, Average):  # omit fields that do not apply
         values = {key: value for key, value in values.items() if value is not None}
     write_json(folder / STATE_FILE, values)
     write_text(folder / CONFIG_FILE, format_config(config))
-    write_bytes(folder / VOCAB_FILE, vocab.model)
+    write_vocab(folder, vocab)
 
 
 # ---- opening ------------------------------------------------------------------------------------------------------
@@ -245,7 +248,7 @@ def open_for_average(path: Path) -> Checkpoint:
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = _open_unverified(path)
-    verify(path, only=COMMON_FILES)
+    verify(path, only=(*COMMON_FILES, *checkpoint.vocab.files))
     return checkpoint
 
 
@@ -273,8 +276,9 @@ def _open_unverified(path: Path) -> Checkpoint:
             f"{path}: is an export, not a checkpoint; add --engine ctranslate2 if it is one for "
             "CTranslate2, otherwise give the checkpoint that it was made of"
         )
+    common_files = (*COMMON_FILES, *find_vocab_files(entries))
     for name, entry in entries.items():
-        if name not in (*COMMON_FILES, OPTIMIZER_FILE):
+        if name not in (*common_files, OPTIMIZER_FILE):
             raise UserError(
                 f"{path / MANIFEST_FILE}: lists {name}, which does not belong to a checkpoint; "
                 "use another copy"
@@ -284,11 +288,15 @@ def _open_unverified(path: Path) -> Checkpoint:
                 f"{path / name}: has {entry['size']:,} bytes, but at most {MAX_BYTES[name]:,} are "
                 "allowed; use another copy"
             )
-    verify(path, COMMON_FILES, only=MAX_BYTES)
+    verify(path, common_files, only=[name for name in common_files if name in MAX_BYTES])
     origin = read_origin(path)
     config = _read_config(path / CONFIG_FILE)
-    vocab = Vocab.load(path / VOCAB_FILE)
-    weight_shapes = partial(_weight_shapes, config.model, vocab.size, path / CONFIG_FILE)
+    vocab = load_vocab(path)
+    if config.vocab.joint != (vocab.src is vocab.tgt):
+        raise UserError(
+            f"{path / CONFIG_FILE}: vocab.joint is not that of the vocabulary beside it; use another copy"
+        )
+    weight_shapes = partial(_weight_shapes, config.model, vocab.sizes, path / CONFIG_FILE)
     _check_tensors(path / MODEL_FILE, weight_shapes())
     if isinstance(origin, TrainState):
         verify(path, (OPTIMIZER_FILE,), only=())  # must be in the manifest; nothing is hashed here
@@ -341,14 +349,14 @@ def read_origin(folder: Path) -> Origin:
 
 
 def _weight_shapes(
-    config: ModelConfig, vocab_size: int, path: Path
+    config: ModelConfig, vocab_sizes: tuple[int, int], path: Path
 ) -> Iterator[tuple[str, list[int]]]:
     """Yield the name and shape of each weight that the config in `path` implies.
 
     A hostile config may ask for millions of layers, so only one layer is built and nothing is
     collected in a list.
     """
-    n_bytes = count_model_bytes(config, vocab_size, WEIGHT_BYTES)
+    n_bytes = count_model_bytes(config, vocab_sizes, WEIGHT_BYTES)
     limit = find_memory_limit()
     if n_bytes > limit.n_bytes:  # sinusoids take memory, and no file has them
         raise UserError(
@@ -358,7 +366,7 @@ def _weight_shapes(
     try:
         with torch.device("meta"):  # takes no memory
             one_layer = replace(config, n_layers=1, encoder_layers=None, decoder_layers=None)
-            model = Transformer(one_layer, vocab_size)
+            model = Transformer(one_layer, *vocab_sizes)
     except UserError as error:
         raise UserError(f"{path}: {error}; use another copy") from None
     except (RuntimeError, TypeError):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.records import RecordReader, Rule, default
-from nmt.system.run_folder import VOCAB_FILE
+from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
 Grouping = Literal["length", "random"]
@@ -205,10 +205,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class VocabConfig:
-    """The joint BPE vocabulary of both languages."""
+    """The BPE vocabulary: a joint one of both languages, or one for each."""
 
+    # Whether both languages share one; false is for languages in different scripts.
+    joint: bool = True
     # The number of pieces, including the four special ones (pad, unk, bos, eos).
     size: int = default(37_000, VOCAB_SIZE)
+    # That of the target's own vocabulary; null: as many.
+    tgt_size: int | None = default(None, VOCAB_SIZE)
     # The share of the characters in the text that the pieces must cover.
     character_coverage: float = default(1.0, COVERAGE)
     # The maximum number of lines to learn the BPE from.
@@ -217,6 +221,8 @@ class VocabConfig:
     byte_fallback: bool = False
     # An existing SentencePiece model, to be used instead of learning one; it decides the size.
     model: str | None = None
+    # The target's own.
+    tgt_model: str | None = None
     # The probability of skipping a BPE merge; each epoch is segmented again (Provilkov et al.
     # 2020).
     bpe_dropout: float = default(0.0, FRACTION)
@@ -230,7 +236,17 @@ class VocabConfig:
                 return f"user_symbols: {fault}"
         if len(set(self.user_symbols or ())) < len(self.user_symbols or ()):
             return "user_symbols names a symbol twice; leave one of them out"
+        for key, value in (("tgt_size", self.tgt_size), ("tgt_model", self.tgt_model)):
+            if self.joint and value is not None:
+                return f"{key} is {value}, but both languages share one vocabulary; set joint=false"
+        if not self.joint and (self.model is None) != (self.tgt_model is None):
+            return "needs both model and tgt_model, or neither, because joint is false"
         return None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The sizes of the source's and of the target's vocabulary, unless they are given."""
+        return self.size, self.tgt_size or self.size
 
 
 @dataclass(frozen=True)
@@ -601,10 +617,18 @@ class RunConfig:
             return complaint
         vocab_rows = self.model.vocab_rows
         # the size of a given BPE model is not known here
-        if vocab_rows is not None and self.vocab.model is None and vocab_rows < self.vocab.size:
+        if vocab_rows is not None and self.vocab.model is None:
+            src_size, tgt_size = self.vocab.sizes
+            if vocab_rows < max(src_size, tgt_size):
+                key = "vocab.size" if src_size >= tgt_size else "vocab.tgt_size"
+                return (
+                    f"model.vocab_rows is {vocab_rows}, but {key} is {max(src_size, tgt_size)}; "
+                    "give at least one row for each piece"
+                )
+        if self.model.has_shared_embeddings and not self.vocab.joint:
             return (
-                f"model.vocab_rows is {vocab_rows}, but vocab.size is {self.vocab.size}; "
-                "give at least one row for each piece"
+                f"model.tied is {self.model.tied}, but with vocab.joint=false each language has its own embeddings; "
+                "set model.tied=decoder or false"
             )
         if self.model.positions == "sinusoidal":
             return None
@@ -846,8 +870,18 @@ def _take_over_vocab(config: RunConfig) -> RunConfig:
     start = config.training.init_from
     if start is None or config.vocab.model is not None:
         return config
-    model = os.path.join(os.path.abspath(start), VOCAB_FILE)
-    return dataclasses.replace(config, vocab=dataclasses.replace(config.vocab, model=model))
+    folder = os.path.abspath(start)
+    models = [os.path.join(folder, name) for name in (VOCAB_FILE, *SIDE_VOCAB_FILES)]
+    if os.path.exists(models[1]) == config.vocab.joint and any(map(os.path.exists, models)):
+        other = "false" if config.vocab.joint else "true"
+        raise UserError(
+            f"training.init_from={start}: its vocabulary is that of vocab.joint={other}; set it so"
+        )
+    if config.vocab.joint:
+        vocab = dataclasses.replace(config.vocab, model=models[0])
+    else:
+        vocab = dataclasses.replace(config.vocab, model=models[1], tgt_model=models[2])
+    return dataclasses.replace(config, vocab=vocab)
 
 
 def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -177,7 +177,7 @@ def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
         *list_corpus_rows(config.data, pair),
         *list_cleaning_rows(config.data.clean, pair),
         *list_vocab_rows(config, pair),
-        *list_model_rows(config.model, model, pair),
+        *list_model_rows(config, model, pair),
         *list_initial_rows(config.training),
         *list_optimizer_rows(config),
         *list_training_rows(config, model, pair),
@@ -394,9 +394,11 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     our_size = vocab.size
     size_shown = format_value(vocab.size)
     why_size = ""
+    if not vocab.joint:
+        size_shown = " + ".join(map(format_value, vocab.sizes))
     if vocab.model is not None:
         our_size = size  # not known here, so the deviation is the given model itself
-        size_shown = f"that of {vocab.model}"
+        size_shown = f"that of {' and '.join(filter(None, (vocab.model, vocab.tgt_model)))}"
         why_size = "the size and origin of a given model are not known here"
     rows = config.model.vocab_rows
     pieces = ["BPE"]
@@ -427,7 +429,14 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
             ours=one_each if rows is None else format_value(rows),
             reading=one_each,
         ),
-        state_rule("vocabulary shared", paper="by both languages", code_2017="by both languages"),
+        compare(
+            "vocabulary shared",
+            ComparedSetting("vocab.tgt_size", None, vocab.tgt_size),
+            ComparedSetting("vocab.joint", True, vocab.joint),
+            paper="by both languages",
+            code_2017="by both languages",
+            ours="by both languages" if vocab.joint else "no, one for each",
+        ),
         compare(
             "pieces",
             ComparedSetting("vocab.character_coverage", 1.0, vocab.character_coverage),
@@ -469,7 +478,8 @@ def list_vocab_rows(config: RunConfig, pair: str) -> list[PaperRow]:
     ]
 
 
-def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow]:
+def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow]:
+    ours = config.model
     # Table 3
     if model == "big":
         d_model, d_ff, n_heads, dropout = 1024, 4096, 16, 0.3
@@ -482,6 +492,9 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
         d_ff_2017 = "8,192"
         matrices_2017 = "three matrices"
     norms = {"post": "LayerNorm(x + Sublayer(x))", "pre": "x + Sublayer(LayerNorm(x))"}
+    tied = ours.tied
+    if tied == "decoder" and not config.vocab.joint:
+        tied = True  # two vocabularies cannot share more
     window = "all positions"
     if ours.window is not None:
         window = f"{format_value(ours.window)} to each side"
@@ -565,7 +578,7 @@ def list_model_rows(ours: ModelConfig, model: Model, pair: str) -> list[PaperRow
         ),
         compare(
             "embeddings and projection",
-            ComparedSetting("model.tied", True, ours.tied),
+            ComparedSetting("model.tied", True, tied),
             paper="one matrix",
             code_2017=matrices_2017,
             ours=MATRICES[ours.tied],

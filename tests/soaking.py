@@ -35,7 +35,7 @@ from toy_words import WORDS
 
 from nmt import checkpoint
 from nmt.system.files import read_json, verify
-from nmt.system.run_folder import OPTIMIZER_FILE, RunFolder
+from nmt.system.run_folder import OPTIMIZER_FILE, VOCAB_FILE, RunFolder
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 WAIT_S = 60.0  # for what takes a second where nothing is wrong
@@ -726,12 +726,12 @@ def check_readable(run: RunFolder) -> list[int]:
     """
     found = checkpoint.list_steps(run)
     for step in found:
-        verify(run.checkpoint(step), (*checkpoint.COMMON_FILES, OPTIMIZER_FILE))
+        verify(run.checkpoint(step), (*checkpoint.COMMON_FILES, VOCAB_FILE, OPTIMIZER_FILE))
     newest = checkpoint.find_newest(run)
     assert (newest.step if newest else None) == (found[-1] if found else None)
     for link in (run.checkpoints / "last", run.checkpoints / "best"):
         assert not link.is_symlink() or link.exists(), f"{link} leads nowhere"
-    for file in (run.config, run.vocab, run.status):
+    for file in (run.config, *run.vocabs, run.status):
         assert not file.exists() or file.stat().st_size, f"{file} is empty"
     if run.status.exists():
         read_json(run.status)

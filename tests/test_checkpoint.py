@@ -88,7 +88,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     model, optimizer = make_trained(1)
     save_checkpoint(tmp_path / "c", take_snapshot(model, optimizer), STATE, CONFIG, VOCAB)
     checkpoint = open_checkpoint(tmp_path / "c")
-    assert (checkpoint.config, checkpoint.vocab.model) == (CONFIG, VOCAB.model)
+    assert (checkpoint.config, checkpoint.vocab.src.model) == (CONFIG, VOCAB.model)
     other, other_optimizer = make_trained(2)
     load_weights(checkpoint, other)
     assert load_optimizer(checkpoint, other, other_optimizer) == STATE

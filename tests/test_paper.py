@@ -54,6 +54,7 @@ CONFIGS_OF_DOCS = re.findall(
 SLOW = ("torch", "numpy", "datasets", "sentencepiece", "sacrebleu", "safetensors")
 
 WITHOUT_ROW = {
+    "vocab.tgt_model": "goes with vocab.model",
     **dict.fromkeys(("name", "out", "data.root", "data.store"), "where things lie"),
     **dict.fromkeys(("seed", "decoding.seed"), "a draw, not a rule"),
     **dict.fromkeys(
@@ -239,6 +240,8 @@ FLIPS = [
     ("base", "training.freeze=[encoder]", "weights that are trained"),
     ("base", "vocab.size=32000", "vocabulary"),
     ("base", "vocab.model=mine.model", "vocabulary"),
+    ("base", "vocab.joint=false; model.tied=decoder", "vocabulary shared"),
+    ("base", "vocab.tgt_size=9999; vocab.joint=false; model.tied=decoder", "vocabulary shared"),
     ("base", "vocab.bpe_dropout=0.1", "BPE-dropout"),
     ("base", "vocab.character_coverage=0.9995", "pieces"),
     ("base", "vocab.byte_fallback=true", "pieces"),

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from nmt.average.mean import combine, load_mean, open_all
 from nmt.average.select import Candidate, apply_decay
 from nmt.config import RunConfig
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocabulary
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, verify, write_json
@@ -148,7 +148,7 @@ def _format_range(values: Sequence[float], style: str) -> str:
     return first if len(values) == 1 else f"{first}-{last}"
 
 
-def _open_dev_set(config: RunConfig, store: Path, vocab: Vocab) -> DevSet:
+def _open_dev_set(config: RunConfig, store: Path, vocab: Vocabulary) -> DevSet:
     """Open the dev set that training had, after verifying its files."""
     if config.data.valid is None:
         raise UserError(

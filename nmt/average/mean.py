@@ -7,7 +7,7 @@ made from, oldest first.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import finish_move, make_workplace, write_folder
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import track
-from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.system.run_folder import MODEL_FILE, RunFolder, find_vocab_files
 from nmt.system.tensor_files import write_tensors
 
 
@@ -126,8 +126,9 @@ def average_checkpoints(
 
 
 def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:
-    def is_average(names: object) -> bool:
-        return names == set(COMMON_FILES)  # a training checkpoint also contains the optimizer
+    def is_average(names: Set[str]) -> bool:
+        # a training checkpoint also contains the optimizer
+        return names == {*COMMON_FILES, *find_vocab_files(names)}
 
     check_replaceable(out, "an average", is_average, is_forced, inputs)
 

@@ -19,10 +19,10 @@ import numpy as np
 from nmt.corpus.cleaning import UNREADABLE
 from nmt.corpus.ledger import CorpusAccount, Ledger, align_columns, format_ledger, read_ledger
 from nmt.data.store import Side, TokenStore, open_store
-from nmt.data.vocab import SPACE, UNK, Vocab
+from nmt.data.vocab import SPACE, UNK, Vocab, Vocabulary, load_vocab
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, verify
-from nmt.system.run_folder import VOCAB_FILE, ids_file
+from nmt.system.run_folder import ids_file
 
 CHUNK = 1 << 22  # ids or sentences in memory at a time
 N_PAIRS = 5  # decoded ones
@@ -79,20 +79,25 @@ def inspect_store(folder: Path) -> StoreReport:
     train = open_store(folder, "train")
     verify(folder)
     ledger = read_ledger(folder)
-    vocab = Vocab.load(folder / VOCAB_FILE)
+    vocab = load_vocab(folder)
     stores = {"train": train}
     if ids_file("valid", "src") in read_manifest(folder):
         stores["valid"] = open_store(folder, "valid")
-    word_starts = np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])
+    src_starts, tgt_starts = _count_word_starts(vocab.src), _count_word_starts(vocab.tgt)
     splits = {
         split: {
-            "src": count_side(folder, store.src, word_starts),
-            "tgt": count_side(folder, store.tgt, word_starts),
+            "src": count_side(folder, store.src, src_starts),
+            "tgt": count_side(folder, store.tgt, tgt_starts),
         }
         for split, store in stores.items()
     }
     pairs = [_decode_pair(train, i, vocab) for i in spread_evenly(len(train), N_PAIRS)]
     return StoreReport(str(folder), ledger, splits, pairs)
+
+
+def _count_word_starts(vocab: Vocab) -> np.ndarray:
+    """Count the words that begin in each piece."""
+    return np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])
 
 
 def count_side(store: Path, side: Side, word_starts: np.ndarray) -> SideFigures:
@@ -157,11 +162,11 @@ def spread_evenly(n: int, wanted: int) -> list[int]:
     return sorted({(2 * i + 1) * n // (2 * wanted) for i in range(wanted)})
 
 
-def _decode_pair(store: TokenStore, i: int, vocab: Vocab) -> PairSample:
+def _decode_pair(store: TokenStore, i: int, vocab: Vocabulary) -> PairSample:
     texts = []
-    for side in (store.src, store.tgt):
+    for side, its_vocab in ((store.src, vocab.src), (store.tgt, vocab.tgt)):
         ids = side.ids[side.offsets[i] : side.offsets[i + 1]].tolist()
-        texts.append(PairText(vocab.decode([ids])[0], vocab.pieces(ids)))
+        texts.append(PairText(its_vocab.decode([ids])[0], its_vocab.pieces(ids)))
     return PairSample(i + 1, *texts)
 
 

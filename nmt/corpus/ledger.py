@@ -24,7 +24,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
 from nmt.system.records import read_record
-from nmt.system.run_folder import LEDGER_FILE, VOCAB_FILE
+from nmt.system.run_folder import LEDGER_FILE, find_vocab_files
 
 # How the files of the ledger looked on this machine, so that none is read again.
 SOURCES_FILE = ".sources.json"
@@ -100,11 +100,12 @@ class Ledger:
     settings: dict[str, Any]  # plain values, as `list_settings` has them
     corpora: list[CorpusAccount]
     test: TestSetAccount | None
-    bpe: BpeAccount
+    bpe: BpeAccount  # the joint one, or the source's
     versions: dict[str, str]
     command: str
     data: dict[str, str]  # sha256 of each data file
     store: str  # digest of them all
+    tgt_bpe: BpeAccount | None = None
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -118,11 +119,18 @@ class Ledger:
             files += self.test.files
         return files
 
+    @property
+    def bpes(self) -> list[BpeAccount]:
+        """The joint BPE, or those of the source and of the target."""
+        return [self.bpe] if self.tgt_bpe is None else [self.bpe, self.tgt_bpe]
+
     def to_plain(self) -> dict[str, Any]:
         """What ledger.json holds; a dev set has no entries that only training corpora have, and a
         corpus without a tag or a weight has none.
         """
         values = asdict(self)
+        if self.tgt_bpe is None:
+            del values["tgt_bpe"]
         for corpus in values["corpora"]:
             for key in ("duplicates", "held_out", "tag", "weight"):
                 if corpus[key] is None:
@@ -170,7 +178,10 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     pieces = to_plain_values(vocab)
     del pieces["bpe_dropout"]
     if vocab.model is not None:  # then nothing is learned
-        pieces = {"model": vocab.model}
+        pieces = {key: pieces[key] for key in ("joint", "model", "tgt_model")}
+    if vocab.joint:  # as stores had it before there was a choice
+        for name in ("joint", "tgt_size", "tgt_model"):
+            pieces.pop(name, None)
     return {"data": values, "vocab": pieces}
 
 
@@ -240,9 +251,12 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     files = list_corpus_files(ledger.corpora)
     if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
         files += ledger.test.files
-    if vocab.model is not None:
-        size = (store / VOCAB_FILE).stat().st_size
-        files.append(SourceFile(vocab.model, size, ledger.bpe.sha256, 0))
+    names = find_vocab_files(os.listdir(store))
+    for given, account, name in zip(
+        (vocab.model, vocab.tgt_model), ledger.bpes, names, strict=False
+    ):
+        if given is not None:
+            files.append(SourceFile(given, (store / name).stat().st_size, account.sha256, 0))
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
     if not isinstance(known, dict):
@@ -333,11 +347,12 @@ def format_ledger(ledger: Ledger) -> str:
         lines += _describe_overlaps(corpus)
     for file in ledger.files:
         lines.append(f"{file.sha256}  {file.name} ({file.size:,} bytes, {file.lines:,} lines)")
-    bpe = ledger.bpe
-    origin = "given"
-    if bpe.lines:
-        origin = f"learned from {bpe.words:,} words of {bpe.lines:,} lines"
-    lines.append(f"{bpe.sha256}  BPE of {bpe.pieces:,} pieces, {origin}")
+    kinds = ["BPE"] if ledger.tgt_bpe is None else [f"{src} BPE", f"{tgt} BPE"]
+    for bpe, kind in zip(ledger.bpes, kinds, strict=True):
+        origin = "given"
+        if bpe.lines:
+            origin = f"learned from {bpe.words:,} words of {bpe.lines:,} lines"
+        lines.append(f"{bpe.sha256}  {kind} of {bpe.pieces:,} pieces, {origin}")
     lines.append(f"{ledger.store}  the store")
     return "\n".join(map(escape_line, lines))
 

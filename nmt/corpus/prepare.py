@@ -22,7 +22,6 @@ import numpy as np
 from nmt.config import DataConfig, VocabConfig
 from nmt.corpus.ledger import (
     SOURCES_FILE,
-    BpeAccount,
     CorpusAccount,
     Ledger,
     TestSetAccount,
@@ -40,6 +39,7 @@ from nmt.corpus.stages import (
     NOTHING_LEFT,
     CollectedPart,
     EncodedPart,
+    LearnedBpe,
     Part,
     Preparation,
     StageClock,
@@ -47,7 +47,7 @@ from nmt.corpus.stages import (
     encode_part,
     gather_held_out,
     learn_bpe,
-    load_given_model,
+    list_bpe_parts,
     mark_duplicates,
 )
 from nmt.data.mixture import compute_weights
@@ -70,7 +70,13 @@ from nmt.system.files import (
     write_json,
 )
 from nmt.system.progress import say
-from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE, VOCAB_FILE, dev_text_file
+from nmt.system.run_folder import (
+    LEDGER_FILE,
+    MANIFEST_FILE,
+    SIDE_VOCAB_FILES,
+    VOCAB_FILE,
+    dev_text_file,
+)
 
 WORK_MARK = ".nmt-prepare"  # marks a folder as ours to remove
 # About a third of the size of their text
@@ -102,7 +108,8 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     parts = _list_parts(data)
     for part in parts:
         find_local_files(part.corpus, data)
-    load_given_model(data, vocab)
+    for bpe_part in list_bpe_parts(vocab):
+        bpe_part.load_given(data)
     make_folder(work.parent)
 
     with lock(store, "preparing", lock_name):
@@ -235,8 +242,7 @@ class StageResults:
     encoded_dev: list[EncodedPart]
     n_duplicates: Mapping[str, int]  # of each training part
     test: TestSetAccount | None
-    bpe: Path  # the folder of the BPE model
-    bpe_account: BpeAccount
+    bpes: list[LearnedBpe]  # the joint one, or those of the source and of the target
 
 
 def _build_store(store: Path, parts: list[Part], job: Preparation) -> None:
@@ -267,13 +273,13 @@ def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
     unwanted = duplicates if job.data.clean.duplicates else None
     job.clock.finish("repeats")
 
-    # learn the joint BPE
-    bpe, bpe_account = learn_bpe(job, train, unwanted)
+    # learn the BPE
+    bpes = [learn_bpe(job, part, train, unwanted) for part in list_bpe_parts(job.vocab)]
     job.clock.finish("learn", "lines")
 
     # encode
-    encoded_dev = [encode_part(job, part, bpe, unwanted) for part in dev]
-    encoded_train = [encode_part(job, part, bpe, unwanted) for part in train]
+    encoded_dev = [encode_part(job, part, bpes, unwanted) for part in dev]
+    encoded_train = [encode_part(job, part, bpes, unwanted) for part in train]
     job.clock.finish("encode")
     if encoded_dev and not encoded_dev[0].report.kept:
         raise UserError(
@@ -281,16 +287,16 @@ def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
         )
     if not any(encoded.report.kept for encoded in encoded_train):
         raise UserError(NOTHING_LEFT)
-    return StageResults(
-        train, dev, encoded_train, encoded_dev, n_duplicates, test, bpe, bpe_account
-    )
+    return StageResults(train, dev, encoded_train, encoded_dev, n_duplicates, test, bpes)
 
 
 def _write_data(folder: Path, results: StageResults) -> None:
     """Write the data files of the store into a new folder."""
     remove_entry(folder)  # left by a run killed while it wrote
     folder.mkdir()
-    write_bytes(folder / VOCAB_FILE, read_bytes(results.bpe / VOCAB_FILE))
+    names = (VOCAB_FILE,) if len(results.bpes) == 1 else SIDE_VOCAB_FILES
+    for name, bpe in zip(names, results.bpes, strict=True):
+        write_bytes(folder / name, read_bytes(bpe.model))
     repetitions = [collected.part.corpus.repeat for collected in results.train]
     _write_ids(folder, "train", results.encoded_train, repetitions)
     if results.dev:
@@ -315,7 +321,8 @@ def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledge
         settings=list_settings(job.data, job.vocab),
         corpora=corpora,
         test=results.test,
-        bpe=results.bpe_account,
+        bpe=results.bpes[0].account,
+        tgt_bpe=None if job.vocab.joint else results.bpes[1].account,
         versions=list_versions(),
         command=format_command(),
         data=digests,

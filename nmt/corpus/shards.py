@@ -202,24 +202,28 @@ class ShardCollector:
 
 @dataclass(frozen=True)
 class WordSample:
-    """Lines of a shard, of either side, that are drawn at random for learning the BPE."""
+    """Lines of a shard that are drawn at random for learning a BPE."""
 
     text: ShardText
+    sides: tuple[int, ...]  # 0: the source, 1: the target
     n_lines: int
     seed: tuple[int, int]
 
 
 def count_words(sample: WordSample) -> Counter[bytes]:
     """Count how often each word occurs in the lines of the sample."""
-    # Line 2 i is the source of pair i and line 2 i + 1 its target. Both this numbering and the
-    # order in which words occur decide which BPE is learned: a change would change every store.
-    usable = np.flatnonzero(np.repeat(~sample.text.read_duplicate_mask(), 2))
+    # Of both sides, line 2 i is the source of pair i and line 2 i + 1 its target. Both this
+    # numbering and the order in which words occur decide which BPE is learned: a change would
+    # change every store.
+    n_sides = len(sample.sides)
+    usable = np.flatnonzero(np.repeat(~sample.text.read_duplicate_mask(), n_sides))
     if sample.n_lines < len(usable):
         seed = np.random.SeedSequence(sample.seed)
         shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
         usable = np.sort(shuffled[: sample.n_lines])
-    sides = sample.text.read()
-    lines = [sides[line % 2][line // 2] for line in usable.tolist()]
+    text = sample.text.read()
+    sides = [text[side] for side in sample.sides]
+    lines = [sides[line % n_sides][line // n_sides] for line in usable.tolist()]
     return tally_words(lines)
 
 
@@ -229,17 +233,20 @@ class ShardEncoder:
     """
 
     def __init__(
-        self, folder: Path, vocab: Path, max_pieces: int | None, tag: str | None = None
+        self, folder: Path, vocabs: Sequence[Path], max_pieces: int | None, tag: str | None = None
     ) -> None:
+        """`vocabs`: the joint BPE model, or those of the source and of the target."""
         self.folder = folder
         self.max_pieces = max_pieces
-        words = vocab.with_name(WORDS)
-        has_words = has_plain_file(
-            words
-        )  # a given model comes without those that it was learned from
-        model = Vocab.load(vocab)
-        self.encode = CorpusEncoder(model, words if has_words else None)
-        self.tag_id = None if tag is None else model.find_symbol(tag)
+        models = [Vocab.load(vocab) for vocab in vocabs]
+        encoders = []
+        for vocab, model in zip(vocabs, models, strict=True):
+            words = vocab.with_name(WORDS)
+            # a given model comes without those that it was learned from
+            has_words = has_plain_file(words)
+            encoders.append(CorpusEncoder(model, words if has_words else None))
+        self.encode_src, self.encode_tgt = encoders[0], encoders[-1]
+        self.tag_id = None if tag is None else models[0].find_symbol(tag)
 
     def __call__(self, task: tuple[int, ShardText]) -> EncodeReport:
         number, text = task
@@ -255,12 +262,12 @@ class ShardEncoder:
         tgt = [tgt[i] for i in usable]
 
         # without pairs that are too long
-        src_ids, src_lengths = self.encode(src)
+        src_ids, src_lengths = self.encode_src(src)
         if self.tag_id is not None:
             starts = np.cumsum(src_lengths) - src_lengths
             src_ids = np.insert(src_ids, starts, self.tag_id)
             src_lengths = src_lengths + 1
-        tgt_ids, tgt_lengths = self.encode(tgt)
+        tgt_ids, tgt_lengths = self.encode_tgt(tgt)
         is_kept = np.ones(len(usable), bool)
         if self.max_pieces is not None:
             is_kept = np.maximum(src_lengths, tgt_lengths) <= self.max_pieces

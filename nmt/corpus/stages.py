@@ -345,23 +345,72 @@ def mark_duplicates(
 # ---- learn and encode -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class BpePart:
+    """A BPE to learn: the joint one, or that of one side."""
+
+    name: str
+    sides: tuple[int, ...]  # 0: the source, 1: the target
+    key: str  # how its keys begin
+    vocab: VocabConfig  # with its own size and model
+
+    @property
+    def has_source(self) -> bool:
+        return 0 in self.sides
+
+    def load_given(self, data: DataConfig) -> Vocab | None:
+        """Load the model that the config names, if it names one. The source's must have all tags."""
+        if self.vocab.model is None:
+            return None
+        try:
+            # The user names this file, so it may be a link, such as those of the Hugging Face cache.
+            given = Vocab.load((Path(data.root) / self.vocab.model).resolve())
+        except UserError as error:
+            raise UserError(
+                f"{self.key}model: {error}; relative paths start from data.root={data.root}"
+            ) from None
+        for corpus in (*data.train, data.valid, data.test):
+            try:
+                if corpus is not None and corpus.tag is not None and self.has_source:
+                    given.find_symbol(corpus.tag)
+            except UserError as error:
+                raise UserError(f"{self.key}model={self.vocab.model}: the tag {error}") from None
+        return given
+
+
+def list_bpe_parts(vocab: VocabConfig) -> list[BpePart]:
+    if vocab.joint:
+        return [BpePart("bpe", (0, 1), "vocab.", vocab)]
+    tgt = replace(vocab, size=vocab.sizes[1], model=vocab.tgt_model)
+    return [BpePart("bpe-src", (0,), "vocab.", vocab), BpePart("bpe-tgt", (1,), "vocab.tgt_", tgt)]
+
+
+@dataclass(frozen=True)
+class LearnedBpe:
+    folder: Path
+    account: BpeAccount
+
+    @property
+    def model(self) -> Path:
+        return self.folder / VOCAB_FILE
+
+
 def learn_bpe(
-    job: Preparation, train: Sequence[CollectedPart], duplicates: Path | None
-) -> tuple[Path, BpeAccount]:
-    """Learn the joint BPE of both sides of all training corpora, each taken once whatever its
-    `repeat`.
-    """
+    job: Preparation, part: BpePart, train: Sequence[CollectedPart], duplicates: Path | None
+) -> LearnedBpe:
+    """Learn a BPE of all training corpora, each taken once whatever its `repeat`."""
     texts: list[ShardText] = []
     for each in train:
         texts += each.texts(duplicates)
     n_lines = []
     for text in texts:
         n_usable = int((~text.read_duplicate_mask()).sum())
-        n_lines.append(2 * n_usable)  # a source and a target
-    n_sampled = min(sum(n_lines), job.vocab.sample_sentences)
+        n_lines.append(len(part.sides) * n_usable)
+    n_sampled = min(sum(n_lines), part.vocab.sample_sentences)
     if n_sampled == 0:
         raise UserError(NOTHING_LEFT)
-    given = load_given_model(job.data, job.vocab)
+    given = part.load_given(job.data)
+    tags = job.data.train_tags if part.has_source else []
 
     def make(folder: Path) -> Json:
         if given is not None:
@@ -372,54 +421,32 @@ def learn_bpe(
         quotas = draw.multivariate_hypergeometric(n_lines, n_sampled, method="marginals").tolist()
         samples = []
         for number, (text, quota) in enumerate(zip(texts, quotas, strict=True)):
-            samples.append(WordSample(text, quota, (job.seed, number)))
-        learn_from = partial(
-            _learn_from_samples, folder, samples, job.data.workers, job.data.train_tags
-        )
+            samples.append(WordSample(text, part.sides, quota, (job.seed, number)))
+        learn_from = partial(_learn_from_samples, folder, samples, job.data.workers, tags)
         if n_sampled <= FEW_LINES:
-            n_words = learn_from(job.vocab)
+            n_words = learn_from(part)
         else:  # its memory goes when its process ends
-            n_words = run_in_process(learn_from, job.vocab)
+            n_words = run_in_process(learn_from, part)
         job.clock.n_done += n_sampled
         seed = job.seed if n_sampled < sum(n_lines) else None
         sha256 = digest_file(folder / VOCAB_FILE)
-        return asdict(BpeAccount(sha256, job.vocab.size, n_sampled, n_words, seed))
+        return asdict(BpeAccount(sha256, part.vocab.size, n_sampled, n_words, seed))
 
     made_with = {
         "texts": [each.report.text for each in train],
         "repeats": duplicates and duplicates.name,
         "seed": job.seed,
-        "vocab": given.digest if given else to_plain_values(replace(job.vocab, bpe_dropout=0.0)),
-        "tags": None if given else job.data.train_tags,
+        "vocab": given.digest if given else to_plain_values(replace(part.vocab, bpe_dropout=0.0)),
+        "tags": None if given else tags,
     }
-    folder = job.run_stage("bpe", made_with, make)
-    account = read_work(folder / DONE_FILE, BpeAccount)
-    check_whole(folder / VOCAB_FILE, account.sha256)
-    return folder, account
-
-
-def load_given_model(data: DataConfig, vocab: VocabConfig) -> Vocab | None:
-    """Load the BPE model that vocab.model names, if it names one. It must have all tags."""
-    if vocab.model is None:
-        return None
-    try:
-        # The user names this file, so it may be a link, such as those of the Hugging Face cache.
-        given = Vocab.load((Path(data.root) / vocab.model).resolve())
-    except UserError as error:
-        raise UserError(
-            f"vocab.model: {error}; relative paths start from data.root={data.root}"
-        ) from None
-    for corpus in (*data.train, data.valid, data.test):
-        try:
-            if corpus is not None and corpus.tag is not None:
-                given.find_symbol(corpus.tag)
-        except UserError as error:
-            raise UserError(f"vocab.model={vocab.model}: the tag {error}") from None
-    return given
+    folder = job.run_stage(part.name, made_with, make)
+    learned = LearnedBpe(folder, read_work(folder / DONE_FILE, BpeAccount))
+    check_whole(learned.model, learned.account.sha256)
+    return learned
 
 
 def _learn_from_samples(
-    folder: Path, samples: list[WordSample], workers: int, tags: list[str], vocab: VocabConfig
+    folder: Path, samples: list[WordSample], workers: int, tags: Sequence[str], part: BpePart
 ) -> int:
     """Count the words of the samples and learn the BPE from them; returns the number of different
     words.
@@ -436,15 +463,18 @@ def _learn_from_samples(
         write_word_counts(words, counts)
         del counts  # before SentencePiece needs the memory
     n_words = read_word_totals(words).words
-    say(
-        f"learning a joint BPE of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines"
-    )
-    write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab, tags))
+    kind = "joint BPE" if part.vocab.joint else f"BPE of the {('source', 'target')[part.sides[0]]}"
+    vocab = part.vocab
+    say(f"learning a {kind} of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines")
+    write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab, tags, f"{part.key}size"))
     return n_words
 
 
 def encode_part(
-    job: Preparation, collected: CollectedPart, bpe: Path, duplicates: Path | None
+    job: Preparation,
+    collected: CollectedPart,
+    bpes: Sequence[LearnedBpe],
+    duplicates: Path | None,
 ) -> EncodedPart:
     """Encode a part's text, without duplicates and without pairs that are too long."""
     part = collected.part
@@ -455,7 +485,8 @@ def encode_part(
         finished = find_finished_shards(folder)
         tasks = [(text.number, text) for text in texts if text.number not in finished]
         total = sum(text.n_pairs for _, text in tasks)
-        start = partial(ShardEncoder, folder, bpe / VOCAB_FILE, max_pieces, part.corpus.tag)
+        models = [bpe.model for bpe in bpes]
+        start = partial(ShardEncoder, folder, models, max_pieces, part.corpus.tag)
         bar = Progress(f"encode {describe_corpus(part.corpus)}", total, "pairs")
         with closing(bar) as progress:
             encoded = map_with_workers(start, tasks, job.data.workers)
@@ -468,7 +499,7 @@ def encode_part(
 
     made_with = {
         "text": collected.report.text,
-        "bpe": bpe.name,
+        "bpe": [bpe.folder.name for bpe in bpes],
         "max_pieces": max_pieces,
         "tag": part.corpus.tag,
         "repeats": duplicates and duplicates.name,

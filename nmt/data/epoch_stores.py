@@ -23,6 +23,7 @@ import numpy as np
 
 from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
 from nmt.data.store import SideWriter, TokenStore, open_store
+from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import (
     check_own_folder,
@@ -30,6 +31,7 @@ from nmt.system.files import (
     make_folder,
     open_lock_file,
     read_bytes,
+    read_manifest,
     remove_folder,
     remove_leftovers,
     write_bytes,
@@ -37,12 +39,13 @@ from nmt.system.files import (
 )
 from nmt.system.pool import map_in_order
 from nmt.system.progress import Progress
-from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE
+from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
 PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 POLL_S = 0.2
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
+Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
@@ -52,7 +55,7 @@ TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each se
 class Draw:
     """What decides, beside the text, what is drawn for an epoch."""
 
-    merges: MergeTable
+    merges: Merges
     rate: float
     seed: int
     epoch: int
@@ -78,7 +81,7 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     for number, (ids, counts) in enumerate((pairs.src, pairs.tgt)):
         key = (draw.seed, draw.epoch, pairs.first, number)
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-        drawn, drawn_counts = segment(draw.merges, ids, counts, draw.rate, random)
+        drawn, drawn_counts = segment(draw.merges[number], ids, counts, draw.rate, random)
         if draw.max_pieces is not None:
             drawn, drawn_counts = _restore_long(ids, counts, drawn, drawn_counts, draw.max_pieces)
         rows.append((drawn, drawn_counts))
@@ -99,18 +102,20 @@ def _restore_long(
     return gather_runs(np.concatenate((ids, drawn)), starts, kept_counts), kept_counts
 
 
-def _read_merges(folder: Path, store: TokenStore) -> MergeTable:
-    """Read the merges of a store's BPE model, if drawing at rate 0 gives what the store holds."""
-    merges = MergeTable(read_bytes(folder / VOCAB_FILE))
-    for side in (store.src, store.tgt):
+def _read_merges(folder: Path, store: TokenStore) -> Merges:
+    """Read the merges of a store's BPE models, if drawing at rate 0 gives what the store holds."""
+    names = find_vocab_files(read_manifest(folder))
+    tables = [MergeTable(read_bytes(folder / name)) for name in names]
+    both = tables[0], tables[-1]
+    for side, merges, name in zip((store.src, store.tgt), both, (names[0], names[-1]), strict=True):
         ids, counts = side.read_rows(0, min(CHECKED, len(side)))
         again, _ = segment(merges, ids, counts, 0.0, np.random.default_rng(0))
         if not np.array_equal(again, ids):
             raise UserError(
-                f"{folder / VOCAB_FILE}: is not a BPE model that merges letters within words, as nmt-prepare "
+                f"{folder / name}: is not a BPE model that merges letters within words, as nmt-prepare "
                 "learns, so BPE-dropout does not work with it; set vocab.bpe_dropout=0"
             )
-    return merges
+    return both
 
 
 # ---- epochs on disk ----------------------------------------------------------------------------------------------
@@ -130,12 +135,12 @@ class EpochStores:
         seed: int,
         max_pieces: int | None,
         workers: int,
-        n_pieces: int = 1 << 16,
+        vocab: Vocabulary | None = None,
     ) -> None:
         self.folder = store.resolve()
         self.rate, self.seed, self.max_pieces, self.workers = rate, seed, max_pieces, workers
-        self.n_pieces = n_pieces  # of the vocabulary
-        self._stored = open_store(store, "train", n_pieces=n_pieces)
+        self.vocab = vocab
+        self._stored = open_store(store, "train", vocab)
         identity = digest_file(store / MANIFEST_FILE)[:12]
         name = f"{identity}-{rate}-{seed}-{max_pieces}"
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
@@ -160,13 +165,13 @@ class EpochStores:
     def _find(self, epoch: int) -> TokenStore | None:
         path = self._path(epoch)
         try:
-            return open_store(path, "train", n_pieces=self.n_pieces) if path.exists() else None
+            return open_store(path, "train", self.vocab) if path.exists() else None
         except UserError:
             if path.exists():
                 raise
             return None  # a process that is further on has removed it meanwhile: it is made again
 
-    def _make(self, merges: MergeTable, epoch: int, is_awaited: bool) -> None:
+    def _make(self, merges: Merges, epoch: int, is_awaited: bool) -> None:
         """Draw an epoch unless it is there, and remove those that are left behind."""
         with self._lock():
             remove_leftovers(self.epochs)
@@ -200,7 +205,8 @@ class EpochStores:
 
     def _fill(self, draw: Draw, is_awaited: bool, folder: Path) -> None:
         """Write the whole epoch into `folder`."""
-        write_bytes(folder / VOCAB_FILE, read_bytes(self.folder / VOCAB_FILE))
+        for name in find_vocab_files(read_manifest(self.folder)):
+            write_bytes(folder / name, read_bytes(self.folder / name))
         progress = Progress(
             f"segment epoch {draw.epoch}", len(self._stored), "pairs", is_shown=is_awaited
         )

@@ -5,10 +5,10 @@ They are memory-mapped, so that 36 million pairs open in milliseconds and all pr
 share them. They are read through `Side`, because a stranger may have written them, and somebody may
 cut or rewrite them while a run trains: what is read was there, is below the vocabulary's size, and
 is what the manifest is of, or a `UserError` names the file. A store is a sealed folder that is
-enough to train from: `vocab.model`, `{train,valid}.{src,tgt}.{ids,offsets}.npy`, the raw dev text
-`valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json`, which ties the ids to the BPE model that
-made them. On disk there are pieces only; tokens are what the model reads: pieces and a sentence mark
-(bos or eos).
+enough to train from: `vocab.model` or one for each side, `{train,valid}.{src,tgt}.{ids,offsets}.npy`,
+the raw dev text `valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json`, which ties the ids to the
+BPE model that made them. On disk there are pieces only; tokens are what the model reads: pieces and
+a sentence mark (bos or eos).
 """
 
 import io
@@ -22,10 +22,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nmt.data.vocab import MAX_PIECES, Vocabulary, combine_digests
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, has_plain_file, open_plain_file, read_manifest
 from nmt.system.mapped import MappedPageLost, copy_runs, copy_slice
-from nmt.system.run_folder import MANIFEST_FILE, VOCAB_FILE, ids_file, offsets_file
+from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
 # How a `.npy` file of one dimension begins. numpy itself evaluates what a header says, and fails in
@@ -69,7 +70,7 @@ class WatchedFile:
 class Side:
     ids: np.ndarray  # (pieces,) uint16
     offsets: np.ndarray  # (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]]
-    n_pieces: int = 1 << 16  # of the vocabulary: all ids are below
+    n_pieces: int = MAX_PIECES  # of the vocabulary: all ids are below
     files: tuple[WatchedFile, ...] = ()
 
     def __len__(self) -> int:
@@ -154,11 +155,8 @@ class TokenStore:
         return len(self.src)
 
 
-def open_store(
-    folder: Path, split: str, vocab_digest: str | None = None, n_pieces: int = 1 << 16
-) -> TokenStore:
-    """Open a split of a sealed store, whose BPE model has `n_pieces`; raise UserError if that does
-    not have `vocab_digest`.
+def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> TokenStore:
+    """Open a split of a sealed store; raise UserError if it was not made with `vocab`.
 
     Only sizes are checked against the manifest, because this must be quick;
     `nmt.system.files.verify` reads everything.
@@ -166,24 +164,28 @@ def open_store(
     if not has_plain_file(folder / MANIFEST_FILE):
         raise UserError(f"{folder}: contains no prepared data; run nmt-prepare first")
     manifest = read_manifest(folder)
-    vocab = folder / VOCAB_FILE
-    size = vocab.stat().st_size if has_plain_file(vocab) else None
-    if VOCAB_FILE not in manifest or size != manifest[VOCAB_FILE]["size"]:
-        raise UserError(
-            f"{vocab}: is damaged, or is not the file listed in {MANIFEST_FILE}; {REMEDY}"
-        )
+    digests = []
+    for name in find_vocab_files(manifest):
+        path = folder / name
+        size = path.stat().st_size if has_plain_file(path) else None
+        if name not in manifest or size != manifest[name]["size"]:
+            raise UserError(
+                f"{path}: is damaged, or is not the file listed in {MANIFEST_FILE}; {REMEDY}"
+            )
+        digests.append(manifest[name]["sha256"])
     if ids_file(split, "src") not in manifest:
         raise UserError(
             f"{folder}: has no {split} split; set data.{split} and prepare another data.store"
         )
-    digest = manifest[VOCAB_FILE]["sha256"]
-    if vocab_digest is not None and vocab_digest != digest:
+    digest = combine_digests(digests)
+    if vocab is not None and vocab.digest != digest:
         raise UserError(
-            f"{folder}: was made with another BPE model ({digest[:12]} instead of {vocab_digest[:12]}); "
+            f"{folder}: was made with another BPE model ({digest[:12]} instead of {vocab.digest[:12]}); "
             "give the data.store that belongs to this run"
         )
-    src = _open_side(folder, split, "src", manifest, n_pieces)
-    tgt = _open_side(folder, split, "tgt", manifest, n_pieces)
+    n_src, n_tgt = vocab.sizes if vocab else (MAX_PIECES, MAX_PIECES)
+    src = _open_side(folder, split, "src", manifest, n_src)
+    tgt = _open_side(folder, split, "tgt", manifest, n_tgt)
     if len(src) != len(tgt):
         raise UserError(
             f"{folder}: is damaged ({split} has {len(src)} source and {len(tgt)} target sentences); {REMEDY}"

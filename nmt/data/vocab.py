@@ -1,4 +1,7 @@
-"""The joint BPE (section 5.1): learned, kept and applied by SentencePiece inside this process.
+"""The BPE (section 5.1): learned, kept and applied by SentencePiece inside this process.
+
+A model reads the ids of `vocab.src` and writes those of `vocab.tgt`. One joint BPE is both by
+itself; with `vocab.joint: false` a `VocabPair` has one for each side, in a file of its own.
 
 Text goes in as it is (`identity`, not SentencePiece's default `nmt_nfkc`, which turns a half into
 1/2 and U+2028 into a space): scores are computed against raw references, so whatever a reference
@@ -25,8 +28,16 @@ import sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, open_plain_file, write_bytes, write_json
+from nmt.system.files import (
+    digest_file,
+    has_plain_file,
+    open_plain_file,
+    read_manifest,
+    write_bytes,
+    write_json,
+)
 from nmt.system.records import read_record
+from nmt.system.run_folder import MANIFEST_FILE, SIDE_VOCAB_FILES, VOCAB_FILE, find_vocab_files
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
@@ -45,6 +56,8 @@ sentencepiece.set_min_log_level(2)  # otherwise its C++ code writes to standard 
 
 
 class Vocab:
+    """A BPE model, by itself the vocabulary of both sides."""
+
     def __init__(self, model: bytes) -> None:
         processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -82,6 +95,22 @@ class Vocab:
         # Whether the ids of a line are those of its words.
         self.is_wordwise = is_identity and not spans_spaces
         self._processor = processor
+
+    @property
+    def src(self) -> "Vocab":
+        return self
+
+    @property
+    def tgt(self) -> "Vocab":
+        return self
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.size, self.size
+
+    @property
+    def files(self) -> dict[str, "Vocab"]:
+        return {VOCAB_FILE: self}
 
     @classmethod
     def load(cls, path: Path) -> "Vocab":
@@ -135,6 +164,59 @@ def is_user_symbol(processor: sentencepiece.SentencePieceProcessor, i: int) -> b
     piece = processor.id_to_piece(i)
     # alpha=1 leaves out every merge, so that an ordinary piece falls into its letters
     return len(piece) > 1 and i in processor.encode(piece, enable_sampling=True, alpha=1.0)
+
+
+@dataclass(frozen=True)
+class VocabPair:
+    """A BPE model for each side."""
+
+    src: Vocab
+    tgt: Vocab
+
+    @property
+    def digest(self) -> str:
+        return combine_digests([self.src.digest, self.tgt.digest])
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.src.size, self.tgt.size
+
+    @property
+    def files(self) -> dict[str, Vocab]:
+        return dict(zip(SIDE_VOCAB_FILES, (self.src, self.tgt), strict=True))
+
+
+Vocabulary = Vocab | VocabPair
+
+
+def combine_digests(digests: Sequence[str]) -> str:
+    """Return the digest of a vocabulary from those of its files."""
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
+def load_vocab(folder: Path) -> Vocabulary:
+    """Load the vocabulary of a store, a checkpoint, an export or a run."""
+    if has_plain_file(folder / MANIFEST_FILE):
+        found = set(read_manifest(folder))
+    else:
+        found = {path.name for path in folder.glob("vocab.*")}
+    models = [Vocab.load(folder / name) for name in find_vocab_files(found)]
+    return VocabPair(*models) if len(models) > 1 else models[0]
+
+
+def format_size(vocab: Vocabulary) -> str:
+    """Format the number of pieces, or that of the source's and that of the target's."""
+    return " + ".join(f"{one.size:,}" for one in vocab.files.values())
+
+
+def write_vocab(folder: Path, vocab: Vocabulary) -> None:
+    """Write the vocabulary's files; one that was there is replaced, whichever files it had."""
+    for name in {VOCAB_FILE, *SIDE_VOCAB_FILES} - vocab.files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, one in vocab.files.items():
+        write_bytes(folder / name, one.model)
 
 
 # ---- encoding a corpus -------------------------------------------------------------------------------------------
@@ -258,7 +340,9 @@ def _read_word_lines(path: Path) -> Iterator[str]:
 # ---- learning the BPE --------------------------------------------------------------------------------------------
 
 
-def train_bpe(words: Path, config: VocabConfig, tags: Sequence[str] = ()) -> bytes:
+def train_bpe(
+    words: Path, config: VocabConfig, tags: Sequence[str] = (), size_key: str = "vocab.size"
+) -> bytes:
     """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are
     ignored.
 
@@ -291,21 +375,21 @@ def train_bpe(words: Path, config: VocabConfig, tags: Sequence[str] = ()) -> byt
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise UserError(_explain_training_error(str(error), config)) from None
+        raise UserError(_explain_training_error(str(error), config, size_key)) from None
     return model.getvalue()
 
 
-def _explain_training_error(message: str, config: VocabConfig) -> str:
+def _explain_training_error(message: str, config: VocabConfig, size_key: str) -> str:
     """SentencePiece's message in our words: it knows the smallest and the largest size that the
     text allows.
     """
     if largest := re.search(r"value <= (\d+)", message):
         return (
-            f"vocab.size: {config.size} is too large for so little text; use at most {largest[1]}"
+            f"{size_key}: {config.size} is too large for so little text; use at most {largest[1]}"
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (
-            f"vocab.size: {config.size} is too small: the characters of the text alone need {smallest[1]} pieces; "
+            f"{size_key}: {config.size} is too small: the characters of the text alone need {smallest[1]} pieces; "
             "raise it or lower vocab.character_coverage"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nmt.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import OptimizerConfig, RunConfig, load_recorded_config
 from nmt.corpus.reader import describe_corpus
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocab, Vocabulary, format_size, load_vocab
 from nmt.evaluate.results import Result, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
@@ -33,7 +33,6 @@ from nmt.system.run_folder import (
     CONFIG_FILE,
     MODEL_FILE,
     STATE_FILE,
-    VOCAB_FILE,
 )
 
 if TYPE_CHECKING:
@@ -102,11 +101,11 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
             "move it away to get a new one"
         )
     manifest = read_manifest(folder)
-    weights, vocab = manifest[MODEL_FILE]["sha256"], manifest[VOCAB_FILE]["sha256"]
+    weights, vocab = manifest[MODEL_FILE]["sha256"], load_vocab(folder)
     own_results = [
         result
         for result in results
-        if (result.weights_sha256, result.vocab_sha256) == (weights, vocab)
+        if (result.weights_sha256, result.vocab_sha256) == (weights, vocab.digest)
     ]
     config = load_recorded_config(folder / CONFIG_FILE)
     facts: dict[str, Cell] = {
@@ -114,10 +113,10 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         "training text": _describe_training_text(config),
         "weights": _describe_origin(average.averaged, average.step, config),
         "checkpoints": _describe_checkpoints(average),
-        **_describe_model(config, Vocab.load(folder / VOCAB_FILE).size),
+        **_describe_model(config, vocab),
         **_describe_training(config),
         "sha256 of the weights": Code(weights),
-        "sha256 of the BPE model": Code(vocab),
+        **_name_vocab(vocab),
     }
     card = _render_card(
         config,
@@ -162,9 +161,9 @@ def render_export_card(
             "languages": f"{config.data.src} -> {config.data.tgt}",
             "training text": _describe_training_text(config),
             "weights": f"{weights}; {quantization}",
-            **_describe_model(config, checkpoint.vocab.size),
+            **_describe_model(config, checkpoint.vocab),
             "sha256 of the weights it was made from": Code(checkpoint.sha256[MODEL_FILE]),
-            "sha256 of the BPE model": Code(checkpoint.vocab.digest),
+            **_name_vocab(checkpoint.vocab),
             "compared with its origin": agreement,
         },
         scores="None was computed for this export.",
@@ -286,7 +285,7 @@ def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> s
     return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
 
 
-def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
+def _describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
     """Return the rows for the shape of the model and for the search that it is meant for."""
     model, decoding = config.model, config.decoding
     biases = ", biases in attention" if model.attention_bias else ""
@@ -298,15 +297,23 @@ def _describe_model(config: RunConfig, vocab_size: int) -> dict[str, str]:
     if model.embedding_norm is not None:
         others += ", LayerNorm on embeddings"
     rows = "" if model.vocab_rows is None else f", in matrices of {model.vocab_rows:,} rows"
+    kind = "joint BPE" if config.vocab.joint else "BPE of each language"
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
     return {
         "model": f"{model.encoder_depth} + {model.decoder_depth} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
         f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
         f"{MATRICES[model.tied]}{biases}{others}",
-        "pieces": f"joint BPE (SentencePiece), {vocab_size:,}{rows}",
+        "pieces": f"{kind} (SentencePiece), {format_size(vocab)}{rows}",
         "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
         f"{decoding.max_extra} pieces more than the source",
     }
+
+
+def _name_vocab(vocab: Vocabulary) -> dict[str, Cell]:
+    """Return a row with the digest of each BPE model."""
+    if isinstance(vocab, Vocab):
+        return {"sha256 of the BPE model": Code(vocab.digest)}
+    return {f"sha256 of {name}": Code(one.digest) for name, one in vocab.files.items()}
 
 
 def _describe_training(config: RunConfig) -> dict[str, str]:

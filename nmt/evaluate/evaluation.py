@@ -41,7 +41,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
-from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, VOCAB_FILE, RunFolder
+from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, open_translator
 
 N_BOOTSTRAP = 1_000
@@ -421,7 +421,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
         averaged=checkpoint.averaged,
         pair=system.pair,
         weights_sha256=checkpoint.sha256[MODEL_FILE],
-        vocab_sha256=checkpoint.sha256[VOCAB_FILE],
+        vocab_sha256=checkpoint.vocab.digest,
         test_set=ScoredTestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
         hypotheses_sha256=hashlib.sha256(hypotheses.encode()).hexdigest(),
         decoding=to_plain_values(system.config.decoding),

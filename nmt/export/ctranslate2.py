@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
-from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
+from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocabulary, load_vocab, write_vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
@@ -31,22 +31,27 @@ from nmt.export.tensors import (
 from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
-from nmt.system.files import read_json, verify, write_bytes
-from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, VOCAB_FILE
+from nmt.system.files import has_plain_file, read_json, read_manifest, verify
+from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
 from nmt.translate.batching import SearchedBatch, split_by_budget
 from nmt.translate.beams import Hypothesis, compute_penalty
 from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
-SHARED_VOCAB_FILE = "shared_vocabulary.json"  # as CTranslate2 calls it
+# as CTranslate2 calls them
+SHARED_VOCAB_FILE, TGT_VOCAB_FILE = "shared_vocabulary.json", "target_vocabulary.json"
+LOAD_MODEL = 'pieces = sentencepiece.SentencePieceProcessor("vocab.model")'
+LOAD_MODELS = """\
+pieces = sentencepiece.SentencePieceProcessor("vocab.src.model")
+    tgt_pieces = sentencepiece.SentencePieceProcessor("vocab.tgt.model")"""
 CTRANSLATE2_USAGE = """\
     import ctranslate2, sentencepiece
 
-    pieces = sentencepiece.SentencePieceProcessor("vocab.model")
+    {models}
     engine = ctranslate2.Translator(".")
     line = pieces.encode("A sentence.", out_type=str)
     found = engine.translate_batch([line], beam_size={beam}, length_penalty={alpha}, min_decoding_length=0,
                                    max_decoding_length=len(line) + {extra}, max_input_length=0)
-    print(pieces.decode(found[0].hypotheses[0]))
+    print({decoder}.decode(found[0].hypotheses[0]))
 """
 
 
@@ -54,7 +59,14 @@ def explain_ctranslate2(config: RunConfig) -> str:
     """Explain in the export's card how to use it."""
     decoding = config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    usage = CTRANSLATE2_USAGE.format(beam=decoding.beam, alpha=alpha, extra=decoding.max_extra)
+    is_joint = config.vocab.joint
+    usage = CTRANSLATE2_USAGE.format(
+        models=LOAD_MODEL if is_joint else LOAD_MODELS,
+        decoder="pieces" if is_joint else "tgt_pieces",
+        beam=decoding.beam,
+        alpha=alpha,
+        extra=decoding.max_extra,
+    )
     usage += explain_length_penalty(config)
     if tags := config.data.train_tags:
         usage += (
@@ -79,7 +91,7 @@ def import_ctranslate2() -> Any:
 
 
 def write_ctranslate2(
-    folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
+    folder: Path, model: Transformer, vocab: Vocabulary, config: RunConfig, quantization: str
 ) -> None:
     """Fill `folder` with the model that CTranslate2 loads, and the BPE model."""
     check_expressible(config.model)
@@ -98,10 +110,12 @@ def write_ctranslate2(
     _set_weights(spec, model, config)
 
     # vocabulary
-    pieces = vocab.pieces(range(vocab.size))
-    pieces += name_unused_rows(pieces, model.n_vocab)
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
+    for one, register in (
+        (vocab.src, spec.register_source_vocabulary),
+        (vocab.tgt, spec.register_target_vocabulary),
+    ):
+        pieces = one.pieces(range(one.size))
+        register(pieces + name_unused_rows(pieces, config.model.count_rows(one.size)))
     spec.config.bos_token = pieces[BOS]
     spec.config.eos_token = pieces[EOS]
     spec.config.unk_token = pieces[UNK]
@@ -111,7 +125,7 @@ def write_ctranslate2(
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
-    write_bytes(folder / VOCAB_FILE, vocab.model)
+    write_vocab(folder, vocab)
 
 
 def name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
@@ -193,7 +207,7 @@ class CTranslate2Engine:
         torch's threads too.
         """
         try:
-            self.vocab = Vocab.load(folder / VOCAB_FILE)
+            self.vocab = load_vocab(folder)
             self.translator = import_ctranslate2().Translator(
                 str(folder), device=device, intra_threads=n_threads
             )
@@ -201,16 +215,22 @@ class CTranslate2Engine:
             raise UserError(
                 f"{folder}: CTranslate2 cannot load it ({error}); export it again with nmt-export"
             ) from None
-        self._pieces = self.vocab.pieces(range(self.vocab.size))
-        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        names = read_json(folder / SHARED_VOCAB_FILE)
+        src, tgt = self.vocab.src, self.vocab.tgt
+        self._src_pieces, self._tgt_pieces = (
+            src.pieces(range(src.size)),
+            tgt.pieces(range(tgt.size)),
+        )
+        self._ids = {piece: i for i, piece in enumerate(self._tgt_pieces)}
+        file = folder / TGT_VOCAB_FILE
+        if not has_plain_file(file):
+            file = folder / SHARED_VOCAB_FILE
+        names = read_json(file)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(
-                f"{folder / SHARED_VOCAB_FILE}: is damaged (not a list of pieces); "
-                "export it again with nmt-export"
+                f"{file}: is damaged (not a list of pieces); export it again with nmt-export"
             )
-        self._suppressed = [[self._pieces[i]] for i in (PAD, BOS)]
-        self._suppressed += [[name] for name in names[self.vocab.size :]]  # unused rows
+        self._suppressed = [[self._tgt_pieces[i]] for i in (PAD, BOS)]
+        self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
         return [hypotheses[0] for hypotheses in self._search(src, beam, alpha, limit, 1)]
@@ -244,7 +264,7 @@ class CTranslate2Engine:
         no_repeat_ngram: int | None = None,
     ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
-            self._to_pieces(src),
+            _to_pieces(src, self._src_pieces),
             beam_size=beam,
             num_hypotheses=n_best,
             length_penalty=alpha,
@@ -268,16 +288,17 @@ class CTranslate2Engine:
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         results = self.translator.score_batch(
-            self._to_pieces(src),
-            self._to_pieces(tgt),
+            _to_pieces(src, self._src_pieces),
+            _to_pieces(tgt, self._tgt_pieces),
             max_input_length=0,
             max_batch_size=4096,
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
 
-    def _to_pieces(self, sentences: Ids) -> list[list[str]]:
-        return [[self._pieces[i] for i in ids] for ids in sentences]
+
+def _to_pieces(sentences: Ids, pieces: list[str]) -> list[list[str]]:
+    return [[pieces[i] for i in ids] for ids in sentences]
 
 
 class CTranslate2Translator(TextToText):
@@ -308,7 +329,7 @@ def load_ctranslate2(
     """Verify an export and load it; also return its quantization, with which its output is
     labelled.
     """
-    verify(folder, (EXPORT_FILE, VOCAB_FILE))
+    verify(folder, (EXPORT_FILE, *find_vocab_files(read_manifest(folder))))
     record = read_json(folder / EXPORT_FILE)
     values = record if isinstance(record, dict) else {}
     to, quantization = values.get("format"), values.get("quantization")

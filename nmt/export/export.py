@@ -14,7 +14,7 @@ import torch
 
 from nmt.checkpoint import Checkpoint
 from nmt.config import ModelConfig, format_config
-from nmt.data.vocab import CONTROL_IDS, UNK, Vocab
+from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
 from nmt.evaluate.card import render_export_card
 from nmt.export.ctranslate2 import CTRANSLATE2
 from nmt.export.huggingface import HUGGING_FACE
@@ -72,7 +72,8 @@ def export(
         theirs = format.load(folder, config)
         agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
         if format.check_tokenizer is not None:
-            format.check_tokenizer(folder, vocab, lines)
+            tgt_lines = lines if config.vocab.joint else make_lines(vocab.tgt)
+            format.check_tokenizer(folder, vocab, lines, tgt_lines)
         if not agreement.is_within(quantization):
             raise Failure(
                 f"the exported model disagrees with the checkpoint: {agreement}, but the limit is "
@@ -97,15 +98,15 @@ def export(
 
 
 def _encode_lines(
-    translator: Translator, vocab: Vocab, lines: Sequence[str], tags: Sequence[str]
+    translator: Translator, vocab: Vocabulary, lines: Sequence[str], tags: Sequence[str]
 ) -> list[list[int]]:
     """Encode the lines that are to be compared, each after one of `tags`; refuse if none has text."""
     src: list[list[int]] = []
     if tags:
         translator.set_tag(tags[0])  # which leaves less room for a line
-    for n, ids in enumerate(vocab.encode(lines), 1):
+    for n, ids in enumerate(vocab.src.encode(lines), 1):
         if ids:
-            tag = [vocab.find_symbol(tags[n % len(tags)])] if tags else []
+            tag = [vocab.src.find_symbol(tags[n % len(tags)])] if tags else []
             src.append([*tag, *translator.shorten(ids, n)])
     if not src:
         raise UserError(
@@ -143,11 +144,11 @@ def _limit_outputs(config: ModelConfig) -> int:
     return MAX_COMPARED
 
 
-def make_lines(vocab: Vocab, n: int = 32, seed: int = 1) -> list[str]:
-    """Make lines to compare when no text is given: they make no sense, but use all of the
+def make_lines(vocab: Vocabulary, n: int = 32, seed: int = 1) -> list[str]:
+    """Make lines to compare when no text is given: they make no sense, but use all of the source's
     vocabulary.
     """
     rng = random.Random(seed)
-    pieces = [i for i in range(vocab.size) if i not in (*CONTROL_IDS, UNK)]
+    pieces = [i for i in range(vocab.src.size) if i not in (*CONTROL_IDS, UNK)]
     lines = [rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)]
-    return vocab.decode(lines)
+    return vocab.src.decode(lines)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.config import RunConfig
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocabulary
 from nmt.export.parity import Engine
 from nmt.model.transformer import Transformer
 
@@ -20,9 +20,9 @@ class Format:
 
     library: str  # what loads it, by its name on the hub
     quantizations: Sequence[str]
-    write: Callable[[Path, Transformer, Vocab, RunConfig, str], None]  # fills the folder
+    write: Callable[[Path, Transformer, Vocabulary, RunConfig, str], None]  # fills the folder
     load: Callable[[Path, RunConfig], Engine]
     explain: Callable[[RunConfig], str]  # how to use the export, for its card
     # For a format with a tokenizer of its own: raises if that disagrees with our vocabulary on any
-    # of the lines.
-    check_tokenizer: Callable[[Path, Vocab, Sequence[str]], None] | None = None
+    # of the lines of the source or of the target.
+    check_tokenizer: Callable[[Path, Vocabulary, Sequence[str], Sequence[str]], None] | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig, RunConfig
-from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
+from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, VocabPair, Vocabulary
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids, add_bos, add_eos, split_batches
 from nmt.export.tensors import (
@@ -80,7 +80,7 @@ def import_transformers() -> Any:
 
 
 def write_huggingface(
-    folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
+    folder: Path, model: Transformer, vocab: Vocabulary, config: RunConfig, quantization: str
 ) -> None:
     """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of
     generation.
@@ -91,6 +91,11 @@ def write_huggingface(
             f"model.embedding_norm is {config.model.embedding_norm}: neither Marian nor Pegasus of "
             "transformers has a LayerNorm on embeddings; use --to ctranslate2 or --to safetensors"
         )
+    if isinstance(vocab, VocabPair) and config.model.norm == "pre":
+        raise UserError(
+            "vocab.joint is false and model.norm is pre: Pegasus, which Hugging Face has for pre-norm, "
+            "has one vocabulary; use --to ctranslate2 or safetensors"
+        )
     dtype = getattr(torch, quantization)
     tensors = {}
     for name, tensor in _rename_tensors(model, config):
@@ -98,7 +103,7 @@ def write_huggingface(
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
 
     # the model
-    model_config = _make_model_config(config.model, model.n_vocab, n_positions, quantization)
+    model_config = _make_model_config(model, n_positions, quantization)
     model_config.save_pretrained(folder)
     write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
 
@@ -108,7 +113,7 @@ def write_huggingface(
     generation = _make_generation_config(
         decoding.beam,
         alpha,
-        [PAD, BOS, *range(vocab.size, model.n_vocab)],  # our search never chooses them either
+        [PAD, BOS, *range(vocab.tgt.size, model.n_vocab)],  # our search never chooses them either
         max_length=n_positions,
     )
     generation.save_pretrained(folder)
@@ -116,12 +121,11 @@ def write_huggingface(
     _write_tokenizer(folder, vocab, config, n_positions)
 
 
-def _make_model_config(
-    shape: ModelConfig, vocab_size: int, n_positions: int, quantization: str
-) -> Any:
+def _make_model_config(model: Transformer, n_positions: int, quantization: str) -> Any:
     transformers = import_transformers()
+    shape = model.config
     settings = dict(
-        vocab_size=vocab_size,
+        vocab_size=model.src_embedding.num_embeddings,
         d_model=shape.d_model,
         encoder_layers=shape.encoder_depth,
         decoder_layers=shape.decoder_depth,
@@ -147,6 +151,7 @@ def _make_model_config(
         model_config = transformers.PegasusConfig(**settings)
         model_config.architectures = ["PegasusForConditionalGeneration"]
     else:
+        settings["decoder_vocab_size"] = model.n_vocab
         settings["share_encoder_decoder_embeddings"] = _is_one_matrix(shape)
         model_config = transformers.MarianConfig(**settings)
         model_config.architectures = ["MarianMTModel"]
@@ -158,12 +163,14 @@ def _is_one_matrix(shape: ModelConfig) -> bool:
     return shape.tied is True and shape.scale_embeddings != "projection"
 
 
-def _write_tokenizer(folder: Path, vocab: Vocab, config: RunConfig, n_positions: int) -> None:
-    """Write Marian's tokenizer, with our BPE model on both sides and our ids."""
-    for name in ("source.spm", "target.spm"):
-        write_bytes(folder / name, vocab.model)
-    pieces = vocab.pieces(range(vocab.size))
-    write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
+def _write_tokenizer(folder: Path, vocab: Vocabulary, config: RunConfig, n_positions: int) -> None:
+    """Write Marian's tokenizer, with our BPE models and our ids."""
+    write_bytes(folder / "source.spm", vocab.src.model)
+    write_bytes(folder / "target.spm", vocab.tgt.model)
+    pieces = _write_ids(folder / "vocab.json", vocab.src)
+    is_pair = isinstance(vocab, VocabPair)
+    if is_pair:
+        _write_ids(folder / "target_vocab.json", vocab.tgt)
     settings = {
         "tokenizer_class": "MarianTokenizer",
         "source_lang": config.data.src,
@@ -171,12 +178,18 @@ def _write_tokenizer(folder: Path, vocab: Vocab, config: RunConfig, n_positions:
         "unk_token": pieces[UNK],
         "eos_token": pieces[EOS],
         "pad_token": pieces[PAD],
-        "separate_vocabs": False,
+        "separate_vocabs": is_pair,
         "model_max_length": n_positions,
         "split_special_tokens": True,  # "</s>" in a line is text, as it is to our vocabulary
         "clean_up_tokenization_spaces": False,
     }
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_ids(path: Path, vocab: Vocab) -> list[str]:
+    pieces = vocab.pieces(range(vocab.size))
+    write_json(path, {piece: i for i, piece in enumerate(pieces)})
+    return pieces
 
 
 def _make_generation_config(
@@ -333,15 +346,21 @@ def _pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, (ids != PAD).long()  # no piece of a sentence is PAD
 
 
-def check_tokenizer(folder: Path, vocab: Vocab, lines: Sequence[str]) -> None:
-    """Compare the exported tokenizer with our vocabulary, from text to ids and back."""
+def check_tokenizer(
+    folder: Path, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]
+) -> None:
+    """Compare the exported tokenizer with our vocabulary: from text to ids on the source's side,
+    and back on the target's.
+    """
     tokenizer = load_tokenizer(folder)
-    for line, ours in zip(lines, vocab.encode(lines), strict=True):
-        theirs = tokenizer(line)["input_ids"][:-1]  # without eos
-        known = [i for i in ours if i != UNK]  # `skip_special_tokens` drops unknown pieces
+    compared: list[tuple[str, object, object]] = []  # line, theirs, ours
+    for line, ids in zip(src_lines, vocab.src.encode(src_lines), strict=True):
+        compared.append((line, tokenizer(line)["input_ids"][:-1], ids))  # without eos
+    for line, ids in zip(tgt_lines, vocab.tgt.encode(tgt_lines), strict=True):
+        known = [i for i in ids if i != UNK]  # `skip_special_tokens` drops unknown pieces
         text = tokenizer.decode(known, skip_special_tokens=True)
-        expected = vocab.decode([known])[0].strip()
-        found, wanted = (text, expected) if theirs == ours else (theirs, ours)
+        compared.append((line, text, vocab.tgt.decode([known])[0].strip()))
+    for line, found, wanted in compared:
         if found != wanted:
             raise Failure(
                 f"the exported tokenizer disagrees on {line!r}: {found!r} instead of {wanted!r}; "

@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from nmt.config import RunConfig, format_config
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocabulary, load_vocab, write_vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
-from nmt.system.files import write_bytes
-from nmt.system.run_folder import MODEL_FILE, VOCAB_FILE
+from nmt.system.run_folder import MODEL_FILE
 from nmt.system.tensor_files import write_tensors
 
 SAFETENSORS_USAGE = """\
@@ -26,7 +25,7 @@ SAFETENSORS_USAGE = """\
 
 
 def write_safetensors(
-    folder: Path, model: Transformer, vocab: Vocab, config: RunConfig, quantization: str
+    folder: Path, model: Transformer, vocab: Vocabulary, config: RunConfig, quantization: str
 ) -> None:
     """Fill `folder` with the weights and the BPE model."""
     dtype = getattr(torch, quantization)
@@ -37,13 +36,13 @@ def write_safetensors(
         "vocab_sha256": vocab.digest,
     }
     write_tensors(folder / MODEL_FILE, weights, metadata)
-    write_bytes(folder / VOCAB_FILE, vocab.model)
+    write_vocab(folder, vocab)
 
 
 @torch.no_grad()
 def load_safetensors(folder: Path, config: RunConfig) -> OwnEngine:
     """Load the weights into our own model."""
-    model = Transformer(config.model, Vocab.load(folder / VOCAB_FILE).size)
+    model = Transformer(config.model, *load_vocab(folder).sizes)
     weights = load_file(folder / MODEL_FILE)
     for name, p in model.named_parameters():
         p.copy_(weights[name])

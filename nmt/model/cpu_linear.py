@@ -47,7 +47,7 @@ def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     if not (is_bf16 or can_pack):
         return model
     with torch.device("meta"):
-        ready = Transformer(model.config, model.n_pieces).eval()
+        ready = Transformer(model.config, *model.sizes).eval()
     ready.load_state_dict(model.state_dict(), assign=True)
     for mine, its in (
         (ready.src_positions, model.src_positions),

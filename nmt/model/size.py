@@ -14,7 +14,7 @@ TRAINED_BYTES = 12  # of a weight and Adam's two moments
 LAYER_BYTES = 10_000  # of the Python objects of a layer, at the very least
 
 
-def count_weights(config: ModelConfig, vocab_size: int) -> int:
+def count_weights(config: ModelConfig, vocab_sizes: tuple[int, int]) -> int:
     """Count the weights of a model, as `Transformer` makes them."""
     d = config.d_model
     keys, values = config.n_heads * config.key_size, config.n_heads * config.value_size
@@ -26,8 +26,13 @@ def count_weights(config: ModelConfig, vocab_size: int) -> int:
     encoder_layer = attention + feed_forward + 2 * norm
     decoder_layer = 2 * attention + feed_forward + 3 * norm
     n = config.encoder_depth * encoder_layer + config.decoder_depth * decoder_layer
-    n_matrices = 3 - config.has_shared_embeddings - config.has_shared_projection
-    n += n_matrices * (config.vocab_rows or vocab_size) * d
+    src_rows, tgt_rows = (config.vocab_rows or size for size in vocab_sizes)
+    n_rows = tgt_rows
+    if not config.has_shared_embeddings:
+        n_rows += src_rows
+    if not config.has_shared_projection:
+        n_rows += tgt_rows
+    n += n_rows * d
     if config.positions == "learned":
         n += 2 * config.max_positions * d
     if config.norm == "pre":
@@ -37,9 +42,9 @@ def count_weights(config: ModelConfig, vocab_size: int) -> int:
     return n
 
 
-def count_model_bytes(config: ModelConfig, vocab_size: int, weight_bytes: int) -> int:
+def count_model_bytes(config: ModelConfig, vocab_sizes: tuple[int, int], weight_bytes: int) -> int:
     """Return the bytes of a model's tensors, with so many for each weight."""
-    n_bytes = weight_bytes * count_weights(config, vocab_size)
+    n_bytes = weight_bytes * count_weights(config, vocab_sizes)
     if config.positions == "sinusoidal":  # two tables that are not trained
         n_bytes += 2 * WEIGHT_BYTES * config.max_positions * config.d_model
     return n_bytes
@@ -47,7 +52,7 @@ def count_model_bytes(config: ModelConfig, vocab_size: int, weight_bytes: int) -
 
 def check_weights_fit(config: RunConfig) -> None:
     """Raise UserError if the model of a run could never be made in the memory of this process."""
-    n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), WEIGHT_BYTES)
+    n_bytes = count_model_bytes(config.model, _bound_vocab_sizes(config), WEIGHT_BYTES)
     n_bytes += LAYER_BYTES * (config.model.encoder_depth + config.model.decoder_depth)
     _check_limit(config.model, "weights alone", n_bytes, find_memory_limit())
 
@@ -57,13 +62,13 @@ def check_moments_fit(config: RunConfig, limit: MemoryLimit) -> None:
     weight_bytes = TRAINED_BYTES
     if config.training.ema is not None:
         weight_bytes += WEIGHT_BYTES
-    n_bytes = count_model_bytes(config.model, _bound_vocab_size(config), weight_bytes)
+    n_bytes = count_model_bytes(config.model, _bound_vocab_sizes(config), weight_bytes)
     _check_limit(config.model, "weights and Adam's moments", n_bytes, limit)
 
 
-def _bound_vocab_size(config: RunConfig) -> int:
-    """Return the size of the vocabulary, or the smallest one where it is not known yet."""
-    return config.vocab.size if config.vocab.model is None else 1
+def _bound_vocab_sizes(config: RunConfig) -> tuple[int, int]:
+    """Return the sizes of the vocabulary, or the smallest where they are not known yet."""
+    return config.vocab.sizes if config.vocab.model is None else (1, 1)
 
 
 def _check_limit(model: ModelConfig, what: str, n_bytes: int, limit: MemoryLimit) -> None:

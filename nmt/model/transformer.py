@@ -219,15 +219,17 @@ class Transformer(nn.Module):
     encoder: list[EncoderLayer]  # an nn.ModuleList, which mypy cannot see into
     decoder: list[DecoderLayer]
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, tgt_size: int | None = None) -> None:
+        """`tgt_size`: the size of the target's vocabulary, if it has its own."""
         super().__init__()
-        n_rows = config.count_rows(vocab_size)
-        self.config, self.n_pieces, self.n_vocab = config, vocab_size, n_rows
+        self.sizes = vocab_size, tgt_size or vocab_size
+        n_src_rows, n_rows = map(config.count_rows, self.sizes)
+        self.config, self.n_pieces, self.n_vocab = config, self.sizes[1], n_rows
         self.attention_path = TRITON  # set from outside, before anything is compiled
         self.tgt_embedding = nn.Embedding(n_rows, config.d_model)
         self.src_embedding = self.tgt_embedding
         if not config.has_shared_embeddings:
-            self.src_embedding = nn.Embedding(n_rows, config.d_model)
+            self.src_embedding = nn.Embedding(n_src_rows, config.d_model)
         self.projection = nn.Linear(config.d_model, n_rows, bias=False)
         if config.has_shared_projection:  # section 3.4
             self.projection.weight = self.tgt_embedding.weight

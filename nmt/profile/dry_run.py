@@ -19,13 +19,12 @@ from nmt.corpus.ledger import read_mixture
 from nmt.data.loader import Loader
 from nmt.data.plan import Cursor
 from nmt.data.store import open_store
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import load_vocab
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, read_peak_memory, reset_peak_memory
 from nmt.profile.parts import UPDATE
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
-from nmt.system.run_folder import VOCAB_FILE
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import choose_batch_shape, explain_out_of_memory, load_excerpt
 from nmt.train.optimizer import make_optimizer
@@ -59,11 +58,11 @@ class DryRun:
         self.config, self.micro_tokens, self.world = config, micro_tokens, world
         self.step = 0
         self.folder = Path(config.data.store)
-        self.vocab = Vocab.load(self.folder / VOCAB_FILE)
-        self.store = open_store(self.folder, "train", self.vocab.digest, self.vocab.size)
+        self.vocab = load_vocab(self.folder)
+        self.store = open_store(self.folder, "train", self.vocab)
         self.mixture = read_mixture(self.folder, config.data, len(self.store))
         torch.manual_seed(config.seed)
-        self.model = Transformer(config.model, self.vocab.size).to(world.device)
+        self.model = Transformer(config.model, *self.vocab.sizes).to(world.device)
         self.objective = Objective(self.model, config.training.label_smoothing)
         self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.replica = make_replica(self.objective, world, config.training, self.shape)
@@ -128,7 +127,7 @@ class DryRun:
         """
         if self.config.data.valid is None:
             return 0.0
-        dev = open_store(self.folder, "valid", self.vocab.digest, self.vocab.size)
+        dev = open_store(self.folder, "valid", self.vocab)
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
         updates, _ = load_excerpt(dev, middle, self.micro_tokens, self.world.device)
         self.model.eval()

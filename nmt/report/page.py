@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import load_recorded_config
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import load_vocab
 from nmt.paper import find_dev_reference
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, write_text
@@ -95,7 +95,7 @@ def find_references(folder: RunFolder) -> References:
     """
     try:
         config = load_recorded_config(folder.config)
-        n_vocab = config.model.count_rows(Vocab.load(folder.vocab).size)
+        n_vocab = config.model.count_rows(load_vocab(folder.path).tgt.size)
     except UserError:
         return References()
     floor = smoothed_loss_floor(config.training.label_smoothing, n_vocab)

@@ -6,6 +6,7 @@ told by its content. Most folders share names on purpose: `vocab.model` and `con
 same in a run, a checkpoint and an export.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"  # Adam's moments; an average has none
 STATE_FILE = "state.json"
 CONFIG_FILE = "config.yaml"
 VOCAB_FILE = "vocab.model"  # SentencePiece's
+SIDE_VOCAB_FILES = ("vocab.src.model", "vocab.tgt.model")  # instead, if each side has its own
 CARD_FILE = "README.md"  # the model card, as hubs name it
 EXPORT_FILE = "export.json"
 
@@ -33,12 +35,18 @@ CURVE_FILE = "averaging.json"  # the dev score of averages of several sizes
 RUN_FILES = (
     CONFIG_FILE,
     VOCAB_FILE,
+    *SIDE_VOCAB_FILES,
     METRICS_FILE,
     STATUS_FILE,
     REPORT_FILE,
     RESULTS_FILE,
     CURVE_FILE,
 )
+
+
+def find_vocab_files(names: Container[str]) -> tuple[str, ...]:
+    """Tell which of the files of a folder are its vocabulary."""
+    return SIDE_VOCAB_FILES if SIDE_VOCAB_FILES[0] in names else (VOCAB_FILE,)
 
 
 def ids_file(split: str, side: str) -> str:
@@ -67,8 +75,9 @@ class RunFolder:
         return self.path / CONFIG_FILE
 
     @property
-    def vocab(self) -> Path:
-        return self.path / VOCAB_FILE
+    def vocabs(self) -> list[Path]:
+        """The files of its vocabulary: it has the first or the others."""
+        return [self.path / name for name in (VOCAB_FILE, *SIDE_VOCAB_FILES)]
 
     @property
     def metrics(self) -> Path:

@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
@@ -37,7 +37,7 @@ class CheckpointWriter:
         self,
         run: RunFolder,
         config: RunConfig,
-        vocab: Vocab,
+        vocab: Vocabulary,
         metrics: MetricsLog,
         saved_step: int,
         in_background: bool,

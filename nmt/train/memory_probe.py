@@ -20,7 +20,7 @@ from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_batch
 from nmt.data.plan import Cursor, choose_shape, divide_tokens
 from nmt.data.store import Side, TokenStore, open_store
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import load_vocab
 from nmt.model.size import check_moments_fit
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
@@ -28,7 +28,7 @@ from nmt.system.files import has_plain_file
 from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World
-from nmt.system.run_folder import VOCAB_FILE, RunFolder
+from nmt.system.run_folder import RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, has_fixed_shape, make_replica
@@ -236,9 +236,9 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
 
 def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     folder = Path(config.data.store)
-    vocab = Vocab.load(folder / VOCAB_FILE)
-    store = open_store(folder, "train", vocab.digest, vocab.size)
-    model = Transformer(config.model, vocab.size).to(world.device)
+    vocab = load_vocab(folder)
+    store = open_store(folder, "train", vocab)
+    model = Transformer(config.model, *vocab.sizes).to(world.device)
     objective = Objective(model, config.training.label_smoothing)
     shape = choose_batch_shape(config, micro_tokens, store, world)
     replica = make_replica(objective, world, config.training, shape)

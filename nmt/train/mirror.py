@@ -185,7 +185,7 @@ class Mirror:
 
     def _copy_files(self) -> None:
         run = self.run
-        for path in (run.config, run.vocab, run.metrics, run.status, run.results, run.curve):
+        for path in (run.config, *run.vocabs, run.metrics, run.status, run.results, run.curve):
             if not has_plain_file(path):
                 continue
             stamp = read_file_stamp(path)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nmt.data.store import Side, TokenStore
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocab, Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import write_json
 from nmt.system.progress import say
@@ -31,7 +31,7 @@ def report_nonfinite(
     run: RunFolder,
     model: nn.Module,
     store: TokenStore,
-    vocab: Vocab,
+    vocab: Vocabulary,
     world: World,
 ) -> str:
     """Write the file and return a one-line summary. All ranks must call this, because each knows
@@ -75,7 +75,7 @@ def _write_file(
     losses: list[float],
     weights: list[str],
     store: TokenStore,
-    vocab: Vocab,
+    vocab: Vocabulary,
 ) -> None:
     update = outcome.pending.update
     micro_batches = []
@@ -99,13 +99,13 @@ def _write_file(
 
 
 def _describe_micro(
-    loss: float, pair_ids: list[int], store: TokenStore, vocab: Vocab
+    loss: float, pair_ids: list[int], store: TokenStore, vocab: Vocabulary
 ) -> dict[str, Any]:
     described: dict[str, Any] = {"loss": _to_json(loss), "pairs": pair_ids}
     if not math.isfinite(loss):
         texts = []
         for pair in pair_ids:
-            texts.append([_text(store.src, pair, vocab), _text(store.tgt, pair, vocab)])
+            texts.append([_text(store.src, pair, vocab.src), _text(store.tgt, pair, vocab.tgt)])
         described["texts"] = texts
     return described
 

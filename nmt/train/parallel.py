@@ -274,11 +274,11 @@ def shard_model(objective: Objective, world: World) -> None:
 
 
 @torch.no_grad()
-def gather_model(model: Transformer, vocab_size: int) -> Transformer:
+def gather_model(model: Transformer) -> Transformer:
     """Return a copy with unsharded weights, which one rank can use without the others. All ranks
     must call this.
     """
-    copy = Transformer(model.config, vocab_size).to(next(model.parameters()).device)
+    copy = Transformer(model.config, *model.sizes).to(next(model.parameters()).device)
     for p, share in zip(copy.parameters(), model.parameters(), strict=True):
         p.copy_(gather_shards(share))
     return copy

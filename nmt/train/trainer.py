@@ -23,7 +23,7 @@ from nmt.corpus.ledger import describe_mixture, read_mixture
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import format_size, load_vocab, write_vocab
 from nmt.model.transformer import Transformer
 from nmt.paper import find_dev_reference
 from nmt.system.errors import Failure, UserError
@@ -34,12 +34,11 @@ from nmt.system.files import (
     make_folder,
     remove_leftovers,
     verify,
-    write_bytes,
     write_text,
 )
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.ranks import World, is_rank_lost
-from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
+from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
@@ -104,15 +103,15 @@ class Trainer:
 
         # data
         self.store_folder = Path(config.data.store)
-        self.vocab = Vocab.load(self.store_folder / VOCAB_FILE)
-        self.store = open_store(self.store_folder, "train", self.vocab.digest, self.vocab.size)
+        self.vocab = load_vocab(self.store_folder)
+        self.store = open_store(self.store_folder, "train", self.vocab)
         self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.mixture = read_mixture(self.store_folder, config.data, len(self.store))
         self.dev = open_dev(self.store_folder, self.vocab) if config.data.valid else None
 
         # model and optimizer, initialised from the seed or restored from the newest checkpoint
         torch.manual_seed(config.seed)
-        self.model = Transformer(config.model, self.vocab.size).to(world.device)
+        self.model = Transformer(config.model, *self.vocab.sizes).to(world.device)
         objective = Objective(self.model, config.training.label_smoothing)
         self.replica = make_replica(objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(
@@ -181,9 +180,11 @@ class Trainer:
                 RunFolder(path).checkpoint(step) if is_run else path
             )
         if found.vocab.digest != self.vocab.digest:
+            keys = zip(("vocab.model", "vocab.tgt_model"), found.vocab.files, strict=False)
+            models = " ".join(f"{key}={path / name}" for key, name in keys)
             raise UserError(
                 f"training.init_from={path}: its BPE model differs from that of {self.store_folder}; "
-                f"give another data.store=DIR, to be prepared with vocab.model={path / VOCAB_FILE}"
+                f"give another data.store=DIR, to be prepared with {models}"
             )
         # dropout has no weights
         shape = replace(found.config.model, dropout=self.config.model.dropout)
@@ -279,7 +280,7 @@ class Trainer:
             config.seed,
             config.data.clean.max_pieces,
             config.data.workers,
-            self.vocab.size,
+            self.vocab,
         )
 
     def make_loader(self, epoch_stores: EpochStores) -> Loader:
@@ -491,7 +492,7 @@ class Trainer:
     def score(self, dev: DevSet) -> Validation | None:
         model = self.model
         if self.config.training.shard:
-            model = gather_model(self.model, self.vocab.size)
+            model = gather_model(self.model)
         translator = Translator(model, self.vocab, self.config.dev_decoding, self.world.device)
         return validate(translator, dev, self.config, self.micro_tokens, self.world, self.stop)
 
@@ -688,7 +689,7 @@ def _check_unused(run: RunFolder) -> None:
         raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
     if checkpoint.list_steps(run):
         return
-    for path in (run.metrics, run.vocab, run.report, run.results, run.curve):
+    for path in (run.metrics, *run.vocabs, run.report, run.results, run.curve):
         if os.path.lexists(path):
             raise UserError(
                 f"{path}: exists, but its folder is not that of a run; "
@@ -703,7 +704,7 @@ def _announce_run(trainer: Trainer) -> None:
     config, store = trainer.config, trainer.store
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     say(
-        f"model: {n_parameters / 1e6:.1f}M parameters, {trainer.vocab.size:,} pieces; data: "
+        f"model: {n_parameters / 1e6:.1f}M parameters, {format_size(trainer.vocab)} pieces; data: "
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
         f"on {trainer.world.size} x {trainer.world.device.type}; run folder {trainer.run.path}"
     )
@@ -724,7 +725,7 @@ def _announce_run(trainer: Trainer) -> None:
         say(reference.describe())
     if trainer.state.step:
         say(f"continuing after update {trainer.state.step}")
-    write_bytes(trainer.run.vocab, trainer.vocab.model)
+    write_vocab(trainer.run.path, trainer.vocab)
     trainer.writer.link_and_prune(trainer.state)
     trainer.write_status("running")
 

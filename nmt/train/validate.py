@@ -17,7 +17,7 @@ from nmt.config import RunConfig
 from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
 from nmt.data.store import REMEDY, TokenStore, open_store
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import Vocabulary
 from nmt.score.score import Score, score_bleu, score_chrf
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
@@ -36,9 +36,9 @@ class DevSet:
     references: list[str]
 
 
-def open_dev(folder: Path, vocab: Vocab) -> DevSet:
+def open_dev(folder: Path, vocab: Vocabulary) -> DevSet:
     """Open the dev set of a prepared store: its token ids for the NLL, its raw text for BLEU."""
-    store = open_store(folder, "valid", vocab.digest, vocab.size)
+    store = open_store(folder, "valid", vocab)
     # In memory: it is small, and a validation should not fail because somebody touches the store.
     store = TokenStore(store.src.load(), store.tgt.load())
     return DevSet(

@@ -57,12 +57,12 @@ class Layout:
         for one in candidates:
             row: dict[str, Any] = {"text": one.text, "score": round(one.score, 6)}
             if self.has_alignments:
-                row["pieces"] = translator.vocab.pieces(one.piece_ids)
+                row["pieces"] = translator.vocab.tgt.pieces(one.piece_ids)
                 row["alignment"] = [[s, t] for t, s in enumerate(one.alignment)]
             rows.append(row)
         fields: dict[str, Any] = {"line": number, "source": source, "candidates": rows}
         if self.has_alignments:
-            vocab = translator.vocab
+            vocab = translator.vocab.src
             fields["source_pieces"] = vocab.pieces(vocab.encode([source])[0])
         if translator.engine != OUR_ENGINE:
             fields["engine"] = translator.engine

@@ -70,7 +70,7 @@ class PairScorer:
 
     def score_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
         vocab = self.translator.vocab
-        source_ids, target_ids = vocab.encode(sources), vocab.encode(targets)
+        source_ids, target_ids = vocab.src.encode(sources), vocab.tgt.encode(targets)
         results = [PairScore()] * len(sources)
         possible = []  # places of the pairs that the model must look at
         for i, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):

@@ -57,7 +57,7 @@ def rate_candidates(scorer: PairScorer, lists: Iterator[NBest]) -> Iterator[Rate
         sources = [one.source for one in some for _ in one.texts]
         scores = scorer.score_pairs(texts, sources)
         reverse_scores = iter([score.value("search", scorer.config) for score in scores])
-        lengths = iter(map(len, scorer.translator.vocab.encode(texts)))
+        lengths = iter(map(len, scorer.translator.vocab.src.encode(texts)))
         for one in some:
             n = len(one.texts)
             yield RatedCandidates(

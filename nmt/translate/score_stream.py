@@ -119,6 +119,6 @@ def _format_score(
         fields["problem"] = score.problem
     else:
         fields["score"] = round(value, 6)
-        fields["pieces"] = scorer.translator.vocab.pieces(score.piece_ids)
+        fields["pieces"] = scorer.translator.vocab.tgt.pieces(score.piece_ids)
         fields["log_probs"] = [round(one, 6) for one in score.log_probs]
     return json.dumps(fields, ensure_ascii=False) + "\n"

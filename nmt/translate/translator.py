@@ -26,7 +26,7 @@ from nmt.config import (
     override_config,
     parse_device,
 )
-from nmt.data.vocab import EOS, Vocab
+from nmt.data.vocab import EOS, Vocabulary
 from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
@@ -72,7 +72,7 @@ class TextToText(ABC):
 
     engine = OUR_ENGINE  # other engines' scores are labelled with name and version
 
-    def __init__(self, vocab: Vocab, config: DecodingConfig, *shapes: ModelConfig) -> None:
+    def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
         self.longest_table = min(tables, default=None)  # the shortest table bounds them all
@@ -82,7 +82,7 @@ class TextToText(ABC):
     def set_tag(self, tag: str | None) -> None:
         """Put a tag in front of all sources from now on."""
         try:
-            self.tag_ids = [] if tag is None else [self.vocab.find_symbol(tag)]
+            self.tag_ids = [] if tag is None else [self.vocab.src.find_symbol(tag)]
         except UserError as error:
             raise UserError(f"decoding.tag: {error}") from None
         self.longest = self.longest_source - len(self.tag_ids)  # of a line, in pieces
@@ -149,12 +149,12 @@ class TextToText(ABC):
     ) -> Iterator[list[tuple[int, Candidates]]]:
         """Translate lines; yields those that each batch completes, with their candidates."""
         # all parts of all lines; a prefix belongs to the first part of its line
-        line_prefixes = None if prefixes is None else self.vocab.encode(prefixes)
+        line_prefixes = None if prefixes is None else self.vocab.tgt.encode(prefixes)
         parts_of: list[list[range]] = []  # each line
         places: list[tuple[int, int]] = []  # line and number of each part
         sources: list[list[int]] = []  # of each part
         part_prefixes: list[list[int]] = []
-        for line, ids in enumerate(self.vocab.encode(lines)):
+        for line, ids in enumerate(self.vocab.src.encode(lines)):
             prefix = [] if line_prefixes is None else line_prefixes[line]
             if len(prefix) > self.longest:
                 raise LineTooLong(
@@ -197,7 +197,7 @@ class TextToText(ABC):
             flat += some
             source_of_each += [source] * len(some)
         targets = [one.ids for one in flat]
-        texts = self.vocab.decode(targets)
+        texts = self.vocab.tgt.decode(targets)
         alignments: list[list[int]] = [] if request.is_aligned else [[]] * len(flat)
         if request.is_aligned:
             # What follows the tag most is said to follow the first piece of the line.
@@ -250,7 +250,7 @@ class TextToText(ABC):
                 f"warning: {line} and is cut to {self.longest:,}; split it, or raise decoding.max_source"
             )
             return [range(self.longest)]
-        parts = split_pieces(self.vocab.pieces(ids), self.longest)
+        parts = split_pieces(self.vocab.src.pieces(ids), self.longest)
         say(f"{line} and is translated in {len(parts):,} parts")
         return parts
 
@@ -277,7 +277,7 @@ class Translator(TextToText):
     def __init__(
         self,
         model: Transformer,
-        vocab: Vocab,
+        vocab: Vocabulary,
         config: DecodingConfig,
         device: torch.device,
         others: Sequence[Transformer] = (),
@@ -361,7 +361,7 @@ def make_translator(
                 f"{checkpoint.path} ({vocab.digest[:12]}); the models of an ensemble must share one "
                 "vocabulary"
             )
-    models = [_load_model(one, vocab.size).to(device) for one in (checkpoint, *others)]
+    models = [_load_model(one).to(device) for one in (checkpoint, *others)]
     return Translator(models[0], vocab, config, device, models[1:])
 
 
@@ -396,10 +396,10 @@ def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMod
     return LoadedModel(translator, config, [str(one.path) for one in checkpoints], checkpoints)
 
 
-def _load_model(checkpoint: Checkpoint, vocab_size: int) -> Transformer:
+def _load_model(checkpoint: Checkpoint) -> Transformer:
     shape = checkpoint.config.model
     if shape.positions == "sinusoidal":  # this table is in no file, and grows as needed
         shape = replace(shape, max_positions=min(shape.max_positions, 1024))
-    model = Transformer(shape, vocab_size)
+    model = Transformer(shape, *checkpoint.vocab.sizes)
     load_weights(checkpoint, model)
     return model.requires_grad_(False).eval()

@@ -56,7 +56,7 @@ def prepare(
 
     from nmt.checkpoint import open_checkpoint
     from nmt.config import ModelConfig, RunConfig, VocabConfig, format_config
-    from nmt.data.vocab import Vocab, tally_words, train_bpe, write_word_counts
+    from nmt.data.vocab import Vocab, Vocabulary, tally_words, train_bpe, write_word_counts
     from nmt.export import ctranslate2, huggingface
     from nmt.model.transformer import Transformer
     from nmt.system.files import write_text
@@ -68,16 +68,16 @@ def prepare(
         for side in ("en", "de"):
             lines += (data / f"train.{side}").read_bytes().split(b"\n")
         write_word_counts(folder / "words", tally_words(lines))
-        vocab = Vocab(train_bpe(folder / "words", VocabConfig(size=10_000)))
+        vocab: Vocabulary = Vocab(train_bpe(folder / "words", VocabConfig(size=10_000)))
         torch.manual_seed(1)
         config = RunConfig(model=ModelConfig())
-        model = Transformer(config.model, vocab.size).eval()
+        model = Transformer(config.model, *vocab.sizes).eval()
     else:
         loaded = open_checkpoint(checkpoint)
         translator = make_translator(loaded, torch.device("cpu"), loaded.config.decoding)
         config, vocab, model = loaded.config, translator.vocab, translator.model
     text = (data / "test.en").read_text(encoding="utf-8").split("\n")[:n_lines]
-    (folder / "ids.json").write_text(json.dumps(vocab.encode(text)))
+    (folder / "ids.json").write_text(json.dumps(vocab.src.encode(text)))
     write_text(folder / CONFIG_FILE, format_config(config))
     save_file({name: p.detach() for name, p in model.named_parameters()}, folder / MODEL_FILE)
     for system in systems:
@@ -196,7 +196,8 @@ class CTranslate2:
         from nmt.export.ctranslate2 import CTranslate2Engine
 
         self.engine = CTranslate2Engine(folder / kind, threads)
-        self.pieces = self.engine.vocab.pieces(range(self.engine.vocab.size))
+        src = self.engine.vocab.src
+        self.pieces = src.pieces(range(src.size))
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[Any]]:
         names = [[self.pieces[i] for i in line] for line in ids]

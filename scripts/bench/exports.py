@@ -114,7 +114,7 @@ def compare_run(args: argparse.Namespace, path: Path) -> Iterator[dict[str, Any]
     lines = read_lines(args.data / f"test.{data.src}", args.lines)
     references = read_lines(args.data / f"test.{data.tgt}", args.lines)
     translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
-    src = translator.vocab.encode(lines)
+    src = translator.vocab.src.encode(lines)
     ours = OwnEngine(translator.model)
     for kind in args.kinds:
         to, quantization = kind.split(":")
@@ -147,7 +147,7 @@ def read_lines(path: Path, n_lines: int) -> list[str]:
 
 
 def measure_bleu(translator: Translator, outputs: list[Hypothesis], references: list[str]) -> float:
-    texts = translator.vocab.decode([output.ids for output in outputs])
+    texts = translator.vocab.tgt.decode([output.ids for output in outputs])
     return round(score_bleu(texts, references).value, 2)
 
 

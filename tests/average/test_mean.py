@@ -31,7 +31,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal
 from nmt.system.output_folder import sign_card
-from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, MODEL_FILE, RunFolder
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
 
 MEAN = "mean"
 
@@ -285,7 +285,7 @@ def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -
     for out in ("mine", MEAN):
         average_checkpoints([tmp_path / "a"], tmp_path / out, is_forced=True)
         assert sorted(path.name for path in (tmp_path / out).iterdir()) == sorted(
-            [MANIFEST_FILE, *COMMON_FILES]
+            [MANIFEST_FILE, *COMMON_FILES, VOCAB_FILE]
         )
     with pytest.raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)

@@ -77,7 +77,7 @@ def test_n_best_lists_get_the_scores_of_nmt_translate(place: Path) -> None:
 
     found = score(place, "--n-best", "objects", "--score", "search")
     n_same = 0
-    vocab = nmt.api.load(place).vocab
+    vocab = nmt.api.load(place).vocab.tgt
     for value, one in zip(found, candidates, strict=True):
         # An untrained model writes most texts in pieces that nobody would cut them into.
         if one["pieces"] == vocab.pieces(vocab.encode([one["text"]])[0]):

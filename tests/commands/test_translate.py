@@ -68,7 +68,7 @@ def texts(translator: Translator) -> list[str]:
 
 def search_alone(translator: Translator, line: str, n: int = 1) -> list[Hypothesis]:
     """The search of one sentence, without all that is tested here."""
-    ids = translator.vocab.encode([line])[0]
+    ids = translator.vocab.src.encode([line])[0]
     return (
         search(translator.model, pack([[*ids, EOS]]), translator.config, n)[0]
         if ids
@@ -77,7 +77,7 @@ def search_alone(translator: Translator, line: str, n: int = 1) -> list[Hypothes
 
 
 def translate_alone(translator: Translator, line: str) -> str:
-    return translator.vocab.decode([search_alone(translator, line)[0].ids])[0]
+    return translator.vocab.tgt.decode([search_alone(translator, line)[0].ids])[0]
 
 
 def run_translate(
@@ -193,11 +193,11 @@ def test_long_lines_are_cut_or_split_with_a_warning(
     place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = ". ".join(LINES[:12])
-    ids = translator.vocab.encode([long])[0]
+    ids = translator.vocab.src.encode([long])[0]
     config = replace(DECODING, max_source=40)
     cut = run_translate(tmp_path, f"red\n{long}\n", place, *BOUNDS, "cut").decode().split("\n")[1]
     best = search(translator.model, pack([[*ids[:40], EOS]]), config)[0][0]
-    assert cut == translator.vocab.decode([best.ids])[0]
+    assert cut == translator.vocab.tgt.decode([best.ids])[0]
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
     out = run_translate(tmp_path, f"red\n{long}\n", place, *BOUNDS, "split", "--scores").decode()
     score, text = out.split("\n")[1].split("\t")
@@ -208,7 +208,9 @@ def test_long_lines_are_cut_or_split_with_a_warning(
         search(translator.model, pack([[*ids[part.start : part.stop], EOS]]), config)[0][0]
         for part in parts
     ]
-    assert text == " ".join(translator.vocab.decode([one.ids for one in found])) and len(found) > 3
+    assert (
+        text == " ".join(translator.vocab.tgt.decode([one.ids for one in found])) and len(found) > 3
+    )
     assert float(score) == pytest.approx(sum(one.score for one in found), abs=1e-4)
     assert (
         f"line 2 has {len(ids)} pieces and is translated in {len(parts)} parts"
@@ -253,7 +255,7 @@ def test_n_best(place: Path, translator: Translator, tmp_path: Path) -> None:
         for one in search_alone(translator, line, 2)
     ]
     assert [row[0] for row in rows] == [n for n, _ in expected]
-    assert [row[2] for row in rows] == translator.vocab.decode([one.ids for _, one in expected])
+    assert [row[2] for row in rows] == translator.vocab.tgt.decode([one.ids for _, one in expected])
     assert [float(row[1]) for row in rows] == pytest.approx(
         [one.score for _, one in expected], abs=1e-5
     )
@@ -266,8 +268,8 @@ def test_scores_and_alignments_surround_the_text(
     for line, row in zip(LINES, out, strict=True):
         best = search_alone(translator, line)[0]
         score, text, pairs = row.split("\t")
-        links = translator.align(translator.vocab.encode([line]), [best.ids])[0]
-        assert text == translator.vocab.decode([best.ids])[0]
+        links = translator.align(translator.vocab.src.encode([line]), [best.ids])[0]
+        assert text == translator.vocab.tgt.decode([best.ids])[0]
         assert float(score) == pytest.approx(best.score, abs=1e-5)
         assert pairs == " ".join(f"{s}-{t}" for t, s in enumerate(links))
 
@@ -280,11 +282,11 @@ def test_json_has_all_fields(place: Path, translator: Translator, tmp_path: Path
     assert [one["line"] for one in objects] == list(range(1, len(LINES) + 3))
     assert [one["source"] for one in objects] == [*LINES, "", 'w\u2028"x']
     for line, found in zip([*LINES, ""], objects, strict=False):
-        ids = translator.vocab.encode([line])[0]
-        assert found["source_pieces"] == translator.vocab.pieces(ids)
+        ids = translator.vocab.src.encode([line])[0]
+        assert found["source_pieces"] == translator.vocab.src.pieces(ids)
         for row, one in zip(found["candidates"], search_alone(translator, line, 2), strict=True):
-            assert row["text"] == translator.vocab.decode([one.ids])[0]
-            assert row["pieces"] == translator.vocab.pieces(one.ids)
+            assert row["text"] == translator.vocab.tgt.decode([one.ids])[0]
+            assert row["pieces"] == translator.vocab.tgt.pieces(one.ids)
             assert [t for _, t in row["alignment"]] == list(range(len(one.ids)))
             assert all(0 <= s < len(ids) for s, _ in row["alignment"])
 
@@ -341,7 +343,11 @@ def test_each_prefix_reaches_the_search_with_its_line(
             for a, b in zip(src.offsets, src.offsets[1:], strict=False)
         ]
         forced.update(
-            zip(translator.vocab.decode(rows), translator.vocab.decode(prefixes), strict=True)
+            zip(
+                translator.vocab.tgt.decode(rows),
+                translator.vocab.tgt.decode(prefixes),
+                strict=True,
+            )
         )
         return [[Hypothesis(prefix, -1.0)] for prefix in prefixes]
 
@@ -601,7 +607,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
 ) -> None:
     import ctranslate2
 
-    lengths = [len(ids) for ids in translator.vocab.encode(LINES)]
+    lengths = [len(ids) for ids in translator.vocab.src.encode(LINES)]
     # Of one length, for there the longest sentence sets the limit for all
     usual = max(lengths, key=lengths.count)
     lines = [line for line, length in zip(LINES, lengths, strict=True) if length == usual]

@@ -108,7 +108,7 @@ def test_the_store_equals_the_rules_applied_by_hand(root: Path) -> None:
         )
     ]
     a, b = ([pair for pair in pairs if max(map(len, vocab.encode(pair))) <= 15] for pairs in (a, b))
-    train = open_store(store, "train", vocab.digest)
+    train = open_store(store, "train", vocab)
     for i, side in enumerate((train.src, train.tgt)):
         ids = [side.ids[m:n].tolist() for m, n in pairwise(side.offsets)]
         assert vocab.decode(ids) == [pair[i] for pair in a + b + b]

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from untrained import make_vocab
 
 from nmt.data.store import ArrayWriter, SideWriter, open_store
+from nmt.data.vocab import VocabPair, load_vocab, write_vocab
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal
 from nmt.system.run_folder import VOCAB_FILE
@@ -90,10 +92,16 @@ def test_refuses_an_empty_split(tmp_path: Path) -> None:
         open_store(tmp_path, "train")
 
 
-def test_refuses_another_bpe_model(folder: Path) -> None:
-    open_store(folder, "train", digest_file(folder / VOCAB_FILE))
-    with pytest.raises(UserError, match="made with another BPE model"):
-        open_store(folder, "train", "0" * 64)
+def test_refuses_another_bpe_model(folder: Path, tmp_path: Path) -> None:
+    ours, other = (make_vocab(tmp_path, size) for size in (80, 90))
+    for vocab, another in ((ours, other), (VocabPair(ours, other), VocabPair(other, ours))):
+        write_vocab(folder, vocab)
+        seal(folder)
+        assert load_vocab(folder).digest == vocab.digest
+        open_store(folder, "train", vocab)
+        for wrong in (another, other):
+            with pytest.raises(UserError, match="made with another BPE model"):
+                open_store(folder, "train", wrong)
 
 
 def test_names_what_is_missing(folder: Path, tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ SMALL = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=3)
 )
 def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
     model = Transformer(config, 40)
-    assert count_weights(config, 40) == sum(weight.numel() for weight in model.parameters())
+    assert count_weights(config, model.sizes) == sum(
+        weight.numel() for weight in model.parameters()
+    )
     n_bytes = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
-    assert count_model_bytes(config, 40, 4) == n_bytes
+    assert count_model_bytes(config, model.sizes, 4) == n_bytes
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
 def test_a_model_that_fits_is_not_refused(name: str) -> None:
     config = load_config(name)
     check_weights_fit(config)
-    n_bytes = count_model_bytes(config.model, config.vocab.size, 12)
+    n_bytes = count_model_bytes(config.model, config.vocab.sizes, 12)
     check_moments_fit(config, MemoryLimit(n_bytes, "a limit"))
     with pytest.raises(UserError, match="weights and Adam's moments would take .+ \\(a limit\\)"):
         check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
@@ -74,7 +76,7 @@ def test_a_model_that_fits_is_not_refused(name: str) -> None:
 
 def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     config = load_config("base.yaml", ["training.ema=0.999"])
-    n_bytes = count_model_bytes(config.model, config.vocab.size, 16)
+    n_bytes = count_model_bytes(config.model, config.vocab.sizes, 16)
     check_moments_fit(config, MemoryLimit(n_bytes, "a limit"))
     with pytest.raises(UserError, match="weights and Adam's moments"):
         check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
@@ -83,4 +85,4 @@ def test_a_moving_average_takes_as_much_as_the_weights() -> None:
 def test_a_given_vocabulary_is_not_counted() -> None:
     config = RunConfig()
     given = replace(config, vocab=replace(config.vocab, model="x.model"))
-    check_moments_fit(given, MemoryLimit(count_model_bytes(config.model, 1, 12), "a limit"))
+    check_moments_fit(given, MemoryLimit(count_model_bytes(config.model, (1, 1), 12), "a limit"))

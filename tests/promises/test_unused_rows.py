@@ -107,7 +107,7 @@ def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None
 
     average_checkpoints([folder.checkpoint(3), folder.checkpoint(6)], tmp_path / "average")
     checkpoint = open_checkpoint(tmp_path / "average")
-    model = Transformer(checkpoint.config.model, checkpoint.vocab.size)
+    model = Transformer(checkpoint.config.model, *checkpoint.vocab.sizes)
     load_weights(checkpoint, model)
     assert model.projection.weight.shape[0] == ROWS
     biases = [p for name, p in model.named_parameters() if name.endswith(("qkv.bias", "q.bias"))]

@@ -11,7 +11,7 @@ def test_layout_of_a_run_folder() -> None:
         run.checkpoint(24): "checkpoints/step-0000024",
         run.average: "average",
         run.config: "config.yaml",
-        run.vocab: "vocab.model",
+        **dict(zip(run.vocabs, ("vocab.model", "vocab.src.model", "vocab.tgt.model"), strict=True)),
         run.metrics: "metrics.jsonl",
         run.status: "status.json",
         run.report: "report.html",

@@ -154,7 +154,7 @@ def test_best_and_last_are_known_by_name_and_old_ones_go(ground: Ground) -> None
     settings = ("training.checkpoint_every=2", "training.validate_every=4")
     run = train(ground, "named", *settings, "training.keep_checkpoints=3")
     last, best = run.checkpoints / "last", run.checkpoints / "best"
-    assert run.vocab.read_bytes() == (last / "vocab.model").read_bytes()
+    assert (run.path / "vocab.model").read_bytes() == (last / "vocab.model").read_bytes()
     assert last.resolve() == run.checkpoint(16)
     best_step = int(best.resolve().name.removeprefix("step-"))
     kept = {path.name for path in run.checkpoints.glob("step-*")}

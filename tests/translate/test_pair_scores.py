@@ -37,7 +37,7 @@ def make_scorer(vocab: Vocab, config: DecodingConfig, *names: str) -> PairScorer
 def find_search_scores(scorer: PairScorer) -> list[tuple[list[int], list[int], float]]:
     """Source, target and score of all hypotheses that the search finds."""
     translator = scorer.translator
-    sources = [ids for ids in translator.vocab.encode(SOURCES) if ids]
+    sources = [ids for ids in translator.vocab.src.encode(SOURCES) if ids]
     marked = [[*ids, EOS] for ids in sources]
     config = translator.config
     found = []
