@@ -712,16 +712,20 @@ def find_shipped_configs() -> Path:
 
 
 def find_config(name: str, folder: Path | None = None) -> Path:
-    """Return the path `name` if it exists; otherwise look a bare name up among the shipped configs."""
+    """Return the path `name` if it exists; otherwise look a bare name up among the shipped configs,
+    and among the retellings of the paper beside them.
+    """
     is_relative = not Path(name).is_absolute()
     path = folder / name if folder and is_relative else Path(name)
     if os.path.isfile(path):  # Path.is_file would raise if the name is too long
         return path
     shipped = find_shipped_configs()
     is_bare = Path(name).name == name
-    if is_bare and os.path.isfile(shipped / name):
-        return shipped / name
-    names = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
+    folders = (shipped, shipped / "retellings")
+    for place in folders:
+        if is_bare and os.path.isfile(place / name):
+            return place / name
+    names = ", ".join(sorted(p.name for place in folders for p in place.glob("*.yaml")))
     what = "is a folder" if os.path.isdir(path) else "not found"
     raise UserError(
         f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}"

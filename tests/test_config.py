@@ -35,6 +35,7 @@ from nmt.config import (
 )
 from nmt.system.errors import UserError
 
+RETELLINGS = sorted(path.name for path in find_shipped_configs().glob("retellings/*.yaml"))
 SHIPPED = sorted(path.name for path in find_shipped_configs().glob("*.yaml"))
 Loader = Callable[..., RunConfig]
 
@@ -382,6 +383,13 @@ def test_shipped_configs_load_and_dump(load: Loader, name: str) -> None:
     config = load_config(name)
     assert config.name == Path(name).stem
     assert load(format_config(config)) == config
+
+
+@pytest.mark.parametrize("name", RETELLINGS)
+def test_retellings_load_by_their_bare_names_and_dump(load: Loader, name: str) -> None:
+    assert find_config(name) == find_shipped_configs() / "retellings" / name
+    assert load(format_config(load_config(name))) == load_config(name)
+    assert name not in SHIPPED
 
 
 def test_the_paper_is_shipped() -> None:
