@@ -132,5 +132,5 @@ class Remote:
         except (RemoteError, UserError):
             raise
         except Exception as error:  # each service has its own kinds
-            reason: Any = str(error).partition("\n")[0][:300] or type(error).__name__
+            reason: Any = str(error).partition("\n")[0][:300].rstrip(". ") or type(error).__name__
             raise RemoteError(f"{self.url}/{name}: {reason}") from None
