@@ -63,6 +63,17 @@ def test_equals_torch_for_each_sentence(
         assert (a - b).abs().max() < bound * 10
 
 
+def test_dropout_takes_no_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: kernels there drop no weights, so a model would train without its dropout."""
+    monkeypatch.setattr(attention, "supports_triton", lambda q, v: True)
+    monkeypatch.setattr(attention, "triton_attention", lambda q, *others: torch.full_like(q, 7.0))
+    side, x = pack([[5] * 7, [5] * 20]), torch.randn(27, 2, 6)
+    mask = AttentionMask(side, side)
+    mask.is_on_cpu = False
+    assert bool((attend(x, x, x, mask) == 7).all())
+    assert not bool((attend(x, x, x, mask, None, 0.4) == 7).any())
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_of_weights_equals_autograd(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

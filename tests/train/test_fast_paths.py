@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config import ModelConfig
+from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
@@ -30,6 +30,7 @@ from nmt.model.attention import AttentionMask
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
+from nmt.system.ranks import World
 from nmt.train import parallel
 from nmt.train.loss import Objective
 from nmt.train.parallel import CompiledObjective, forward_backward
@@ -347,6 +348,17 @@ def test_quickened_products_stay_fp32(
                 assert (ours - exact).norm() / exact.norm() < 1e-6
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_attention_dropout_is_not_compiled_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parallel, "triton", object())
+    gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig()
+    assert parallel.has_fixed_shape(POST, training, gpu)
+    assert capsys.readouterr().err == ""
+    assert not parallel.has_fixed_shape(replace(POST, attention_dropout=0.1), training, gpu)
+    assert "no dropout (model.attention_dropout)" in capsys.readouterr().err
 
 
 def test_compiled_code_is_kept_in_a_named_folder() -> None:
