@@ -51,6 +51,7 @@ COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "be between 0.98 and 1")
 VOCAB_SIZE = Rule(
     lambda x: 16 <= x <= 65_535, "be between 16 and 65535, because ids are stored in 16 bits"
 )
+THRESHOLD = Rule(lambda x: -1e30 <= x <= 1e30, "be between -1e30 and 1e30")
 RANDOM_SEED = Rule(lambda x: 0 <= x < 2**31, "be in [0, 2^31)")
 
 
@@ -76,6 +77,10 @@ class CorpusConfig:
     sacrebleu: str | None = None
     # A split of the demo corpus, which comes with the library.
     demo: Literal["train", "valid", "test"] | None = None
+    # A file with a number for each line of the corpus, such as nmt-score writes, and the smallest
+    # one with which a training pair is kept.
+    scores: str | None = None
+    min_score: float | None = default(None, THRESHOLD)
     # How many times each pair is used in an epoch.
     repeat: int = default(1, SIZE)
     # How many copies of a training corpus an epoch has; for a fraction, a share of the pairs is
@@ -96,6 +101,8 @@ class CorpusConfig:
             return "archive needs src and tgt, the names of two of its members"
         if self.weight is not None and self.repeat != 1:
             return f"repeat is {self.repeat} and weight is {self.weight}; give one of them"
+        if (self.scores is None) != (self.min_score is None):
+            return "needs both scores and min_score, or neither"
         if self.tag is not None:
             return find_fault_of_tag(self.tag)
         return None
@@ -191,6 +198,8 @@ class DataConfig:
         for name, corpus in (("valid", self.valid), ("test", self.test)):
             if corpus is not None and corpus.weight is not None:
                 return f"{name} has a weight, which only corpora of train can have; leave it out"
+            if corpus is not None and corpus.scores is not None:
+                return f"{name} has scores, but only pairs of train are dropped by score; leave them out"
         has_counts = any(corpus.weight is not None or corpus.repeat > 1 for corpus in self.train)
         if self.temperature is not None and has_counts:
             return "temperature is given, and a corpus has weight or repeat; give one of them"
@@ -856,6 +865,7 @@ def _fill_in_languages(config: RunConfig) -> RunConfig:
             tgt=fill(corpus.tgt),
             archive=fill(corpus.archive),
             file=fill(corpus.file),
+            scores=fill(corpus.scores),
             dataset=fill(corpus.dataset),
             subset=fill(corpus.subset),
         )

@@ -30,6 +30,7 @@ EXAMPLES = """\
   nmt-score runs/b/average --n-best list --src text.en                   the same for the list without --json
   nmt-score runs/de-en/average --n-best dev.json --tune dev.de           weights for reranking with a reverse model
   nmt-score runs/de-en/average --n-best test.json --rerank 0.5,0.05      the best candidate of each source
+  nmt-score runs/en-de/average --dual runs/de-en/average --src text.en --tgt text.de -o scores    to filter a corpus
 
 Each pair gives one line, in order. A pair that the model cannot have translated gets -inf: a line that is too
 long, an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
@@ -96,6 +97,12 @@ def build_score_parser() -> argparse.ArgumentParser:
         help="with --n-best of a dev set: the BLEU of many weights for --rerank, and the best of them",
     )
     parser.add_argument(
+        "--dual",
+        metavar="REVERSE",
+        help="write the dual conditional cross-entropy with this model of the other direction, 0 to 1, "
+        "by which nmt-prepare filters a corpus",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", help="write to FILE, not to standard output"
     )
     parser.add_argument(
@@ -150,6 +157,10 @@ def find_score_conflict(args: argparse.Namespace) -> str:
         }
         if given := join_given(others):
             return f"{chosen} does not support {given}; leave one of them out"
+    if args.dual:
+        others = {"--n-best": args.n_best, "--json": args.json, "--score": args.score}
+        if given := join_given(others):
+            return f"--dual does not support {given}; leave one of them out"
     if args.resume and args.n_best:
         return "--resume does not support --n-best; leave one of them out"
     return ""
@@ -161,6 +172,7 @@ def score_files(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.system.progress import Progress, is_terminal, say
+    from nmt.translate.dual_scores import dual_score_stream
     from nmt.translate.pair_scores import open_pair_scorer
     from nmt.translate.score_stream import ScoreTotals, score_stream
 
@@ -179,7 +191,12 @@ def score_files(args: argparse.Namespace) -> int:
             rerank_candidates(args, scorer, out, progress)
             return 0
         chunks = read_chunks(args, n_done)
-        for chunk in score_stream(scorer, chunks, out, args.score or "sum", args.json, totals):
+        if args.dual:
+            reverse = open_pair_scorer([args.dual], args.overrides)
+            scored = dual_score_stream(scorer, reverse, chunks, out, totals)
+        else:
+            scored = score_stream(scorer, chunks, out, args.score or "sum", args.json, totals)
+        for chunk in scored:
             progress.advance(len(chunk.sources))
             if chunk.share:
                 progress.expect(round(progress.done / chunk.share))

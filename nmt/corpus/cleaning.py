@@ -82,14 +82,22 @@ def take_block(block: Block) -> CleanedBlock:
     return CleanedBlock(pairs, _count_unreadable(block), {}, np.zeros(0, np.uint64))
 
 
-def clean_block(block: Block, rules: CleanConfig, held_out: dict[str, HeldOutSet]) -> CleanedBlock:
+def clean_block(
+    block: Block,
+    rules: CleanConfig,
+    held_out: dict[str, HeldOutSet],
+    min_score: float | None = None,
+) -> CleanedBlock:
     """The stripped pairs of `block` that break no rule."""
     pairs: list[Pair] = []
     dropped = _count_unreadable(block)
     shared = {name: [0, 0, 0] for name in held_out}
-    for src, tgt in zip(block.src, block.tgt, strict=True):
+    for i, (src, tgt) in enumerate(zip(block.src, block.tgt, strict=True)):
         pair = Pair(src.strip(), tgt.strip())
         rule = find_broken_rule(pair, rules)
+        if rule is None and min_score is not None and block.scores is not None:
+            if block.scores[i] < min_score:
+                rule = f"score below {min_score:g}"
         if rule is None:
             rule = _search_held_out(pair, rules, held_out, shared)
         if rule is None:

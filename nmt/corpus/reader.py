@@ -26,6 +26,7 @@ from nmt.corpus.file_formats import (
     read_parquet_tables,
     rebatch_tables,
 )
+from nmt.corpus.score_file import add_scores, parse_scores
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
 from nmt.system.errors import UserError
 
@@ -50,6 +51,7 @@ class Block(NamedTuple):
     tgt: list[str]
     bad: list[str]  # complaints about the pairs left out
     share: float  # of the corpus, read by now; 1 if unknown
+    scores: list[float] | None = None  # of the pairs, if the corpus has a file of them
 
 
 @dataclass(frozen=True)
@@ -86,19 +88,34 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Read pairs in blocks of `size` raw ones, without the first `skip` blocks."""
     source = _open_source(corpus, data, size)
-    for number, (raw, share) in islice(enumerate(source.blocks), skip, None):
+    raw_blocks = source.blocks
+    score_file = find_score_file(corpus, data)
+    if score_file is not None:
+        raw_blocks = add_scores(raw_blocks, score_file, size)
+    for number, (raw, share) in islice(enumerate(raw_blocks), skip, None):
         first = 1 + number * size
+        scores = None
+        if score_file is not None:
+            raw, score_lines = raw
+            scores = parse_scores(score_lines, first, str(score_file))
         src, tgt, bad = source.parse(raw, first)
         if bad and data.on_bad_line == "stop":
             raise UserError(bad[min(bad)])
         if bad:  # a pair goes as a whole, so the sides stay parallel
             src = [text for i, text in enumerate(src) if i not in bad]
             tgt = [text for i, text in enumerate(tgt) if i not in bad]
-        yield Block(first, src, tgt, [bad[i] for i in sorted(bad)], share)
+            scores = scores and [score for i, score in enumerate(scores) if i not in bad]
+        yield Block(first, src, tgt, [bad[i] for i in sorted(bad)], share, scores)
 
 
 def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """List the files on this machine that `corpus` reads; `UserError` if one is missing."""
+    paths = _find_text_files(corpus, data)
+    score_file = find_score_file(corpus, data)
+    return paths if score_file is None else [*paths, score_file]
+
+
+def _find_text_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     if corpus.dataset is not None:
         return find_dataset_files(corpus, data)
     names: tuple[str | None, ...] = (corpus.src, corpus.tgt, corpus.file)
@@ -110,16 +127,29 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
             raise UserError(
                 f"{path}: is an archive; give archive: {path.name}, and as src and tgt two of its members"
             )
-        if not os.path.isfile(path):  # Path.is_file would raise if the name is too long
-            what = "not found"
-            if os.path.exists(path):
-                what = "is a folder" if os.path.isdir(path) else "is a pipe or a device"
-            raise UserError(
-                f"{path}: {what}; give a file (relative paths start from data.root={data.root})"
-            )
+        check_is_file(path, data)
     if len(paths) == 2 and os.path.samefile(*paths):
         raise UserError(f"{paths[1]}: is the same file as {paths[0]}; give two different files")
     return paths
+
+
+def find_score_file(corpus: CorpusConfig, data: DataConfig) -> Path | None:
+    if corpus.scores is None:
+        return None
+    path = Path(data.root) / corpus.scores
+    check_is_file(path, data)
+    return path
+
+
+def check_is_file(path: Path, data: DataConfig) -> None:
+    if os.path.isfile(path):  # Path.is_file would raise if the name is too long
+        return
+    what = "not found"
+    if os.path.exists(path):
+        what = "is a folder" if os.path.isdir(path) else "is a pipe or a device"
+    raise UserError(
+        f"{path}: {what}; give a file (relative paths start from data.root={data.root})"
+    )
 
 
 # ---- sources ----------------------------------------------------------------------------------------------------
@@ -131,7 +161,7 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     if corpus.sacrebleu is not None:
         src, tgt = find_test_set_files(corpus.sacrebleu, f"{data.src}-{data.tgt}")
         return _open_two_texts(src, tgt, size)
-    paths = find_local_files(corpus, data)
+    paths = _find_text_files(corpus, data)
     if corpus.dataset is not None:
         tables = read_dataset_tables(corpus, data)
         return _open_tables(tables, paths, data, size, f"dataset {describe_corpus(corpus)}")

@@ -166,10 +166,17 @@ class ShardCollector:
     as they are.
     """
 
-    def __init__(self, folder: Path, rules: CleanConfig | None, held_out: Path | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rules: CleanConfig | None,
+        held_out: Path | None,
+        min_score: float | None = None,
+    ) -> None:
         """`held_out`: a file of the dev and test sets by name, lists of pairs."""
         self.folder = folder
         self.rules = rules
+        self.min_score = min_score
         self.held_out = {}
         if held_out is not None:
             for name, plain_pairs in read_json(held_out, max_bytes=None).items():
@@ -182,7 +189,7 @@ class ShardCollector:
         if self.rules is None:
             cleaned = take_block(block)
         else:
-            cleaned = clean_block(block, self.rules, self.held_out)
+            cleaned = clean_block(block, self.rules, self.held_out, self.min_score)
             digests = cleaned.digests.tobytes()  # by which duplicates are found later
             write_bytes(shard_file(self.folder, number, "digests"), digests)
             digests_sha256.append(hashlib.sha256(digests).hexdigest())

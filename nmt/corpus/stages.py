@@ -242,7 +242,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
                 if number not in finished:
                     yield number, block
 
-        start = partial(ShardCollector, folder, part.rules, held_out)
+        start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
         for report in map_with_workers(start, read_unfinished_blocks(), job.data.workers):
             progress.advance(report.lines)
             job.clock.n_done += report.lines

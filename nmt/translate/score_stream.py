@@ -41,10 +41,12 @@ class ScoreTotals:
     tokens: int = 0  # of the possible ones, end marks included
     nll: float = 0.0
 
-    def add(self, score: PairScore) -> None:
+    def add(self, score: PairScore, number: int) -> None:
         self.pairs += 1
         if score.problem is not None:
             self.impossible += 1
+            if self.impossible <= MAX_NAMED:
+                say(f"warning: pair {number:,} is impossible: {score.problem}")
         else:
             self.tokens += len(score.piece_ids)
             self.nll -= score.log_prob
@@ -55,7 +57,7 @@ class ScoreTotals:
             nll = self.nll / self.tokens
             text += f": NLL per token {nll:.4f}, perplexity {math.exp(min(nll, 50.0)):.3f}"
         if self.impossible:
-            text += f"; {self.impossible:,} pairs, which got -inf, are not counted"
+            text += f"; {self.impossible:,} impossible pairs are not counted"
         return text
 
 
@@ -100,9 +102,7 @@ def score_stream(
         for number, score in enumerate(
             scorer.score_pairs(chunk.sources, chunk.targets), chunk.first
         ):
-            totals.add(score)
-            if score.problem is not None and totals.impossible <= MAX_NAMED:
-                say(f"warning: pair {number:,} gets -inf: {score.problem}")
+            totals.add(score, number)
             rows.append(_format_score(scorer, score, number, kind, is_json))
         write_uninterrupted(out, "".join(rows).encode())
         yield chunk

@@ -130,6 +130,19 @@ def test_packed_files_and_an_ensemble(place: Path) -> None:
     assert [float(x) for x in both] == pytest.approx([float(x) for x in alone], abs=1e-5)
 
 
+def test_dual_scores_are_those_of_the_paper_and_drop_what_is_impossible(place: Path) -> None:
+    Path("src").write_text("red dog\n\nbig cat\n\n")
+    Path("tgt").write_text("roter Hund\n\n\ngro\u00dfe Katze\n")
+    two = ["--src", "src", "--tgt", "tgt"]
+    there = [-float(line) for line in score(place, *two, "--score", "mean")]
+    back = ["--src", "tgt", "--tgt", "src", "--score", "mean"]
+    back_first = -float(score(place, *back)[0])
+    first, *rest = score(place, *two, "--dual", str(place))
+    expected = math.exp(-abs(there[0] - back_first) - (there[0] + back_first) / 2)
+    assert float(first) == pytest.approx(expected, rel=1e-4)
+    assert rest == ["0", "0", "0"]
+
+
 def test_resume_goes_on_after_the_last_whole_line(place: Path) -> None:
     whole = score(place, "--src", "src", "--tgt", "tgt")
     Path("out").write_text("\n".join([*whole[:17], whole[17][:3]]))
@@ -150,11 +163,11 @@ def test_impossible_pairs_keep_their_line_and_are_named(
     assert -math.inf < float(end_alone) < 0 and float(both_empty) == 0
     assert rest == ["-inf", "-inf"]
     messages = capsys.readouterr().err.splitlines()
-    assert messages[0] == "warning: pair 3 gets -inf: its source is empty"
+    assert messages[0] == "warning: pair 3 is impossible: its source is empty"
     assert re.match(
-        r"warning: pair 4 gets -inf: its source has \d+ pieces, more than 50", messages[1]
+        r"warning: pair 4 is impossible: its source has \d+ pieces, more than 50", messages[1]
     )
-    assert messages[2].endswith("2 pairs, which got -inf, are not counted")
+    assert messages[2].endswith("2 impossible pairs are not counted")
     row = json.loads(score(place, *options, "--json")[2])
     assert row == {"line": 3, "score": None, "problem": "its source is empty"}
 
@@ -197,6 +210,8 @@ def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[s
         (["m", "--n-best", "a", "--rerank=nan,0"], "must be between 0 and 1000"),
         (["m", "--src", "a", "--tgt", "b", "--tune", "c"], "--tune needs --n-best"),
         (["m", "--n-best", "a", "--rerank", "--json"], "--rerank does not support --json"),
+        (["m", "--n-best", "a", "--dual", "b"], "--dual does not support --n-best"),
+        (["m", "--src", "a", "--tgt", "b", "--dual", "c", "--score", "mean"], "support --score"),
     ],
 )
 def test_options_that_do_not_fit(

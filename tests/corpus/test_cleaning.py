@@ -1,5 +1,6 @@
 """The cleaning rules against their words, and repeats against a set."""
 
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -50,6 +51,14 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
     assert cleaned.dropped.samples["unreadable"] == [["x:7: bad", ""]]
     assert len(cleaned.digests) == len(cleaned.pairs)
     assert len(set(cleaned.digests.tolist())) == len(set(cleaned.pairs))
+
+
+def test_pairs_below_a_score_are_dropped_and_counted_after_the_other_rules() -> None:
+    pairs = [("a", "x"), ("b", "y"), ("", "z"), ("c", "w")]
+    scored = block(pairs)._replace(scores=[0.5, 0.49, 0.1, -math.inf])
+    cleaned = clean_block(scored, CleanConfig(), {}, min_score=0.5)
+    assert cleaned.pairs == [("a", "x")]
+    assert cleaned.dropped.counts == {"score below 0.5": 2, "empty side": 1}
 
 
 def test_a_nul_is_dropped_and_counted() -> None:

@@ -186,6 +186,34 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     assert ledger["bpe"]["sha256"] in table
 
 
+def test_pairs_below_a_score_are_left_out_whatever_the_workers(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [(line(i), line(2 * i)) for i in range(200)]
+    (root / "c.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
+    scores = [i * 7 % 200 / 200 for i in range(200)]
+    (root / "c.scores").write_text("".join(f"{score}\n" for score in scores))
+    monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
+    monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)
+    stores = []
+    for workers in (1, 3):
+        scored = CorpusConfig(file="c.tsv", scores="c.scores", min_score=0.25)
+        store = str(root.parent / f"store{workers}")
+        data = config(root, train=(scored,), clean=CleanConfig(), workers=workers, store=store)
+        prepare(data, VOCAB, 1)
+        stores.append(contents(store))
+    assert stores[0] == stores[1]
+    assert kept(store) == [pair for pair, score in zip(pairs, scores, strict=True) if score >= 0.25]
+    account = ledger_of(store)["corpora"][0]
+    assert account["dropped"] == {"score below 0.25": 50}
+    assert [file["name"] for file in account["files"]] == ["c.tsv", "c.scores"]
+
+    # the store is not that of other scores
+    (root / "c.scores").write_text("1\n" * 200)
+    with pytest.raises(UserError, match="c.scores: differs from the file"):
+        prepare(data, VOCAB, 1)
+
+
 # ---- the same bytes ---------------------------------------------------------------------------------------------
 
 
@@ -750,6 +778,11 @@ def test_a_lock_that_a_killed_run_left_is_swept(root: Path) -> None:
         ),
         ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pairs are left after cleaning"),
         ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pairs are left after cleaning"),
+        (
+            {"train": (CorpusConfig(file="b.tsv", scores="gone", min_score=0.0),)},
+            60,
+            "gone: not found; give a file",
+        ),
         ({}, 5000, "vocab.size: 5000 is too large"),
         ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
         ({"store": "RAW"}, 60, "exists but is not a prepared store"),
