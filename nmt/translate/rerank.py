@@ -16,7 +16,7 @@ from nmt.translate.pair_scores import PairScorer
 
 LISTS_AT_ONCE = 512
 REVERSE_GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5)
-LENGTH_GRID = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.15)
+LENGTH_GRID = (-0.1, 0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 
 
 @dataclass(frozen=True)
