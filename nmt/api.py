@@ -56,18 +56,30 @@ def load(
 
 
 def open_model(
-    paths: Sequence[str], settings: Sequence[str] = (), engine: EngineName = "nmt"
+    paths: Sequence[str],
+    settings: Sequence[str] = (),
+    engine: EngineName = "nmt",
+    forbid: str | None = None,
+    glossary: str | None = None,
 ) -> "LoadedModel":
-    """Load a translator with its config and the checkpoints that it came from."""
+    """Load a translator with its config and the checkpoints that it came from.
+
+    `forbid` and `glossary` are files of phrases that translations must not contain, and must (docs/decoding.md).
+    """
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
 
     from nmt.export.ctranslate2 import open_ctranslate2
+    from nmt.translate.phrases import PhraseRules
     from nmt.translate.translator import open_translator
 
     open_engine = open_ctranslate2 if engine == "ctranslate2" else open_translator
-    return open_engine(paths, settings)
+    model = open_engine(paths, settings)
+    if forbid is not None or glossary is not None:
+        rules = PhraseRules.from_files(model.translator.vocab.tgt, forbid, glossary)
+        model.translator.use_phrases(rules)
+    return model
 
 
 def prepare(config: RunConfig) -> bool:

@@ -117,6 +117,19 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
         "languages is told which one",
     )
     group.add_argument(
+        "--forbid", metavar="FILE", help="phrases that no translation may contain, one a line"
+    )
+    group.add_argument(
+        "--glossary",
+        metavar="FILE",
+        help="lines PHRASE, tab, TRANSLATION: where the phrase occurs, its translation must too",
+    )
+    group.add_argument(
+        "--must",
+        metavar="FILE",
+        help="phrases that a translation must contain: a line for each line of input, tabs between phrases",
+    )
+    group.add_argument(
         "--long-lines",
         choices=("cut", "split", "refuse"),
         help="what to do with a line of more than decoding.max_source pieces, besides reporting it",
@@ -202,6 +215,9 @@ def find_option_conflict(args: argparse.Namespace) -> str:
             "--alignments": args.alignments,
             "--sample": args.sample,
             "--prefix": args.prefix,
+            "--forbid": args.forbid,
+            "--glossary": args.glossary,
+            "--must": args.must,
             "several checkpoints": len(args.checkpoints) > 1,
         }
         if given := join_given(unsupported):
@@ -211,6 +227,7 @@ def find_option_conflict(args: argparse.Namespace) -> str:
             "-i": args.input,
             "-o": args.output,
             "--prefix": args.prefix,
+            "--must": args.must,
             "--workers": args.workers > 1,
         }
         if given := join_given(unsupported):
@@ -260,7 +277,14 @@ def translate_text(args: argparse.Namespace) -> int:
 
     # open the model
     layout = Layout(args.n_best, args.scores, args.alignments, args.json)
-    load_model = partial(open_model, args.checkpoints, collect_overrides(args), args.engine)
+    load_model = partial(
+        open_model,
+        args.checkpoints,
+        collect_overrides(args),
+        args.engine,
+        args.forbid,
+        args.glossary,
+    )
     share_cores(args.workers)
     model = load_model()
     decoding = model.config.decoding
@@ -274,7 +298,9 @@ def translate_text(args: argparse.Namespace) -> int:
         )
 
     # translate what a person types, or a stream
-    names_files = args.input or args.output or args.prefix
+    if args.must:
+        model.translator.use_demanded_phrases()
+    names_files = args.input or args.output or args.prefix or args.must
     is_prompt = args.interactive
     if not names_files and args.workers == 1 and sys.stdin.isatty():
         is_prompt = True  # a person who gave no input would wait for nothing
@@ -306,7 +332,13 @@ def translate_input(
 ) -> None:
     """Translate a file or standard input."""
     from nmt.system.progress import Progress, is_terminal, say
-    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, find_size, open_input
+    from nmt.translate.lines import (
+        LARGEST_CHUNK,
+        add_demanded,
+        add_prefixes,
+        find_size,
+        open_input,
+    )
     from nmt.translate.stream import check_not_input, open_output, translate_stream
 
     with ExitStack() as stack:
@@ -316,6 +348,9 @@ def translate_input(
         if args.prefix:
             prefixes = stack.enter_context(open_input(args.prefix))
             handles.append(prefixes.handle)
+        if args.must:
+            demanded = stack.enter_context(open_input(args.must))
+            handles.append(demanded.handle)
         if args.output:
             out, n_done = stack.enter_context(open_output(args.output, args.resume, handles))
         else:
@@ -328,6 +363,8 @@ def translate_input(
         chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
         if args.prefix:
             chunks = add_prefixes(chunks, prefixes, n_done)
+        if args.must:
+            chunks = add_demanded(chunks, demanded, n_done)
 
         # translate, and say how far it is: a bar would disturb translations on the same terminal
         is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())

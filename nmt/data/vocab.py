@@ -158,6 +158,23 @@ class Vocab:
             "of a training corpus, or in vocab.user_symbols"
         )
 
+    def list_texts(self) -> list[str]:
+        """Return what each piece adds to a text. The space at the very start of a text is dropped later."""
+        texts = []
+        for i in range(self.size):
+            if self._processor.is_byte(i):
+                raise UserError(
+                    "this vocabulary spells characters in bytes (vocab.byte_fallback), so a piece has no text "
+                    "of its own; phrases can be forbidden or required only without that"
+                )
+            if self._processor.is_control(i):
+                texts.append("")
+            elif self._processor.is_unknown(i):
+                texts.append(self._processor.decode([i]))
+            else:
+                texts.append(self._processor.id_to_piece(i).replace(SPACE, " "))
+        return texts
+
 
 def is_user_symbol(processor: sentencepiece.SentencePieceProcessor, i: int) -> bool:
     """Whether a piece of several characters is one that SentencePiece never splits."""

@@ -35,6 +35,7 @@ from nmt.system.files import has_plain_file, read_json, read_manifest, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
 from nmt.translate.batching import SearchedBatch, split_by_budget
 from nmt.translate.beams import Hypothesis, compute_penalty
+from nmt.translate.phrases import LinePhrases
 from nmt.translate.translator import LoadedModel, Sentences, TextToText
 
 # as CTranslate2 calls them
@@ -312,7 +313,11 @@ class CTranslate2Translator(TextToText):
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 
     def search_batches(
-        self, sources: Sentences, prefixes: Sentences | None, n_best: int
+        self,
+        sources: Sentences,
+        prefixes: Sentences | None,
+        n_best: int,
+        phrases: Sequence[LinePhrases] | None = None,
     ) -> Iterator[SearchedBatch]:
         if n_best > 1 or prefixes is not None or self.config.sample:
             raise UserError(

@@ -22,6 +22,7 @@ from nmt.data.batch import Packed, pack
 from nmt.system.memory import is_out_of_memory
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.graph_search import GraphSearch, measure_free_bytes
+from nmt.translate.phrases import LinePhrases
 from nmt.translate.search import search
 
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
@@ -55,8 +56,15 @@ class GpuSearch:
         sources: Sequence[Sequence[int]],
         n_best: int = 1,
         prefixes: Sequence[Sequence[int]] | None = None,
+        phrases: Sequence[LinePhrases] | None = None,
     ) -> Iterator[SearchedBatch]:
-        """Search `sources`, which end with eos, batch by batch."""
+        """Search `sources`, which end with eos, batch by batch. With phrases, steps are not recorded."""
+        if phrases is not None:
+            for batch in split_by_budget(sources, self.config, n_best):
+                packed, forced = _pack_batch(batch, sources, prefixes, self.device)
+                own = [phrases[i] for i in batch]
+                yield batch, search(self.model, packed, self.config, n_best, forced, own)
+            return
         batches = deque(self.split_by_memory(sources, n_best, prefixes))
         while batches:
             batch = batches.popleft()
@@ -108,15 +116,18 @@ def search_batches(
     device: torch.device,
     n_best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
+    phrases: Sequence[LinePhrases] | None = None,
 ) -> Iterator[SearchedBatch]:
     """Search `sources`, which end with eos, batch by batch."""
     if device.type == "cuda":
-        yield from GpuSearch(model, config, device).search_batches(sources, n_best, prefixes)
+        gpu_search = GpuSearch(model, config, device)
+        yield from gpu_search.search_batches(sources, n_best, prefixes, phrases)
         return
 
     def search_batch(batch: list[int]) -> SearchedBatch:
         packed, forced = _pack_batch(batch, sources, prefixes, device)
-        return batch, search(model, packed, config, n_best, forced)
+        own = None if phrases is None else [phrases[i] for i in batch]
+        return batch, search(model, packed, config, n_best, forced, own)
 
     batches = list(split_by_budget(sources, config, n_best))
     n_threads = min(len(batches), torch.get_num_threads(), MAX_THREADS)

@@ -36,6 +36,7 @@ class Chunk:
     lines: list[str]
     n_bytes: int  # of the stream, up to the end of the chunk
     prefixes: list[str] | None = None  # how the translation of each must begin
+    demanded: list[list[str]] | None = None  # phrases that the translation of each must contain
 
 
 class LineReader:
@@ -166,6 +167,20 @@ def find_size(source: LineReader) -> int | None:
 
 def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:
     """Chunks with the lines of another stream as their prefixes. It must have as many lines."""
+    for chunk, lines in _pair_lines(chunks, reader, skip, "prefix"):
+        yield replace(chunk, prefixes=lines)
+
+
+def add_demanded(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:
+    """Chunks with the lines of another stream as their phrases, which tabs separate."""
+    for chunk, lines in _pair_lines(chunks, reader, skip, "phrase"):
+        yield replace(chunk, demanded=[line.split("\t") for line in lines])
+
+
+def _pair_lines(
+    chunks: Iterator[Chunk], reader: LineReader, skip: int, noun: str
+) -> Iterator[tuple[Chunk, list[str]]]:
+    """Chunks, each with as many lines of another stream."""
     waiting: list[str] = []  # prefixes that are read and not used
     prefix_chunks = reader.read_chunks(skip)
     n = skip  # lines of the input so far
@@ -178,9 +193,9 @@ def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> 
             n_prefixes = n - needed + len(waiting)
             raise UserError(
                 f"{reader.name}: ends after line {n_prefixes:,}, but the input has more lines; "
-                "give one line for each input line, empty if it has no prefix"
+                f"give one line for each input line, empty if it has no {noun}"
             )
-        yield replace(chunk, prefixes=waiting[:needed])
+        yield chunk, waiting[:needed]
         del waiting[:needed]
     if waiting or next(prefix_chunks, None) is not None:
         raise UserError(

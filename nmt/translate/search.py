@@ -36,6 +36,8 @@ from nmt.translate.beams import (
     pad_width,
     start_beams,
 )
+from nmt.translate.constrained_search import PhraseSearch
+from nmt.translate.phrases import LinePhrases
 from nmt.translate.sampling import draw_uniforms, sample_step
 
 # Pieces per group in `find_topk_by_group`, which first compares only the best of each group
@@ -49,15 +51,22 @@ def search(
     config: DecodingConfig,
     n_best: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
+    phrases: Sequence[LinePhrases] | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the `n_best` best translations of each sentence, best first; with `config.sample`, draw `n_best` samples.
 
-    Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence.
+    Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence,
+    and keeps to its `phrases`; where no such translation is found, the sentence has none.
     """
     beam = count_hypotheses(config, n_best)
     beams = start_beams(src, config, model.config, n_best, prefixes)
     if config.sample:
         uniforms = draw_uniforms(src, beams.limits, beam, config.seed)
+    phrase_search = None
+    if phrases is not None:
+        is_learned = model.config.positions == "learned"
+        max_limit = model.config.max_positions - 1 if is_learned else None
+        phrase_search = PhraseSearch(phrases, beams, max_limit)
     cache = model.make_cache(src, beam)
     results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
     length = 0  # of the hypotheses, eos included
@@ -69,7 +78,7 @@ def search(
             drawn = uniforms[beams.sentences, :, length - 1]  # (S, B)
             sample_step(beams, model, hidden, drawn, length, config)
         else:
-            cache.reorder(beam_step(beams, model, hidden, length, config))
+            cache.reorder(beam_step(beams, model, hidden, length, config, phrase_search))
 
         # collect the sentences that are done
         done = find_done(beams, length, config, n_best)
@@ -79,7 +88,8 @@ def search(
         ids = beams.finished_ids[:, :n_best][done].tolist()
         scores = beams.finished_scores[:, :n_best][done].tolist()
         for sentence, rows, row_scores in zip(sentences, ids, scores, strict=True):
-            results[sentence] = make_hypotheses(rows, row_scores)
+            if phrases is None or max(row_scores) > NEG_INF:
+                results[sentence] = make_hypotheses(rows, row_scores)
 
         # move the unfinished sentences into the first n rows and drop the rest
         n = int((~done).sum())
@@ -92,25 +102,22 @@ def search(
 
 
 def beam_step(
-    beams: Beams, model: Decodable, hidden: Tensor, length: Length, config: DecodingConfig
+    beams: Beams,
+    model: Decodable,
+    hidden: Tensor,
+    length: Length,
+    config: DecodingConfig,
+    phrase_search: PhraseSearch | None = None,
 ) -> Tensor:
     """Extend the hypotheses by one piece; return the index of each new hypothesis's parent, (S, B)."""
     beam = config.beam
 
-    # The best continuations of each sentence.
-    required = find_required_pieces(beams, length)
-    n_considered = 2 * beam if beam > 1 else 1
-    is_eos_forbidden = length <= config.min_length
-    blocks = []
-    for sentences, logits in compute_logit_blocks(model, hidden, beam):
-        scores, pieces = beams.scores[sentences], required[sentences]
-        repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, config)
-        blocks.append(
-            _best_continuations(
-                logits, scores, pieces, model.n_pieces, is_eos_forbidden, repeats, n_considered
-            )
-        )
-    parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))  # (S, 2B)
+    # The continuations to consider, (S, 2B)
+    if phrase_search is not None:
+        found = phrase_search.find_continuations(beams, model, hidden, length, config)
+    else:
+        found = _find_continuations(beams, model, hidden, length, config)
+    parents, pieces, scores = found
     rank = torch.arange(scores.shape[1], device=scores.device)
     if config.finishing == "shrink":
         scores = scores.masked_fill(rank >= beam - beams.n_finished[:, None], NEG_INF)
@@ -131,10 +138,40 @@ def beam_step(
     beams.finished_ids = gather_rows(all_ids, order)
 
     # Active hypotheses: keep the `beam` best continuations that have not ended.
-    beams.scores, order = scores.masked_fill(has_ended, NEG_INF).topk(beam, 1)
+    active_scores = scores.masked_fill(has_ended, NEG_INF)
+    if phrase_search is not None:  # the first ones, whatever their scores
+        is_out = (active_scores == NEG_INF).byte()
+        order = is_out.argsort(dim=1, stable=True)[:, :beam]
+        beams.scores = active_scores.gather(1, order)
+    else:
+        beams.scores, order = active_scores.topk(beam, 1)
     beams.tokens = pieces.gather(1, order)
     beams.ids = gather_rows(ids, order)
-    return parents.gather(1, order)
+    kept_parents = parents.gather(1, order)
+    if phrase_search is not None:
+        phrase_search.follow(beams.sentences, kept_parents, beams.tokens)
+    return kept_parents
+
+
+def _find_continuations(
+    beams: Beams, model: Decodable, hidden: Tensor, length: Length, config: DecodingConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the 2 * beam best continuations of each sentence: parents, pieces and log-probabilities."""
+    beam = config.beam
+    required = find_required_pieces(beams, length)
+    n_considered = 2 * beam if beam > 1 else 1
+    is_eos_forbidden = length <= config.min_length
+    blocks = []
+    for sentences, logits in compute_logit_blocks(model, hidden, beam):
+        scores, pieces = beams.scores[sentences], required[sentences]
+        repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, config)
+        blocks.append(
+            _best_continuations(
+                logits, scores, pieces, model.n_pieces, is_eos_forbidden, repeats, n_considered
+            )
+        )
+    parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))
+    return parents, pieces, scores
 
 
 def _best_continuations(

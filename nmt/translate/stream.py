@@ -99,14 +99,19 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> Trans
     """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
     if isinstance(task, str):
         return TranslatedChunk(b"", 0, 0, task)
-    lines, prefixes, refusal = task.lines, task.prefixes, None
+    lines, prefixes, demanded, refusal = task.lines, task.prefixes, task.demanded, None
     try:
-        candidates = translator.find_candidates(lines, layout.request, prefixes, task.first)
+        candidates = translator.find_candidates(
+            lines, layout.request, prefixes, task.first, demanded
+        )
     except LineTooLong as error:
         refusal = str(error)
         lines = lines[: error.index]
         prefixes = prefixes and prefixes[: error.index]
-        candidates = translator.find_candidates(lines, layout.request, prefixes, task.first)
+        demanded = demanded and demanded[: error.index]
+        candidates = translator.find_candidates(
+            lines, layout.request, prefixes, task.first, demanded
+        )
     rows = []
     for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
         rows.append(layout.lines(number, line, of_line, translator))

@@ -38,9 +38,13 @@ from nmt.translate.batching import DEFAULT_BATCH_TOKENS, GpuSearch, SearchedBatc
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.long_lines import split_pieces
+from nmt.translate.phrases import LinePhrases, PhraseRules
 
 OUR_ENGINE = "nmt"
 GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
+GREEDY_MESSAGE = (
+    "decoding.beam is 1, but --glossary and --must need several hypotheses; give --beam 4 or more"
+)
 Sentences = Sequence[Sequence[int]]  # pieces without marks
 Candidates = list["Translation"]  # of a line, best first
 
@@ -74,6 +78,7 @@ class TextToText(ABC):
 
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
+        self.rules: PhraseRules | None = None  # what translations must not or must contain
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
         self.longest_table = min(tables, default=None)  # the shortest table bounds them all
         self.longest_source = min([config.max_source, *tables])
@@ -97,9 +102,37 @@ class TextToText(ABC):
         """How many lines to give at a time, so that they make several batches."""
         return (self.config.batch_tokens or DEFAULT_BATCH_TOKENS) // 4
 
+    def use_phrases(self, rules: PhraseRules) -> None:
+        """Keep to forbidden phrases and a glossary from now on."""
+        if self.engine != OUR_ENGINE:
+            raise UserError(
+                f"{self.engine} does not support --forbid, --glossary or --must; leave out them or --engine"
+            )
+        if self.config.sample:
+            raise UserError(
+                "decoding.sample does not support --forbid, --glossary or --must; search instead"
+            )
+        if self.config.long_lines == "split":
+            raise UserError(
+                "decoding.long_lines=split does not support --forbid, --glossary or --must, because phrases "
+                "may be split too; choose cut or refuse"
+            )
+        if self.config.beam == 1 and rules.glossary:
+            raise UserError(GREEDY_MESSAGE)
+        self.rules = rules
+
+    def use_demanded_phrases(self) -> None:
+        """Accept phrases that each line demands of its translation."""
+        if self.rules is None:
+            self.use_phrases(PhraseRules(self.vocab.tgt.list_texts()))
+
     @abstractmethod
     def search_batches(
-        self, sources: Sentences, prefixes: Sentences | None, n_best: int
+        self,
+        sources: Sentences,
+        prefixes: Sentences | None,
+        n_best: int,
+        phrases: Sequence[LinePhrases] | None = None,
     ) -> Iterator[SearchedBatch]:
         """Search sentences, of which none is empty, batch by batch: the best hypotheses of each,
         best first.
@@ -136,16 +169,25 @@ class TextToText(ABC):
         request: Request,
         prefixes: Sequence[str] | None = None,
         first: int = 1,
+        demanded: Sequence[Sequence[str]] | None = None,
     ) -> list[Candidates]:
-        """Find the candidates of each line, which begin with its prefix. An empty line has one."""
+        """Find the candidates of each line, which begin with its prefix and contain the phrases demanded of it.
+
+        An empty line has one.
+        """
         results = [[Translation("", 0.0)]] * len(lines)
-        for completed in self._complete_lines(lines, request, prefixes, first):
+        for completed in self._complete_lines(lines, request, prefixes, first, demanded):
             for line, candidates in completed:
                 results[line] = candidates
         return results
 
     def _complete_lines(
-        self, lines: Sequence[str], request: Request, prefixes: Sequence[str] | None, first: int
+        self,
+        lines: Sequence[str],
+        request: Request,
+        prefixes: Sequence[str] | None,
+        first: int,
+        demanded: Sequence[Sequence[str]] | None = None,
     ) -> Iterator[list[tuple[int, Candidates]]]:
         """Translate lines; yields those that each batch completes, with their candidates."""
         # all parts of all lines; a prefix belongs to the first part of its line
@@ -172,11 +214,27 @@ class TextToText(ABC):
         # batches come in the order of lengths, so the parts of a line come in any order
         incomplete: dict[int, dict[int, Candidates]] = {}
         forced = None if prefixes is None else part_prefixes
-        for batch, hypotheses in self.search_batches(sources, forced, request.n_best):
+        phrases = None
+        if demanded is not None:
+            self.use_demanded_phrases()
+        if self.rules is not None:  # no line has several parts then
+            phrases = [
+                self.rules.for_line(lines[line], demanded[line] if demanded else ())
+                for line, _ in places
+            ]
+            if self.config.beam == 1 and any(one.required for one in phrases):
+                raise UserError(GREEDY_MESSAGE)
+        for batch, hypotheses in self.search_batches(sources, forced, request.n_best, phrases):
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             completed = []
             for i, candidates in zip(batch, translations, strict=True):
                 line, number = places[i]
+                if not candidates:
+                    say(
+                        f"warning: line {first + line}: no translation was found that keeps to its phrases; "
+                        "it is left empty"
+                    )
+                    candidates = [Translation("", 0.0)]
                 parts = parts_of[line]
                 found = incomplete.setdefault(line, {})  # of the parts of this line
                 found[number] = candidates
@@ -310,16 +368,20 @@ class Translator(TextToText):
         return GPU_LINES if is_by_memory else super().chunk_lines
 
     def search_batches(
-        self, sources: Sentences, prefixes: Sentences | None, n_best: int
+        self,
+        sources: Sentences,
+        prefixes: Sentences | None,
+        n_best: int,
+        phrases: Sequence[LinePhrases] | None = None,
     ) -> Iterator[SearchedBatch]:
         marked = [[*ids, EOS] for ids in sources]
         with _suspend_dropout(self.model):
             try:
                 if self.device.type == "cuda":
-                    yield from self.gpu_search.search_batches(marked, n_best, prefixes)
+                    yield from self.gpu_search.search_batches(marked, n_best, prefixes, phrases)
                 else:
                     yield from search_batches(
-                        self.decodable, marked, self.config, self.device, n_best, prefixes
+                        self.decodable, marked, self.config, self.device, n_best, prefixes, phrases
                     )
             except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
                 if is_out_of_memory(error):

@@ -1,0 +1,294 @@
+"""Phrases that a translation must not contain, and phrases that it must contain.
+
+A phrase occurs in a text where its words stand in this order, with white space between them, and no letter, digit, mark
+or underscore touches it: `make_pattern` says so as a regular expression. Case counts. The search decides it on the
+characters of pieces, so it does not matter how the model cuts a phrase into pieces.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import regex
+import torch
+from torch import Tensor
+
+from nmt.corpus.text_files import TextFile, read_lines
+from nmt.data.vocab import EOS, Vocab
+from nmt.system.errors import UserError
+
+WORD_CHARACTER = regex.compile(r"\w")
+WHITE_SPACE = regex.compile(r"\s+")
+TOKEN = regex.compile(r"\w+|\S")
+END = torch.tensor([EOS])
+NO_PIECES = torch.tensor([], dtype=torch.int64)
+
+
+def make_pattern(phrase: str) -> regex.Pattern[str]:
+    words = r"\s+".join(map(regex.escape, phrase.split(" ")))
+    return regex.compile(rf"(?<!\w){words}(?!\w)")
+
+
+def is_word(character: str) -> bool:
+    return WORD_CHARACTER.match(character) is not None
+
+
+def is_space(character: str) -> bool:
+    return WHITE_SPACE.match(character) is not None
+
+
+def tidy_phrase(text: str) -> str:
+    """Return the words of a phrase with one space between them."""
+    return WHITE_SPACE.sub(" ", text).strip(" ")
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def read_forbidden(path: str) -> list[str]:
+    """Read phrases, one a line. Empty lines count for nothing."""
+    phrases = [tidy_phrase(line) for line in read_lines(TextFile(Path(path)))]
+    phrases = [phrase for phrase in phrases if phrase]
+    if not phrases:
+        raise UserError(f"{path}: has no phrases; give one a line, or leave out --forbid")
+    return phrases
+
+
+def read_glossary(path: str) -> dict[str, str]:
+    """Read lines `phrase of the source TAB phrase of the translation`."""
+    glossary: dict[str, str] = {}
+    for number, line in enumerate(read_lines(TextFile(Path(path))), 1):
+        if not line.strip():
+            continue
+        source, *targets = map(tidy_phrase, line.split("\t"))
+        if len(targets) != 1 or not source or not targets[0]:
+            raise UserError(
+                f"{path}:{number}: is not of the form SOURCE PHRASE, tab, TARGET PHRASE; correct it"
+            )
+        if glossary.setdefault(source, targets[0]) != targets[0]:
+            raise UserError(
+                f"{path}:{number}: {source!r} has a second translation; keep one of the two"
+            )
+    if not glossary:
+        raise UserError(f"{path}: has no phrases; give some, or leave out --glossary")
+    return glossary
+
+
+# ---- what a hypothesis has said -----------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """What matters of a hypothesis's text for what may follow."""
+
+    is_boundary: bool  # no word character stands last, so a phrase may begin next
+    begun: frozenset[
+        tuple[str, int]
+    ]  # phrases whose first so many characters stand last; maybe all of them
+    met: frozenset[str]  # required phrases that occur
+
+
+START = State(True, frozenset(), frozenset())
+
+
+def read_text(
+    state: State, text: str, phrases_by_first: dict[str, list[str]]
+) -> tuple[bool, set[tuple[str, int]], set[str]]:
+    """Return whether a phrase may begin after `text`, which ones are begun, and which ones occurred."""
+    is_boundary, begun = state.is_boundary, set(state.begun)
+    found = set()
+    for character in text:
+        ends_word = not is_word(character)
+        if is_space(character):
+            character = " "
+        after = set()
+        for phrase, n in begun:
+            if n == len(phrase):
+                if ends_word:
+                    found.add(phrase)
+            elif phrase[n] == character:
+                after.add((phrase, n + 1))
+            elif character == " " and phrase[n - 1] == " ":  # more white space
+                after.add((phrase, n))
+        if is_boundary:
+            after.update((phrase, 1) for phrase in phrases_by_first.get(character, ()))
+        is_boundary, begun = ends_word, after
+    return is_boundary, begun, found
+
+
+def group_by_first(phrases: Sequence[str]) -> dict[str, list[str]]:
+    groups = defaultdict(list)
+    for phrase in phrases:
+        groups[phrase[0]].append(phrase)
+    return dict(groups)
+
+
+class PhraseRules:
+    """What holds for all lines: the forbidden phrases and the glossary, and the texts of the pieces."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        forbidden: Sequence[str] = (),
+        glossary: dict[str, str] | None = None,
+    ) -> None:
+        self.texts, self.forbidden, self.glossary = texts, frozenset(forbidden), glossary or {}
+        self.forbidden_by_first = group_by_first(sorted(self.forbidden))
+        self.by_text: dict[str, list[int]] = defaultdict(list)
+        self.by_first: dict[str, list[int]] = defaultdict(list)
+        not_words = []
+        for piece, text in enumerate(texts):
+            if text:
+                self.by_text[text].append(piece)
+                self.by_first[" " if is_space(text[0]) else text[0]].append(piece)
+                if not is_word(text[0]):
+                    not_words.append(piece)
+        self.not_words = torch.tensor(not_words, dtype=torch.int64)  # they end the word before
+        self.banned_whole = {  # pieces that hold a whole forbidden phrase, by whether one may begin
+            is_boundary: self._find_whole(is_boundary) for is_boundary in (False, True)
+        }
+        self.banned_ends: dict[tuple[str, int], Tensor] = {}
+        self.sources_by_token: dict[str, list[str]] = defaultdict(list)
+        for source in self.glossary:
+            self.sources_by_token[TOKEN.match(source)[0]].append(source)
+        self.without_required = LinePhrases(self, ())
+
+    @classmethod
+    def from_files(cls, vocab: Vocab, forbid: str | None, glossary: str | None) -> "PhraseRules":
+        texts = vocab.list_texts()
+        forbidden = [] if forbid is None else read_forbidden(forbid)
+        terms = {} if glossary is None else read_glossary(glossary)
+        characters = set(texts)
+        for target in terms.values():
+            for character in target:
+                if character not in characters:
+                    raise UserError(
+                        f"{glossary}: {target!r}: the vocabulary has no {character!r}, so the model cannot "
+                        "write it; leave it out"
+                    )
+        return cls(texts, forbidden, terms)
+
+    def for_line(self, source: str, demanded: Sequence[str] = ()) -> "LinePhrases":
+        """Return what holds for the translation of one line: what the glossary requires, and what is demanded."""
+        required = list(map(tidy_phrase, demanded))
+        spans = list(self._find_terms(source))
+        for first, last, target in spans:
+            is_inside = any(a <= first and last <= b and b - a > last - first for a, b, _ in spans)
+            if not is_inside:
+                required.append(target)
+        required = [phrase for phrase in dict.fromkeys(required) if phrase]
+        return LinePhrases(self, tuple(required)) if required else self.without_required
+
+    def _find_terms(self, source: str) -> Iterator[tuple[int, int, str]]:
+        for token in set(TOKEN.findall(source)):
+            for term in self.sources_by_token.get(token, ()):
+                for match in make_pattern(term).finditer(source):
+                    yield *match.span(), self.glossary[term]
+
+    def _find_whole(self, is_boundary: bool) -> Tensor:
+        state = State(is_boundary, frozenset(), frozenset())
+        pieces = []
+        for piece, text in enumerate(self.texts if self.forbidden else ()):
+            has_end = not all(map(is_word, text[1:]))
+            if has_end and read_text(state, text, self.forbidden_by_first)[2]:
+                pieces.append(piece)
+        return torch.tensor(pieces, dtype=torch.int64)
+
+    def find_ends(self, phrase: str, n: int) -> Tensor:
+        """Find the pieces that complete a forbidden phrase of which `n` characters stand last."""
+        if n == len(phrase):
+            return self.not_words
+        if (phrase, n) not in self.banned_ends:
+            candidates = list(self.by_first.get(phrase[n], ()))
+            if phrase[n - 1] == " ":
+                candidates += self.by_first.get(" ", ())
+            state = State(False, frozenset([(phrase, n)]), frozenset())
+            ends = [piece for piece in candidates if read_text(state, self.texts[piece], {})[2]]
+            self.banned_ends[phrase, n] = torch.tensor(ends, dtype=torch.int64)
+        return self.banned_ends[phrase, n]
+
+
+class LinePhrases:
+    """The phrases of one line, and what they say of a hypothesis's state."""
+
+    def __init__(self, rules: PhraseRules, required: Sequence[str]) -> None:
+        self.rules, self.required = rules, tuple(required)
+        self.by_first = rules.forbidden_by_first
+        if required:
+            self.by_first = group_by_first([*rules.forbidden, *required])
+
+    @property
+    def n_needed(self) -> int:
+        """A number of pieces with which all required phrases can be said."""
+        return sum(len(phrase) + 2 for phrase in self.required)
+
+    def advance(self, state: State, piece: int) -> State:
+        if piece == EOS:
+            is_boundary = True
+            begun: set[tuple[str, int]] = set()
+            found = {phrase for phrase, n in state.begun if n == len(phrase)}
+        else:
+            is_boundary, begun, found = read_text(state, self.rules.texts[piece], self.by_first)
+        met = state.met | found.intersection(self.required)
+        return State(is_boundary, frozenset(one for one in begun if one[0] not in met), met)
+
+    def may_end(self, state: State) -> bool:
+        """Return whether eos may follow: no forbidden phrase is complete then, and no required one is missing."""
+        is_forbidden = any(
+            phrase in self.rules.forbidden and n == len(phrase) for phrase, n in state.begun
+        )
+        return not is_forbidden and not self.find_missing(state)
+
+    def may_end_after(self, state: State, piece: int) -> bool:
+        return piece == EOS or self.may_end(self.advance(state, piece))
+
+    def find_banned(self, state: State) -> list[Tensor]:
+        """Find the pieces that must not follow, because they complete a forbidden phrase, and eos if it must not."""
+        banned = [self.rules.banned_whole[state.is_boundary]]
+        for phrase, n in state.begun:
+            if phrase in self.rules.forbidden:
+                banned.append(self.rules.find_ends(phrase, n))
+        if not self.may_end(state):
+            banned.append(END)
+        return [pieces for pieces in banned if len(pieces)]
+
+    def find_missing(self, state: State) -> list[str]:
+        """Return the required phrases that do not occur even if the text ends here."""
+        said = {phrase for phrase, n in state.begun if n == len(phrase)} | state.met
+        return [phrase for phrase in self.required if phrase not in said]
+
+    def find_helpful(self, state: State) -> Tensor:
+        """Find the pieces that say more of a missing phrase: of one that is begun, or else of any. Where the last one
+        is complete, find what ends its word.
+        """
+        missing = self.find_missing(state)
+        if not missing:
+            is_open = len(state.met) < len(self.required)
+            return torch.cat([self.rules.not_words, END]) if is_open else NO_PIECES
+        pieces = self.rules.by_text
+        found: list[int] = []
+        going = [(phrase, n) for phrase, n in state.begun if phrase in missing]
+        for phrase, n in going or [(phrase, 0) for phrase in missing]:
+            for end in range(n + 1, len(phrase) + 1):
+                part = phrase[n:end]
+                if n > 0 or state.is_boundary:
+                    found += pieces.get(part, ())
+                if n == 0:
+                    found += pieces.get(f" {part}", ())
+        if not going and not state.is_boundary:
+            found += pieces.get(" ", ())
+        return torch.tensor(found, dtype=torch.int64)
+
+    def measure_progress(self, state: State) -> int:
+        """Return how much of the required phrases is said, in half characters; each helpful piece adds to it."""
+        total = sum(2 * (len(phrase) + 1) for phrase in state.met)
+        going = 0
+        for phrase, n in state.begun:
+            if phrase in self.required:
+                if n == len(phrase):
+                    total += 2 * n
+                else:
+                    going = max(going, 2 * n)
+        if going == 0 and state.is_boundary and self.find_missing(state):
+            going = 1
+        return total + going
