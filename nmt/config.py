@@ -64,9 +64,9 @@ class CorpusConfig:
     # Two files with one sentence per line; .gz, .xz, .bz2 and .zst are decompressed on the fly.
     src: str | None = None
     tgt: str | None = None
-    # The .tgz, .tar.gz or .tar that src and tgt are members of.
+    # The .tgz, .zip, .tar.gz or .tar that src and tgt, or file, are members of.
     archive: str | None = None
-    # One file with both sides: .tsv (source, tab, target), .jsonl or .parquet.
+    # One file with both sides: .tsv (source, tab, target), .jsonl, .tmx or .parquet.
     file: str | None = None
     # A Hugging Face dataset: its id, or a folder with the hub's layout.
     dataset: str | None = None
@@ -97,8 +97,8 @@ class CorpusConfig:
             return "needs both src and tgt"
         if self.src and self.tgt and os.path.normpath(self.src) == os.path.normpath(self.tgt):
             return f"src and tgt are both {self.src!r}; give two different files"
-        if self.archive is not None and self.src is None:
-            return "archive needs src and tgt, the names of two of its members"
+        if self.archive is not None and self.src is None and self.file is None:
+            return "archive needs src and tgt, or file, which name its members"
         if self.weight is not None and self.repeat != 1:
             return f"repeat is {self.repeat} and weight is {self.weight}; give one of them"
         if (self.scores is None) != (self.min_score is None):

@@ -28,6 +28,7 @@ from nmt.corpus.file_formats import (
 )
 from nmt.corpus.score_file import add_scores, parse_scores
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
+from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def describe_corpus(corpus: CorpusConfig) -> str:
         parts = (corpus.dataset, corpus.subset, corpus.split or "train")
         return " ".join(filter(None, parts))
     if corpus.file:
-        return corpus.file
+        return f"{corpus.archive}: {corpus.file}" if corpus.archive else corpus.file
     if corpus.sacrebleu:
         return f"sacrebleu {corpus.sacrebleu}"
     return f"demo {corpus.demo}"
@@ -171,26 +172,44 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
             raise UserError(
                 f"{archive}: is not a supported archive; its name must end in one of {', '.join(ARCHIVES)}"
             )
+        if corpus.file is not None:
+            return _open_file(TextFile(archive, corpus.file), data, size)
         return _open_two_texts(TextFile(archive, corpus.src), TextFile(archive, corpus.tgt), size)
     if corpus.src is not None:
         return _open_two_texts(TextFile(paths[0]), TextFile(paths[1]), size)
-    return _open_file(paths[0], data, size)
+    return _open_file(TextFile(paths[0]), data, size)
 
 
-def _open_file(path: Path, data: DataConfig, size: int) -> Source:
+def _open_file(text: TextFile, data: DataConfig, size: int) -> Source:
     """Open one file with both sides; its name tells its format."""
-    name = str(path)
+    name = text.name
+    path = text.path if text.member is None else Path(text.member)
     kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if kind == ".tsv":
-        return Source(read_line_blocks(TextFile(path), size), partial(parse_tsv, name=name))
+        return Source(read_line_blocks(text, size), partial(parse_tsv, name=name))
     if kind == ".jsonl":
         parse = partial(parse_jsonl, name=name, data=data)
-        return Source(read_line_blocks(TextFile(path), size), parse)
-    if path.suffix == ".parquet":
+        return Source(read_line_blocks(text, size), parse)
+    if kind == ".tmx":
+        return _open_pairs(read_tmx_pairs(text, data), size)
+    if path.suffix == ".parquet" and text.member is None:
         return _open_tables(read_parquet_tables(path, data), [path], data, size, name)
     raise UserError(
-        f"{path}: is not a .tsv, .jsonl or .parquet file; give two text files as src: and tgt:"
+        f"{name}: is not a .tsv, .jsonl, .tmx or .parquet file; give two text files as src: and tgt:"
     )
+
+
+def _open_pairs(pairs: Iterator[tuple[tuple[str, str], float]], size: int) -> Source:
+    """Open what comes as pairs, with the share of the corpus read by then."""
+
+    def read() -> Iterator[tuple[list[tuple[str, str]], float]]:
+        while block := list(islice(pairs, size)):
+            yield [pair for pair, _ in block], block[-1][1]
+
+    def parse(block: list[tuple[str, str]], first: int) -> ParsedSides:
+        return [src for src, _ in block], [tgt for _, tgt in block], {}
+
+    return Source(read(), parse)
 
 
 def _open_tables(

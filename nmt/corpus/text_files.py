@@ -84,6 +84,19 @@ def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], f
         raise UserError(f"{text.name}: is empty; it should hold one sentence per line")
 
 
+def read_byte_blocks(text: TextFile) -> Iterator[tuple[bytes, float]]:
+    """Blocks of bytes that are not lines, and the share of the bytes read by then."""
+    try:
+        with _open_text(text) as (file, compressed, n_bytes):
+            while block := file.read(BUFFER_BYTES):
+                yield block, min(1.0, _count_read(compressed) / max(1, n_bytes))
+    except DAMAGE as error:
+        what = f"is corrupt ({describe_error(error)}); download or compress it again"
+        if isinstance(error, OSError) and error.strerror:
+            what = f"cannot be read ({error.strerror})"
+        raise UserError(f"{text.name}: {what}") from None
+
+
 def _count_read(file: IO[bytes]) -> int:
     """How many bytes of it have been read; 0 if it is a pipe, where nobody knows."""
     try:

@@ -283,7 +283,7 @@ def test_two_files_name_the_mistake(
     [
         (
             CorpusConfig(file="x.csv"),
-            "ROOT/x.csv: is not a .tsv, .jsonl or .parquet file; give two text files as",
+            "ROOT/x.csv: is not a .tsv, .jsonl, .tmx or .parquet file; give two text files as",
         ),
         (CorpusConfig(file="x.parquet"), "ROOT/x.parquet: is not a readable parquet file"),
         (

@@ -88,6 +88,7 @@ SOAK_CASES = {
     "state": 120_000,
     "tsv": 80_000,
     "jsonl": 80_000,
+    "tmx": 40_000,
     "parquet": 40_000,
     "packed": 60_000,
     "lines": 60_000,
@@ -223,6 +224,32 @@ def read_corpus(corpus: CorpusConfig) -> Callable[[Path, bytes], None]:
 def make_tsv_line(rng: Random) -> bytes:
     cells = [rng.choice(["a dog", "ein Hund", *TEXTS]) for _ in range(rng.choice([2, 2, 2, 1, 3]))]
     return "\t".join(cells).encode("utf-8", "surrogatepass")
+
+
+TMX_PARTS = "a;&#228;;&lt;;\n ;<ph>x</ph>;<hi>y</hi>;<tu>;</tu>;<seg>;</seg>;&b;;<!-- c -->".split(
+    ";"
+)
+TMX_HEADS = [
+    "",
+    '<?xml version="1.0"?>',
+    '<!DOCTYPE t [<!ENTITY b "ha">]>',
+    '<!DOCTYPE t SYSTEM "x">',
+]
+
+
+def make_tmx(rng: Random) -> bytes:
+    """Units that are well-formed more often than not; half of the files are damaged further."""
+    units = []
+    for _ in range(rng.randrange(4)):
+        sides = []
+        for language in rng.choices(["en", "de", "EN-us", "fr", ""], k=rng.randrange(4)):
+            n_odd = rng.choice([0, 0, 0, 1])
+            parts = ["text", *rng.choices(TMX_PARTS, k=n_odd)]
+            sides.append(f'<tuv xml:lang="{language}"><seg>{"".join(parts)}</seg></tuv>')
+        units.append(f"<tu>{''.join(sides)}</tu>")
+    text = f"{rng.choice(TMX_HEADS)}<tmx>{''.join(units)}</tmx>"
+    data = text.encode(rng.choice(["utf-8", "utf-8", "utf-16"]))
+    return mutate_often(data, rng) if rng.random() < 0.5 else data
 
 
 def make_jsonl_line(rng: Random) -> bytes:
@@ -519,6 +546,7 @@ def list_targets(seeds: Path) -> dict[str, Target]:
         Target("state", vary_json([state, asdict(TrainState())]), read_state),
         Target("tsv", vary_lines(make_tsv_line), read_corpus(CorpusConfig(file="x.tsv"))),
         Target("jsonl", vary_lines(make_jsonl_line), read_corpus(CorpusConfig(file="x.jsonl"))),
+        Target("tmx", make_tmx, read_corpus(CorpusConfig(file="x.tmx"))),
         Target(
             "parquet",
             vary_bytes(list_parquet_files()),
