@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-SOAKED := tests/promises tests/translate/test_search.py tests/translate/test_graph_search.py \
+SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search.py tests/translate/test_graph_search.py \
 	tests/translate/test_ensemble.py tests/commands/test_translate.py \
 	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
 	tests/train/test_on_track.py tests/train/test_mirror.py \

@@ -2,11 +2,14 @@
 # A Slurm job that trains on one node or many, and comes back by itself until the run is done. From the checkout:
 #     sbatch --nodes 2 --gpus-per-node 8 --cpus-per-task 64 --time 24:00:00 \
 #         scripts/slurm.sh --config big.yaml out=/shared/runs/big
+# With --array each %a in the arguments becomes the number of the task, one run each:
+#     sbatch --array 1-5 scripts/slurm.sh --config big.yaml seed=%a out=/shared/runs/big-%a
 # --cpus-per-task is for all ranks of a node together. Without it Slurm gives them a single core; the
 # 8 below suffice for one or two GPUs, so ask for more where there are more: 8 for each GPU is plenty,
 # fewer than 2 slow training down.
 # Three minutes before its time is up Slurm sends SIGUSR1 to this script, which hands it on to launch.sh on every node;
-# the run saves and ends, and the job is queued again. What the run wrote to status.json decides, never srun's code.
+# the run saves and ends, and the job is queued again. What the run wrote to status.json decides; srun's code only where
+# it wrote nothing.
 #SBATCH --job-name=nmt
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -22,6 +25,11 @@ launch=${NMT_LAUNCH:-scripts/launch.sh}  # Slurm runs a copy of this script, so 
 
 [[ -n ${SLURM_JOB_ID-} ]] || { echo "slurm.sh: error: not inside a job; start it with sbatch" >&2; exit 2; }
 [[ -x $launch ]] || { echo "slurm.sh: error: no $launch in $PWD; run sbatch in the checkout" >&2; exit 2; }
+job=$SLURM_JOB_ID
+if [[ -n ${SLURM_ARRAY_TASK_ID-} ]]; then
+    set -- "${@//%a/$SLURM_ARRAY_TASK_ID}"
+    job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID  # the number of its last task is that of the whole array too
+fi
 folder=$("$launch" --print-folder -- "$@")
 
 status() {
@@ -75,8 +83,9 @@ fi
 case $state:$said in
     done:* | failed:* | *:130) is_wanted='' ;;  # finished, or will fail again, or a person stopped it
     preempted:* | running:*) is_wanted=yes ;;  # running: killed before it could say more
-    *) is_wanted=$heard ;;  # it did not come so far; only where time was up is another try due
+    *) is_wanted=$heard ;;  # it did not come so far; only where it was asked to stop is another try due
 esac
+[[ $state != unchanged || $code -ne 75 ]] || is_wanted=yes  # asked by Slurm, which signals tasks without this script
 echo "slurm.sh: $folder is $state, code $code" >&2
 [[ -n $is_wanted ]] || exit "$code"
 if [[ ${SLURM_RESTART_COUNT:-0} -ge $max_requeues ]]; then
@@ -84,7 +93,7 @@ if [[ ${SLURM_RESTART_COUNT:-0} -ge $max_requeues ]]; then
     exit "$code"
 fi
 # A job that was cancelled, or that Slurm requeues itself, is no longer RUNNING.
-if scontrol show job "$SLURM_JOB_ID" | grep -q 'JobState=RUNNING'; then
-    scontrol requeue "$SLURM_JOB_ID"
+if scontrol show job "$job" | grep -q 'JobState=RUNNING'; then
+    scontrol requeue "$job"
 fi
 exit "$code"

@@ -1,8 +1,9 @@
 """How a run ends: signals, exit codes, and `status.json` for those who see no exit code.
 
 A signal is only recorded: all ranks finish the current update, save, and stop together. A second
-signal ends the process at once. torchrun turns every exit code into 1, so scripts that restart a
-run read `status.json`. A run that was killed leaves "running" there, and nobody holds its lock.
+signal ends the process at once, unless it comes so soon that it is the first one, handed on.
+torchrun turns every exit code into 1, so scripts that restart a run read `status.json`. A run that
+was killed leaves "running" there, and nobody holds its lock.
 """
 
 import contextlib
@@ -22,7 +23,10 @@ from nmt.system.run_folder import RunFolder
 
 FAILED, MISTAKE, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
 State = Literal["running", "done", "preempted", "failed"]
-SAME_REQUEST_S = 0.5  # torchrun and Slurm may both forward the same request
+# Several may hand on the same request. Slurm sends SIGTERM to every process of a job, of which
+# torchrun, launch.sh and slurm.sh pass it on; on a busy machine that takes them seconds. A person
+# who presses Ctrl-C again means it.
+SAME_REQUEST_S, SAME_INTERRUPT_S = 5.0, 0.5
 
 
 class StopRequest:
@@ -91,7 +95,9 @@ class StopRequest:
             if not self.signal:
                 self.signal, received_at = number, clock()
                 say("asked to stop: saving after this update; a second signal stops at once")
-            elif clock() - received_at > SAME_REQUEST_S:
+                continue
+            same_s = SAME_INTERRUPT_S if number == signal.SIGINT else SAME_REQUEST_S
+            if clock() - received_at > same_s:
                 os._exit(128 + number)
 
 

@@ -3,7 +3,7 @@ leave with.
 
 torchrun, srun and scontrol are exchanged for small scripts that write down how they were called,
 what they heard, and a status.json as a run would; nmt-train answers --print-config for real. One
-test goes through torchrun itself, with two ranks that are preempted. A real Slurm never ran here.
+test goes through torchrun itself, with ranks that are preempted. test_slurm.py has a real Slurm.
 """
 
 import json
@@ -477,6 +477,25 @@ REQUEUE = [  # state, exit code in status.json, is it new, time is up, job's sta
     ("preempted", 75, False, False, "RUNNING", 0, False),
     ("preempted", 75, False, True, "RUNNING", 0, True),
 ]
+
+
+def test_a_job_that_was_asked_before_it_began_is_queued_again(machine: Machine) -> None:
+    """A preemption may signal the tasks alone, which then leave with 75."""
+    assert machine.slurm(CODE="75")[0] == 75
+    assert "requeue 50123" in machine.arguments("scontrol")
+
+
+def test_a_task_of_an_array_comes_back_alone(machine: Machine) -> None:
+    """Its run has the task's number for %a, and so has its job: the last task's own number is that
+    of the array, which would be queued again as a whole.
+    """
+    run = machine.run_folder
+    machine.training = [*machine.training[:-1], f"out={run}", "name=try-%a", "seed=%a"]
+    task = {"SLURM_ARRAY_JOB_ID": "50123", "SLURM_ARRAY_TASK_ID": "4"}
+    code = machine.slurm(CODE="1", STATUS=status("preempted", 75), **task)[0]
+    assert code == 75 and machine.arguments("srun")[-2:] == ["name=try-4", "seed=4"]
+    calls = machine.arguments("scontrol")
+    assert calls[-2:] == ["show job 50123_4", "requeue 50123_4"]
 
 
 @pytest.mark.parametrize(("state", "said", "is_new", "is_up", "job", "before", "is_asked"), REQUEUE)
