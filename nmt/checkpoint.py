@@ -450,6 +450,28 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     _copy_tensors(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
 
 
+@torch.no_grad()
+def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
+    """Copy the weights into a model whose vocabulary has further pieces at its end. Their rows of
+    the embeddings and the projection begin as the mean of all rows that were trained.
+    """
+    side_of = {
+        id(model.src_embedding.weight): 0,
+        id(model.tgt_embedding.weight): 1,
+        id(model.projection.weight): 1,
+    }
+    with open_tensors(checkpoint.path / MODEL_FILE, "pt") as file:
+        for name, target in model.named_parameters():
+            value = file.get_tensor(name)
+            side = side_of.get(id(target))
+            if side is not None:
+                n_before, n_pieces = checkpoint.vocab.sizes[side], model.sizes[side]
+                before, value = value, value.new_empty(target.shape)
+                value[: len(before)] = before  # with model.vocab_rows, more than there were pieces
+                value[n_before:n_pieces] = before[:n_before].mean(0)
+            copy_into_shards(target, value)
+
+
 def load_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Adam
 ) -> TrainState:

@@ -20,11 +20,12 @@ from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.reader import describe_corpus
 from nmt.data.mixture import Mixture, make_mixture
 from nmt.data.store import open_store
+from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
 from nmt.system.records import read_record
-from nmt.system.run_folder import LEDGER_FILE, find_vocab_files
+from nmt.system.run_folder import LEDGER_FILE
 
 # How the files of the ledger looked on this machine, so that none is read again.
 SOURCES_FILE = ".sources.json"
@@ -178,7 +179,10 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     pieces = to_plain_values(vocab)
     del pieces["bpe_dropout"]
     if vocab.model is not None:  # then nothing is learned
+        symbols = pieces["user_symbols"]
         pieces = {key: pieces[key] for key in ("joint", "model", "tgt_model")}
+        if symbols is not None:
+            pieces["user_symbols"] = symbols
     if vocab.joint:  # as stores had it before there was a choice
         for name in ("joint", "tgt_size", "tgt_model"):
             pieces.pop(name, None)
@@ -251,12 +255,15 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     files = list_corpus_files(ledger.corpora)
     if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
         files += ledger.test.files
-    names = find_vocab_files(os.listdir(store))
-    for given, account, name in zip(
-        (vocab.model, vocab.tgt_model), ledger.bpes, names, strict=False
+    for side, (given, account) in enumerate(
+        zip((vocab.model, vocab.tgt_model), ledger.bpes, strict=False)
     ):
-        if given is not None:
-            files.append(SourceFile(given, (store / name).stat().st_size, account.sha256, 0))
+        tags = data.train_tags if side == 0 else []
+        path = Path(data.root) / str(given)
+        if given is not None and not _is_same_model(path, account, tags, vocab):
+            raise UserError(
+                f"{path}: differs from the file that {store} was prepared from; {remedy}"
+            )
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
     if not isinstance(known, dict):
@@ -274,6 +281,19 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             raise UserError(
                 f"{path}: differs from the file that {store} was prepared from; {remedy}"
             )
+
+
+def _is_same_model(
+    path: Path, account: BpeAccount, tags: Sequence[str], vocab: VocabConfig
+) -> bool:
+    """Whether the BPE model that is given would still become that of the store."""
+    if not os.path.isfile(path):
+        return True  # it may be gone, as corpora may
+    try:
+        found = Vocab.load(path.resolve()).with_symbols(tags, vocab.user_symbols or ())
+    except UserError:
+        return False
+    return found.digest == account.sha256
 
 
 def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:

@@ -359,7 +359,9 @@ class BpePart:
         return 0 in self.sides
 
     def load_given(self, data: DataConfig) -> Vocab | None:
-        """Load the model that the config names, if it names one. The source's must have all tags."""
+        """Load the model that the config names, if it names one, and give it the symbols and, for the
+        source, the tags of training text that it lacks. The source's must then have all tags.
+        """
         if self.vocab.model is None:
             return None
         try:
@@ -369,12 +371,14 @@ class BpePart:
             raise UserError(
                 f"{self.key}model: {error}; relative paths start from data.root={data.root}"
             ) from None
-        for corpus in (*data.train, data.valid, data.test):
-            try:
+        tags = data.train_tags if self.has_source else []
+        try:
+            given = given.with_symbols(tags, self.vocab.user_symbols or ())
+            for corpus in (*data.train, data.valid, data.test):
                 if corpus is not None and corpus.tag is not None and self.has_source:
                     given.find_symbol(corpus.tag)
-            except UserError as error:
-                raise UserError(f"{self.key}model={self.vocab.model}: the tag {error}") from None
+        except UserError as error:
+            raise UserError(f"{self.key}model={self.vocab.model}: {error}") from None
         return given
 
 

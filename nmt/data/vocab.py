@@ -20,6 +20,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from itertools import islice
 from pathlib import Path
 
@@ -175,6 +176,29 @@ class Vocab:
                 texts.append(self._processor.id_to_piece(i).replace(SPACE, " "))
         return texts
 
+    def with_symbols(self, tags: Sequence[str], user_symbols: Sequence[str]) -> "Vocab":
+        """Return the vocabulary with the symbols that it lacks as further pieces at its end."""
+        lacking = [symbol for symbol in user_symbols if not self._has_piece(symbol)]
+        for symbol in user_symbols:
+            i = self._processor.piece_to_id(symbol)
+            if symbol not in lacking and not is_user_symbol(self._processor, i):
+                raise UserError(
+                    f"{symbol!r} is a piece of this BPE model already, and not always whole; leave it "
+                    "out of vocab.user_symbols, or choose another"
+                )
+        grown = append_symbols(self.model, lacking, SymbolKind.USER_DEFINED)
+        new_tags = [tag for tag in tags if not self._has_piece(tag) and tag not in lacking]
+        return Vocab(append_symbols(grown, new_tags, SymbolKind.CONTROL))
+
+    def _has_piece(self, text: str) -> bool:
+        return self._processor.piece_to_id(text) != UNK
+
+    def extends(self, other: "Vocab") -> bool:
+        """Whether this is the other one, or has all its pieces, with the same ids, and further ones."""
+        own = range(other.size)
+        is_longer = self.size > other.size and self.pieces(own) == other.pieces(own)
+        return is_longer or self.model == other.model
+
 
 def is_user_symbol(processor: sentencepiece.SentencePieceProcessor, i: int) -> bool:
     """Whether a piece of several characters is one that SentencePiece never splits."""
@@ -234,6 +258,50 @@ def write_vocab(folder: Path, vocab: Vocabulary) -> None:
         (folder / name).unlink(missing_ok=True)
     for name, one in vocab.files.items():
         write_bytes(folder / name, one.model)
+
+
+def is_extension(new: Vocabulary, old: Vocabulary) -> bool:
+    """Whether each side has all pieces of the old one, with the same ids, and one has further ones."""
+    if len(new.files) != len(old.files) or new.digest == old.digest:
+        return False
+    return new.src.extends(old.src) and new.tgt.extends(old.tgt)
+
+
+# ---- further pieces ----------------------------------------------------------------------------------------------
+
+
+class SymbolKind(IntEnum):
+    """Kinds of pieces that SentencePiece never splits or joins, with its own numbers."""
+
+    CONTROL = 3  # that no text contains, even if it contains the same characters
+    USER_DEFINED = 4  # that are found in text
+
+
+def append_symbols(model: bytes, symbols: Sequence[str], kind: SymbolKind) -> bytes:
+    """Return the BPE model with these symbols as further pieces; the others keep their ids.
+
+    A model is a protocol buffer, whose lists may go on at its end: its field 1 is the list of pieces,
+    and the fields of a piece are its text, its score and its kind.
+    """
+    for symbol in symbols:
+        text = _encode_field(1, symbol.encode())
+        score = b"\x15" + bytes(4)
+        piece = text + score + b"\x18" + bytes([kind])
+        model += _encode_field(1, piece)
+    return model
+
+
+def _encode_field(number: int, content: bytes) -> bytes:
+    """Write a field of a protocol buffer: its number, its length in groups of seven bits, lowest
+    first, and its content.
+    """
+    length = len(content)
+    encoded = bytearray([number << 3 | 2])
+    while length >= 1 << 7:
+        encoded.append(length & 127 | 128)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded) + content
 
 
 # ---- encoding a corpus -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from nmt.corpus.ledger import describe_mixture, read_mixture
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
-from nmt.data.vocab import format_size, load_vocab, write_vocab
+from nmt.data.vocab import format_size, is_extension, load_vocab, write_vocab
 from nmt.model.transformer import Transformer
 from nmt.paper import find_dev_reference
 from nmt.system.errors import Failure, UserError
@@ -179,7 +179,8 @@ class Trainer:
             found = checkpoint.open_for_average(
                 RunFolder(path).checkpoint(step) if is_run else path
             )
-        if found.vocab.digest != self.vocab.digest:
+        is_grown = is_extension(self.vocab, found.vocab)
+        if found.vocab.digest != self.vocab.digest and not is_grown:
             keys = zip(("vocab.model", "vocab.tgt_model"), found.vocab.files, strict=False)
             models = " ".join(f"{key}={path / name}" for key, name in keys)
             raise UserError(
@@ -194,7 +195,20 @@ class Trainer:
                 f"training.init_from={path}: is another model ({'; '.join(changes)}); "
                 "give these settings, or start from another"
             )
-        checkpoint.load_weights(found, self.model)
+        if is_grown and "embeddings" in self.config.training.freeze:
+            raise UserError(
+                f"training.freeze names embeddings, but {self.store_folder} has pieces that "
+                f"{path} has not, and they must be learned; leave embeddings out"
+            )
+        if is_grown:
+            if self.world.is_main:
+                say(
+                    f"the vocabulary has grown from {format_size(found.vocab)} to "
+                    f"{format_size(self.vocab)} pieces; new ones begin as the mean of the others"
+                )
+            checkpoint.load_grown_weights(found, self.model)
+        else:
+            checkpoint.load_weights(found, self.model)
         if self.world.is_main:
             digest = found.sha256[MODEL_FILE]
             say(

@@ -899,13 +899,39 @@ def test_a_tag_counts_as_a_piece(root: Path) -> None:
     assert kept == [9, 9]
 
 
-def test_a_given_model_must_have_the_tags(root: Path) -> None:
+def test_a_given_model_gets_symbols_that_it_lacks(root: Path) -> None:
+    prepare(config(root), VOCAB, 1)
+    shutil.copy(root.parent / "store" / "vocab.model", root / "own.model")
+    given = VocabConfig(model="own.model", user_symbols=("<url>",))
+    train = (CorpusConfig(file="b.tsv", tag="<bt>"), CorpusConfig(file="b.tsv", tag="<url>"))
+    tagged = config(root, train=train, store=str(root / "two"))
+    assert prepare(tagged, given, 1)
+    own, grown = (Vocab.load(root / name) for name in ("own.model", "two/vocab.model"))
+    assert grown.extends(own) and grown.pieces([own.size, own.size + 1]) == ["<url>", "<bt>"]
+    assert not prepare(tagged, given, 1)
+    with pytest.raises(UserError, match=r"vocab\.user_symbols\[0\] <url> -> None"):
+        prepare(tagged, VocabConfig(model="own.model"), 1)
+
+    # what cannot be added
+    piece = own.pieces([own.size - 1])[0]
+    odd = VocabConfig(model="own.model", user_symbols=(piece,))
+    elsewhere = config(root, store=str(root / "four"))
+    with pytest.raises(UserError, match="own.model: .* already, .*; leave it out"):
+        prepare(elsewhere, odd, 1)
+    shutil.copy(root / "two" / "vocab.model", root / "own.model")  # where <bt> is in no text
+    odd = VocabConfig(model="own.model", user_symbols=("<bt>",))
+    with pytest.raises(UserError, match="own.model: '<bt>' .* already, .*; leave it out"):
+        prepare(elsewhere, odd, 1)
+
+
+def test_a_given_model_must_have_the_tag_of_the_dev_set(root: Path) -> None:
     prepare(config(root), VOCAB, 1)
     shutil.copy(root.parent / "store" / "vocab.model", root / "own.model")
     given = VocabConfig(model="own.model")
-    tagged = config(root, train=(CorpusConfig(file="b.tsv", tag="<bt>"),), store=str(root / "two"))
+    valid = CorpusConfig(src="dev.en", tgt="dev.de", tag="<bt>")
+    tagged = config(root, valid=valid, store=str(root / "two"))
     with pytest.raises(
-        UserError, match=r"vocab\.model=own\.model: the tag '<bt>' is not a symbol .*user_symbols"
+        UserError, match=r"vocab\.model=own\.model: '<bt>' is not a symbol .*user_symbols"
     ):
         prepare(tagged, given, 1)
     assert not (root / "two").exists()

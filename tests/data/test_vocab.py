@@ -21,7 +21,11 @@ from nmt.data.vocab import (
     PAD,
     UNK,
     CorpusEncoder,
+    SymbolKind,
     Vocab,
+    VocabPair,
+    append_symbols,
+    is_extension,
     tally_words,
     train_bpe,
     write_word_counts,
@@ -179,6 +183,30 @@ def test_control_ids_have_no_text_and_the_unknown_is_marked(vocab: Vocab) -> Non
 
 def test_written_tags_are_text_not_special_ids(vocab: Vocab) -> None:
     assert not {PAD, BOS, EOS} & set(vocab.encode(["<s> </s> <pad>"])[0])
+
+
+def test_appended_symbols_are_whole_and_change_no_other_id(vocab: Vocab, model: bytes) -> None:
+    long = "<" + "x" * 200 + ">"  # its length takes two bytes
+    appended = append_symbols(model, ["<bt>", long], SymbolKind.USER_DEFINED)
+    appended = append_symbols(appended, ["<de>"], SymbolKind.CONTROL)
+    grown, truth = Vocab(appended), sentencepiece.SentencePieceProcessor(model_proto=appended)
+    assert grown.pieces(range(SIZE, grown.size)) == ["<bt>", long, "<de>"]
+    assert grown.extends(vocab) and not vocab.extends(grown)
+    assert is_extension(grown, vocab) and not is_extension(vocab, vocab)
+    pair, longer = VocabPair(vocab, vocab), VocabPair(grown, vocab)
+    assert is_extension(longer, pair) and not is_extension(pair, longer)
+    assert not is_extension(grown, pair) and not is_extension(longer, vocab)
+    assert [truth.is_control(SIZE + i) for i in range(3)] == [False, False, True]
+
+    assert grown.encode(LINES) == vocab.encode(LINES)
+    (before,), (words,) = grown.encode([f"fox <bt>{long} dog"]), grown.encode(["fox dog"])
+    assert [i for i in before if i >= SIZE] == [SIZE, SIZE + 1]
+    assert before[0] == words[0] and before[-1] == words[-1]
+    assert grown.decode([before]) == [f"fox <bt>{long} dog"]
+    # the characters of a control symbol are text, and another model is not extended
+    assert SIZE + 2 not in grown.encode(["<de>"])[0]
+    other = train_model(LINES, VocabConfig(size=SIZE - 10))
+    assert not grown.extends(Vocab(other))
 
 
 def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:

@@ -4,11 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import write_toy_config, write_toy_corpus
 from safetensors.torch import load_file
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
+from nmt.data.vocab import Vocab
 from nmt.system.run_folder import RunFolder
 
 
@@ -105,6 +107,35 @@ def test_what_cannot_be_started_from_is_one_line(
     assert start(ground, tmp_path / "out", *settings, "training.steps=1") == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("nmt-train: error: ") and expected in last
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_further_pieces_begin_as_the_mean_of_the_others(
+    is_tied: bool, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = [f"model.tied={str(is_tied).lower()}"]
+    assert start(ground, tmp_path / "old", *shape, "training.steps=2") == 0
+    settings = [f"training.init_from={tmp_path}/old", *shape]
+    settings += ["data.train=[{src: train.en, tgt: train.de, tag: <bt>}]"]
+    settings += ["vocab.user_symbols=[<url>]", "optimizer.scale=1e-30", "training.steps=1"]
+    assert start(ground, tmp_path / "new", *settings) == 0
+    assert "has grown from 80 to 82 pieces" in capsys.readouterr().err
+    assert Vocab.load(tmp_path / "new" / "vocab.model").pieces([80, 81]) == ["<url>", "<bt>"]
+
+    given = load_file(RunFolder(tmp_path / "old").checkpoint(2) / "model.safetensors")
+    found = load_file(RunFolder(tmp_path / "new").checkpoint(1) / "model.safetensors")
+    tables = [name for name in given if given[name].shape != found[name].shape]
+    assert len(tables) == (1 if is_tied else 3)
+    for name in given:
+        n_rows = len(given[name])
+        assert torch.equal(found[name][:n_rows], given[name])
+    for name in tables:
+        expected = given[name].mean(0).expand(2, -1)
+        torch.testing.assert_close(found[name][80:], expected)
+
+    frozen = [*settings, "training.freeze=[embeddings]"]
+    assert start(ground, tmp_path / "frozen", *frozen) == 2
+    assert "leave embeddings out" in capsys.readouterr().err
 
 
 def test_a_store_of_another_vocabulary_is_refused(
