@@ -203,6 +203,8 @@ class Vocab:
 def is_user_symbol(processor: sentencepiece.SentencePieceProcessor, i: int) -> bool:
     """Whether a piece of several characters is one that SentencePiece never splits."""
     piece = processor.id_to_piece(i)
+    if processor.get_score(i) != 0:  # the score of symbols; of a unigram's pieces it is never 0
+        return False
     # alpha=1 leaves out every merge, so that an ordinary piece falls into its letters
     return len(piece) > 1 and i in processor.encode(piece, enable_sampling=True, alpha=1.0)
 
