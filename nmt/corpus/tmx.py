@@ -14,9 +14,9 @@ from nmt.corpus.text_files import TextFile, read_byte_blocks
 from nmt.system.errors import UserError
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a sentence that hold markup, not text
-MAX_DEPTH = 100
+MAX_TMX_DEPTH = 100
 MAX_NAMES = 10_000
-MAX_BYTES = 16 << 20  # of a sentence or of a token
+MAX_TMX_BYTES = 16 << 20  # of a sentence or of a token
 TmxPair = tuple[str, str]
 
 
@@ -75,8 +75,8 @@ class TmxReader:
                 f"({message}); repair or download it again"
             ) from None
         self.n_bytes += len(block)
-        if self.n_bytes - self.parser.CurrentByteIndex > MAX_BYTES:
-            raise self._complain(f"has a tag or comment of more than {MAX_BYTES:,} bytes")
+        if self.n_bytes - self.parser.CurrentByteIndex > MAX_TMX_BYTES:
+            raise self._complain(f"has a tag or comment of more than {MAX_TMX_BYTES:,} bytes")
         if len(self.parser.intern) > MAX_NAMES:
             raise self._complain(f"has more than {MAX_NAMES:,} different names of elements")
         pairs, self.pairs = self.pairs, []
@@ -95,8 +95,8 @@ class TmxReader:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self._complain(f"has more than {MAX_DEPTH} elements inside each other")
+        if self.depth > MAX_TMX_DEPTH:
+            raise self._complain(f"has more than {MAX_TMX_DEPTH} elements inside each other")
         if name == "tu":
             self.texts = {}
         elif name == "tuv":
@@ -114,15 +114,15 @@ class TmxReader:
             return
         self.parts.append(text)
         self.n_characters += len(text)
-        if self.n_characters > MAX_BYTES:
-            raise self._complain(f"has a sentence of more than {MAX_BYTES:,} characters")
+        if self.n_characters > MAX_TMX_BYTES:
+            raise self._complain(f"has a sentence of more than {MAX_TMX_BYTES:,} characters")
 
     def _end(self, name: str) -> None:
         self.depth -= 1
         if name == "seg" and self.parts is not None:
             # A line break comes from the layout of the file, with the spaces around it.
             text = re.sub(r"[ \t\r]*\n[ \t\r\n]*", " ", "".join(self.parts))
-            if len(self.texts) < MAX_DEPTH:
+            if len(self.texts) < MAX_TMX_DEPTH:
                 self.texts.setdefault(self.language, text.strip(" "))
             self.parts = None
         elif name in CODES:

@@ -125,7 +125,7 @@ BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 def test_what_is_wrong_is_named(
     content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tmx, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(tmx, "MAX_TMX_BYTES", 50_000)
     (tmp_path / "x.tmx").write_text(content)
     data = DataConfig(root=str(tmp_path), on_bad_line="skip")
     with pytest.raises(UserError, match=message):
