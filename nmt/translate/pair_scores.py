@@ -28,8 +28,8 @@ from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.beams import compute_penalty
 from nmt.translate.translator import Sentences, Translator, open_translator, warn_if_untagged
 
-MAX_CHUNK_LOGITS = 1 << 24  # held at a time
-MIN_CHUNK_ROWS = 256  # at least, because each chunk reads all weights
+MAX_SCORED_LOGITS = 1 << 24  # held at a time
+MIN_SCORED_ROWS = 256  # at least, because each chunk reads all weights
 
 ScoreKind = Literal["sum", "mean", "search"]
 
@@ -150,7 +150,7 @@ def compute_log_probs(
 def _compute_gold_log_probs(model: Transformer, src: Packed, tgt: Packed, gold: Tensor) -> Tensor:
     """Return the log-probability (T,) of each gold piece; the (T, V) logits never exist as a whole."""
     hidden = model(src, tgt)  # (T, d)
-    n_rows = max(MIN_CHUNK_ROWS, MAX_CHUNK_LOGITS // model.n_vocab)
+    n_rows = max(MIN_SCORED_ROWS, MAX_SCORED_LOGITS // model.n_vocab)
     chunks = []
     for rows, labels in zip(hidden.split(n_rows), gold.split(n_rows), strict=True):
         logits = model.projection(rows).float()  # (C, V)
