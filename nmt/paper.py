@@ -60,7 +60,7 @@ EMBEDDING_SCALES = {
     "projection": "1; logits by 1/sqrt(d_model)",
     "none": "1",
 }
-MATRICES: dict[bool | str, str] = {
+TYING_RULES: dict[bool | str, str] = {
     True: "one matrix",
     False: "three matrices",
     "decoder": "source; target = projection",
@@ -581,7 +581,7 @@ def list_model_rows(config: RunConfig, model: Model, pair: str) -> list[PaperRow
             ComparedSetting("model.tied", True, tied),
             paper="one matrix",
             code_2017=matrices_2017,
-            ours=MATRICES[ours.tied],
+            ours=TYING_RULES[ours.tied],
         ),
         state_rule("bias of the projection", paper=SILENT, code_2017="none"),
         compare(

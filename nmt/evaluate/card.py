@@ -63,7 +63,7 @@ AVERAGE_USAGE = """\
     nmt-eval . --src {src_text} --ref {reference}
     nmt-export . --to huggingface -o ../exported
 """
-MATRICES: dict[bool | str, str] = {
+TIED_MATRICES: dict[bool | str, str] = {
     True: "one matrix for embeddings and projection",
     False: "separate embeddings and projection",
     "decoder": "one matrix for target embedding and projection",
@@ -302,7 +302,7 @@ def _describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
     return {
         "model": f"{model.encoder_depth} + {model.decoder_depth} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
         f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{MATRICES[model.tied]}{biases}{others}",
+        f"{TIED_MATRICES[model.tied]}{biases}{others}",
         "pieces": f"{kind} (SentencePiece), {format_size(vocab)}{rows}",
         "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
         f"{decoding.max_extra} pieces more than the source",

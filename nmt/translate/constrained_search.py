@@ -26,7 +26,7 @@ from nmt.translate.beams import (
 )
 from nmt.translate.phrases import START, LinePhrases
 
-Candidate = tuple[float, int, int]  # log-probability, parent, piece
+Continuation = tuple[float, int, int]  # log-probability, parent, piece
 
 
 class PhraseSearch:
@@ -53,7 +53,7 @@ class PhraseSearch:
         n = 2 * beam if beam > 1 else 1
         required = find_required_pieces(beams, length)
         sentences, limits = beams.sentences.tolist(), beams.limits.tolist()
-        chosen: list[list[Candidate]] = []
+        chosen: list[list[Continuation]] = []
         for here, logits in compute_logit_blocks(model, hidden, beam):
             totals = logits.log_softmax(1) + beams.scores[here].reshape(-1, 1)  # (s * B, V)
             # what is forbidden stays so in a prefix and at the length limit
@@ -96,13 +96,13 @@ class PhraseSearch:
         device = hidden.device
         return parents.long().to(device), pieces.long().to(device), scores.float().to(device)
 
-    def _choose(self, candidates: list[Candidate], sentence: int, n: int) -> list[Candidate]:
+    def _choose(self, candidates: list[Continuation], sentence: int, n: int) -> list[Continuation]:
         """Choose `n`: in turn the best of those that have said the most, the least, the second most, ..."""
         line, states = self.phrases[sentence], self.states[sentence]
         candidates.sort(reverse=True)
         if not line.required:
             return candidates[:n]
-        banks: dict[int, list[Candidate]] = defaultdict(list)
+        banks: dict[int, list[Continuation]] = defaultdict(list)
         for one in candidates:
             _, parent, piece = one
             banks[line.measure_progress(line.advance(states[parent], piece))].append(one)
@@ -111,7 +111,7 @@ class PhraseSearch:
         while levels:
             turns.append(banks[levels.pop()])
             levels.reverse()
-        chosen: list[Candidate] = []
+        chosen: list[Continuation] = []
         while len(chosen) < n and any(turns):
             chosen += [bank.pop(0) for bank in turns if bank]
         return chosen[:n]
