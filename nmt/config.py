@@ -998,6 +998,20 @@ def list_differences(
     return lines
 
 
+def tabulate_differences(
+    configs: Sequence[RunConfig], ignored: tuple[str, ...]
+) -> dict[str, list[Any]]:
+    """Return the settings that differ and are not in `ignored`, each with its value in every config."""
+    flat = [_flatten(to_plain_values(config)) for config in configs]
+    table = {}
+    for key in {key: None for values in flat for key in values}:
+        is_ignored = any(key == other or key.startswith(f"{other}.") for other in ignored)
+        values = [one.get(key) for one in flat]
+        if not is_ignored and any(value != values[0] for value in values):
+            table[key] = values
+    return table
+
+
 def _flatten(values: dict[str, Any], section: str = "") -> dict[str, Any]:
     """Flatten nested settings into one dictionary with dotted keys."""
     flat: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from platform import python_version
 from typing import Any
 
 from nmt.checkpoint import open_checkpoint
-from nmt.config import RunConfig, override_config, to_plain_values
+from nmt.config import RunConfig, override_config, tabulate_differences, to_plain_values
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
 from nmt.evaluate.systems import (
@@ -26,7 +26,7 @@ from nmt.evaluate.systems import (
     read_translations,
     translate_test_set,
 )
-from nmt.evaluate.verdict import check_one_recipe, judge
+from nmt.evaluate.verdict import SEED_RUN_KEYS, check_one_recipe, judge
 from nmt.score.metrics import (
     CHRF2,
     HEADLINE,
@@ -179,8 +179,10 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
 
 
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
-    """Estimate the spread of scores over runs of one recipe with different seeds."""
+    """Estimate the spread of scores over runs of one recipe; tabulate runs of different ones."""
     systems = make_comparable_systems(request, names)
+    if settings := tabulate_differences([system.config for system in systems], SEED_RUN_KEYS):
+        return _tabulate_ablation(systems, settings)
     weights = set()
     for system in systems:
         if system.model is not None:
@@ -198,6 +200,50 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
     ]
     values = _describe_systems(systems, scores) | {"spread": asdict(spread)}
     return Evaluation(_join_lines(report), values, systems, [[score] for score in scores])
+
+
+def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]) -> Evaluation:
+    """Compare each run with the first, beside the settings in which the runs differ: no mean, which would mix them."""
+    seed = read_seed()
+    first = systems[0]
+    more_references = [reference.lines for reference in first.test.more_refs]
+    rows = [["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]]
+    scores = []
+    comparisons: list[dict[str, Any]] = []
+    for i, system in enumerate(systems):
+        bleu, chrf = score_system(system, [HEADLINE, CHRF2])
+        scores.append([bleu, chrf])
+        difference = p = ""
+        if i > 0:
+            comparison = compare_systems(
+                HEADLINE.make_counter(),
+                first.texts,
+                system.texts,
+                first.test.ref,
+                seed=seed,
+                more_references=more_references,
+            )
+            difference, p = f"{comparison.difference:+.2f}", f"{comparison.p_bootstrap:.4f}"
+            comparisons.append(asdict(comparison))
+        own_settings = [str(values[i]) for values in settings.values()]
+        figures = [f"{bleu.value:.2f}", _format_interval(bleu), f"{chrf.value:.2f}"]
+        rows.append([system.label, *figures, difference, p, *own_settings])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    report = [
+        f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
+    ]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        report.append(f"  {'  '.join(cells)}".rstrip())
+    report += [f"  {score.name}: {score.signature}" for score in scores[0]]
+    report.append("  difference from the first in BLEU, and its p by paired bootstrap")
+    values = _describe_systems(systems, [own[0] for own in scores])
+    values |= {
+        "chrf": _scores_to_json([own[1] for own in scores]),
+        "settings": settings,
+        "comparisons": comparisons,
+    }
+    return Evaluation(_join_lines(report), values, systems, scores)
 
 
 # ---- translate and check --------------------------------------------------------------------------------------------

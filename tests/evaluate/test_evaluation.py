@@ -13,6 +13,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -49,6 +50,7 @@ from nmt.config import (
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.demo import generate_pairs
 from nmt.evaluate import evaluation
+from nmt.evaluate.systems import TestSetChoice, read_translations
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.significance import compare_systems
 from nmt.system.files import seal
@@ -1033,3 +1035,42 @@ def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys
     assert refusal.startswith(
         f"{other}: is not of the same recipe as {last} (model.dropout: 0.0 ->"
     )
+
+
+def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = TestSetChoice(refs=(put(tmp_path / "ref", GERMAN[:40]),))
+    texts = {"a": good(40), "b": GERMAN[:40], "c": good(40)}
+    settings = {"a": [], "b": ["model.d_ff=64", "seed=2"], "c": ["model.n_layers=3"]}
+    systems = []
+    for name, lines in texts.items():
+        config = override_config(RunConfig(), settings[name])
+        system = read_translations(put(tmp_path / name, lines), choice, config)
+        systems.append(replace(system, name=name))
+    monkeypatch.setattr(evaluation, "make_comparable_systems", lambda *_: systems)
+    found = evaluation.evaluate_spread(evaluation.EvaluationRequest(choice, ()), list(texts))
+    default = RunConfig().model
+    assert (
+        found.json_values["settings"]
+        == {
+            "model.n_layers": [default.n_layers, default.n_layers, 3],
+            "model.d_ff": [default.d_ff, 64, default.d_ff],
+        }
+        and "spread" not in found.json_values
+    )
+    better, same = found.json_values["comparisons"]
+    bleu = [score["value"] for score in found.json_values["scores"]]
+    assert better["difference"] == pytest.approx(bleu[1] - bleu[0]) and same["p_bootstrap"] == 1.0
+    _, head, *rows = found.report.splitlines()
+    assert head.split() == [
+        "BLEU",
+        "95",
+        "%",
+        "chrF2",
+        "difference",
+        "p",
+        *found.json_values["settings"],
+    ]
+    assert rows[0].split()[-2:] == [str(default.n_layers), str(default.d_ff)]
+    assert f"{bleu[1] - bleu[0]:+.2f}" in rows[1] and rows[1].split()[-1] == "64"
