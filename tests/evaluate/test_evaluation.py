@@ -1072,5 +1072,5 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
         "p",
         *found.json_values["settings"],
     ]
-    assert rows[0].split()[-2:] == [str(default.n_layers), str(default.d_ff)]
-    assert f"{bleu[1] - bleu[0]:+.2f}" in rows[1] and rows[1].split()[-1] == "64"
+    assert rows[0].split()[-2:] == [str(default.d_ff), str(default.n_layers)]
+    assert f"{bleu[1] - bleu[0]:+.2f}" in rows[1] and rows[1].split()[-2] == "64"
