@@ -78,7 +78,7 @@ def read_glossary(path: str) -> dict[str, str]:
 # ---- what a hypothesis has said -----------------------------------------------------------------------------------
 
 
-class State(NamedTuple):
+class PhraseState(NamedTuple):
     """What matters of a hypothesis's text for what may follow."""
 
     is_boundary: bool  # no word character stands last, so a phrase may begin next
@@ -88,11 +88,11 @@ class State(NamedTuple):
     met: frozenset[str]  # required phrases that occur
 
 
-START = State(True, frozenset(), frozenset())
+START = PhraseState(True, frozenset(), frozenset())
 
 
 def read_text(
-    state: State, text: str, phrases_by_first: dict[str, list[str]]
+    state: PhraseState, text: str, phrases_by_first: dict[str, list[str]]
 ) -> tuple[bool, set[tuple[str, int]], set[str]]:
     """Return whether a phrase may begin after `text`, which ones are begun, and which ones occurred."""
     is_boundary, begun = state.is_boundary, set(state.begun)
@@ -186,7 +186,7 @@ class PhraseRules:
                     yield *match.span(), self.glossary[term]
 
     def _find_whole(self, is_boundary: bool) -> Tensor:
-        state = State(is_boundary, frozenset(), frozenset())
+        state = PhraseState(is_boundary, frozenset(), frozenset())
         pieces = []
         for piece, text in enumerate(self.texts if self.forbidden else ()):
             has_end = not all(map(is_word, text[1:]))
@@ -202,7 +202,7 @@ class PhraseRules:
             candidates = list(self.by_first.get(phrase[n], ()))
             if phrase[n - 1] == " ":
                 candidates += self.by_first.get(" ", ())
-            state = State(False, frozenset([(phrase, n)]), frozenset())
+            state = PhraseState(False, frozenset([(phrase, n)]), frozenset())
             ends = [piece for piece in candidates if read_text(state, self.texts[piece], {})[2]]
             self.banned_ends[phrase, n] = torch.tensor(ends, dtype=torch.int64)
         return self.banned_ends[phrase, n]
@@ -222,7 +222,7 @@ class LinePhrases:
         """A number of pieces with which all required phrases can be said."""
         return sum(len(phrase) + 2 for phrase in self.required)
 
-    def advance(self, state: State, piece: int) -> State:
+    def advance(self, state: PhraseState, piece: int) -> PhraseState:
         if piece == EOS:
             is_boundary = True
             begun: set[tuple[str, int]] = set()
@@ -230,19 +230,19 @@ class LinePhrases:
         else:
             is_boundary, begun, found = read_text(state, self.rules.texts[piece], self.by_first)
         met = state.met | found.intersection(self.required)
-        return State(is_boundary, frozenset(one for one in begun if one[0] not in met), met)
+        return PhraseState(is_boundary, frozenset(one for one in begun if one[0] not in met), met)
 
-    def may_end(self, state: State) -> bool:
+    def may_end(self, state: PhraseState) -> bool:
         """Return whether eos may follow: no forbidden phrase is complete then, and no required one is missing."""
         is_forbidden = any(
             phrase in self.rules.forbidden and n == len(phrase) for phrase, n in state.begun
         )
         return not is_forbidden and not self.find_missing(state)
 
-    def may_end_after(self, state: State, piece: int) -> bool:
+    def may_end_after(self, state: PhraseState, piece: int) -> bool:
         return piece == EOS or self.may_end(self.advance(state, piece))
 
-    def find_banned(self, state: State) -> list[Tensor]:
+    def find_banned(self, state: PhraseState) -> list[Tensor]:
         """Find the pieces that must not follow, because they complete a forbidden phrase, and eos if it must not."""
         banned = [self.rules.banned_whole[state.is_boundary]]
         for phrase, n in state.begun:
@@ -252,12 +252,12 @@ class LinePhrases:
             banned.append(END)
         return [pieces for pieces in banned if len(pieces)]
 
-    def find_missing(self, state: State) -> list[str]:
+    def find_missing(self, state: PhraseState) -> list[str]:
         """Return the required phrases that do not occur even if the text ends here."""
         said = {phrase for phrase, n in state.begun if n == len(phrase)} | state.met
         return [phrase for phrase in self.required if phrase not in said]
 
-    def find_helpful(self, state: State) -> Tensor:
+    def find_helpful(self, state: PhraseState) -> Tensor:
         """Find the pieces that say more of a missing phrase: of one that is begun, or else of any. Where the last one
         is complete, find what ends its word.
         """
@@ -279,7 +279,7 @@ class LinePhrases:
             found += pieces.get(" ", ())
         return torch.tensor(found, dtype=torch.int64)
 
-    def measure_progress(self, state: State) -> int:
+    def measure_progress(self, state: PhraseState) -> int:
         """Return how much of the required phrases is said, in half characters; each helpful piece adds to it."""
         total = sum(2 * (len(phrase) + 1) for phrase in state.met)
         going = 0
