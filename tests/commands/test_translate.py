@@ -297,7 +297,7 @@ def test_options_are_overrides_and_explicit_overrides_win(
     seen: list[DecodingConfig] = []
 
     def fake(
-        model: object, src: Packed, config: DecodingConfig, n: int, _: object
+        model: object, src: Packed, config: DecodingConfig, n: int, *_: object
     ) -> list[list[Hypothesis]]:
         seen.append(config)
         return [[Hypothesis([5], -1.0)] * n for _ in range(src.n_sentences)]
@@ -335,7 +335,12 @@ def test_each_prefix_reaches_the_search_with_its_line(
     forced: dict[str, str] = {}
 
     def fake(
-        model: object, src: Packed, config: DecodingConfig, n: int, prefixes: list[list[int]] | None
+        model: object,
+        src: Packed,
+        config: DecodingConfig,
+        n: int,
+        prefixes: list[list[int]] | None,
+        phrases: object,
     ) -> list[list[Hypothesis]]:
         assert prefixes is not None
         rows = [
