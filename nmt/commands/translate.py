@@ -113,8 +113,8 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tag",
         metavar="SYMBOL",
-        help="put a tag of the training corpora in front of each line: how a model of several target "
-        "languages is told which one",
+        help="a tag of the training corpora to put in front of each line; it selects the target "
+        "language of a multilingual model",
     )
     group.add_argument(
         "--forbid", metavar="FILE", help="phrases that no translation may contain, one a line"

@@ -57,11 +57,7 @@ class PhraseSearch:
         for here, logits in compute_logit_blocks(model, hidden, beam):
             totals = logits.log_softmax(1) + beams.scores[here].reshape(-1, 1)  # (s * B, V)
             # what is forbidden stays so in a prefix and at the length limit
-            states = [state for i in sentences[here] for state in self.states[i]]
-            lines = [self.phrases[i] for i in sentences[here] for _ in range(beam)]
-            for row, line, state in zip(totals, lines, states, strict=True):
-                for banned in line.find_banned(state):
-                    row[banned.to(row.device)] = NEG_INF
+            self._rule_out_forbidden(totals, sentences[here])
             forced = required[here, None].expand(-1, beam).reshape(-1, 1)  # (s * B, 1)
             forced_totals = totals.gather(1, forced.clamp(min=0))
             repeats = find_repeats(beams.ids[here].flatten(0, 1), length, config)
@@ -71,30 +67,58 @@ class PhraseSearch:
             totals = torch.where(forced < 0, totals, only_forced)
 
             best = totals.topk(min(n, totals.shape[1]), 1)
-            rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            candidates = [
-                [(score, row % beam, piece) for score, piece in zip(*columns, strict=True)]
-                for row, columns in enumerate(rows)
-            ]
-            for row, (line, state) in enumerate(zip(lines, states, strict=True)):
-                helpful = line.find_helpful(state)
-                if len(helpful):
-                    score, i = totals[row, helpful.to(totals.device)].max(0)
-                    candidates[row].append((float(score), row % beam, int(helpful[i])))
-                if limits[here.start + row // beam] == length:  # the next piece must be the end
-                    candidates[row].append((float(totals[row, EOS]), row % beam, EOS))
-                    candidates[row] = [
-                        one for one in candidates[row] if line.may_end_after(state, one[2])
-                    ]
-            for first in range(0, len(candidates), beam):
-                own = {one for row in candidates[first : first + beam] for one in row}
-                alive = [one for one in own if one[0] > NEG_INF]
-                chosen.append(self._choose(alive, sentences[here][first // beam], n))
+            best_scores, best_pieces = best.values.tolist(), best.indices.tolist()
+            for place, sentence in enumerate(sentences[here]):
+                must_end = limits[here.start + place] == length
+                candidates: set[Continuation] = set()
+                for parent in range(beam):
+                    row = place * beam + parent
+                    of_parent = self._add_useful(
+                        dict(zip(best_pieces[row], best_scores[row], strict=True)),
+                        totals[row],
+                        sentence,
+                        parent,
+                        must_end,
+                    )
+                    for piece, score in of_parent.items():
+                        if score > NEG_INF:
+                            candidates.add((score, parent, piece))
+                chosen.append(self._choose(list(candidates), sentence, n))
 
         padded = [[*some, *[(NEG_INF, 0, 0)] * (n - len(some))] for some in chosen]
         scores, parents, pieces = torch.tensor(padded, dtype=torch.float64).unbind(2)
         device = hidden.device
         return parents.long().to(device), pieces.long().to(device), scores.float().to(device)
+
+    def _rule_out_forbidden(self, totals: Tensor, sentences: list[int]) -> None:
+        """Set what the phrases of these sentences forbid next to -inf in totals (s * B, V)."""
+        row = 0
+        for sentence in sentences:
+            for state in self.states[sentence]:
+                for banned in self.phrases[sentence].find_banned(state):
+                    totals[row, banned.to(totals.device)] = NEG_INF
+                row += 1
+
+    def _add_useful(
+        self,
+        best: dict[int, float],
+        totals: Tensor,
+        sentence: int,
+        parent: int,
+        must_end: bool,
+    ) -> dict[int, float]:
+        """Add to the best pieces behind one hypothesis the one that helps most to say what is
+        required; at the length limit also the end, and leave out what cannot be followed by it.
+        """
+        line, state = self.phrases[sentence], self.states[sentence][parent]
+        helpful = line.find_helpful(state)
+        if len(helpful):
+            score, i = totals[helpful.to(totals.device)].max(0)
+            best[int(helpful[i])] = float(score)
+        if not must_end:
+            return best
+        best[EOS] = float(totals[EOS])
+        return {piece: score for piece, score in best.items() if line.may_end_after(state, piece)}
 
     def _choose(self, candidates: list[Continuation], sentence: int, n: int) -> list[Continuation]:
         """Choose `n`: in turn the best of those that have said the most, the least, the second most, ..."""

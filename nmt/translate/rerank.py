@@ -53,8 +53,11 @@ class RatedCandidates:
 def rate_candidates(scorer: PairScorer, lists: Iterator[NBest]) -> Iterator[RatedCandidates]:
     """Score the source of each list given each of its candidates."""
     while some := list(islice(lists, LISTS_AT_ONCE)):
-        texts = [text for one in some for text in one.texts]
-        sources = [one.source for one in some for _ in one.texts]
+        texts: list[str] = []
+        sources: list[str] = []
+        for one in some:
+            texts += one.texts
+            sources += [one.source] * len(one.texts)
         scores = scorer.score_pairs(texts, sources)
         reverse_scores = iter([score.value("search", scorer.config) for score in scores])
         lengths = iter(map(len, scorer.translator.vocab.src.encode(texts)))
