@@ -44,8 +44,9 @@ BANNED_NAME = re.compile(
     r"(?i:utils?|helpers?|common|misc)|_?Base(?=[A-Z_]|$)\w*|\w*(Manager|Handler)"
 )
 CONFIG_NAME = re.compile(r"(\w*_)?(config|args|options|settings|section)")
-# `main` is what a console script calls, and `EXAMPLES` what its --help ends with.
-IN_EVERY_COMMAND = {"main", "EXAMPLES"}
+# `main` is what a console script calls, `EXAMPLES` what its --help ends with; the other two are
+# asked by the reference, by shell completion and by the tests of the documentation.
+IN_EVERY_COMMAND = {"main", "EXAMPLES", "build_parser", "parse_arguments"}
 SLOW = ("torch", "numpy", "yaml", "datasets", "sentencepiece", "sacrebleu", "safetensors")
 
 SOURCES = {

@@ -21,7 +21,7 @@ The result is a checkpoint folder without optimizer state, complete in itself: n
 README.md is a model card, which is left alone once you have edited it."""
 
 
-def build_average_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
     parser.add_argument(
         "paths",
@@ -77,14 +77,19 @@ def build_average_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    parser = build_average_parser()
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     args.settings = [word for word in args.paths if word.startswith("device=")]
     args.paths = [word for word in args.paths if word not in args.settings]
     if not args.paths:
         parser.error("give a run folder, or checkpoint folders")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
     return run_command(lambda: average_run(args), "nmt-average")
 
 

@@ -29,7 +29,7 @@ EXAMPLES = """\
 docs/evaluation.md explains the ladder. Scores of a run are kept in its results.json."""
 
 
-def make_eval_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-eval",
         "Translate a test set with a checkpoint and score it, or score a file.",
@@ -93,9 +93,8 @@ def make_eval_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    parser = make_eval_parser()
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     # A folder whose name has a "=" is a checkpoint all the same.
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
@@ -103,6 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     misuse = find_misuse(args)
     if misuse:
         parser.error(misuse)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
     return run_command(lambda: evaluate(args), "nmt-eval")
 
 

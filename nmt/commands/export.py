@@ -21,8 +21,7 @@ FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors")
 MAX_LINES = 1000
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES
     )
@@ -52,7 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help=f"source text for the comparison, its first {MAX_LINES:,} lines; default: random pieces",
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    return build_parser().parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
     return run_command(lambda: export_model(args), "nmt-export")
 
 

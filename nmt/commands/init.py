@@ -24,8 +24,7 @@ Then nmt-train --config my.yaml trains, without an edit. The text stays as it is
 is drawn: files such as my.test.de beside the config, whose pairs training leaves out."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-init",
         "Look at your own text and write a config that fits it, with a reason for each choice.",
@@ -52,7 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="the config; default: SRC-TGT.yaml")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    return build_parser().parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
     return run_command(lambda: write_config(args), "nmt-init")
 
 

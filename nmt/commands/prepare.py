@@ -29,8 +29,7 @@ EXAMPLES = """\
   nmt-prepare --inspect data/wmt14-ende --json > store.json"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("nmt-prepare", DESCRIPTION, EXAMPLES)
     add_config_arguments(parser, is_required=False)
     parser.add_argument(
@@ -40,7 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
     add_offline(parser)
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    return build_parser().parse_intermixed_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
     return run_command(lambda: prepare_corpus(args), "nmt-prepare")
 
 

@@ -37,18 +37,7 @@ long, an empty source with a target. The last line on standard error has tokens,
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/scoring.md"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    parser = build_score_parser()
-    args = parser.parse_intermixed_args(argv)
-    args.overrides = [word for word in args.places if is_setting(word)]
-    args.checkpoints = [word for word in args.places if not is_setting(word)]
-    if complaint := find_score_conflict(args):
-        parser.error(complaint)
-    return run_command(lambda: score_files(args), "nmt-score")
-
-
-def build_score_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("nmt-score", "Score given translations with a model.", EXAMPLES)
     parser.add_argument(
         "places",
@@ -111,6 +100,22 @@ def build_score_parser() -> argparse.ArgumentParser:
         help="go on after the last whole line of the output file, if there is one",
     )
     return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.places if is_setting(word)]
+    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    if complaint := find_score_conflict(args):
+        parser.error(complaint)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
+    return run_command(lambda: score_files(args), "nmt-score")
 
 
 DEFAULT_REVERSE_WEIGHT = 0.5

@@ -30,8 +30,7 @@ Ctrl-C (exit code 130), SIGTERM and SIGUSR1 (exit code 75) stop it after the cur
 second signal stops it at once."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
+def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )
@@ -62,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--price", type=float, metavar="X", help="with --plan: the machine's price per hour"
     )
     add_offline(parser)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     if args.profile and args.plan:
         parser.error("--profile and --plan cannot be combined")
@@ -69,6 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--trace requires --profile, and --price requires --plan")
     if args.price is not None and not 0 <= args.price < 1e9:
         parser.error(f"--price {args.price}: must be at least 0 and below 1e9")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
     return run_command(lambda: train_model(args), "nmt-train")
 
 

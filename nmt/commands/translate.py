@@ -39,17 +39,6 @@ Each line gives one line, in order; an empty one stays empty; what is not UTF-8 
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/decoding.md"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    parser = build_parser()
-    args = parser.parse_intermixed_args(argv)
-    args.overrides = [word for word in args.places if is_setting(word)]
-    args.checkpoints = [word for word in args.places if not is_setting(word)]
-    if complaint := find_option_conflict(args):
-        parser.error(complaint)
-    return run_command(lambda: translate_text(args), "nmt-translate")
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES
@@ -66,6 +55,22 @@ def build_parser() -> argparse.ArgumentParser:
     add_output_arguments(parser.add_argument_group("output"))
     add_process_arguments(parser)
     return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.places if is_setting(word)]
+    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    if complaint := find_option_conflict(args):
+        parser.error(complaint)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
+    return run_command(lambda: translate_text(args), "nmt-translate")
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
