@@ -7,6 +7,8 @@ torch's default generator, so `torch.manual_seed` determines them as everywhere.
 own fused kernel is used.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -56,3 +58,14 @@ class Dropout(nn.Module):
         if x.device.type == "cpu":
             return _CheapDropout.apply(x, self.rate)
         return F.dropout(x, self.rate, True)
+
+
+@contextmanager
+def suspend_dropout(model: nn.Module) -> Iterator[None]:
+    """Turn dropout off for now: the model may be in training."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

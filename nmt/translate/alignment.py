@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from nmt.data.batch import pack
+from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
 
@@ -52,11 +52,22 @@ def _align_batch(
     targets = pack([[BOS, *ids] for ids in tgt]).to(device)  # each position predicts the next piece
     layers: list[Tensor] = []
     model.decode(targets, model.encode(sources), sources, layers)
-    last_but_one = layers[max(0, len(layers) - 2)]  # (S, H, Lt, Ls)
-    attention = last_but_one.mean(1)  # (S, Lt, Ls)
+    return link_pieces(layers, sources, tgt)
+
+
+def find_alignment_layer(n_layers: int) -> int:
+    """The decoder layer, counted from 0, whose attention follows the source best."""
+    return max(0, n_layers - 2)
+
+
+def link_pieces(
+    layers: Sequence[Tensor], sources: Packed, tgt: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Link pieces by the memory attention of all layers, each (S, H, Lt, Ls)."""
+    attention = layers[find_alignment_layer(len(layers))].mean(1)  # (S, Lt, Ls)
 
     # the closing eos gets much attention and means nothing
-    positions = torch.arange(attention.shape[2], device=device)
+    positions = torch.arange(attention.shape[2], device=attention.device)
     n_allowed = (sources.lengths - 1).clamp(min=1)
     is_allowed = positions < n_allowed[:, None]  # (S, Ls)
     best = attention.masked_fill(~is_allowed[:, None], -1.0).argmax(2).tolist()

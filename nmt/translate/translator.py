@@ -8,7 +8,6 @@ says, and always with a message.
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nlargest
@@ -28,12 +27,14 @@ from nmt.config import (
 )
 from nmt.data.vocab import EOS, Vocabulary
 from nmt.model.cpu_linear import prepare_for_decoding
+from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
+from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, GpuSearch, SearchedBatch, search_batches
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
@@ -142,6 +143,28 @@ class TextToText(ABC):
         """Find for each piece of a translation the index of its source piece."""
         raise UserError(
             f"{self.engine} does not support alignments; leave out --alignments or --engine"
+        )
+
+    def map_attention(
+        self, lines: Sequence[str], translations: Sequence["Translation"]
+    ) -> Iterator[AttentionMap | None]:
+        """Yield the attention behind the translation of each line; None for an empty line, and for one
+        that was translated in parts.
+        """
+        sources = []
+        for ids in self.vocab.src.encode(lines):
+            is_in_parts = len(ids) > self.longest and self.config.long_lines == "split"
+            read = [] if is_in_parts else ids[: self.longest]
+            sources.append([*self.tag_ids, *read] if read else [])
+        shown = [i for i, source in enumerate(sources) if source]
+        maps = self.attend([sources[i] for i in shown], [translations[i].piece_ids for i in shown])
+        for source in sources:
+            yield next(maps) if source else None
+
+    def attend(self, sources: Sentences, targets: Sentences) -> Iterator[AttentionMap]:
+        """Yield the attention behind each translation, pieces without marks but with tags."""
+        raise UserError(
+            f"{self.engine} does not show its attention; leave out --attention or --engine"
         )
 
     def translate(
@@ -375,7 +398,7 @@ class Translator(TextToText):
         phrases: Sequence[LinePhrases] | None = None,
     ) -> Iterator[SearchedBatch]:
         marked = [[*ids, EOS] for ids in sources]
-        with _suspend_dropout(self.model):
+        with suspend_dropout(self.model):
             try:
                 if self.device.type == "cuda":
                     yield from self.gpu_search.search_batches(marked, n_best, prefixes, phrases)
@@ -393,19 +416,12 @@ class Translator(TextToText):
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """Find the source piece of each target piece, by the attention of the first model."""
-        with _suspend_dropout(self.model):
+        with suspend_dropout(self.model):
             return align(self.model, sources, targets)
 
-
-@contextmanager
-def _suspend_dropout(model: Transformer) -> Iterator[None]:
-    """Turn dropout off for now: the model may be in training."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+    def attend(self, sources: Sentences, targets: Sentences) -> Iterator[AttentionMap]:
+        """Yield the attention of the first model behind each translation."""
+        return generate_attention_maps(self.model, self.vocab, sources, targets)
 
 
 def make_translator(
