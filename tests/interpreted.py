@@ -73,14 +73,14 @@ def mend_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_interpreted(*files: str) -> None:
-    """Run the tests of these files in one process that interprets kernels."""
+    """Run the tests of these files, or these tests, in one process that interprets kernels."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *files],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0 and " passed" in done.stdout, (
         done.stdout[-5000:] + done.stderr[-1000:]

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import runpy
 import select
 import shutil
 import signal
@@ -82,6 +83,7 @@ class Order:
     is_recorded: bool = False  # each update to updates.jsonl
     command: str = "train"
     imports: list[str] = field(default_factory=list)  # more of what the command imports
+    program: str = ""  # a file to run instead of a command, with `argv`
 
 
 # In the process that forks, and in its forks.
@@ -165,6 +167,10 @@ def _run(order: Order) -> None:
     os.environ.update(order.environment)
     code = 1
     try:
+        if order.program:
+            sys.argv = [order.program, *order.argv]
+            runpy.run_path(order.program, run_name="__main__")
+            raise SystemExit(0)
         command = importlib.import_module(f"nmt.commands.{order.command}")
         _arm(order, folder)
         code = command.main(order.argv)

@@ -791,7 +791,8 @@ def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str]) -> None:
     process = start_from_shell(place, stdin=source, stdout=sink)
     os.close(source)
     os.close(sink)
-    n = 70_000 // len("".join(texts)) + 1  # more than a pipe holds
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    n = 10_000 // len("".join(texts)) + 1  # more than this pipe holds
 
     def feed() -> None:
         with open(ours, "w") as file:

@@ -56,9 +56,14 @@ MORE_CASES = [
 
 
 @needs_interpreter
+@pytest.mark.timeout(330)
 def test_in_the_interpreter() -> None:
-    """These kernels and those of the loss, because a second process would take seconds to start."""
-    run_interpreted(__file__, str(Path(__file__).parents[1] / "train" / "test_loss_triton.py"))
+    """These kernels, those of the loss, and the graph of both: a second process would take seconds
+    to start.
+    """
+    train = Path(__file__).parents[1] / "train"
+    graph = f"{train}/test_fast_paths.py::test_what_a_gpu_runs_is_one_graph"
+    run_interpreted(__file__, f"{train}/test_loss_triton.py", graph)
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tensor:

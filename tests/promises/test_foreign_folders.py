@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 from canary import record
-from soaking import IS_SOAK, Ground, make_ground
+from finished_run import (
+    finished_run,  # noqa: F401 (the fixture `whole`)
+    intact_run,  # noqa: F401 (the fixture `ground`)
+    score_average,
+)
+from soaking import IS_SOAK, Ground
 
 from nmt.commands.average import main as nmt_average
-from nmt.commands.eval import main as nmt_eval
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
@@ -56,7 +60,6 @@ def list_commands(ground: Ground) -> dict[str, Callable[[], int]]:
     run, text = str(ground.folder / "run"), str(ground.folder / "valid.en")
     average = f"{run}/average"
     train = ["--config", str(ground.config), f"out={run}", *SETTINGS, "training.steps=11"]
-    score = ["--src", text, "--ref", str(ground.folder / "valid.de"), "decoding.beam=1"]
     prepare = ["--config", str(ground.config)]
     out = str(ground.folder / "exported")
     return {
@@ -64,7 +67,7 @@ def list_commands(ground: Ground) -> dict[str, Callable[[], int]]:
         "draw epochs": lambda: nmt_train([*train, "out=" + run + "2", "vocab.bpe_dropout=0.1"]),
         "average": lambda: nmt_average([run, "--last", "2"]),
         "average the best": lambda: nmt_average([run, "--best", "2"]),
-        "score the average": lambda: nmt_eval([average, *score]),
+        "score the average": lambda: score_average(ground),
         "translate": lambda: nmt_translate([run, "-i", text, "-o", out, "--beam", "1"]),
         "export the average": lambda: nmt_export([average, "--to", "safetensors", "-o", out]),
         "prepare": lambda: nmt_prepare(prepare),
@@ -131,25 +134,6 @@ def list_cases() -> Iterator[tuple[Place, str]]:
             kinds = kinds[i % 2 :][:1]  # it trains, and other commands open these files too
         for kind in kinds:
             yield place, kind
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """A run with two checkpoints, an average and results, and its store."""
-    ground = make_ground(tmp_path_factory.mktemp("foreign"))
-    train = ["--config", str(ground.config), f"out={ground.folder}/run", *SETTINGS]
-    assert nmt_train(train) == 0
-    commands = list_commands(ground)
-    assert commands["average"]() == commands["score the average"]() == 0
-    shutil.copytree(ground.folder, f"{ground.folder}.whole", symlinks=True)
-    return ground
-
-
-@pytest.fixture
-def ground(whole: Ground) -> Ground:
-    shutil.rmtree(whole.folder)
-    shutil.copytree(f"{whole.folder}.whole", whole.folder, symlinks=True)
-    return whole
 
 
 @pytest.fixture(scope="module")

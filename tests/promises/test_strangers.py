@@ -13,20 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from finished_run import (
+    finished_run,  # noqa: F401 (the fixture `whole`)
+    intact_run,  # noqa: F401 (the fixture `ground`)
+    score_average,
+)
 from soaking import (
     IS_SOAK,
     Ground,
     Order,
     check_readable,
     counted,
-    make_ground,
     steps_logged,
     tensor_digests,
 )
 
 from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
-from nmt.commands.eval import main as nmt_eval
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.system.files import read_json, seal
@@ -75,33 +78,10 @@ ODD_LINES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """A run with two checkpoints, an average and results, and its store."""
-    ground = make_ground(tmp_path_factory.mktemp("strangers"))
-    assert nmt_train(["--config", str(ground.config), f"out={ground.folder}/run", *SETTINGS]) == 0
-    assert nmt_average([f"{ground.folder}/run", "--last", "2"]) == score(ground) == 0
-    shutil.copytree(ground.folder, f"{ground.folder}.whole", symlinks=True)
-    return ground
-
-
-@pytest.fixture
-def ground(whole: Ground) -> Ground:
-    shutil.rmtree(whole.folder)
-    shutil.copytree(f"{whole.folder}.whole", whole.folder, symlinks=True)
-    return whole
-
-
 def train(ground: Ground, *settings: str) -> int:
     return nmt_train(
         ["--config", str(ground.config), f"out={ground.folder}/run", *SETTINGS, *settings]
     )
-
-
-def score(ground: Ground) -> int:
-    text = str(ground.folder / "valid.en"), str(ground.folder / "valid.de")
-    average = str(ground.folder / "run" / "average")
-    return nmt_eval([average, "--src", text[0], "--ref", text[1], "decoding.beam=1"])
 
 
 def test_metrics_are_no_reason_to_fail(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +114,7 @@ def test_scores_are_not_lost_to_a_foreign_file(
     results = ground.folder / "run" / "results.json"
     results.write_bytes(GARBAGE[garbage])
     capsys.readouterr()
-    assert score(ground) == 0
+    assert score_average(ground) == 0
     told = capsys.readouterr()
     assert "BLEU" in told.out
     (line,) = told.err.splitlines()[-1:]
@@ -164,7 +144,7 @@ def test_a_huge_file_is_not_read(
     with open(path, "r+b") as file:
         file.truncate(1 << 40)  # takes no room on the disk
     if name == "run/results.json":
-        assert score(ground) == 0
+        assert score_average(ground) == 0
     else:
         assert nmt_prepare(["--config", str(ground.config)]) == 2
     assert f"{path}: is damaged (1,099,511,627,776 bytes, but at most" in capsys.readouterr().err
@@ -174,8 +154,8 @@ REFUSED: dict[str, Callable[[Ground], int]] = {
     "store/ledger.json": lambda ground: nmt_prepare(["--inspect", f"{ground.folder}/store"]),
     "store/manifest.json": lambda ground: nmt_prepare(["--inspect", f"{ground.folder}/store"]),
     f"{CHECKPOINT}/state.json": lambda ground: nmt_average([f"{ground.folder}/run", "--last", "2"]),
-    "run/average/state.json": score,
-    "run/average/manifest.json": score,
+    "run/average/state.json": score_average,
+    "run/average/manifest.json": score_average,
 }
 
 

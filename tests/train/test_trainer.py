@@ -1,10 +1,7 @@
 """The promises of training, each through the real command: exact continuation, ranks, refusals."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -173,19 +170,11 @@ def test_bf16_learns_about_the_same(ground: Ground, whole: RunFolder) -> None:
 def test_two_ranks_leave_together_when_the_user_is_mistaken(
     ground: Ground, whole: RunFolder
 ) -> None:
-    """Started by the real torchrun."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    settings = ground.argv(whole.path.name, *LOGGED, "model.dropout=0.5")
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "nmt.commands.train", *settings],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode != 0
-    assert done.stderr.count("nmt-train: error:") == 1
-    assert "model.dropout: 0.2 -> 0.5" in done.stderr
-    assert "nmt/train/trainer.py" not in done.stderr  # no traceback of ours on either rank
+    start = ground.start(whole.path.name, *LOGGED, "model.dropout=0.5", size=2, at="-mistaken")
+    assert start.wait(is_agent=False) == [2, 2], start.told()
+    assert start.told().count("nmt-train: error:") == 1
+    assert "model.dropout: 0.2 -> 0.5" in start.told()
+    assert "nmt/train/trainer.py" not in start.told()  # no traceback of ours on either rank
 
 
 def test_a_table_of_positions_that_grows_on_one_rank(ground: Ground) -> None:
