@@ -714,7 +714,12 @@ def lines(run: RunFolder) -> list[dict[str, Any]]:
     """metrics.jsonl without what differs between any two runs."""
     found = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return [
-        {name: value for name, value in line.items() if not name.endswith("_s")} for line in found
+        {
+            name: value
+            for name, value in line.items()
+            if not name.endswith("_s") and name != "memory_bytes"
+        }
+        for line in found
     ]
 
 

@@ -88,7 +88,7 @@ def measure_curve(
         signature = result.bleu.signature
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
-        points.append(Point(n, steps, minutes, bleu, result.nll))
+        points.append(Point(n, steps, minutes, bleu, result.nll.value))
         duration = format_duration(clock() - started_at)
         say(f"mean of the last {n}: dev BLEU {bleu:.2f}, in {duration}")
 

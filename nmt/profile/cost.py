@@ -6,8 +6,6 @@ nothing for padding, look-ups or what is computed twice. So speeds compare acros
 share of the measured ceiling says how much of a device is used, whatever its data sheet promises.
 """
 
-import resource
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,14 +91,6 @@ def reset_peak_memory(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def read_peak_memory(device: torch.device) -> int:
-    """Bytes: of tensors on a GPU, otherwise the resident memory of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def measure_ceiling(

@@ -8,6 +8,8 @@ is refused, with what to do about it.
 
 import os
 import re
+import resource
+import sys
 import warnings
 from pathlib import Path
 from typing import Literal
@@ -56,3 +58,13 @@ def read_driver_version() -> str:
     except OSError:
         found = None
     return f"driver {found[0]}" if found else "driver of unknown version"
+
+
+def read_peak_memory(device: torch.device) -> int:
+    """Return the most bytes there were so far: of tensors on a GPU, otherwise those of the process
+    in memory.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -122,6 +122,12 @@ def gather_shards(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
+def get_own_shard(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this rank holds, which without sharding is all of it."""
+    take: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if take is None else take()
+
+
 def copy_into_shards(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor into one of which this rank may hold a shard."""
     if hasattr(target, "device_mesh"):

@@ -45,8 +45,8 @@ N_STATS = len(UpdateStats._fields)
 
 
 class MetricSink(Protocol):
-    """Takes the values of each event; their `kind` is "train", "valid", "skipped" or
-    "warning"."""
+    """Takes the values of each event; their `kind` is "train", "layers", "valid", "sample",
+    "skipped" or "warning"."""
 
     def write(self, event: dict[str, Any]) -> None: ...
 
@@ -122,6 +122,11 @@ def _find_last_line_end(path: Path, n_bytes: int) -> int:
         return start + file.read(LONGEST_LINE).rfind(b"\n") + 1
 
 
+def round_digits(value: float) -> float:
+    """Keep the digits of a norm that mean something."""
+    return float(f"{value:.5g}")
+
+
 def _replace_nonfinite(value: Any) -> Any:
     """Write NaN and infinity as text, because JSON cannot represent them."""
     is_nonfinite = isinstance(value, float) and not math.isfinite(value)
@@ -139,6 +144,7 @@ class MetricsLine:
     step: int
     numbers: dict[str, float]  # finite ones, by key
     texts: dict[str, str]
+    attention: dict[str, Any] | None = None  # of a sample; nobody has checked what is in it
 
 
 def read_metrics(path: Path) -> tuple[list[MetricsLine], int]:
@@ -176,4 +182,7 @@ def _read_line(row: bytes) -> MetricsLine | None:
             numbers[key] = float(value)
         elif isinstance(value, str):
             texts[key] = value
-    return MetricsLine(kind, step, numbers, texts)
+    attention = values.get("attention")
+    if not isinstance(attention, dict):
+        attention = None
+    return MetricsLine(kind, step, numbers, texts, attention)

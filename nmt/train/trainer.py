@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
@@ -26,6 +27,7 @@ from nmt.data.store import open_store
 from nmt.data.vocab import format_size, is_extension, load_vocab, write_vocab
 from nmt.model.transformer import Transformer
 from nmt.paper import find_dev_reference
+from nmt.system.device import read_peak_memory
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
@@ -40,6 +42,7 @@ from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
+from nmt.train.layer_norms import LAYER_FIGURES, LayerNorms
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
     choose_batch_shape,
@@ -47,12 +50,13 @@ from nmt.train.memory_probe import (
     probe_peak_memory,
     resolve_micro_tokens,
 )
-from nmt.train.metrics_log import MetricsLog, read_metrics
+from nmt.train.metrics_log import MetricsLog, read_metrics, round_digits
 from nmt.train.mirror import Mirror, claim_mirror
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
+from nmt.train.samples import mean_entropies
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
 from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import DevSet, Validation, open_dev, validate
@@ -126,6 +130,8 @@ class Trainer:
         self.throughput = Throughput(clock())
         self.outcomes = Outcomes(world.device)
         self.grad_norm = 0.0  # of the last update
+        self.layers = LayerNorms(self.model, self.optimizer, config.training.shard)
+        self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
         self.sound_step = -1  # the last update after which the model was seen to predict text
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
         # Later the main rank decides, because the ranks' clocks differ.
@@ -239,8 +245,16 @@ class Trainer:
                 self.throughput.waited_s += clock() - started_at
 
                 # forward, backward, one step
+                is_log_step = step % training.log_every == 0 or step in (1, training.steps)
                 pending = run_update(
-                    self.replica, self.optimizer, update, step, self.config, world, self.cast_votes
+                    self.replica,
+                    self.optimizer,
+                    update,
+                    step,
+                    self.config,
+                    world,
+                    self.cast_votes,
+                    self.layers if is_log_step else None,
                 )
                 self.outcomes.add(pending)
                 elapsed_s = clock() - self.started_at
@@ -249,7 +263,6 @@ class Trainer:
                 )
 
                 # handle the outcomes of earlier updates
-                is_log_step = self.is_due(training.log_every) or step in (1, training.steps)
                 is_save_step = training.is_checkpoint_step(step)
                 self.apply_outcomes(
                     wait_for_newest=is_log_step or is_save_step or self.is_validation_due
@@ -373,6 +386,7 @@ class Trainer:
         state, update, stats = self.state, outcome.pending.update, outcome.stats
         if outcome.is_applied:
             self.grad_norm = stats.grad_norm
+            self.layer_norms = outcome.pending.layer_norms
             # Weights that have blown up are worse than a guess, long before they are infinite.
             if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
                 self.sound_step = outcome.pending.step - 1
@@ -387,6 +401,7 @@ class Trainer:
             )
         else:
             self.grad_norm = 0.0
+            self.layer_norms = None
             self.state = replace(state, skipped=state.skipped + 1)
             self.reject_update(outcome)
         votes = outcome.votes
@@ -451,6 +466,7 @@ class Trainer:
             return ""
         lr = self.optimizer.param_groups[0]["lr"]
         loss, nll = state.window_loss / n_tokens, state.window_nll / n_tokens
+        self.log_layers()
         self.log(
             {
                 "kind": "train",
@@ -460,8 +476,9 @@ class Trainer:
                 "nll": round(nll, 5),
                 "ppl": round(math.exp(min(nll, 50.0)), 3),
                 "lr": lr,
-                "grad_norm": float(f"{self.grad_norm:.5g}"),
+                "grad_norm": round_digits(self.grad_norm),
                 **rates,
+                "memory_bytes": read_peak_memory(self.world.device),
                 "elapsed_s": round(state.elapsed_s, 1),
             }
         )
@@ -469,6 +486,18 @@ class Trainer:
             self.warn_if_not_learning(state.step, nll)
         tokens_per_s = rates["tgt_tokens_per_s"]
         return f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, {tokens_per_s:,.0f} target tokens/s"
+
+    def log_layers(self) -> None:
+        """Log the norms of each layer's gradients and step in the last update; none if it was
+        skipped.
+        """
+        if self.layer_norms is None or not self.world.is_main:
+            return
+        event: dict[str, Any] = {"kind": "layers", "step": self.state.step}
+        for figure, norms in zip(LAYER_FIGURES, self.layer_norms.tolist(), strict=True):
+            for layer, norm in zip(self.layers.layers, norms, strict=True):
+                event[f"{figure}/{layer}"] = round_digits(norm)
+        self.log(event)
 
     def warn_if_not_learning(self, step: int, nll: float) -> None:
         """On the main rank: warn if this log line shows that the run is not on track."""
@@ -512,15 +541,22 @@ class Trainer:
 
     def log_validation(self, result: Validation, is_best: bool) -> None:
         step, score = self.state.step, result.bleu
+        for sample in result.samples:
+            self.log({"kind": "sample", "step": step, **sample.event})
+        by_length = {f"nll/{n}": round(nll, 5) for n, nll in result.nll.by_length.items()}
+        entropies = mean_entropies(result.samples)
+        by_layer = {f"entropy/{layer}": round_digits(value) for layer, value in entropies.items()}
         self.log(
             {
                 "kind": "valid",
                 "step": step,
-                "nll": round(result.nll, 5),
+                "nll": round(result.nll.value, 5),
                 "ppl": round(result.perplexity, 3),
                 "bleu": score and score.value,
                 "signature": score and score.signature,
                 "chrf": result.chrf,
+                **by_length,
+                **by_layer,
                 "elapsed_s": round(self.state.elapsed_s, 1),
             }
         )
@@ -528,7 +564,7 @@ class Trainer:
             bleu = f", BLEU {score.value:.2f}" if score else ""
             mark = "  (best)" if is_best else ""
             say(
-                f"update {step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}"
+                f"update {step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
                 f"{bleu}{mark}"
             )
 

@@ -9,7 +9,7 @@ device, so the host does not wait: on a GPU it reads each outcome one update lat
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
+from nmt.train.layer_norms import LayerNorms
 from nmt.train.metrics_log import N_STATS, UpdateStats
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
@@ -43,6 +44,7 @@ class PendingOutcome:
     update: Update
     micro_sums: Tensor  # (micro-batches of this rank, 2): smoothed loss and NLL
     values: Tensor  # (N_STATS + votes,): `UpdateStats`, then `StopVotes`, over all ranks
+    layer_norms: Tensor | None = None  # (2, layers): of gradients and steps, if they were asked for
 
     @property
     def stats(self) -> Tensor:
@@ -76,9 +78,10 @@ def run_update(
     config: RunConfig,
     world: World,
     votes: Callable[[], StopVotes] = StopVotes,
+    layers: LayerNorms | None = None,
 ) -> PendingOutcome:
     """Run one optimizer update without waiting for its results. `votes` is called late, just before
-    they are summed.
+    they are summed; `layers` are measured if they are given.
     """
     # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
@@ -95,6 +98,7 @@ def run_update(
     own_votes = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
     values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], own_votes)))
     outcome = PendingOutcome(step, update, micro_sums, values)
+    gradient_squares = None if layers is None else layers.measure_gradients()
 
     # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all
     # ranks
@@ -107,6 +111,9 @@ def run_update(
     rate = learning_rate(step, config.model.d_model, n_steps, config.optimizer)
     set_learning_rate(optimizer, rate)
     optimizer.step()
+    if layers is not None and gradient_squares is not None:
+        norms = layers.combine([gradient_squares, layers.measure_steps()], world)
+        outcome = replace(outcome, layer_norms=norms)
     if optimizer.average is not None:
         optimizer.average.add(step)
     replica.clear_gradients()

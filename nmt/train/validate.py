@@ -25,6 +25,7 @@ from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
 from nmt.train.loss import compute_loss_sums
+from nmt.train.samples import N_SAMPLES, Sample, take_sample
 from nmt.train.shutdown import StopRequest
 from nmt.translate.translator import Translation, Translator
 
@@ -60,15 +61,28 @@ def _read_lines(folder: Path, side: str, n_lines: int) -> list[str]:
 
 
 @dataclass(frozen=True)
+class DevNll:
+    """The NLL per target piece: of all, and of sentences of about the same length."""
+
+    value: float
+    by_length: dict[str, float]  # such as "11-20" pieces; without lengths that do not occur
+
+
+@dataclass(frozen=True)
 class Validation:
-    nll: float  # per target piece
+    nll: DevNll
     bleu: Score | None  # None if BLEU is switched off, and on ranks that do not decode
     selection_score: float  # decides which checkpoint is best; higher is better
     chrf: float | None = None  # only where evaluation.best_by asks for it
+    samples: Sequence[Sample] = ()
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.nll, 50.0))  # a diverged run would fill the line with digits
+        return math.exp(min(self.nll.value, 50.0))  # a diverged run would fill the line with digits
+
+
+LENGTH_BOUNDS = (10, 20, 30, 40, 50, 60)  # pieces; the last group has all longer ones
+LENGTH_GROUPS = ("1-10", "11-20", "21-30", "31-40", "41-50", "51-60", "61+")
 
 
 @torch.inference_mode()
@@ -78,26 +92,28 @@ def compute_dev_nll(
     micro_tokens: int,
     world: World,
     stop: StopRequest,
-) -> float | None:
+) -> DevNll | None:
     """Compute the mean NLL per target piece; the ranks share the work. Return None if a stop cut it
     short.
     """
     model = translator.model
-    order = np.argsort(store.tgt.lengths, kind="stable")
-    bounds = split_pairs(
-        store.src.lengths[order], store.tgt.lengths[order], micro_tokens, micro_tokens
-    )
-    nll_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-    n_tokens = 0
+    tgt_lengths = store.tgt.lengths  # with the end mark
+    order = np.argsort(tgt_lengths, kind="stable")
+    bounds = split_pairs(store.src.lengths[order], tgt_lengths[order], micro_tokens, micro_tokens)
+    # no batch has sentences of two groups
+    groups = np.searchsorted(LENGTH_BOUNDS, tgt_lengths[order] - 1)
+    bounds = np.union1d(bounds, np.flatnonzero(np.diff(groups)) + 1)
+    nll_sums = torch.zeros(len(LENGTH_GROUPS), dtype=torch.float64, device=world.device)
+    n_tokens = [0] * len(LENGTH_GROUPS)
 
     def score(number: int) -> None:
-        nonlocal n_tokens
         pairs = order[bounds[number] : bounds[number + 1]]
         batch = make_batch(store, pairs).to(world.device)
         hidden = model(batch.src, batch.tgt)  # (T, d)
         _, nll = compute_loss_sums(hidden, model.projection.weight, batch.labels, 0.0)
-        nll_sum.add_(nll.double())
-        n_tokens += batch.n_tokens
+        group = int(groups[bounds[number]])
+        nll_sums[group] += nll.double()
+        n_tokens[group] += batch.n_tokens
 
     mine = range(world.rank, len(bounds) - 1, world.size)
     was_training = model.training
@@ -106,9 +122,13 @@ def compute_dev_nll(
     model.train(was_training)
     if not is_done:
         return None
-    sums = torch.tensor([nll_sum.item(), n_tokens], dtype=torch.float64, device=world.device)
-    nll, n_all_tokens = world.sum(sums).tolist()
-    return nll / n_all_tokens
+    counts = torch.tensor(n_tokens, dtype=torch.float64, device=world.device)
+    sums, counts = world.sum(torch.stack((nll_sums, counts))).cpu()
+    by_length = {}
+    for name, nll_sum, count in zip(LENGTH_GROUPS, sums.tolist(), counts.tolist(), strict=True):
+        if count:
+            by_length[name] = nll_sum / count
+    return DevNll(float(sums.sum() / counts.sum()), by_length)
 
 
 def validate(
@@ -127,7 +147,7 @@ def validate(
     if nll is None:
         return None
     if not config.evaluation.bleu:
-        return Validation(nll, None, -nll)
+        return Validation(nll, None, -nll.value)
     chosen = choose_dev_lines(len(dev.sources), config.evaluation.sentences)
     sources = [dev.sources[line] for line in chosen]
     results = [Translation("", 0.0)] * len(sources)
@@ -137,18 +157,25 @@ def validate(
         if not stop.go_through(map(progress.advance, mine), world):
             return None
     if not world.is_main:
-        return Validation(nll, None, -nll)
+        return Validation(nll, None, -nll.value)
     texts = [result.text for result in results]
     references = [dev.references[line] for line in chosen]
+    samples = []
+    for index in choose_dev_lines(len(chosen), N_SAMPLES):
+        samples.append(
+            take_sample(
+                translator, chosen[index], sources[index], references[index], results[index]
+            )
+        )
     score = score_bleu(texts, references)
-    selection_scores = {"bleu": score.value, "nll": -nll}
+    selection_scores = {"bleu": score.value, "nll": -nll.value}
     chrf = None
     if config.evaluation.best_by == "chrf":
         chrf = selection_scores["chrf"] = score_chrf(texts, references)
     if len(chosen) < len(dev.sources):
         part = f"{score.signature}|lines:{len(chosen)}/{len(dev.sources)}"
         score = replace(score, signature=part)
-    return Validation(nll, score, selection_scores[config.evaluation.best_by], chrf)
+    return Validation(nll, score, selection_scores[config.evaluation.best_by], chrf, samples)
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:

@@ -40,7 +40,8 @@ from nmt.data.loader import MicroBatch, Update, make_batch
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, TokenStore
 from nmt.model.transformer import Transformer
-from nmt.profile.cost import DeviceTimer, count_flop, read_peak_memory
+from nmt.profile.cost import DeviceTimer, count_flop
+from nmt.system.device import read_peak_memory
 from nmt.system.files import make_folder
 from nmt.system.progress import track
 from nmt.system.ranks import World, join_world

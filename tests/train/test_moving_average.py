@@ -100,7 +100,7 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None
     nll = compute_dev_nll(translator, dev.store, 90, world, StopRequest())
     lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").open()]
     (logged,) = [line["nll"] for line in lines if line["kind"] == "valid" and line["step"] == 4]
-    assert nll == pytest.approx(logged, abs=1e-4)
+    assert nll is not None and nll.value == pytest.approx(logged, abs=1e-4)
 
 
 def test_six_updates_are_three_a_stop_and_three_more(ground: Path) -> None:

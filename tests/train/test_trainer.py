@@ -80,6 +80,9 @@ def test_two_processes_see_the_same_examples_and_the_same_loss(ground: Ground) -
     one = train(ground, "alone", *settings)
     both = ground.finish("both", *settings, size=2)
     assert losses(one) == pytest.approx(losses(both), abs=2e-5)  # the log rounds to 1e-5
+    for line, other in zip(read_lines(one, "layers"), read_lines(both, "layers"), strict=True):
+        line.pop("kind"), other.pop("kind")
+        assert line == pytest.approx(other, rel=2e-3, abs=1e-9)
     theirs = tensors(both, 8)
     for name, value in tensors(one, 8).items():
         largest = max(1e-3, float(value.abs().max()))

@@ -1,0 +1,85 @@
+"""Samples: what becomes of the same dev lines, with the attention that the model gave them."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nmt.api
+from nmt.data.store import open_store
+from nmt.train.metrics_log import LONGEST_LINE
+from nmt.train.samples import take_sample
+from nmt.translate.translator import Translation, Translator
+
+
+def read_lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_the_same_lines_are_logged_at_each_validation(toy: Path, corpus: Path) -> None:
+    settings = ["training.steps=40", "training.validate_every=20", "model.dropout=0"]
+    settings += ["optimizer.warmup_steps=10", "decoding.min_length=3", "evaluation.sentences=10"]
+    config = nmt.api.load_config(str(toy), settings)
+    assert nmt.api.train(config) == 0
+    lines = read_lines(config.folder, "sample")
+    assert [line["step"] for line in lines] == [20] * 5 + [40] * 5
+    assert [line["line"] for line in lines] == [4, 8, 12, 16, 20] * 2
+    sources = (corpus / "valid.en").read_text().splitlines()
+    references = (corpus / "valid.de").read_text().splitlines()
+    model = nmt.api.load(config.folder / "checkpoints" / "last")
+    for line in lines[5:]:
+        assert line["source"] == sources[line["line"] - 1]
+        assert line["reference"] == references[line["line"] - 1]
+        (translation,) = model.translate([line["source"]])
+        assert line["translation"] == translation.text
+        described = line["attention"]
+        assert described["source"][-1] == described["target"][-1] == "</s>"
+        assert "".join(described["target"][:-1]).replace("▁", " ").strip() == translation.text
+        ids = model.vocab.src.encode([line["source"]])
+        assert described["alignment"] == model.align(ids, [translation.piece_ids])[0]
+        ((weights,),) = described["attention"]["memory"]
+        cells = np.frombuffer(base64.b64decode(weights), np.uint8)
+        rows = cells.reshape(len(described["target"]), len(described["source"])) / 255
+        assert np.allclose(rows.sum(1), 1, atol=0.5 / 255 * rows.shape[1])
+    valid = read_lines(config.folder, "valid")[-1]
+    layers = [f"{kind}.{number}" for kind in ("encoder", "decoder", "memory") for number in (0, 1)]
+    assert [key for key in valid if key.startswith("entropy/")] == [f"entropy/{n}" for n in layers]
+    assert all(0 < valid[f"entropy/{layer}"] < 4 for layer in layers)
+
+
+def test_the_nll_of_each_length_adds_up(toy: Path) -> None:
+    settings = ["training.steps=1", "evaluation.bleu=false", "vocab.size=70"]
+    config = nmt.api.load_config(str(toy), settings)
+    assert nmt.api.train(config) == 0
+    (valid,) = read_lines(config.folder, "valid")
+    assert not read_lines(config.folder, "sample")
+    store = open_store(Path(config.data.store), "valid", nmt.api.load(config.folder).vocab)
+    total = 0.0
+    groups = [key for key in valid if key.startswith("nll/")]
+    for group in groups:
+        first, last = map(int, group.removeprefix("nll/").split("-"))
+        tokens = store.tgt.lengths  # pieces and the end mark
+        total += valid[group] * tokens[(first < tokens) & (tokens <= last + 1)].sum()
+    assert len(groups) > 2
+    assert total / store.tgt.n_tokens == pytest.approx(valid["nll"], abs=2e-5)
+
+
+def test_a_long_line_keeps_within_a_line_of_the_log(toy: Path) -> None:
+    config = nmt.api.load_config(str(toy), ["training.steps=1", "evaluation.bleu=false"])
+    assert nmt.api.train(config) == 0
+    translator = nmt.api.load(config.folder)
+    assert isinstance(translator, Translator)
+    text = "\U0001f600 " * 2_000
+    for n in (10, 159, 160, 5_000):
+        sample = take_sample(translator, 0, text, text, Translation(text, 0.0, (5,) * n))
+        assert len(json.dumps(sample.event)) < LONGEST_LINE - 100
+        assert "attention" not in sample.event and not sample.entropies
+    source = "red dog"
+    whole = take_sample(translator, 0, source, source, Translation("x", 0.0, (5,) * 159))
+    assert "attention" in whole.event and whole.entropies
+    cut = take_sample(translator, 0, source, source, Translation("x", 0.0, (5,) * 160))
+    assert "attention" not in cut.event
