@@ -11,7 +11,7 @@ SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search
 	tests/scripts/test_launch.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak gpu gpu-dry check audit sbom bench bench-data clean
+.PHONY: help install demo test docs soak gpu gpu-dry check audit sbom bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ check: $(INSTALLED)  ## format, lint, types, architecture
 
 test: check  ## check, then every test, two at a time
 	$(BIN)/pytest -n 2 --dist worksteal --durations 20
+
+docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
+	$(BIN)/python scripts/make_reference.py
+	$(BIN)/zensical build --clean --strict
 
 soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 600 kills, each signal ten times, damage, a million hostile files; an hour
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
@@ -86,5 +90,5 @@ bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text 
 	$(BIN)/python scripts/bench/data.py --data $(DATA)
 
 clean:  ## remove what was built (.venv and caches); runs/ and data/ stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,9 @@ and out-of-range values are rejected with a message that gives file:line, key, v
 config describes the update, not the machine: it counts tokens per update, never sentences per GPU.
 Where the paper gives a value, the default is that of its base model, but for training.grouping and
 training.checkpoint_every, which its configs set.
+
+The comment above a field, or above the first of several, is what docs/reference/settings.md says about
+it: `make docs` writes that page.
 """
 
 import copy
@@ -78,15 +81,15 @@ class CorpusConfig:
     # A split of the demo corpus, which comes with the library.
     demo: Literal["train", "valid", "test"] | None = None
     # A file with a number for each line of the corpus, such as nmt-score writes, and the smallest
-    # one with which a training pair is kept.
+    # one with which a training pair is kept; see docs/data.md#cleaning.
     scores: str | None = None
     min_score: float | None = default(None, THRESHOLD)
-    # How many times each pair is used in an epoch.
+    # How many times each pair enters the store.
     repeat: int = default(1, SIZE)
     # How many copies of a training corpus an epoch has; for a fraction, a share of the pairs is
-    # drawn anew for each epoch.
+    # drawn anew for each epoch. See docs/data.md#weights.
     weight: float | None = default(None, WEIGHT)
-    # A symbol in front of every source sentence, such as <bt> or <de>.
+    # A symbol in front of every source sentence, such as <bt> or <de>; see docs/data.md#tags.
     tag: str | None = None
 
     def check(self) -> str | None:
@@ -133,9 +136,9 @@ class CleanConfig:
     character is always dropped.
     """
 
-    # Sets the keys below that are not given. paper-ende: the paper's En-De data as its authors
-    # filtered it (at most 256 pieces including the end mark); paper-enfr: its En-Fr data with the
-    # usual filter, from 40.8M pairs to about 36M; words are counted between spaces.
+    # Sets the keys below that are not given (docs/data.md#cleaning). paper-ende: the paper's En-De
+    # data as its authors filtered it (at most 256 pieces including the end mark); paper-enfr: its
+    # En-Fr data with the usual filter, from 40.8M pairs to about 36M; words are counted between spaces.
     preset: Literal["none", "paper-ende", "paper-enfr"] | None = None
     # Whether to drop pairs whose sides are the same text.
     identical: bool = False
@@ -167,16 +170,18 @@ class DataConfig:
     tgt: str = "de"
     # The folder that relative corpus paths are resolved against.
     root: str = "."
-    # The folder for the prepared data.
+    # The folder for the prepared data. Once it is there, training needs no other file.
     store: str = "data/store"
     # The number of processes that prepare the data; the result does not depend on it.
     workers: int = default(2, WORKERS)
+    # A list of corpora, and one corpus each; docs/data.md#corpora says what a corpus is.
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
-    # Whether to stop at a line that cannot be read, or to drop its pair and count it.
-    # Whether an epoch mixes the corpora by their sizes to the power of 1/T, instead of as they are.
+    # Whether an epoch mixes the corpora by their sizes to the power of 1/T, instead of as they are;
+    # see docs/data.md#weights.
     temperature: float | None = default(None, AT_LEAST_ONE)
+    # Whether to stop at a line that cannot be read, or to drop its pair and count it.
     on_bad_line: Literal["stop", "skip"] = "stop"
     clean: CleanConfig = CleanConfig()
 
@@ -216,11 +221,13 @@ class DataConfig:
 class VocabConfig:
     """The BPE vocabulary: a joint one of both languages, or one for each."""
 
-    # Whether both languages share one; false is for languages in different scripts.
+    # Whether both languages share one. false: one for each, in vocab.src.model and vocab.tgt.model,
+    # for languages in different scripts, such as English and Chinese; then model.tied is decoder or
+    # false, because the languages have no row in common.
     joint: bool = True
     # The number of pieces, including the four special ones (pad, unk, bos, eos).
     size: int = default(37_000, VOCAB_SIZE)
-    # That of the target's own vocabulary; null: as many.
+    # The number of pieces of the target's own vocabulary; null: as many.
     tgt_size: int | None = default(None, VOCAB_SIZE)
     # The share of the characters in the text that the pieces must cover.
     character_coverage: float = default(1.0, COVERAGE)
@@ -228,15 +235,17 @@ class VocabConfig:
     sample_sentences: int = default(2_000_000, AT_LEAST_ONE)
     # Whether unknown characters are written as bytes, instead of as <unk>.
     byte_fallback: bool = False
-    # An existing SentencePiece model, to be used instead of learning one; it decides the size.
+    # An existing SentencePiece model, relative to data.root, to be used instead of learning one; it
+    # decides the size.
     model: str | None = None
-    # The target's own.
+    # With joint: false, the target's; given together with model, the source's.
     tgt_model: str | None = None
-    # The probability of skipping a BPE merge; each epoch is segmented again (Provilkov et al.
-    # 2020).
+    # The probability of skipping a BPE merge (Provilkov et al. 2020, who use 0.1). Each epoch is
+    # segmented again, in STORE.epochs/, which may be deleted between runs.
     bpe_dropout: float = default(0.0, FRACTION)
-    # Texts that are always one piece, wherever they occur; null: none. Tags of corpora are symbols
-    # too, and need not be listed.
+    # Texts that are always one piece, wherever they occur, such as [<url>]; null: none. Tags of
+    # corpora are symbols too, and need not be listed. A given model gets those that it lacks as
+    # further pieces.
     user_symbols: tuple[str, ...] | None = None
 
     def check(self) -> str | None:
@@ -262,8 +271,11 @@ class VocabConfig:
 class ModelConfig:
     """The dimensions of the Transformer, named as in Table 3 of the paper."""
 
+    # The size of a position's vector.
     d_model: int = default(512, AT_LEAST_ONE)
+    # The inner size of the feed-forward network.
     d_ff: int = default(2048, AT_LEAST_ONE)
+    # The number of attention heads.
     n_heads: int = default(8, AT_LEAST_ONE)
     # The depth of both stacks, and that of one where it differs.
     n_layers: int = default(6, AT_LEAST_ONE)
@@ -275,13 +287,17 @@ class ModelConfig:
     # Applied to the output of each sub-layer and to the sum of embeddings and positions.
     dropout: float = default(0.1, FRACTION)
     # Applied to the attention weights, and after the activation of the feed-forward network: not in
-    # the paper, but in tensor2tensor since October 2017.
+    # the paper, but in tensor2tensor since October 2017. No attention kernel drops weights, so on a
+    # GPU a model with attention_dropout trains without kernels and uncompiled, with a warning. That
+    # is slower; how much was not measured.
     attention_dropout: float = default(0.0, FRACTION)
     ffn_dropout: float = default(0.0, FRACTION)
-    # The function between the two products of the feed-forward network.
+    # The function between the two products of the feed-forward network. gelu is the exact one, swish
+    # is also called SiLU.
     activation: Literal["relu", "gelu", "swish"] = "relu"
     # LayerNorm after each sub-layer, as in the paper, or before it.
     norm: Literal["post", "pre"] = "post"
+    # Sines and cosines (section 3.5), or a table that is learned.
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     # The number of rows in the table of learned positions; sinusoidal positions have no limit.
     max_positions: int = default(1024, AT_LEAST_ONE)
@@ -294,7 +310,8 @@ class ModelConfig:
     # Where the factor of section 3.4 stands: embeddings times sqrt(d_model), or logits (projection)
     # divided by it, or nowhere.
     scale_embeddings: Literal["embedding", "projection", "none"] = "embedding"
-    # LayerNorm on the sum of embeddings and positions, before or after its dropout; null: none.
+    # LayerNorm on the sum of embeddings and positions, before its dropout (fairseq's
+    # layernorm_embedding) or after it; null: none.
     embedding_norm: Literal["before_dropout", "after_dropout"] | None = None
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
     # have none, the authors' code of June 2017 has them.
@@ -354,19 +371,24 @@ class ModelConfig:
 class OptimizerConfig:
     """Adam, and its learning rate, which rises linearly over the first warmup_steps updates."""
 
-    # paper: scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (section 5.3). The
-    # others rise to peak_lr; then inverse_sqrt is peak_lr * (warmup_steps / step)^0.5, cosine falls
-    # along half a cosine to final_lr at training.steps, and constant stays.
+    # How the learning rate follows from the number of the update; paper is section 5.3. The
+    # formulas: docs/configuration.md#schedules.
     schedule: Literal["paper", "inverse_sqrt", "cosine", "constant"] = "paper"
+    # In all schedules the rate rises linearly over these updates.
     warmup_steps: int = default(4000, AT_LEAST_ONE)
+    # A factor of the rates of paper; the others have none.
     scale: float = default(1.0, POSITIVE)
+    # The rate after warm-up, which all but paper need, and paper refuses.
     peak_lr: float | None = default(None, POSITIVE)
+    # The rate at which cosine ends.
     final_lr: float = default(0.0, FRACTION)
+    # Of Adam.
     beta1: float = default(0.9, FRACTION)
     beta2: float = default(0.98, FRACTION)
     eps: float = default(1e-9, POSITIVE)
-    # AdamW: each update first takes rate * weight_decay of every weight of a matrix, embeddings
-    # included. Biases and the weights of LayerNorm do not decay.
+    # AdamW: each update first multiplies the matrices, embeddings included, by
+    # 1 - rate * weight_decay. Biases, the weights of LayerNorm and frozen parts stay, as with Hugging
+    # Face's trainer; fairseq's AdamW lets all weights decay.
     weight_decay: float = default(0.0, FRACTION)
 
     def check(self) -> str | None:
@@ -405,54 +427,74 @@ class TrainingConfig:
 
     # The number of updates.
     steps: int = default(100_000, AT_LEAST_ONE)
-    # Whether training ends earlier: after N validations in a row without a new best, after N passes
-    # over the data, or after N hours of training.
+    # Whether training ends earlier: after this many validations in a row without a new best, after
+    # this many passes over the data, or after this many hours of training, over all its starts. The
+    # run counts as done; raise the setting to continue. It ends with a validation and a checkpoint,
+    # which nmt-average counts only if checkpoint_every is null or plans it.
     patience: int | None = default(None, SIZE)
     max_epochs: int | None = default(None, SIZE)
     max_hours: float | None = default(None, POSITIVE)
-    # A run, an average or a checkpoint whose weights the training begins with, and whose vocabulary
-    # it takes; null: random weights.
+    # A run, an average or a checkpoint whose weights the training begins with; null: random weights.
+    # Its vocabulary is used too, unless vocab.model says otherwise, and must be that of the store, or
+    # have its pieces in the same order and further ones at the end, whose rows of the embeddings then
+    # begin as the mean of all others. Data, optimizer, schedule and run folder are new. What it gains:
+    # docs/benchmarks.md#what-helps-with-10000-pairs-2026-11-22.
     init_from: str | None = None
-    # Parts of the model that keep the weights they began with.
+    # Parts of the model that keep the weights they began with; the projection goes with embeddings,
+    # tied or not.
     freeze: tuple[Literal["embeddings", "encoder", "decoder"], ...] = ()
     # The token budget of an update on each side, summed over all ranks.
     src_tokens: int = default(25_000, SIZE)
     tgt_tokens: int = default(25_000, SIZE)
-    # Which pairs form an update: those of about the same length (as in the paper), or any.
+    # Which pairs form an update: those of about the same length, as in the paper (section 5.1) and in
+    # its configs, with the updates in random order; or any, which learns better on a small corpus
+    # (docs/benchmarks.md#does-grouping-by-length-learn-as-well-2026-11-22) and is what we recommend
+    # for your own data.
     grouping: Grouping = "random"
     # The maximum number of tokens per side in one forward and backward pass; auto: chosen for
-    # speed within the available memory (nmt/train/memory_probe.py).
+    # speed within the available memory (docs/configuration.md#micro_tokens).
     micro_tokens: int | Literal["auto"] = default("auto", SIZE)
+    # The share of the loss that is spread over all other pieces.
     label_smoothing: float = default(0.1, FRACTION)
     # Gradients of a larger norm are scaled down to this one; null: never.
     clip_norm: float | None = default(None, POSITIVE)
-    # The decay of an exponential moving average of the weights, which validation and checkpoints then
-    # use; null: they use the weights themselves.
+    # The decay, such as 0.999, of an exponential moving average of the weights: after update n it is
+    # d * average + (1 - d) * weights, with d = min(ema, (n + 1) / (n + 10)). Validation scores the
+    # average, and it is what model.safetensors of a checkpoint holds, so nmt-translate, nmt-eval,
+    # nmt-average, exports and init_from use it; the weights themselves lie beside Adam's moments. A
+    # third more memory for weights and moments, and larger checkpoints by as much. null: none.
     ema: float | None = default(None, DECAY)
-    # The precision of activations; weights, statistics and Adam's moments are always fp32.
+    # The precision of products and activations; weights, statistics and Adam's moments are always
+    # fp32. On a CPU without AVX512-BF16 or AMX, bf16 is slow.
     precision: Literal["bf16", "fp32"] = "bf16"
-    # Whether to use torch.compile and CUDA graphs, which rely on constant shapes; auto: only on a
-    # GPU.
+    # on: all micro-batches have one shape and run through torch.compile, on a GPU as one CUDA graph.
+    # auto: on for GPUs only, because on a CPU compiling takes a minute and gains nothing. Compiled
+    # code is kept in ~/.cache/nmt, so a second start is quick; where the home cannot be written, in a
+    # private temporary folder for as long as the process lives.
     compile: Literal["auto", "on", "off"] = "auto"
-    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models too
-    # large for one GPU.
+    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models that
+    # do not fit one GPU. Not compiled. Checkpoints are the same; any number of ranks, with or without
+    # sharding, can continue them.
     shard: bool = False
-    # What to do when a loss or gradient is NaN or infinite; skip tolerates three such updates in a
-    # row.
+    # What to do when a loss or gradient is NaN or infinite. The update is never applied, on any rank,
+    # and nonfinite-STEP.json in the run folder has its sentences. stop ends the run with exit code 1;
+    # skip continues, but the fourth in a row ends the run.
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    # The number of updates between two log lines, and between two validations.
+    # The number of updates between two lines of metrics.jsonl (docs/tracking.md), and between two
+    # validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # Save a checkpoint every N updates: these are the ones that nmt-average counts. null: it counts
-    # all there are.
+    # Save a checkpoint every so many updates. These, and that of the last update, are the ones that
+    # nmt-average counts; null: it counts all there are. The paper's ten minutes are 1,500 updates of
+    # base and 600 of big, at its speed.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
-    # Also save one when the last is N minutes old, so that no more is lost; null: never.
+    # Also save one when the last is this many minutes old, so that no more is lost; null: never.
     checkpoint_minutes: float | None = default(10.0, POSITIVE)
     # How many of the newest checkpoints to keep, of those that nmt-average counts. The very newest
     # and the best are kept in any case.
     keep_checkpoints: int = default(20, AT_LEAST_ONE)
-    # Where the run is copied to, and fetched from on a machine that has nothing: s3://bucket/prefix
-    # or another URL of fsspec.
+    # Where the run is copied to while it trains, and fetched from on a machine that has nothing:
+    # s3://bucket/prefix or another URL of fsspec (docs/distributed.md#machines-that-are-taken-away).
     mirror: str | None = None
 
     def is_checkpoint_step(self, step: int) -> bool:
@@ -487,8 +529,9 @@ class DecodingConfig:
     """How to search for a translation; the defaults are those of section 6.1."""
 
     # Which toolkit's search to reproduce: the preset sets those of the next eight keys that are not
-    # given.
+    # given (docs/decoding.md#search). vaswani2017 is the paper's.
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
+    # Hypotheses per sentence; 1 is greedy.
     beam: int = default(4, BEAM_SIZE)
     # The divisor of a log-probability: gnmt: ((5+|Y|)/6)^alpha, length: |Y|^alpha, none: 1. alpha
     # is length_penalty, and |Y| counts the end mark.
@@ -499,10 +542,11 @@ class DecodingConfig:
     max_ratio: float = default(1.0, LENGTH_RATIO)
     max_extra: int = default(50, LENGTH)
     min_length: int = default(0, LENGTH)
-    # No output has the same n pieces in a row twice; null: it may.
+    # No output has the same n pieces in a row twice, except in its --prefix; where only repeats are
+    # left, it ends. null: it may.
     no_repeat_ngram: int | None = default(None, SIZE)
     # Which finished hypotheses are accepted, and when the search for a sentence stops; see
-    # nmt/translate/search.py.
+    # docs/decoding.md#search.
     finishing: Literal["any", "top", "shrink"] = "any"
     stopping: Literal["exact", "full", "likely", "never"] = "exact"
     # Whether to draw pieces by their probability, instead of searching.
@@ -515,17 +559,17 @@ class DecodingConfig:
     top_p: float = default(1.0, PROBABILITY)
     # The sample for a sentence depends only on this seed and on the sentence.
     seed: int = default(1, RANDOM_SEED)
-    # The precision of matrix products; bf16 is twice as fast on hardware that supports it.
+    # The precision of matrix products; bf16 is twice as fast on hardware that has it.
     precision: Literal["fp32", "bf16"] = "fp32"
     # The longest source in pieces, and what to do with a longer one: cut or split it with a
     # warning, or refuse it.
     max_source: int = default(1_000, SIZE)
     long_lines: Literal["cut", "split", "refuse"] = "cut"
-    # A tag in front of every source, such as those of the training corpora. The dev set and the
-    # test set have their own.
+    # A tag in front of every source, such as those of the training corpora (docs/data.md#tags). The
+    # dev set and the test set have their own.
     tag: str | None = None
     # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on
-    # a GPU.
+    # a GPU. It does not change results.
     batch_tokens: int | None = default(None, SIZE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -576,11 +620,13 @@ class DecodingConfig:
 class EvaluationConfig:
     """How the dev set is scored during training."""
 
-    # Whether to translate the dev set and compute BLEU, in addition to the loss.
+    # Whether to translate the dev set at each validation and compute BLEU, in addition to the loss.
     bleu: bool = True
-    # How many lines to translate, spread evenly over the set; null: all.
+    # How many lines to translate, spread evenly over the set; the signature has them as
+    # lines:300/2027. null: all.
     sentences: int | None = default(None, SIZE)
-    # Which score of the dev set makes a checkpoint the best.
+    # Which score of the dev set makes a checkpoint the best; chrf is chrF2. Without bleu, it is the
+    # NLL.
     best_by: Literal["bleu", "chrf", "nll"] = "bleu"
 
     def check(self) -> str | None:
@@ -595,12 +641,13 @@ class EvaluationConfig:
 class RunConfig:
     """All settings of a run."""
 
+    # Names the run folder, unless out is given.
     name: str = "run"
     # Determines the initial weights, the order of batches and dropout.
     seed: int = default(1, RANDOM_SEED)
-    # The run folder; runs/NAME unless given.
+    # The run folder; runs/NAME unless given. docs/configuration.md#the-run-folder says what is in it.
     out: str = ""
-    # auto: a GPU if there is one; see nmt/system/device.py.
+    # auto: a GPU if there is one, otherwise the CPU; see docs/configuration.md#device.
     device: Literal["auto", "cpu"] = "auto"
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()

@@ -21,9 +21,9 @@ def needs_text(folder: str) -> pytest.MarkDecorator:
     )
 
 
-def needs_package(name: str) -> pytest.MarkDecorator:
-    """Skip a test without this package of the extra `export`."""
+def needs_package(name: str, extra: str = "export") -> pytest.MarkDecorator:
+    """Skip a test without this package of an extra."""
     return pytest.mark.skipif(
         importlib.util.find_spec(name) is None,
-        reason=f"{name} is not installed; pip install '.[export]'",
+        reason=f"{name} is not installed; pip install '.[{extra}]'",
     )

@@ -1,0 +1,228 @@
+"""Writes what the documentation takes from the code: the pages of docs/reference, and the comparison
+with the paper that docs/recipe.md shows.
+
+Settings come from the dataclasses in nmt/config.py with the comments above their fields, commands from
+their argparse parsers. So nothing is written twice, and tests/docs/test_reference.py fails while a page
+is older than the code. `make docs` runs this.
+"""
+
+import argparse
+import ast
+import configparser
+import dataclasses
+import importlib
+import re
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from nmt import config
+from nmt.config import CHANGEABLE_KEYS, RunConfig, load_config
+from nmt.paper import explain
+
+ROOT = Path(__file__).parents[1]
+NAMES_OF_TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+SETTINGS_INTRO = """\
+# Settings
+
+Made from nmt/config.py by `make docs`; change it there. [How settings work](../configuration.md) explains where they
+are written and which wins. `nmt-train --config C --print-config` prints them as they are for a run. Their comparison
+with the paper is [the recipe](../recipe.md).
+"""
+COMMANDS_INTRO = """\
+# Commands
+
+Made from the commands' own parsers by `make docs`; `--help` says the same. Settings such as `training.steps=1000` may
+stand anywhere on the command line, where a command takes them. Data goes to standard output, everything else to
+standard error. Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 75 stopped by a signal and saved, 130 the
+same after Ctrl-C.
+"""
+
+
+def find_commands() -> dict[str, Any]:
+    """Return the module of each command."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options.entry_points"]["console_scripts"].strip().split("\n")
+    entries = dict(re.split(r" *= *", line) for line in lines)
+    return {
+        name: importlib.import_module(target.removesuffix(":main"))
+        for name, target in sorted(entries.items())
+    }
+
+
+def read_comments(kind: type) -> dict[str, str | None]:
+    """Return the comment above each field of a dataclass of nmt/config.py; None: it shares the one of
+    the field above it.
+    """
+    source = Path(str(config.__file__)).read_text()
+    lines = source.split("\n")
+    (node,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+    comments: dict[str, str | None] = {}
+    for field in node.body:
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        first = field.lineno - 1
+        above = first
+        while lines[above - 1].strip().startswith("#"):
+            above -= 1
+        words = [line.strip().removeprefix("#").strip() for line in lines[above:first]]
+        comments[field.target.id] = " ".join(words) or None
+    return comments
+
+
+def describe_values(hint: Any, rule: Any) -> str:
+    """Say which values a setting takes."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return ", ".join(f"`{option}`" for option in options)
+    if typing.get_origin(hint) is tuple:
+        return f"list of {describe_values(options[0], None)}"
+    if options:
+        kinds = [option for option in options if option is not type(None)]
+        return ", ".join(describe_values(kind, rule) for kind in kinds)
+    if dataclasses.is_dataclass(hint):
+        return "corpus"
+    name = NAMES_OF_TYPES[hint]
+    return f"{name}, {rule.words.removeprefix('be ')}" if rule and hint is not bool else name
+
+
+def format_default(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if value in ("", ()):
+        return "[]" if value == () else ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_cell(text: str, known: set[str], prefix: str) -> str:
+    """Turn a comment into a cell of a table: names of settings as code, paths of pages as links."""
+    for character, written in (("|", r"\|"), ("<", "&lt;"), ("*", r"\*")):
+        text = text.replace(character, written)
+    words = r"(?<![\w./#-])([a-z_]+(?:\.[a-z_]+)*)(?![\w/=-]|\.\w)"
+    text = re.sub(words, lambda word: f"`{word[1]}`" if word[1] in known else word[1], text)
+    return re.sub(
+        r"docs/([\w-]+\.md)(#[\w-]*)?", lambda m: f"[{m[1]}]({prefix}{m[1]}{m[2] or ''})", text
+    )
+
+
+def list_rows(kind: type, known: set[str]) -> list[str]:
+    """Return the rows of a section's table; fields under one comment share a row."""
+    hints = typing.get_type_hints(kind)
+    comments = read_comments(kind)
+    groups: list[list[dataclasses.Field[Any]]] = []
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            continue  # a section of its own
+        if comments[field.name] is None:
+            groups[-1].append(field)
+        else:
+            groups.append([field])
+    rows = []
+    for group in groups:
+        values = [describe_values(hints[f.name], f.metadata.get("rule")) for f in group]
+        defaults = [format_default(f.default) for f in group]
+        cells = (
+            ", ".join(f"`{field.name}`" for field in group),
+            "; ".join(dict.fromkeys(values)),
+            ", ".join(dict.fromkeys(defaults) if len(set(defaults)) == 1 else defaults),
+            format_cell(str(comments[group[0].name]), known, "../"),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def list_keys(kind: type, section: str = "") -> list[str]:
+    """Return the dotted names of all settings."""
+    keys = []
+    for field in dataclasses.fields(kind):
+        key = f"{section}{field.name}"
+        is_section = dataclasses.is_dataclass(field.default)
+        keys += list_keys(type(field.default), f"{key}.") if is_section else [key]
+    return keys
+
+
+def render_settings() -> str:
+    dotted = {key for key in list_keys(RunConfig) if "." in key}
+    sections: list[tuple[str, type]] = [("Of the run", RunConfig)]
+    for field in dataclasses.fields(RunConfig):
+        if dataclasses.is_dataclass(field.default):
+            sections.append((field.name, type(field.default)))
+            if field.name == "data":
+                sections.append(("data.clean", config.CleanConfig))
+                sections.append(("A corpus", config.CorpusConfig))
+    parts = [SETTINGS_INTRO]
+    for title, kind in sections:
+        # names without a dot that no ordinary word has
+        known = dotted | {field.name for field in dataclasses.fields(kind) if "_" in field.name}
+        parts += [f"## {title}\n", f"{' '.join(str(kind.__doc__).split())}\n"]
+        parts += ["| key | values | default | meaning |", "|---|---|---|---|"]
+        parts += [*list_rows(kind, known), ""]
+    changeable = ", ".join(f"`{key}`" for key in CHANGEABLE_KEYS)
+    parts += [
+        "## What may change when a run is continued\n",
+        f"{changeable}. Any other change is refused by name, because the result would be a different run.",
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def render_commands() -> str:
+    parts = [COMMANDS_INTRO]
+    for name, module in find_commands().items():
+        parser: argparse.ArgumentParser = module.build_parser()
+        parts += [f"## {name}\n", f"{parser.description}\n", "| argument | meaning |", "|---|---|"]
+        for action in parser._actions:
+            if action.help != argparse.SUPPRESS and action.dest != "help":
+                parts.append(f"| {format_argument(action)} | {format_help(parser, action)} |")
+        *_, examples = str(parser.epilog).partition("examples:\n")
+        parts += ["\n```text", examples.rstrip(), "```\n"]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def format_argument(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        values = ""
+    elif action.choices is not None:
+        values = " {" + ",".join(map(str, action.choices)) + "}"
+    elif isinstance(action.metavar, tuple):
+        values = " " + " ".join(action.metavar)
+    else:
+        values = f" {action.metavar}"
+        values = f" [{action.metavar}]" if action.nargs == "?" else values
+    words = ", ".join(action.option_strings) + values
+    return "`" + words.strip().replace("|", r"\|") + "`"
+
+
+def format_help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    words = str(action.help) % {"prog": parser.prog, "default": action.default}
+    required = " (required)" if action.required and action.option_strings else ""
+    return format_cell(" ".join(words.split()), set(), "../") + required
+
+
+def update_recipe(text: str) -> str:
+    """Replace the comparison with the paper in docs/recipe.md."""
+    command = "    $ nmt-train --config base.yaml --explain model.norm=pre\n"
+    shown = explain(load_config("base.yaml", ["model.norm=pre"])).splitlines()
+    lines = [f"    {line}\n" if line else "\n" for line in shown]
+    before, _, rest = text.partition(command)
+    after = rest.partition(lines[-1])[2]
+    return before + command + "".join(lines) + after
+
+
+def render_pages() -> dict[Path, str]:
+    """Return the content of each page that is made from the code."""
+    recipe = ROOT / "docs" / "recipe.md"
+    return {
+        ROOT / "docs" / "reference" / "settings.md": render_settings(),
+        ROOT / "docs" / "reference" / "commands.md": render_commands(),
+        recipe: update_recipe(recipe.read_text()),
+    }
+
+
+if __name__ == "__main__":
+    for path, content in render_pages().items():
+        path.write_text(content)

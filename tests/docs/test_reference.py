@@ -1,0 +1,71 @@
+"""The pages that are made from the code are as the code is now, and say what it does."""
+
+import argparse
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nmt.config import RunConfig, load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "make_reference", ROOT / "scripts/make_reference.py"
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = load_script()
+
+
+@pytest.mark.parametrize("path", REFERENCE.render_pages(), ids=lambda path: path.name)
+def test_pages_are_as_the_code_is(path: Path) -> None:
+    is_current = path.read_text() == REFERENCE.render_pages()[path]
+    assert is_current, (
+        f"{path.name} is older than the code; run make docs, or scripts/make_reference.py"
+    )
+
+
+def test_every_setting_is_there_with_a_meaning() -> None:
+    settings = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    section = ""
+    shown: dict[str, str] = {}
+    for line in settings.splitlines():
+        if heading := re.match(r"## (.*)", line):
+            section = "" if heading[1] == "Of the run" else f"{heading[1]}."
+        if line.startswith("| `"):
+            keys, _, defaults, meaning = re.split(r"(?<!\\) \| ", line.strip("| "), maxsplit=3)
+            assert len(meaning) > 3, line
+            names = re.findall(r"`(\w+)`", keys)
+            values = defaults.split(", ")
+            values = values if len(values) == len(names) else values * len(names)
+            shown |= {section + name: value for name, value in zip(names, values, strict=True)}
+    keys = REFERENCE.list_keys(RunConfig)
+    assert set(keys) == {key for key in shown if not key.startswith("A corpus.")}
+    # the config with all defaults written out is the config without them
+    no_value = {"data.train", "vocab.user_symbols", "training.freeze", "out"}
+    given = [f"{key}={shown[key]}" for key in keys if key not in no_value]
+    assert load_config("demo.yaml", [*given, "data.train=[]", "out="]) == RunConfig()
+
+
+def test_every_command_and_option_is_there() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    parts = dict(re.findall(r"^## (nmt-\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    commands = REFERENCE.find_commands()
+    assert list(parts) == sorted(commands)
+    for name, module in commands.items():
+        parser: argparse.ArgumentParser = module.build_parser()
+        rows = re.findall(r"^\| `([^`]+)`", parts[name], re.MULTILINE)
+        options = {
+            option for row in rows for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", row)
+        }
+        expected = {word for action in parser._actions for word in action.option_strings}
+        assert options == expected - {"-h", "--help"}
