@@ -38,6 +38,7 @@ LEVELS = {
     "export": 10,
     "report": 10,
     "api": 11,
+    "serve": 11,
     "commands": 12,
 }
 BANNED_NAME = re.compile(

@@ -9,6 +9,7 @@ length: `docs/exports.md` explains what follows from that.
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,9 +309,13 @@ class CTranslate2Translator(TextToText):
 
     def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
         super().__init__(exported.vocab, config.decoding, config.model)
-        self.exported, self.quantization = exported, quantization
+        self.exported, self.run_config, self.quantization = exported, config, quantization
         self.version: str = import_ctranslate2().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
+
+    def change_search(self, config: DecodingConfig) -> "CTranslate2Translator":
+        changed = replace(self.run_config, decoding=config)
+        return CTranslate2Translator(self.exported, changed, self.quantization)
 
     def search_batches(
         self,

@@ -128,6 +128,10 @@ class TextToText(ABC):
             self.use_phrases(PhraseRules(self.vocab.tgt.list_texts()))
 
     @abstractmethod
+    def change_search(self, config: DecodingConfig) -> "TextToText":
+        """Make a translator of the same models, which are shared, with other settings of the search."""
+
+    @abstractmethod
     def search_batches(
         self,
         sources: Sentences,
@@ -379,6 +383,12 @@ class Translator(TextToText):
         """
         is_bf16 = self.config.precision == "bf16"
         return [prepare_for_decoding(model, is_bf16) for model in (self.model, *self.others)]
+
+    def change_search(self, config: DecodingConfig) -> "Translator":
+        changed = Translator(self.model, self.vocab, config, self.device, self.others)
+        if config.precision == self.config.precision:
+            changed.prepared_models = self.prepared_models
+        return changed
 
     @cached_property
     def gpu_search(self) -> GpuSearch:

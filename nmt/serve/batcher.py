@@ -1,0 +1,178 @@
+"""Lines of all clients, translated together: a bounded queue, and threads that take from it what waits.
+
+Nothing waits for company: a thread that is free takes what is there, at most a batch. Lines with
+equal options share a batch; their translations are those of a line alone (docs/decoding.md). A line
+that is refused, or whose translation fails, is no matter to the others of its batch. Lines that
+nobody waits for any more are dropped.
+"""
+
+import asyncio
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from nmt.serve.answers import LineAnswer, LineOptions, answer_lines_alike
+from nmt.system.errors import Failure, UserError
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, MAX_THREADS
+from nmt.translate.translator import LineTooLong
+
+CHARACTERS_PER_PIECE = 4  # of usual text; a batch that is larger after all is split by the search
+
+
+class WaitingLine:
+    """A line in the queue; its answer, or why there is none, appears in `answered`."""
+
+    def __init__(self, options: LineOptions, text: str, prefix: str = "") -> None:
+        self.options, self.text, self.prefix = options, text, prefix
+        self.answered: asyncio.Future[LineAnswer | Exception] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+
+class QueueFull(Exception):
+    """As many lines wait as may."""
+
+
+class Batcher:
+    """Translates the lines that are put into its queue. Call its methods from one event loop."""
+
+    def __init__(
+        self,
+        max_waiting: int,
+        n_threads: int,
+        observe_batch: Callable[[int], None] = lambda n_lines: None,
+    ) -> None:
+        self.max_waiting, self.n_threads = max_waiting, n_threads
+        self.observe_batch = observe_batch
+        self._waiting: deque[WaitingLine] = deque()
+        self._n_busy = 0  # threads
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"search-{i}", daemon=True)
+            for i in range(n_threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads once nothing waits any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    @property
+    def is_working(self) -> bool:
+        return all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def put(self, lines: Sequence[WaitingLine]) -> None:
+        """Queue all of these lines, or raise QueueFull and queue none."""
+        with self._changed:
+            if len(self._waiting) + len(lines) > self.max_waiting:
+                raise QueueFull
+            self._waiting.extend(lines)
+            self._changed.notify(len(lines))
+
+    def drop(self, lines: Sequence[WaitingLine]) -> None:
+        """Forget lines that nobody waits for any more; a batch that has begun is completed."""
+        unanswered = {line for line in lines if not line.answered.done()}
+        if not unanswered:
+            return
+        with self._changed:
+            kept = [line for line in self._waiting if line not in unanswered]
+            self._waiting.clear()
+            self._waiting.extend(kept)
+        for line in unanswered:
+            line.answered.cancel()
+
+    def _work(self) -> None:
+        while batch := self._take_batch():
+            answers = answer_batch(batch)
+            with self._changed:
+                self._n_busy -= 1
+            loop = batch[0].answered.get_loop()
+            try:
+                loop.call_soon_threadsafe(_resolve, batch, answers)
+            except RuntimeError:  # the loop was closed: nobody waits any more
+                return
+
+    def _take_batch(self) -> list[WaitingLine]:
+        """Wait for lines and take those that go with the first; none when the work is over."""
+        with self._changed:
+            while not self._waiting and not self._is_closed:
+                self._changed.wait()
+            if not self._waiting:
+                return []
+            options = self._waiting[0].options
+            n_characters = find_budget(options)
+            batch: list[WaitingLine] = []
+            others: list[WaitingLine] = []
+            longest = 0
+            while self._waiting:
+                line = self._waiting.popleft()
+                is_too_much = (len(batch) + 1) * max(longest, len(line.text)) > n_characters
+                if line.options != options or (batch and is_too_much):
+                    others.append(line)
+                    continue
+                longest = max(longest, len(line.text))
+                batch.append(line)
+            self._waiting.extend(others)
+            self._n_busy += 1
+            is_alone = self._n_busy == 1 and not self._waiting
+        # A lone batch may use all cores; several have one each (nmt/translate/batching.py).
+        torch.set_num_threads(self.n_threads if is_alone else 1)
+        self.observe_batch(len(batch))
+        return batch
+
+
+def count_search_threads(is_on_gpu: bool, is_ours: bool) -> int:
+    """How many batches to search at a time: one where a GPU or another engine computes."""
+    if is_on_gpu or not is_ours:
+        return 1
+    return max(1, min(torch.get_num_threads(), MAX_THREADS))
+
+
+def find_budget(options: LineOptions) -> int:
+    """Return how many characters a batch may have, padded."""
+    config = options.model.find_translator(options.search).config
+    return (config.batch_tokens or DEFAULT_BATCH_TOKENS) * CHARACTERS_PER_PIECE
+
+
+def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer | Exception]:
+    """Translate lines of equal options; what goes wrong with one of them is its answer."""
+    try:
+        texts = [line.text for line in lines]
+        prefixes = [line.prefix for line in lines]
+        return [*answer_lines_alike(lines[0].options, texts, prefixes)]
+    except LineTooLong as error:
+        problem: Exception = error
+        if len(lines) > 1:
+            i = error.index
+            others = answer_batch([*lines[:i], *lines[i + 1 :]])
+            return [*others[:i], error, *others[i:]]
+    except (UserError, Failure) as error:
+        problem = error
+    except Exception as error:  # a bug: the operator sees it, and this thread goes on
+        traceback.print_exc()
+        problem = error
+    if len(lines) == 1:
+        return [problem]
+    answers = []
+    for line in lines:
+        answers += answer_batch([line])
+    return answers
+
+
+def _resolve(lines: Sequence[WaitingLine], answers: Sequence[LineAnswer | Exception]) -> None:
+    for line, answer in zip(lines, answers, strict=True):
+        if not line.answered.done():  # else it was dropped
+            line.answered.set_result(answer)
