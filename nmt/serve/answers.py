@@ -11,9 +11,10 @@ from typing import Any
 
 from nmt.data.vocab import EOS
 from nmt.serve.models import Search, ServedModel
+from nmt.translate.attention_maps import AttentionMap
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.pair_scores import compute_log_probs
-from nmt.translate.translator import Candidates, Request, TextToText, Translation, Translator
+from nmt.translate.translator import Request, TextToText, Translation, Translator
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,72 @@ class LineOptions:
     has_attention: bool = False
 
 
-@dataclass(frozen=True)
-class LineAnswer:
-    candidates: Candidates
-    # of each candidate; None where a line was translated in parts, or nobody asked
-    log_probs: Sequence[Sequence[float] | None]
-    attention: Sequence[dict[str, Any] | None]
+@dataclass
+class Candidate:
+    """A translation of a line. What nobody asked for is None, as it is for a line in parts."""
+
+    translation: Translation
+    pieces: list[str] | None = None  # the end mark comes last
+    log_probs: list[float] | None = None  # of each piece
+    attention: AttentionMap | None = None
+
+    def to_json(self, has_alignment: bool) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "text": self.translation.text.replace("\n", " "),
+            "score": round(self.translation.score, 6),
+        }
+        if self.pieces is not None and self.log_probs is not None:
+            rows = zip(self.pieces, self.log_probs, strict=True)
+            values["pieces"] = [{"piece": p, "log_prob": round(x, 6)} for p, x in rows]
+        if has_alignment:
+            values["alignment"] = [[s, t] for t, s in enumerate(self.translation.alignment)]
+        if self.attention is not None:
+            values["attention"] = self.attention.to_json()
+        return values
 
 
 def answer_lines_alike(
     options: LineOptions, texts: Sequence[str], prefixes: Sequence[str]
-) -> list[LineAnswer]:
-    """Translate lines that have the options in common."""
+) -> list[list[Candidate]]:
+    """Find the candidates of lines that have the options in common, best first."""
     translator = options.model.find_translator(options.search)
-    candidates = translator.find_candidates(
+    found = translator.find_candidates(
         texts,
         Request(options.n_best, options.has_alignments),
         prefixes if options.has_prefix else None,
     )
-    pairs, places = _list_pairs(translator, texts, candidates)
-    log_probs = [[None] * len(some) for some in candidates]
-    attention = [[None] * len(some) for some in candidates]
+    answers = [[Candidate(one) for one in candidates] for candidates in found]
+
+    # all candidates of all lines in one list, each with its line
+    lines, flat = [], []
+    for text, candidates in zip(texts, answers, strict=True):
+        lines += [text] * len(candidates)
+        flat += candidates
     if options.has_pieces:
-        _fill(log_probs, places, _find_log_probs(translator, pairs))
-    return [
-        LineAnswer(*one) for one in zip(candidates, log_probs, attention, strict=True)
-    ]
+        _add_log_probs(translator, lines, flat)
+    if options.has_attention:
+        maps = translator.map_attention(lines, [one.translation for one in flat])
+        for candidate, map_of_one in zip(flat, maps, strict=True):
+            candidate.attention = map_of_one
+    return answers
+
+
+def _add_log_probs(
+    translator: TextToText, lines: Sequence[str], candidates: Sequence[Candidate]
+) -> None:
+    """Give each candidate its pieces and their log-probabilities, if its line was translated whole."""
+    assert isinstance(translator, Translator)
+    whole, sources, targets = [], [], []
+    for ids, candidate in zip(translator.vocab.src.encode(lines), candidates, strict=True):
+        if len(ids) <= translator.longest or translator.config.long_lines == "cut":
+            whole.append(candidate)
+            sources.append([*translator.tag_ids, *ids[: translator.longest]])
+            targets.append(list(candidate.translation.piece_ids))
+    budget = translator.config.batch_tokens or DEFAULT_BATCH_TOKENS
+    found = compute_log_probs(
+        translator.prepared_models, sources, targets, translator.device, budget
+    )
+    for batch, rows in found:
+        for i, log_probs in zip(batch, rows, strict=True):
+            whole[i].pieces = translator.vocab.tgt.pieces([*targets[i], EOS])
+            whole[i].log_probs = log_probs

@@ -14,12 +14,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from nmt.serve.answers import LineAnswer, LineOptions, answer_lines_alike
+from nmt.serve.answers import Candidate, LineOptions, answer_lines_alike
+from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, MAX_THREADS
-from nmt.translate.translator import LineTooLong
+from nmt.translate.translator import LineTooLong, Translator
 
 CHARACTERS_PER_PIECE = 4  # of usual text; a batch that is larger after all is split by the search
+
+
+LineAnswer = list[Candidate] | Exception  # why there are none
 
 
 class WaitingLine:
@@ -27,9 +31,7 @@ class WaitingLine:
 
     def __init__(self, options: LineOptions, text: str, prefix: str = "") -> None:
         self.options, self.text, self.prefix = options, text, prefix
-        self.answered: asyncio.Future[LineAnswer | Exception] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self.answered: asyncio.Future[LineAnswer] = asyncio.get_running_loop().create_future()
 
 
 class QueueFull(Exception):
@@ -84,14 +86,16 @@ class Batcher:
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
         """Forget lines that nobody waits for any more; a batch that has begun is completed."""
-        unanswered = {line for line in lines if not line.answered.done()}
-        if not unanswered:
+        abandoned = {
+            line for line in lines if not line.answered.done() or line.answered.cancelled()
+        }
+        if not abandoned:
             return
         with self._changed:
-            kept = [line for line in self._waiting if line not in unanswered]
+            kept = [line for line in self._waiting if line not in abandoned]
             self._waiting.clear()
             self._waiting.extend(kept)
-        for line in unanswered:
+        for line in abandoned:
             line.answered.cancel()
 
     def _work(self) -> None:
@@ -134,10 +138,12 @@ class Batcher:
         return batch
 
 
-def count_search_threads(is_on_gpu: bool, is_ours: bool) -> int:
+def count_search_threads(models: ServedModels) -> int:
     """How many batches to search at a time: one where a GPU or another engine computes."""
-    if is_on_gpu or not is_ours:
-        return 1
+    for model in models.by_name.values():
+        translator = model.loaded.translator
+        if not isinstance(translator, Translator) or translator.device.type != "cpu":
+            return 1
     return max(1, min(torch.get_num_threads(), MAX_THREADS))
 
 
@@ -147,7 +153,7 @@ def find_budget(options: LineOptions) -> int:
     return (config.batch_tokens or DEFAULT_BATCH_TOKENS) * CHARACTERS_PER_PIECE
 
 
-def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer | Exception]:
+def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer]:
     """Translate lines of equal options; what goes wrong with one of them is its answer."""
     try:
         texts = [line.text for line in lines]
@@ -172,7 +178,7 @@ def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer | Exception]:
     return answers
 
 
-def _resolve(lines: Sequence[WaitingLine], answers: Sequence[LineAnswer | Exception]) -> None:
+def _resolve(lines: Sequence[WaitingLine], answers: Sequence[LineAnswer]) -> None:
     for line, answer in zip(lines, answers, strict=True):
         if not line.answered.done():  # else it was dropped
             line.answered.set_result(answer)

@@ -72,6 +72,11 @@ class ServedModels:
                 )
             self.by_name[model.name] = model
 
+    def warm_up(self) -> None:
+        """Translate once with each model, because the first time takes longer."""
+        for model in self.by_name.values():
+            model.loaded.translator.translate(["1"])
+
     @property
     def first(self) -> ServedModel:
         return next(iter(self.by_name.values()))

@@ -1,0 +1,196 @@
+"""nmt-serve: translations over HTTP, for programs and for people in a browser.
+
+The command parses, opens the models and the socket, and hands them to the server. Whatever can be
+wrong with the options is reported before torch is imported.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nmt.commands.cli import make_parser, run_command
+from nmt.commands.translate import is_setting, parse_positive
+from nmt.system.errors import UserError
+from nmt.system.streams import secure_standard_streams
+
+if TYPE_CHECKING:
+    from nmt.serve.models import ServedModel
+
+KEYS_VARIABLE = "NMT_API_KEYS"
+EXAMPLES = """\
+  nmt-serve runs/demo/average                                    http://127.0.0.1:8000, for this machine only
+  nmt-serve runs/en-de/average runs/de-en/average                two directions
+  nmt-serve small=runs/small/average big=runs/big/average        two models of one direction, by name
+  nmt-serve exports/en-de --engine ctranslate2 decoding.beam=2
+  nmt-serve runs/demo/average --host 0.0.0.0 --allow-host mt.example.org --api-key-file keys
+
+POST /translate takes what LibreTranslate's clients send, POST /v1/translate has n-best lists, scores, alignments
+and attention; GET /openapi.json describes both, and GET / is a page to try it. SIGTERM and Ctrl-C end it when
+what was asked is answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 a mistake in the
+input, 130 Ctrl-C. All of it: docs/serving.md"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser("nmt-serve", "Translate over HTTP.", EXAMPLES)
+    parser.add_argument(
+        "places",
+        nargs="+",
+        metavar="[NAME=]CHECKPOINT",
+        help="a checkpoint folder, an average, or a run folder; its name is its pair of languages, such as "
+        "en-de, unless given. Settings may follow: decoding.key=value, device=cpu",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("nmt", "ctranslate2"),
+        default="nmt",
+        help="ctranslate2: each CHECKPOINT is what nmt-export --to ctranslate2 wrote",
+    )
+    add_network_arguments(parser.add_argument_group("network"))
+    add_limit_arguments(parser.add_argument_group("limits"))
+    return parser
+
+
+def add_network_arguments(group: argparse._ArgumentGroup) -> None:
+    """Where the server listens, and to whom."""
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where to listen; the default reaches this machine only, 0.0.0.0 is every network",
+    )
+    group.add_argument(
+        "--port", type=parse_port, default=8000, metavar="N", help="0: any free one, printed"
+    )
+    group.add_argument(
+        "--allow-host",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="names by which clients may call the server, besides localhost and --host; '*' is any",
+    )
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help=f"keys of which clients must send one, one a line; or in the variable {KEYS_VARIABLE}",
+    )
+
+
+def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
+    """What one client, and all together, may ask."""
+    for name, value, text in (
+        ("--max-lines", 64, "lines of a request"),
+        ("--max-characters", 1_000, "characters of a line"),
+        ("--max-waiting", 1_024, "lines in the queue; beyond it, clients are told to try later"),
+        ("--max-connections", 2_000, "connections; beyond it, one without a request is closed"),
+        ("--timeout", 30, "seconds from a request to its answer"),
+    ):
+        group.add_argument(
+            name, type=parse_positive, default=value, metavar="N", help=f"{text} ({value})"
+        )
+
+
+def parse_port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.places if is_setting(word)]
+    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    if not args.checkpoints:
+        parser.error("no checkpoint is given; put it before the settings")
+    for word in args.overrides:
+        if not word.startswith(("decoding.", "device=")):
+            parser.error(
+                f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
+            )
+    if args.max_waiting < args.max_lines:
+        parser.error(
+            f"--max-waiting {args.max_waiting} is less than the {args.max_lines} lines of a request"
+        )
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
+    return run_command(lambda: serve_models(args), "nmt-serve")
+
+
+def serve_models(args: argparse.Namespace) -> int:
+    from nmt.system.runtime import tune_process
+
+    keys = read_keys(args.api_key_file)
+    check_packages()
+    tune_process()  # before torch is imported
+
+    from nmt.serve.guard import LOCAL_HOSTS
+    from nmt.serve.limits import ServeLimits
+    from nmt.serve.models import ServedModels
+    from nmt.serve.server import make_server, open_socket, run_server
+
+    limits = ServeLimits(
+        max_lines=args.max_lines,
+        max_characters=args.max_characters,
+        max_waiting=args.max_waiting,
+        max_connections=args.max_connections,
+        timeout_s=args.timeout,
+    )
+    hosts = {*LOCAL_HOSTS, args.host, *args.allow_host}
+    with open_socket(args.host, args.port) as listener:
+        models = ServedModels([open_served(word, args) for word in args.checkpoints])
+        models.warm_up()
+        server = make_server(models, limits, keys, frozenset(map(str.lower, hosts)))
+        run_server(server, listener, list(models.by_name))
+    return 0
+
+
+def check_packages() -> None:
+    try:
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed; pip install '.[serve]'") from None
+
+
+def read_keys(path: str | None) -> frozenset[str]:
+    """Read the keys, which are never on the command line: every user of the machine sees that."""
+    lines = os.environ.get(KEYS_VARIABLE, "").split(",")
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines += file.read().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+    keys = frozenset(line.strip() for line in lines if line.strip())
+    if path is not None and not keys:
+        raise UserError(f"{path}: has no key; write one a line")
+    return keys
+
+
+def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
+    """Open [NAME=]CHECKPOINT. A folder whose name has a "=" is a checkpoint all the same."""
+    from nmt.api import open_model
+    from nmt.serve.models import ServedModel
+    from nmt.translate.translator import warn_if_untagged
+
+    name, equals, path = word.partition("=")
+    if not equals or os.path.exists(word):
+        name, path = "", word
+    # A client would not see the warning that its line was cut.
+    overrides = ["decoding.long_lines=split", *args.overrides]
+    loaded = open_model([path], overrides, args.engine)
+    data = loaded.config.data
+    warn_if_untagged(data, loaded.config.decoding.tag)
+    return ServedModel(name or f"{data.src}-{data.tgt}", loaded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The running server: a socket, uvicorn, and an end in which nothing that was asked is lost.
+
+SIGTERM and Ctrl-C stop it gracefully. No new connection is accepted, whoever is connected is told
+with each answer to connect anew elsewhere, and requests that were begun are answered, for at most
+ten seconds in all.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from nmt.serve.app import make_app
+from nmt.serve.batcher import Batcher, count_search_threads
+from nmt.serve.connections import make_protocol
+from nmt.serve.limits import ServeLimits
+from nmt.serve.metrics import ServerMetrics
+from nmt.serve.models import ServedModels
+from nmt.system.errors import UserError
+from nmt.system.progress import say
+
+DRAIN_S = 10  # in all
+LAST_CALL_S = 1.0  # for requests that are on their way on connections that are open
+LONGEST_HEAD = 64 << 10  # bytes: clients of LibreTranslate put texts into the query
+BACKLOG = 1_024
+
+
+class DrainingServer(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        n = len(self.server_state.tasks)
+        say(f"stopping: {n} requests are being answered, no new connections")
+        for server in self.servers:
+            server.close()
+        self.server_state.default_headers.append((b"connection", b"close"))
+        await asyncio.sleep(LAST_CALL_S)
+        await super().shutdown(sockets)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind the address; port 0 is any that is free."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"{host} port {port} cannot be used ({error.strerror or error}); give another --host or --port"
+        ) from None
+
+
+@dataclass(frozen=True)
+class TranslationServer:
+    """A server and the threads that translate for it."""
+
+    uvicorn: DrainingServer
+    batcher: Batcher
+
+    def run(self, listener: socket.socket) -> None:
+        """Answer requests until the server is told to stop."""
+        self.batcher.start()
+        try:
+            self.uvicorn.run([listener])
+        finally:
+            self.batcher.stop()
+
+
+def make_server(
+    models: ServedModels, limits: ServeLimits, keys: frozenset[str], hosts: frozenset[str]
+) -> TranslationServer:
+    metrics = ServerMetrics()
+    batcher = Batcher(
+        limits.max_waiting, count_search_threads(models), observe_batch=metrics.observe_batch
+    )
+    config = uvicorn.Config(
+        make_app(models, batcher, limits, keys, hosts, metrics),
+        http=make_protocol(limits),
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,  # queries hold texts and keys
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=LONGEST_HEAD,
+        timeout_graceful_shutdown=DRAIN_S - 1 - round(LAST_CALL_S),
+    )
+    server = DrainingServer(config)
+    metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
+    metrics.watch(
+        "nmt_connections", "Open connections", lambda: len(server.server_state.connections)
+    )
+    return TranslationServer(server, batcher)
+
+
+def run_server(server: TranslationServer, listener: socket.socket, names: Sequence[str]) -> None:
+    """Answer requests until a signal ends it. SIGTERM is no failure."""
+    # uvicorn restores this and raises the signal again, once it has stopped
+    previous = signal.signal(signal.SIGTERM, _ignore_signal)
+    address = listener.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    say(f"http://{host}:{address[1]}  {', '.join(names)}")
+    try:
+        server.run(listener)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    pass

@@ -1,0 +1,90 @@
+"""A server for tests: a toy model behind real sockets, in a thread of this process."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sentences
+from untrained import make_checkpoint, make_vocab
+from waiting import until
+
+from nmt.api import open_model
+
+for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+
+from nmt.serve.limits import ServeLimits  # noqa: E402
+from nmt.serve.models import ServedModel, ServedModels  # noqa: E402
+from nmt.serve.server import TranslationServer, make_server, open_socket  # noqa: E402
+
+DEFAULTS = ServeLimits()
+LINES = [source for source, _ in sentences(200, seed=5)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    server: TranslationServer
+    models: ServedModels
+    port: int
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body or None, headers or {})
+            response = connection.getresponse()
+            found = {key.lower(): value for key, value in response.getheaders()}
+            return Answer(response.status, found, response.read().decode())
+        finally:
+            connection.close()
+
+    def post(self, path: str, question: object, headers: dict[str, str] | None = None) -> Answer:
+        body = json.dumps(question).encode()
+        kind = {"Content-Type": "application/json"}
+        return self.ask("POST", path, body, {**kind, **(headers or {})})
+
+
+def open_toy_models(folder: Path) -> ServedModels:
+    """Two models of one pair of languages, which translate otherwise."""
+    vocab = make_vocab(folder)
+    models = []
+    for name, seed in (("en-de", 2), ("other", 3)):
+        checkpoint = make_checkpoint(folder / name, vocab, seed=seed)
+        overrides = ["decoding.long_lines=split", "device=cpu"]
+        models.append(ServedModel(name, open_model([str(checkpoint)], overrides)))
+    return ServedModels(models)
+
+
+@contextmanager
+def run_in_thread(
+    models: ServedModels, limits: ServeLimits = DEFAULTS, keys: frozenset[str] = frozenset()
+) -> Iterator[RunningServer]:
+    server = make_server(models, limits, keys, frozenset({"127.0.0.1", "localhost"}))
+    with open_socket("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, args=[listener])
+        thread.start()
+        until(lambda: server.uvicorn.started)
+        try:
+            yield RunningServer(server, models, listener.getsockname()[1])
+        finally:
+            server.uvicorn.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()

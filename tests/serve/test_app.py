@@ -1,0 +1,176 @@
+"""The server's own routes: what they answer, and that it is what the translator says alone."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from running import LINES, RunningServer, open_toy_models, run_in_thread
+
+from nmt.serve.models import Search
+from nmt.translate.translator import Candidates, Request
+
+NEAR = 1e-5  # as in test_invariance.py
+ALONE: dict[str, Candidates] = {}  # what was found
+
+
+@pytest.fixture(scope="module", name="server")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_in_thread(open_toy_models(tmp_path_factory.mktemp("models"))) as server:
+        yield server
+
+
+def find_alone(server: RunningServer, question: dict[str, Any]) -> list[list[tuple[str, float]]]:
+    """What the translator says to each line alone."""
+    model = server.models.by_name[question.get("model", "en-de")]
+    translator = model.find_translator(Search(question.get("preset"), question.get("beam")))
+    found = []
+    for i, line in enumerate(question["q"]):
+        prefix = question.get("prefix") and [question["prefix"][i]]
+        request = Request(question.get("n_best", 1))
+        key = json.dumps([line, prefix, {**question, "q": None, "prefix": None}])
+        if key not in ALONE:
+            ALONE[key] = translator.find_candidates([line], request, prefix)[0]
+        found.append([(one.text, one.score) for one in ALONE[key]])
+    return found
+
+
+def assert_same(server: RunningServer, question: dict[str, Any], answer: Any) -> None:
+    for found, expected in zip(answer["translations"], find_alone(server, question), strict=True):
+        texts = [one["text"] for one in found["candidates"]]
+        scores = [one["score"] for one in found["candidates"]]
+        assert texts == [text for text, _ in expected]
+        assert scores == pytest.approx([score for _, score in expected], abs=NEAR)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"q": LINES[:3]},
+        {"q": ["", LINES[0], ""], "n_best": 2},
+        {"q": LINES[:2], "model": "other", "beam": 3, "n_best": 3},
+        {"q": LINES[:2], "preset": "marian"},
+        {"q": LINES[:2], "prefix": ["rot", ""]},
+    ],
+)
+def test_answers_are_the_translators(server: RunningServer, question: dict[str, Any]) -> None:
+    answer = server.post("/v1/translate", question)
+    assert answer.status == 200
+    assert answer.json["model"] == question.get("model", "en-de")
+    assert_same(server, question, answer.json)
+
+
+def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServer) -> None:
+    rng = Random(1)
+    questions: list[dict[str, Any]] = []
+    for _ in range(200):
+        question: dict[str, Any] = {"q": rng.sample(LINES[:25], rng.randint(1, 3))}
+        question |= rng.choice([{}, {}, {"n_best": 2}, {"beam": 1}, {"model": "other"}])
+        questions.append(question)
+    answers: list[Any] = [None] * len(questions)
+
+    def ask(first: int) -> None:
+        for i in range(first, len(questions), 20):
+            answers[i] = server.post("/v1/translate", questions[i]).json
+
+    threads = [threading.Thread(target=ask, args=[first]) for first in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for question, answer in zip(questions, answers, strict=True):
+        assert_same(server, question, answer)
+    batches = server.ask("GET", "/metrics").text
+    n_lines, n_batches = (
+        float(batches.partition(f"nmt_batch_lines_{what} ")[2].split()[0])
+        for what in ("sum", "count")
+    )
+    assert n_lines > 1.5 * n_batches  # so lines of several requests met
+
+
+def test_a_stream_answers_every_line(server: RunningServer) -> None:
+    question = {"q": [*LINES[:25] * 4, ""], "n_best": 2}
+    answer = server.post("/v1/stream", question)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    rows = [json.loads(row) for row in answer.text.splitlines()]
+    assert sorted(row["index"] for row in rows) == list(range(101))
+    rows.sort(key=lambda row: row["index"])
+    assert_same(server, question, {"translations": rows})
+
+
+def test_pieces_alignments_and_attention(server: RunningServer) -> None:
+    question = {"q": LINES[:2], "pieces": True, "alignments": True, "attention": True}
+    answer = server.post("/v1/translate", question).json
+    for row in answer["translations"]:
+        (candidate,) = row["candidates"]
+        pieces = [one["piece"] for one in candidate["pieces"]]
+        assert pieces[-1] == "</s>"
+        assert "".join(pieces[:-1]).replace("▁", " ").strip() == candidate["text"]
+        penalty = ((5 + len(pieces)) / 6) ** 0.6
+        total = sum(one["log_prob"] for one in candidate["pieces"])
+        assert total / penalty == pytest.approx(candidate["score"], abs=1e-4)
+        assert [target for _, target in candidate["alignment"]] == list(range(len(pieces) - 1))
+        assert candidate["attention"]["target"] == pieces
+        assert set(candidate["attention"]["attention"]) == {"memory", "encoder", "decoder"}
+
+
+def test_scores_can_be_left_out(server: RunningServer) -> None:
+    answer = server.post("/v1/translate", {"q": LINES[:1], "scores": False}).json
+    assert list(answer["translations"][0]["candidates"][0]) == ["text"]
+
+
+@pytest.mark.parametrize(
+    "question, status, words",
+    [
+        ([], 400, "not a JSON object"),
+        ({}, 400, "q: is missing"),
+        ({"q": "text"}, 400, "q: 'text' is not a list"),
+        ({"q": [1]}, 400, r"q\[0\]: 1 is not a string"),
+        ({"q": ["a"], "beams": 3}, 400, "beams: unknown key; did you mean beam?"),
+        ({"q": ["a"], "beam": 13}, 400, "beam is 13; it must be from 1 to 12"),
+        ({"q": ["a"], "n_best": 3}, 400, "n_best is 3, but beam is 2"),
+        ({"q": ["a"], "preset": "moses"}, 400, "preset: 'moses' is not one of"),
+        ({"q": ["a"], "model": "xx"}, 400, "model: there is no 'xx'; known: en-de, other"),
+        ({"q": ["a"], "prefix": []}, 400, "prefix has 0 lines, and q has 1"),
+        ({"q": ["a\nb"]}, 400, "q: line 1 has a line end"),
+        ({"q": ["\ud800"]}, 400, "q: line 1 has half a character"),
+        ({"q": ["a"] * 65}, 413, "q has 65 lines, more than 64"),
+        ({"q": ["a", "b" * 1001]}, 413, "q: line 2 has 1,001 characters, more than 1,000"),
+        ({"q": ["a"] * 9, "attention": True}, 400, "attention is for at most 8"),
+        ({"q": ["a" * 1_000_000]}, 413, "the body has more than 1,000,000 bytes"),
+    ],
+)
+def test_bad_questions(server: RunningServer, question: object, status: int, words: str) -> None:
+    answer = server.post("/v1/translate", question)
+    assert answer.status == status
+    assert list(answer.json) == ["error"]
+    assert re.search(words, answer.json["error"]), answer.json
+
+
+def test_page_and_lists(server: RunningServer) -> None:
+    page = server.ask("GET", "/")
+    assert page.status == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    again = server.ask("GET", "/", headers={"If-None-Match": page.headers["etag"]})
+    assert (again.status, again.text) == (304, "")
+    assert server.ask("GET", "/page/../app.py").status == 404
+    assert server.ask("GET", "/health").json == {"status": "ok"}
+    names = [row["name"] for row in server.ask("GET", "/v1/models").json["models"]]
+    assert names == ["en-de", "other"]
+
+
+def test_unknown_paths_and_methods(server: RunningServer) -> None:
+    answer = server.ask("GET", "/nothing")
+    assert (answer.status, answer.json) == (404, {"error": "Not Found"})
+    answer = server.ask("GET", "/translate")
+    assert (answer.status, answer.json) == (405, {"error": "Method Not Allowed"})
+    assert server.ask("GET", "/health", headers={"Host": "evil.example"}).status == 421
+    answer = server.post("/translate", {}, {"Sec-Fetch-Site": "cross-site"})
+    assert answer.status == 403
+    answer = server.ask("POST", "/v1/translate", b"<q/>", {"Content-Type": "text/xml"})
+    assert answer.status == 415
