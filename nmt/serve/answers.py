@@ -31,7 +31,7 @@ class LineOptions:
 
 
 @dataclass
-class Candidate:
+class LineCandidate:
     """A translation of a line. What nobody asked for is None, as it is for a line in parts."""
 
     translation: Translation
@@ -56,7 +56,7 @@ class Candidate:
 
 def answer_lines_alike(
     options: LineOptions, texts: Sequence[str], prefixes: Sequence[str]
-) -> list[list[Candidate]]:
+) -> list[list[LineCandidate]]:
     """Find the candidates of lines that have the options in common, best first."""
     translator = options.model.find_translator(options.search)
     found = translator.find_candidates(
@@ -64,7 +64,7 @@ def answer_lines_alike(
         Request(options.n_best, options.has_alignments),
         prefixes if options.has_prefix else None,
     )
-    answers = [[Candidate(one) for one in candidates] for candidates in found]
+    answers = [[LineCandidate(one) for one in candidates] for candidates in found]
 
     # all candidates of all lines in one list, each with its line
     lines, flat = [], []
@@ -81,7 +81,7 @@ def answer_lines_alike(
 
 
 def _add_log_probs(
-    translator: TextToText, lines: Sequence[str], candidates: Sequence[Candidate]
+    translator: TextToText, lines: Sequence[str], candidates: Sequence[LineCandidate]
 ) -> None:
     """Give each candidate its pieces and their log-probabilities, if its line was translated whole."""
     assert isinstance(translator, Translator)

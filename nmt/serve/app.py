@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from nmt.serve.answers import Candidate, LineOptions
+from nmt.serve.answers import LineCandidate, LineOptions
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
 from nmt.serve.guard import App, Guard
 from nmt.serve.libretranslate import (
@@ -50,7 +50,7 @@ from nmt.translate.translator import LineTooLong, Translation
 
 RETRY_AFTER = {"Retry-After": "1"}
 STATUS_CLIENT_LEFT = 499  # nobody reads it, but the metrics count it
-EMPTY_LINE = [Candidate(Translation("", 0.0))]
+EMPTY_LINE = [LineCandidate(Translation("", 0.0))]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Service:
         options: LineOptions,
         lines: Sequence[str],
         prefixes: Sequence[str] | None = None,
-    ) -> list[list[Candidate]]:
+    ) -> list[list[LineCandidate]]:
         """Return the candidates of each line, or raise why one of them has none."""
         waiting = queue_lines(self.batcher, options, lines, prefixes)
         try:
@@ -259,7 +259,7 @@ def queue_lines(
     return waiting
 
 
-def read_answer(answer: LineAnswer, number: int) -> list[Candidate]:
+def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
     """Return the candidates of line `number`, or raise what to tell the client."""
     if isinstance(answer, list):
         return answer
@@ -272,7 +272,9 @@ def read_answer(answer: LineAnswer, number: int) -> list[Candidate]:
     raise answer
 
 
-def format_candidates(candidates: Sequence[Candidate], question: Question) -> list[dict[str, Any]]:
+def format_candidates(
+    candidates: Sequence[LineCandidate], question: Question
+) -> list[dict[str, Any]]:
     rows = [one.to_json(question.alignments) for one in candidates]
     if not question.scores:
         for row in rows:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from nmt.serve.answers import Candidate, LineOptions, answer_lines_alike
+from nmt.serve.answers import LineCandidate, LineOptions, answer_lines_alike
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, MAX_THREADS
@@ -23,7 +23,7 @@ from nmt.translate.translator import LineTooLong, Translator
 CHARACTERS_PER_PIECE = 4  # of usual text; a batch that is larger after all is split by the search
 
 
-LineAnswer = list[Candidate] | Exception  # why there are none
+LineAnswer = list[LineCandidate] | Exception  # why there are none
 
 
 class WaitingLine:

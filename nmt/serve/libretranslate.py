@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from nmt.serve.answers import Candidate
+from nmt.serve.answers import LineCandidate
 from nmt.serve.limits import RequestRefused, ServeLimits
 from nmt.serve.models import ServedModel, ServedModels
 from nmt.serve.questions import parse_body
@@ -177,7 +177,7 @@ def count_candidates(question: TextsToTranslate) -> int:
 
 
 def format_translation(
-    question: TextsToTranslate, answers: Sequence[Sequence[Candidate]]
+    question: TextsToTranslate, answers: Sequence[Sequence[LineCandidate]]
 ) -> dict[str, Any]:
     """Format the answer of POST /translate from the candidates of each line."""
     texts, alternatives = [], []
@@ -198,7 +198,7 @@ def format_translation(
     return answer
 
 
-def _join_lines(lines: Sequence[Sequence[Candidate]]) -> list[str]:
+def _join_lines(lines: Sequence[Sequence[LineCandidate]]) -> list[str]:
     """Join the best candidates of all lines, then the second ones, and so on; no text occurs twice."""
     texts = []
     for rank in range(max(map(len, lines))):

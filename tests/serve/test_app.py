@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from running import LINES, RunningServer, open_toy_models, run_in_thread
+from soaking import counted
 
 from nmt.serve.models import Search
 from nmt.translate.translator import Candidates, Request
@@ -66,7 +67,7 @@ def test_answers_are_the_translators(server: RunningServer, question: dict[str, 
 def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServer) -> None:
     rng = Random(1)
     questions: list[dict[str, Any]] = []
-    for _ in range(200):
+    for _ in range(counted(60, 200)):
         question: dict[str, Any] = {"q": rng.sample(LINES[:25], rng.randint(1, 3))}
         question |= rng.choice([{}, {}, {"n_best": 2}, {"beam": 1}, {"model": "other"}])
         questions.append(question)
