@@ -1,10 +1,11 @@
-"""What a test may need and a machine may lack: an optional package, or real text.
+"""What a test may need and a machine may lack: an optional package, a browser, or real text.
 
 Without it the test is skipped, and the reason says what is missing and how to get it.
 """
 
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,4 +27,12 @@ def needs_package(name: str, extra: str = "export") -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         importlib.util.find_spec(name) is None,
         reason=f"{name} is not installed; pip install '.[{extra}]'",
+    )
+
+
+def needs_chromium() -> pytest.MarkDecorator:
+    """Skip a test without Chromium, which `browser.py` drives through playwright."""
+    has_both = shutil.which("chromium") and importlib.util.find_spec("playwright")
+    return pytest.mark.skipif(
+        not has_both, reason="no chromium, or no playwright; install both, pip install '.[dev]'"
     )
