@@ -179,7 +179,11 @@ def render_commands() -> str:
             if action.help != argparse.SUPPRESS and action.dest != "help":
                 parts.append(f"| {format_argument(action)} | {format_help(parser, action)} |")
         *_, examples = str(parser.epilog).partition("examples:\n")
-        parts += ["\n```text", examples.rstrip(), "```\n"]
+        examples, _, notes = examples.partition("\n\n")
+        lines = [line.removeprefix("  ") for line in examples.rstrip().split("\n")]
+        parts += ["\n```sh", *lines, "```\n"]
+        if notes:
+            parts += ["```text", notes.rstrip(), "```\n"]
     return "\n".join(parts).rstrip() + "\n"
 
 
