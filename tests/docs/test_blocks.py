@@ -26,8 +26,7 @@ from nmt.system.errors import UserError
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 COMMANDS = REFERENCE.find_commands()
-SETTING = re.compile(r"(?:[a-z_]+\.)*[a-z_]+=.*", re.DOTALL)
-TO_FILL_IN = re.compile(r"%|=\.\.\.$")
+TO_FILL_IN = re.compile(r"%|=\.\.\.$|^section\.key=value$|^\.\.\.$")
 
 # By page, and how the block or the line begins.
 UNCHECKED = {
@@ -40,6 +39,7 @@ UNCHECKED = {
     ("evaluation.md", "BLEU  "): "output",
     ("evaluation.md", "nrefs:1|"): "a signature",
     ("evaluation.md", "verdict: "): "output",
+    ("serving.md", '{"translatedText"'): "the answer",
     ("scoring.md", "score of the list + "): "a formula",
     ("scoring.md", "1,014 pairs"): "output",
     ("scoring.md", "exp("): "a formula",
@@ -175,10 +175,10 @@ def find_fault_of_ours(program: str, words: list[str]) -> str | None:
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            COMMANDS[program].parse_arguments(words)
+            args = vars(COMMANDS[program].parse_arguments(words))
     except (SystemExit, UserError) as error:
         return stderr.getvalue() or str(error)
-    settings = [word for word in words if SETTING.fullmatch(word) and word != "section.key=value"]
+    settings = args.get("overrides", args.get("settings", []))
     return find_fault_of_settings([word for word in settings if not TO_FILL_IN.search(word)])
 
 
