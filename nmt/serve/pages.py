@@ -17,6 +17,8 @@ TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 PAGE_FILES = {
     "index.html": "nmt.serve",
     "page.js": "nmt.serve",
+    "server.js": "nmt.serve",
+    "words.js": "nmt.serve",
     "page.css": "nmt.serve",
     "attention_view.js": "nmt.report",
     "attention_view.css": "nmt.report",
