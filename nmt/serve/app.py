@@ -123,7 +123,7 @@ class Service:
         return StreamingResponse(rows, media_type="application/x-ndjson")
 
     async def show_openapi(self, request: Request) -> Response:
-        return JSONResponse(make_openapi(self.limits))
+        return JSONResponse(make_openapi(self.models, self.limits))
 
     async def show_metrics(self, request: Request) -> Response:
         self.check_key(request, {})
@@ -189,24 +189,26 @@ class Service:
 
     async def _wait(self, request: Request, answers: list["asyncio.Future[LineAnswer]"]) -> None:
         """Wait for all answers, but no longer than the deadline or the client."""
-        if not answers:
-            return
-        together = asyncio.gather(*answers)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.limits.timeout_s
         leaving = asyncio.ensure_future(wait_for_departure(request))
+        waiting: set[asyncio.Future[Any]] = set(answers)
         try:
-            await asyncio.wait(
-                (together, leaving),
-                timeout=self.limits.timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if together.done():
-                return
-            if leaving.done():
-                raise ClientLeft
-            raise RequestRefused(504, f"there was no answer within {self.limits.timeout_s:g} s")
+            while waiting:
+                done, _ = await asyncio.wait(
+                    {*waiting, leaving},
+                    timeout=deadline - clock(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                waiting -= done
+                if leaving in done and waiting:
+                    raise ClientLeft
+                if not done:
+                    raise RequestRefused(
+                        504, f"there was no answer within {self.limits.timeout_s:g} s"
+                    )
         finally:
             leaving.cancel()
-            together.cancel()
 
     async def _generate_rows(self, question: Question, options: LineOptions) -> AsyncIterator[str]:
         """Yield an object for each line, as soon as it is translated. A few lines wait at a time."""

@@ -86,9 +86,7 @@ class Batcher:
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
         """Forget lines that nobody waits for any more; a batch that has begun is completed."""
-        abandoned = {
-            line for line in lines if not line.answered.done() or line.answered.cancelled()
-        }
+        abandoned = {line for line in lines if not line.answered.done()}
         if not abandoned:
             return
         with self._changed:

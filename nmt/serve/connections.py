@@ -95,8 +95,8 @@ class GuardedProtocol(H11Protocol):
             if status == 503:
                 headers.append(("retry-after", "1"))
             head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
-            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
+            events = (head, h11.Data(data=body), h11.EndOfMessage())
+            self.transport.write(b"".join(self.conn.send(event) for event in events))
         self.transport.close()
 
 

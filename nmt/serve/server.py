@@ -30,13 +30,15 @@ BACKLOG = 1_024
 
 
 class DrainingServer(uvicorn.Server):
+    last_call_s = LAST_CALL_S
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         n = len(self.server_state.tasks)
         say(f"stopping: {n} requests are being answered, no new connections")
         for server in self.servers:
             server.close()
         self.server_state.default_headers.append((b"connection", b"close"))
-        await asyncio.sleep(LAST_CALL_S)
+        await asyncio.sleep(self.last_call_s)
         await super().shutdown(sockets)
 
 

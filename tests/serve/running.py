@@ -3,7 +3,7 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +62,13 @@ class RunningServer:
         return self.ask("POST", path, body, {**kind, **(headers or {})})
 
 
-def open_toy_models(folder: Path) -> ServedModels:
+def open_toy_models(folder: Path, settings: Sequence[str] = ()) -> ServedModels:
     """Two models of one pair of languages, which translate otherwise."""
     vocab = make_vocab(folder)
     models = []
     for name, seed in (("en-de", 2), ("other", 3)):
         checkpoint = make_checkpoint(folder / name, vocab, seed=seed)
-        overrides = ["decoding.long_lines=split", "device=cpu"]
+        overrides = ["decoding.long_lines=split", "device=cpu", *settings]
         models.append(ServedModel(name, open_model([str(checkpoint)], overrides)))
     return ServedModels(models)
 
@@ -78,6 +78,7 @@ def run_in_thread(
     models: ServedModels, limits: ServeLimits = DEFAULTS, keys: frozenset[str] = frozenset()
 ) -> Iterator[RunningServer]:
     server = make_server(models, limits, keys, frozenset({"127.0.0.1", "localhost"}))
+    server.uvicorn.last_call_s = 0.3
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, args=[listener])
         thread.start()

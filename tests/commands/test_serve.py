@@ -1,0 +1,98 @@
+"""nmt-serve as a user meets it: its options, a process that answers, and SIGTERM."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from untrained import make_checkpoint, make_vocab
+from waiting import until
+
+from nmt.commands.serve import main, parse_arguments, read_keys
+from nmt.system.errors import UserError
+
+for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+
+
+@pytest.fixture(scope="module", name="checkpoint")
+def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve")
+    return make_checkpoint(folder / "average", make_vocab(folder))
+
+
+@contextmanager
+def start(folder: Path, *argv: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """Start the command in a process of its own, and wait for its address."""
+    errors = folder / "stderr"
+    with open(errors, "wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nmt.commands.serve", *argv, "--port", "0"], stderr=stderr
+        )
+    try:
+        until(lambda: "http://" in errors.read_text() or process.poll() is not None, 60)
+        found = re.search(r"http://127.0.0.1:(\d+)", errors.read_text())
+        assert found, errors.read_text()
+        yield process, int(found[1])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_answers_until_sigterm(checkpoint: Path, tmp_path: Path) -> None:
+    with start(tmp_path, str(checkpoint), f"small={checkpoint}") as (process, port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        body = json.dumps({"q": ["red dog"], "model": "small"})
+        connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["model"] == "small"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["decoding.beam=2"], "no checkpoint is given"),
+        (["a", "model.d_model=2"], "model.d_model=2: was fixed by training"),
+        (["a", "--port", "65536"], "'65536' is not a port"),
+        (["a", "--max-waiting", "10"], "--max-waiting 10 is less than the 64 lines"),
+        (["a", "--timeout", "0"], "0 is less than 1"),
+    ],
+)
+def test_bad_options(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        parse_arguments(options)
+    assert exit.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_two_models_of_one_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(checkpoint), str(checkpoint), "--port", "0"]) == 2
+    assert "two models are called en-de; give one another name" in capsys.readouterr().err
+
+
+def test_keys_come_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NMT_API_KEYS", "a, b")
+    file = tmp_path / "keys"
+    file.write_text("c\n\n d \n")
+    assert read_keys(str(file)) == {"a", "b", "c", "d"}
+    assert read_keys(None) == {"a", "b"}
+    monkeypatch.delenv("NMT_API_KEYS")
+    file.write_text("\n")
+    with pytest.raises(UserError, match="has no key"):
+        read_keys(str(file))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_keys(str(tmp_path / "missing"))
+    assert read_keys(None) == frozenset()
+    assert "NMT_API_KEYS" not in os.environ

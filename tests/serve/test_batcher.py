@@ -1,0 +1,159 @@
+"""The queue: its bound, deadlines, clients that leave, and lines whose neighbours fail."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from running import LINES, RunningServer, open_toy_models, run_in_thread
+from waiting import until
+
+from nmt.serve import batcher
+from nmt.serve.answers import LineCandidate, LineOptions
+from nmt.serve.limits import ServeLimits
+from nmt.serve.models import ServedModels
+from nmt.translate.translator import Translation
+
+LIMITS = ServeLimits(max_lines=4, max_waiting=4, timeout_s=0.5)
+
+
+class Gate:
+    """Translates each line to itself, while it is open."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.batches: list[list[str]] = []
+
+    def translate(
+        self, options: LineOptions, texts: Sequence[str], prefixes: Sequence[str]
+    ) -> list[list[LineCandidate]]:
+        self.batches.append(list(texts))
+        assert self.is_open.wait(20)
+        if "bug" in texts:
+            raise ZeroDivisionError
+        return [[LineCandidate(Translation(text, -1.0))] for text in texts]
+
+
+@pytest.fixture(scope="module", name="models")
+def open_models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
+    return open_toy_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(name="gate")
+def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(batcher, "answer_lines_alike", gate.translate)
+    yield gate
+    gate.is_open.set()
+
+
+def send(server: RunningServer, question: object) -> socket.socket:
+    """Send a question and do not wait for its answer."""
+    body = json.dumps(question).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    head = "POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+def test_a_full_queue_says_try_again_and_a_late_answer_is_a_504(
+    models: ServedModels, gate: Gate
+) -> None:
+    with run_in_thread(models, LIMITS) as server:
+        first = send(server, {"q": ["a"]})
+        until(lambda: gate.batches == [["a"]])
+        second = send(server, {"q": ["b"] * 4})
+        until(lambda: server.server.batcher.n_waiting == 4)
+        answer = server.post("/v1/translate", {"q": ["c"]})
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        assert server.post("/v1/stream", {"q": ["c"]}).status == 503
+        for late in (first, second):
+            assert late.recv(100).startswith(b"HTTP/1.1 504")
+        assert server.server.batcher.n_waiting == 0
+        gate.is_open.set()
+        assert server.post("/v1/translate", {"q": ["d"]}).status == 200
+        assert "b" not in sum(gate.batches, [])  # nobody waited for them any more
+
+
+def test_lines_of_a_client_that_left_are_dropped(models: ServedModels, gate: Gate) -> None:
+    with run_in_thread(models) as server:
+        with send(server, {"q": ["a"]}):
+            until(lambda: gate.batches == [["a"]])
+            leaving = send(server, {"q": ["b", "c"]})
+            staying = send(server, {"q": ["d"]})
+            until(lambda: server.server.batcher.n_waiting == 3)
+            leaving.close()
+            until(lambda: server.server.batcher.n_waiting == 1)
+            gate.is_open.set()
+            assert staying.recv(100).startswith(b"HTTP/1.1 200")
+        assert gate.batches == [["a"], ["d"]]
+
+
+def test_a_bug_in_one_line_is_no_matter_to_its_neighbours(
+    models: ServedModels, gate: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with run_in_thread(models) as server:
+        blocking = send(server, {"q": ["a"]})
+        until(lambda: gate.batches == [["a"]])
+        others = [send(server, {"q": [text]}) for text in ("b", "bug", "c")]
+        until(lambda: server.server.batcher.n_waiting == 3)
+        gate.is_open.set()
+        found = [one.recv(4096) for one in (blocking, *others)]
+        assert [answer.split()[1] for answer in found] == [b"200", b"200", b"500", b"200"]
+        assert b"ZeroDivisionError" not in b"".join(found)
+        assert "ZeroDivisionError" in capfd.readouterr().err  # for the operator
+        assert gate.batches[1] == ["b", "bug", "c"]
+        assert server.ask("GET", "/health").status == 200
+
+
+def test_only_lines_with_equal_options_share_a_batch(models: ServedModels, gate: Gate) -> None:
+    with run_in_thread(models) as server:
+        blocking = send(server, {"q": ["a"]})
+        until(lambda: gate.batches == [["a"]])
+        questions = [
+            {"q": ["b"]},
+            {"q": ["c"], "beam": 3},
+            {"q": ["d"], "prefix": ["x"]},
+            {"q": ["e"]},
+            {"q": ["f"], "model": "other"},
+            {"q": ["g"], "beam": 3},
+        ]
+        connections: list[socket.socket] = []
+        for question in questions:
+            connections.append(send(server, question))
+            until(lambda: server.server.batcher.n_waiting == len(connections))
+        gate.is_open.set()
+        for connection in (blocking, *connections):
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert gate.batches[1:] == [["b", "e"], ["c", "g"], ["d"], ["f"]]
+
+
+def test_a_batch_has_a_bounded_size(models: ServedModels, gate: Gate) -> None:
+    budget = batcher.find_budget(LineOptions(models.first))
+    long = "x" * 1_000
+    with run_in_thread(models) as server:
+        blocking = send(server, {"q": ["a"]})
+        until(lambda: gate.batches == [["a"]])
+        waiting = send(server, {"q": [long] * 40})
+        until(lambda: server.server.batcher.n_waiting == 40)
+        gate.is_open.set()
+        for connection in (blocking, waiting):
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        sizes = [len(batch) * 1_000 for batch in gate.batches[1:]]
+        assert sum(sizes) == 40_000
+        assert max(sizes) <= budget
+
+
+def test_a_line_too_long_is_refused_by_itself(tmp_path: Path) -> None:
+    overrides = ["decoding.long_lines=refuse", "decoding.max_source=30"]
+    with run_in_thread(open_toy_models(tmp_path, overrides)) as server:
+        answer = server.post("/v1/translate", {"q": ["red dog", " ".join(LINES)[:900]]})
+        assert (answer.status, "line 2" in answer.json["error"]) == (413, True)
+        answer = server.post("/v1/stream", {"q": ["red dog", " ".join(LINES)[:900]]})
+        rows = {row["index"]: row for row in map(json.loads, answer.text.splitlines())}
+        assert "error" in rows[1]
+        expected = server.models.first.loaded.translator.translate(["red dog"])
+        assert rows[0]["candidates"][0]["text"] == expected[0].text

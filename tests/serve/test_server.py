@@ -1,0 +1,152 @@
+"""Connections and the end of a server, over real sockets: what clients do wrong, and who waits for whom."""
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from running import LINES, RunningServer, open_toy_models, run_in_thread
+from test_batcher import Gate, make_gate, send  # noqa: F401
+from waiting import until
+
+from nmt.serve.limits import ServeLimits
+from nmt.serve.models import ServedModels
+from nmt.serve.server import open_socket
+from nmt.system.errors import UserError
+
+IMPATIENT = ServeLimits(receive_s=0.4, max_connections=4)
+HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module", name="models")
+def open_models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
+    return open_toy_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module", name="server")
+def start_server(models: ServedModels) -> Iterator[RunningServer]:
+    with run_in_thread(models, IMPATIENT) as server:
+        yield server
+
+
+def connect(server: RunningServer, data: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    data = b""
+    while more := connection.recv(4096):
+        data += more
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET /hea",
+        HEAD,
+        HEAD + b"Content-Length: 100\r\n\r\n{",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+    ],
+)
+def test_a_request_that_never_ends_is_ended(server: RunningServer, data: bytes) -> None:
+    started_at = time.monotonic()
+    answer = read_all(connect(server, data))
+    assert time.monotonic() - started_at < 5
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b'{"error": "the request took too long"}' in answer
+
+
+def test_a_body_that_drips_is_ended(server: RunningServer) -> None:
+    connection = connect(server, HEAD + b"Content-Length: 1000\r\n\r\n")
+    started_at = time.monotonic()
+    with pytest.raises(OSError):
+        while time.monotonic() - started_at < 20:
+            connection.sendall(b" ")
+            time.sleep(0.05)
+    assert time.monotonic() - started_at < 5
+
+
+@pytest.mark.parametrize(
+    "data, status",
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS\r\n\r\n", 400),
+        (b"GET / FTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.0\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /" + b"a" * 100_000, 400),
+        (HEAD + b"Content-Length: -1\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: x\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 1000001\r\n\r\n{}", 413),
+        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n{}", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (HEAD + b"\r\n", 400),  # no body
+    ],
+)
+def test_bad_http(server: RunningServer, data: bytes, status: int) -> None:
+    connection = connect(server, data)
+    answer = b""
+    while b"}" not in answer:
+        answer += connection.recv(4096)
+    assert int(answer.split()[1]) == status
+    assert b'{"error":' in answer
+
+
+def test_chunks_are_counted(server: RunningServer) -> None:
+    connection = connect(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    with pytest.raises(OSError):  # it answers and closes
+        for _ in range(100):
+            connection.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+            time.sleep(0.001)
+    assert server.ask("GET", "/health").status == 200
+
+
+def test_idle_connections_give_way(server: RunningServer) -> None:
+    idle = [connect(server) for _ in range(20)]
+    assert server.ask("GET", "/health").status == 200
+    for connection in idle:
+        connection.close()
+
+
+def test_pipelined_requests_are_all_answered(server: RunningServer) -> None:
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    connection = connect(server, one * 5)
+    data = b""
+    while data.count(b'"ok"') < 5:
+        data += connection.recv(4096)
+    assert data.count(b"HTTP/1.1 200") == 5
+
+
+def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
+    with pytest.raises(UserError, match=f"127.0.0.1 port {server.port} cannot be used"):
+        open_socket("127.0.0.1", server.port)
+
+
+def test_what_was_asked_is_answered_before_the_end(models: ServedModels, gate: Gate) -> None:
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with run_in_thread(models) as server:
+        idle, sleeping = connect(server), connect(server)
+        begun = [send(server, {"q": LINES[:1]})]
+        until(lambda: gate.batches == [LINES[:1]])
+        begun += [send(server, {"q": [line]}) for line in LINES[1:10]]
+        until(lambda: server.server.batcher.n_waiting == 9)
+        half = connect(server, health[:20])
+        server.server.uvicorn.should_exit = True
+        until(lambda: not server.server.uvicorn.servers[0].is_serving())
+        with pytest.raises(OSError):
+            connect(server, health)
+        for connection, rest in ((idle, health), (half, health[20:])):
+            connection.sendall(rest)
+            answer = read_all(connection)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"connection: close" in answer
+        gate.is_open.set()
+        for connection in begun:
+            assert read_all(connection).startswith(b"HTTP/1.1 200")
+        assert read_all(sleeping) == b""
