@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
 from untrained import make_checkpoint, make_vocab
 from waiting import until
 
