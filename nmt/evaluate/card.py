@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
-from nmt.config import OptimizerConfig, RunConfig, load_recorded_config
-from nmt.corpus.reader import describe_corpus
-from nmt.data.vocab import Vocab, Vocabulary, format_size, load_vocab
+from nmt.config import RunConfig, load_recorded_config
+from nmt.data.vocab import Vocab, Vocabulary, load_vocab
+from nmt.evaluate.description import describe_model, describe_training, describe_training_text
 from nmt.evaluate.results import Result, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
@@ -63,13 +63,6 @@ AVERAGE_USAGE = """\
     nmt-eval . --src {src_text} --ref {reference}
     nmt-export . --to huggingface -o ../exported
 """
-TIED_MATRICES: dict[bool | str, str] = {
-    True: "one matrix for embeddings and projection",
-    False: "separate embeddings and projection",
-    "decoder": "one matrix for target embedding and projection",
-    "embeddings": "one matrix for both embeddings",
-}
-FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
 METRIC_TYPES = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
 SEARCH_SETTINGS = ("beam", "penalty", "length_penalty", "sample")  # in the table of scores
 
@@ -110,11 +103,11 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     config = load_recorded_config(folder / CONFIG_FILE)
     facts: dict[str, Cell] = {
         "languages": f"{config.data.src} -> {config.data.tgt}",
-        "training text": _describe_training_text(config),
+        "training text": describe_training_text(config),
         "weights": _describe_origin(average.averaged, average.step, config),
         "checkpoints": _describe_checkpoints(average),
-        **_describe_model(config, vocab),
-        **_describe_training(config),
+        **describe_model(config, vocab),
+        **describe_training(config),
         "sha256 of the weights": Code(weights),
         **_name_vocab(vocab),
     }
@@ -159,9 +152,9 @@ def render_export_card(
         f"`nmt-export --to {to}`.",
         facts={
             "languages": f"{config.data.src} -> {config.data.tgt}",
-            "training text": _describe_training_text(config),
+            "training text": describe_training_text(config),
             "weights": f"{weights}; {quantization}",
-            **_describe_model(config, checkpoint.vocab),
+            **describe_model(config, checkpoint.vocab),
             "sha256 of the weights it was made from": Code(checkpoint.sha256[MODEL_FILE]),
             **_name_vocab(checkpoint.vocab),
             "compared with its origin": agreement,
@@ -273,10 +266,6 @@ def _list_hub_datasets(config: RunConfig) -> list[str]:
 # ---- what people read -----------------------------------------------------------------------------------------------
 
 
-def _describe_training_text(config: RunConfig) -> str:
-    return "; ".join(describe_corpus(corpus) for corpus in config.data.train) or "not recorded"
-
-
 def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:
     if not averaged:
         steps = config.training.steps
@@ -285,68 +274,11 @@ def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> s
     return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
 
 
-def _describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
-    """Return the rows for the shape of the model and for the search that it is meant for."""
-    model, decoding = config.model, config.decoding
-    biases = ", biases in attention" if model.attention_bias else ""
-    others = (
-        "" if model.activation == "relu" else f", {model.activation} in the feed-forward layers"
-    )
-    if model.scale_embeddings != "embedding":
-        others += f", scale_embeddings: {model.scale_embeddings}"
-    if model.embedding_norm is not None:
-        others += ", LayerNorm on embeddings"
-    rows = "" if model.vocab_rows is None else f", in matrices of {model.vocab_rows:,} rows"
-    kind = "joint BPE" if config.vocab.joint else "BPE of each language"
-    penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
-    return {
-        "model": f"{model.encoder_depth} + {model.decoder_depth} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
-        f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{TIED_MATRICES[model.tied]}{biases}{others}",
-        "pieces": f"{kind} (SentencePiece), {format_size(vocab)}{rows}",
-        "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
-        f"{decoding.max_extra} pieces more than the source",
-    }
-
-
 def _name_vocab(vocab: Vocabulary) -> dict[str, Cell]:
     """Return a row with the digest of each BPE model."""
     if isinstance(vocab, Vocab):
         return {"sha256 of the BPE model": Code(vocab.digest)}
     return {f"sha256 of {name}": Code(one.digest) for name, one in vocab.files.items()}
-
-
-def _describe_training(config: RunConfig) -> dict[str, str]:
-    training, optimizer = config.training, config.optimizer
-    average: dict[str, str] = {}
-    if training.ema is not None:
-        average["moving average"] = f"of the weights, decay {training.ema:g}: it is what was saved"
-    inner = ""
-    if config.model.attention_dropout:
-        inner += f", {config.model.attention_dropout:g} in attention"
-    if config.model.ffn_dropout:
-        inner += f", {config.model.ffn_dropout:g} in the feed-forward layers"
-    name = f"AdamW, weight decay {optimizer.weight_decay:g}" if optimizer.weight_decay else "Adam"
-    return {
-        "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
-        "optimizer": f"{name}, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
-        f"{_describe_rate(optimizer)}",
-        "regularisation": f"dropout {config.model.dropout:g}{inner}, label smoothing {training.label_smoothing:g}",
-        **average,
-        "precision, seed": f"{training.precision}, {config.seed}",
-    }
-
-
-def _describe_rate(optimizer: OptimizerConfig) -> str:
-    warmup, peak = optimizer.warmup_steps, optimizer.peak_lr
-    if peak is None:
-        return f"{optimizer.scale:g} * d_model^-0.5 * min(step^-0.5, step * {warmup}^-1.5)"
-    after = {
-        "inverse_sqrt": f"then {peak:g} * ({warmup} / step)^0.5",
-        "cosine": f"then half a cosine down to {optimizer.final_lr:g}",
-        "constant": "and no further",
-    }
-    return f"linear over {warmup} updates up to {peak:g}, {after[optimizer.schedule]}"
 
 
 def _describe_checkpoints(average: Average) -> str:

@@ -19,6 +19,7 @@ from nmt.checkpoint import open_checkpoint
 from nmt.config import RunConfig, override_config, tabulate_differences, to_plain_values
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
+from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
 from nmt.evaluate.systems import (
     System,
     TestSetChoice,
@@ -429,6 +430,23 @@ def _scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
     return plain
 
 
+def collect_texts(system: System) -> ScoredTexts:
+    """Return what was scored, line by line."""
+    name = system.name
+    if system.model is not None and len(system.model.checkpoints) == 1:
+        name = system.model.checkpoints[0].path.resolve().name
+    hypotheses = "".join(text + "\n" for text in system.texts)
+    return ScoredTexts(
+        checkpoint=name,
+        test_set=system.test.label,
+        pair=system.pair,
+        hypotheses_sha256=hashlib.sha256(hypotheses.encode()).hexdigest(),
+        sources=list(system.test.src),
+        references=list(system.test.ref),
+        translations=list(system.texts),
+    )
+
+
 # ---- record ---------------------------------------------------------------------------------------------------------
 
 
@@ -458,7 +476,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
     run = find_run(checkpoint.path)
     if run is None:
         return
-    hypotheses = "".join(text + "\n" for text in system.texts)
+    texts = collect_texts(system)
     versions = {name: version(name) for name in ("nmt", "torch", "sacrebleu")}
     result = Result(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -469,7 +487,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
         weights_sha256=checkpoint.sha256[MODEL_FILE],
         vocab_sha256=checkpoint.vocab.digest,
         test_set=ScoredTestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
-        hypotheses_sha256=hashlib.sha256(hypotheses.encode()).hexdigest(),
+        hypotheses_sha256=texts.hypotheses_sha256,
         decoding=to_plain_values(system.config.decoding),
         engine=model.translator.engine,
         scores=list(scores),
@@ -477,4 +495,5 @@ def _record(system: System, scores: Sequence[Score]) -> None:
         seconds=round(system.seconds, 2),
     )
     add_result(run, result)
+    write_scored_texts(run, texts)
     write_average_card(checkpoint.path, read_results(run))

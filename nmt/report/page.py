@@ -1,363 +1,289 @@
-"""Draws a run as one page: report.html has the curves of metrics.jsonl and the settings of
-config.yaml.
+"""Writes a report: one HTML file about one or several runs, with everything in it, so that it opens
+anywhere without a network, even from an e-mail.
 
-The curves are plain SVG, and the page has no script and no link, so it opens anywhere, even from an
-e-mail. It is well-formed XML. All readable lines of metrics.jsonl are shown: a line that a crash cut
-off or a stranger wrote is counted and skipped, never a reason to fail.
+All that a stranger wrote is text: it passes markup.py, or stands as data that page.js shows as text.
+The page allows itself exactly its own scripts and style, by their digests, and nothing else: no
+other script, no `eval`, no request. Without vl-convert it has tables where it would have charts.
 """
 
-import html
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nmt.config import load_recorded_config
-from nmt.data.vocab import load_vocab
-from nmt.paper import find_dev_reference
-from nmt.system.errors import UserError
-from nmt.system.files import read_bytes, write_text
-from nmt.system.progress import format_duration
+from nmt.report.curves import Chart, list_curve_charts, thin_points
+from nmt.report.facts import RunFacts, read_run
+from nmt.report.markup import Content, escape_text, render_data, render_details, render_table
+from nmt.report.sections import (
+    make_length_chart,
+    render_card,
+    render_cost,
+    render_data_ledger,
+    render_headline,
+    render_recipe,
+    render_reproduction,
+    render_results,
+    render_summary,
+)
+from nmt.report.sentences import make_bleu_chart, render_dev_samples, render_test_lines
+from nmt.report.vega import HOW_TO_INSTALL, make_spec, read_chart_script, render_png, round_figure
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import (
+    check_not_ours,
+    check_writable,
+    open_plain_file,
+    write_bytes,
+    write_text,
+)
+from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
-from nmt.system.strict_yaml import parse_yaml
-from nmt.train.metrics_log import MetricsLine, read_metrics
-from nmt.train.on_track import smoothed_loss_floor
 
-WIDTH, HEIGHT = 720, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 28  # margins
-MAX_DOTS = 60  # a longer curve is drawn without dots
-
-Metrics = list[MetricsLine]
-
-STYLE = """
-:root { color-scheme: light dark; --page: #fcfcfb; --ink: #1d1d1b; --soft: #6b6a66; --line: #e3e2de;
-        --a: #2a78d6; --b: #c2501f; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #1a1a19; --ink: #ecebe7; --soft: #a09f9a; --line: #383835; --a: #5b9ff0; --b: #ee7d4d; } }
-body { background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 760px;
-       margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-svg { width: 100%; height: auto; display: block; }
-svg text { fill: var(--soft); font-size: 12px; } .x { text-anchor: middle; } .y { text-anchor: end; }
-.grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.a { stroke: var(--a); color: var(--a); } .b { stroke: var(--b); color: var(--b); } circle { fill: currentColor; }
-.mark { stroke: var(--soft); stroke-dasharray: 5 4; }
-p.note, td.name { color: var(--soft); } table { border-collapse: collapse; width: 100%; }
-td { border-top: 1px solid var(--line); padding: .15rem .5rem .15rem 0; vertical-align: top; overflow-wrap: anywhere; }
-"""
-
-
-@dataclass(frozen=True)
-class Curve:
-    name: str
-    colour: str  # a class of STYLE
-    points: list[tuple[int, float]]  # (update, value)
-
-
-@dataclass(frozen=True)
-class ReferenceLine:
-    """A value that a chart's curves are compared with, drawn as a dashed line with its name."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True)
-class References:
-    """The reference lines that apply to a run, by chart."""
-
-    nll: tuple[ReferenceLine, ...] = ()
-    smoothed_loss: tuple[ReferenceLine, ...] = ()
-    bleu: tuple[ReferenceLine, ...] = ()
+GENERATOR_TAG = (
+    '<meta name="generator" content="nmt-report"/>'  # by this a file is known as a report
+)
+PNG_BEGIN = b"\x89PNG"
+BEGIN_BYTES = 1_000
+TABLE_ROWS = 12  # of a chart as a table
+NO_CHARTS = f"Charts need vl-convert ({HOW_TO_INSTALL}); these are tables of the same figures."
 
 
 def write_report(run: Path) -> Path:
     """Write run/report.html and return its path."""
-    folder = RunFolder(run)
+    path = RunFolder(run).report
+    write_page([read_run(run)], path)
+    return path
+
+
+def write_page(runs: Sequence[RunFacts], path: Path) -> None:
+    """Write a report; charts that cannot be drawn here become tables, with a warning."""
     try:
-        text = read_bytes(folder.config).decode()
-        settings = parse_yaml(text, str(folder.config)).values
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UserError(f"{folder.config}: cannot be read ({reason}); give a run folder") from None
-    metrics, n_damaged = read_metrics(folder.metrics)
-    report = folder.report
-    references = find_references(folder)
-    write_text(report, render_page(settings, metrics, n_damaged, references))
-    return report
+        script = read_chart_script()
+    except (Failure, OSError) as error:
+        say(f"warning: {path}: has tables instead of charts: {error}")
+        script = None
+    write_text(path, render_page(runs, script))
 
 
-def find_references(folder: RunFolder) -> References:
-    """Return the lowest smoothed loss that is possible, and the paper's dev scores where this is the
-    paper's model. A config or a vocabulary that cannot be read is a page without them.
+def write_png(runs: Sequence[RunFacts], path: Path) -> None:
+    """Write the main curves as one image."""
+    charts = [chart for chart in list_curve_charts(runs) if chart.is_main]
+    if not charts:
+        raise UserError(f"{path}: the runs have no curves yet; leave out --png")
+    write_bytes(path, render_png(charts, [run.name for run in runs]))
+
+
+def check_report_output(path: Path, own: Sequence[Path] = ()) -> None:
+    """Refuse a path that cannot be written, or that holds something other than a report or an image of
+    one. `own` are the reports of the runs themselves, which are written again.
     """
-    try:
-        config = load_recorded_config(folder.config)
-        n_vocab = config.model.count_rows(load_vocab(folder.path).tgt.size)
-    except UserError:
-        return References()
-    floor = smoothed_loss_floor(config.training.label_smoothing, n_vocab)
-    smoothed_loss: tuple[ReferenceLine, ...] = ()
-    if floor:  # else the loss is the NLL, which has a chart
-        smoothed_loss = (ReferenceLine(f"no smoothed loss is below {floor:.3f}", floor),)
-    paper = find_dev_reference(config)
-    if paper is None:
-        return References(smoothed_loss=smoothed_loss)
-    where = f"the paper's {paper.model}, dev, update {paper.step:,}"
-    perplexity = f"{where}: perplexity {paper.perplexity} of its own pieces"
-    return References(
-        nll=(ReferenceLine(perplexity, math.log(paper.perplexity)),),
-        smoothed_loss=smoothed_loss,
-        bleu=(ReferenceLine(f"{where}: tokenised BLEU {paper.bleu}", paper.bleu),),
-    )
+    check_writable(path)
+    if path.resolve() in [report.resolve() for report in own]:
+        return
+    check_not_ours(path)
+    if not path.exists():
+        return
+    with open_plain_file(path) as file:
+        begin = file.read(BEGIN_BYTES)
+    if GENERATOR_TAG.encode() not in begin and not begin.startswith(PNG_BEGIN):
+        raise UserError(f"{path}: exists and is not a report; choose another file")
 
 
-def render_page(
-    settings: dict[str, Any], metrics: Metrics, n_damaged: int, references: References
-) -> str:
-    name = str(settings.get("name", "run"))
-    losses = [
-        Curve("training", "a", collect_points(metrics, "train", "nll")),
-        Curve("dev", "b", collect_points(metrics, "valid", "nll")),
-    ]
-    smoothed = []
-    if references.smoothed_loss:  # without its floor it says no more than the NLL
-        smoothed = [Curve("training", "a", collect_points(metrics, "train", "loss"))]
-    bleu = Curve("BLEU", "a", collect_points(metrics, "valid", "bleu"))
-    speed = Curve("tokens/s", "a", collect_points(metrics, "train", "tgt_tokens_per_s"))
+def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
+    """Return the HTML; `chart_script` is the JavaScript that draws charts. Without it, the page is also
+    well-formed XML.
+    """
+    figures = FigureList(len(runs), chart_script is not None)
+    sections = []
+    for name, title, content in _list_sections(runs, figures):
+        if content:
+            sections.append((name, title, content))
+
+    scripts = []
+    if figures.charts and chart_script is not None:
+        scripts = [chart_script, _read_file("page.js")]
+    style = _read_file("page.css")
+    title = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     parts = [
-        f"<h1>{escape_text(name)}</h1>",
-        render_table(summarize(metrics)),
-        *draw_chart(
-            "Loss in nats per target piece, without smoothing",
-            losses,
-            [*references.nll, *find_unigram_line(metrics)],
-        ),
-        *draw_chart(
-            "Training loss in nats per target piece, as smoothed",
-            smoothed,
-            references.smoothed_loss,
-        ),
-        *draw_chart("Dev BLEU", [bleu], references.bleu, from_zero=True),
-        *draw_chart("Target tokens per second", [speed], from_zero=True),
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8"/>',
+        GENERATOR_TAG,
+        f'<meta http-equiv="Content-Security-Policy" content="{_make_policy(scripts, style)}"/>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+        f"<title>{escape_text(title)}</title>",
+        f"<style>{style}</style>",
+        "</head>",
+        "<body>",
+        f"<header><h1>{escape_text(title)}</h1>{_render_lead(runs)}</header>",
+        '<nav aria-label="Sections"><ul>',
+        *(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in sections),
+        "</ul></nav>",
+        "<main>",
     ]
-    if n_damaged:
-        parts.append(
-            f'<p class="note">{n_damaged} line(s) of metrics.jsonl cannot be read and are left out.</p>'
-        )
-    parts += ["<h2>Settings</h2>", render_table(flatten_settings(settings))]
-    body = "\n".join(parts)
-    return (
-        f'<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape_text(name)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    for name, title, content in sections:
+        parts.append(f'<section id="{name}" aria-labelledby="{name}-title">')
+        parts.append(f'<h2 id="{name}-title">{title}</h2>\n{content}\n</section>')
+    parts += ["</main>", "<footer><p>Written by nmt-report.</p></footer>"]
+    if scripts:
+        parts.append(render_data("report-charts", figures.to_json([run.name for run in runs])))
+        parts += [f"<script>{script}</script>" for script in scripts]
+    return "\n".join([*parts, "</body>", "</html>", ""])
 
 
-# ---- what the page says --------------------------------------------------------------------------------------------
+def _list_sections(runs: Sequence[RunFacts], figures: "FigureList") -> list[tuple[str, str, str]]:
+    """Return the id, the title and the content of each section; it is empty where data are missing."""
+    renderers: list[tuple[str, str, Callable[[], str]]] = [
+        ("score", "Score", lambda: render_headline(runs) + render_summary(runs)),
+        ("model", "The model", partial(render_card, runs)),
+        ("curves", "Curves", lambda: _render_curves(runs, figures)),
+        ("translations", "Translations", lambda: _render_translations(runs, figures)),
+        ("samples", "Dev sentences over time", partial(render_dev_samples, runs)),
+        ("scores", "All scores", partial(render_results, runs)),
+        ("recipe", "The recipe", partial(render_recipe, runs)),
+        ("data", "The data", lambda: _render_data(runs, figures)),
+        ("cost", "Speed and cost", partial(render_cost, runs)),
+        ("again", "Train it again", partial(render_reproduction, runs)),
+    ]
+    return [(name, title, render()) for name, title, render in renderers]
 
 
-def collect_points(metrics: Metrics, kind: str, key: str) -> list[tuple[int, float]]:
-    """Return (update, value) of each line of this kind that has a number under `key`."""
-    points = []
-    for line in metrics:
-        if line.kind == kind and key in line.numbers:
-            points.append((line.step, line.numbers[key]))
-    return points
+def _render_lead(runs: Sequence[RunFacts]) -> str:
+    pairs = {f"{run.config.data.src} to {run.config.data.tgt}" for run in runs if run.config}
+    words = ["Translation", " and ".join(sorted(pairs))] if pairs else []
+    return f'<p class="lead">{escape_text(" ".join(words))}</p>' if words else ""
 
 
-def find_unigram_line(metrics: Metrics) -> list[ReferenceLine]:
-    """Return the unigram entropy of the target text, if the run was ever warned that it is there."""
-    points = collect_points(metrics, "warning", "unigram_nll")
-    return [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
+# ---- sections with charts --------------------------------------------------------------------------
 
 
-def summarize(metrics: Metrics) -> list[tuple[str, str]]:
-    """Return what a reader wants to know first: how far the run is, how good it is, and by which
-    measure.
-    """
-    if not metrics:
-        return [("updates", "none logged yet")]
-
-    # how far
-    rows = [("updates", f"{metrics[-1].step:,}")]
-    times = [line.numbers["elapsed_s"] for line in metrics if "elapsed_s" in line.numbers]
-    if times:
-        rows.append(("time", format_duration(times[-1])))
-
-    # what went wrong
-    for line in metrics:
-        if line.kind == "warning":
-            rows.append(("warning", line.texts.get("message", "")))
-
-    # how good
-    scores = collect_points(metrics, "valid", "bleu")
-    if scores:
-        step, best = max(scores, key=lambda point: point[1])
-        rows.append(("best dev BLEU", f"{best:.2f} at update {step:,}"))
-        rows.append(("signature", _find_signature(metrics, step, best)))
-    losses = collect_points(metrics, "valid", "nll")
-    if losses:
-        step, lowest = min(losses, key=lambda point: point[1])
-        perplexity = math.exp(min(lowest, 50))  # a diverged loss would overflow
-        loss = f"{lowest:.4f} at update {step:,}, perplexity {perplexity:.2f}"
-        rows.append(("lowest dev loss", loss))
-    return rows
-
-
-def _find_signature(metrics: Metrics, step: int, bleu: float) -> str:
-    """Return the signature of the validation that scored `bleu` at this update."""
-    for line in metrics:
-        if line.kind == "valid" and (line.step, line.numbers.get("bleu")) == (step, bleu):
-            return line.texts.get("signature", "")
-    raise AssertionError("every score comes from a line")
-
-
-def flatten_settings(value: Any, key: str = "") -> list[tuple[str, str]]:
-    """List the settings as rows (section.key, value)."""
-    rows: list[tuple[str, str]] = []
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            rows += flatten_settings(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list) and value:
-        for i, inner in enumerate(value):
-            rows += flatten_settings(inner, f"{key}[{i}]")
+def _render_curves(runs: Sequence[RunFacts], figures: "FigureList") -> str:
+    charts = list_curve_charts(runs)
+    if not charts:
+        return ""
+    parts = []
+    if figures.has_charts:
+        parts.append(_render_controls(runs))
     else:
-        rows.append((key, value if isinstance(value, str) else json.dumps(value)))
-    return rows
+        parts.append(f'<p class="note">{escape_text(NO_CHARTS)}</p>')
+    parts.append('<div class="charts">')
+    parts += [figures.add(chart, [run.name for run in runs]) for chart in charts]
+    return "\n".join([*parts, "</div>"])
 
 
-# ---- charts --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The scales of a chart; each axis reaches from its first tick to its last."""
-
-    across: list[float]  # ticks in updates
-    upward: list[float]  # ticks in values
-
-    def x(self, step: float) -> float:
-        """Return where SVG draws this update."""
-        first, last = self.across[0], self.across[-1]
-        return LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first)
-
-    def y(self, value: float) -> float:
-        """Return where SVG draws this value; its y points down."""
-        first, last = self.upward[0], self.upward[-1]
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - first) / (last - first)
-
-
-def draw_chart(
-    title: str,
-    curves: list[Curve],
-    references: Sequence[ReferenceLine] = (),
-    from_zero: bool = False,
-) -> list[str]:
-    """Return a heading and an SVG, or nothing if no curve has a point."""
-    curves = [curve for curve in curves if curve.points]
-    if not curves:
-        return []
-    points = [point for curve in curves for point in curve.points]
-    steps = [step for step, _ in points]
-    values = [value for _, value in points]
-    values += [reference.value for reference in references]
-    lowest = min(0.0, *values) if from_zero else min(values)
-    axes = Axes(choose_ticks(min(0, *steps), max(steps)), choose_ticks(lowest, max(values)))
-
-    label = escape_text(title)
+def _render_controls(runs: Sequence[RunFacts]) -> str:
+    """The controls of page.js, hidden until it runs."""
     parts = [
-        f"<h2>{label}</h2>",
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} against updates">',
-        *_draw_grid(axes),
+        '<div class="controls" id="chart-controls" hidden="hidden">',
+        '<label>updates <input type="number" id="updates-from"/></label>',
+        '<label>to <input type="number" id="updates-to"/></label>',
+        '<button type="button" id="updates-all">all</button>',
+        "<span>Mark a stretch in a chart to zoom in, double-click to zoom out; arrow keys read points.</span>",
     ]
-    for reference in references:
-        parts.append(_draw_reference(reference, axes))
-    for curve in curves:
-        parts += _draw_curve(curve, axes)
-    if len(curves) > 1:
-        parts += _draw_legend(curves)
-    return [*parts, "</svg>"]
+    if len(runs) > 1:
+        parts.append("<fieldset><legend>Runs</legend>")
+        for i, run in enumerate(runs):
+            parts.append(
+                f'<label><input type="checkbox" checked="checked" data-run="{i}"/> '
+                f'<span class="key c{i % 8}"></span>{escape_text(run.name)}</label>'
+            )
+        parts.append("</fieldset>")
+    return "\n".join([*parts, "</div>"])
 
 
-def _draw_grid(axes: Axes) -> list[str]:
-    parts = []
-    for value in axes.upward:
-        y = axes.y(value)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="y" x="{LEFT - 8}" y="{y + 4:.1f}">{value:,.10g}</text>'
+def _render_translations(runs: Sequence[RunFacts], figures: "FigureList") -> str:
+    chart = make_bleu_chart(runs)
+    parts = (
+        [f'<div class="charts">{figures.add(chart, [run.name for run in runs])}</div>']
+        if chart
+        else []
+    )
+    return "\n".join([*parts, render_test_lines(runs)])
+
+
+def _render_data(runs: Sequence[RunFacts], figures: "FigureList") -> str:
+    content = render_data_ledger(runs)
+    chart = make_length_chart(runs[0]) if len(runs) == 1 else None
+    if chart is None:
+        return content
+    return f'{content}\n<div class="charts">{figures.add(chart, [runs[0].name])}</div>'
+
+
+class FigureList:
+    """The charts of a page, in the order in which page.js finds them."""
+
+    def __init__(self, n_runs: int, has_charts: bool) -> None:
+        self.n_runs, self.has_charts = n_runs, has_charts
+        self.charts: list[Chart] = []
+
+    def add(self, chart: Chart, names: Sequence[str]) -> str:
+        """Return the place of a chart on the page, with its figures as a table."""
+        title = escape_text(chart.title)
+        table = _tabulate_chart(chart, names)
+        number = len(self.charts)
+        self.charts.append(chart)
+        if not self.has_charts:
+            return f"<figure><figcaption>{title}</figcaption>\n{table}\n</figure>"
+        label = f"{title}, {escape_text(chart.y)} against {escape_text(chart.x)}"
+        return (
+            f'<figure data-chart="{number}"><figcaption>{title}</figcaption>\n'
+            f'<div class="plot" role="group" tabindex="0" aria-label="{label}"></div>\n'
+            f"{render_details('As a table', table)}\n</figure>"
         )
-    for step in axes.across:
-        x = axes.x(step)
-        parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 8}">{step:,.10g}</text>')
-    return parts
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "runs": list(names),
+            "charts": [self._chart_to_json(chart) for chart in self.charts],
+        }
+
+    def _chart_to_json(self, chart: Chart) -> dict[str, Any]:
+        series = []
+        for one in chart.series:
+            xs = [x for x, _ in one.points]
+            ys = [round_figure(y) for _, y in one.points]
+            series.append({"r": one.run, "s": one.name, "x": xs, "y": ys})
+        values: dict[str, Any] = {"spec": make_spec(chart, self.n_runs), "series": series}
+        if chart.buckets:
+            values["buckets"] = list(chart.buckets)
+        return values
 
 
-def _draw_reference(reference: ReferenceLine, axes: Axes) -> str:
-    y = axes.y(reference.value)
+def _tabulate_chart(chart: Chart, names: Sequence[str]) -> str:
+    """Return some of the chart's points as a table, with a column for each series."""
+    head: list[Content] = [chart.x]
+    columns = []
+    for series in chart.series:
+        label = series.name if len(names) == 1 else f"{names[series.run]}, {series.name}"
+        head.append(label)
+        columns.append(dict(series.points))
+    every = sorted({x for column in columns for x in column})
+    chosen = [x for x, _ in thin_points([(x, 0.0) for x in every], TABLE_ROWS)]
+    rows: list[list[Content]] = []
+    for x in every if chart.buckets else chosen:
+        name = chart.buckets[int(x)] if chart.buckets else f"{x:,}"
+        rows.append([name, *(f"{column[x]:,.6g}" if x in column else "" for column in columns)])
+    return render_table(head, rows)
+
+
+# ---- files and digests -----------------------------------------------------------------------------
+
+
+def _read_file(name: str) -> str:
+    return files("nmt.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _make_policy(scripts: Sequence[str], style: str) -> str:
+    """Allow these scripts and this style, by their digests, and nothing else."""
+    allowed = " ".join(map(_make_digest, scripts)) or "'none'"
     return (
-        f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{LEFT + 6}" y="{y - 5:.1f}">{escape_text(reference.name)}</text>'
+        f"default-src 'none'; script-src {allowed}; style-src {_make_digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 
-def _draw_curve(curve: Curve, axes: Axes) -> list[str]:
-    """Draw a line through the points, and for a short curve a dot with a tooltip on each."""
-    corners, dots = [], []
-    for step, value in curve.points:
-        x, y = f"{axes.x(step):.1f}", f"{axes.y(value):.1f}"
-        corners.append(f"{x},{y}")
-        dots.append(
-            f'<circle cx="{x}" cy="{y}" r="3">'
-            f"<title>{escape_text(curve.name)}, update {step:,}: {value:,.6g}</title></circle>"
-        )
-    line = f'<g class="{curve.colour}"><polyline class="curve" points="{" ".join(corners)}"/>'
-    if len(dots) > MAX_DOTS:
-        return [line, "</g>"]
-    return [line, *dots, "</g>"]
-
-
-def _draw_legend(curves: list[Curve]) -> list[str]:
-    parts = []
-    left = WIDTH - 100
-    for i, curve in enumerate(curves):
-        height = TOP + 10 + 18 * i
-        parts.append(
-            f'<g class="{curve.colour}"><path class="curve" d="M{left},{height} h20"/>'
-            f'<text stroke="none" x="{left + 26}" y="{height + 4}">{escape_text(curve.name)}</text></g>'
-        )
-    return parts
-
-
-def choose_ticks(low: float, high: float) -> list[float]:
-    """Choose about five round numbers, from at most `low` to at least `high`."""
-    largest = max(abs(low), abs(high))
-    if high - low <= max(1e-9 * largest, 1e-99):  # equal, as far as ticks can tell
-        high = low + (largest if largest > 1e-99 else 1.0)
-    least = (high - low) / 5
-    unit = 10.0 ** math.floor(math.log10(least))
-    # 1, 2, 5 or 10 units, with some room for the rounding of the quotients
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= least * (1 - 1e-9))
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [step * i for i in range(first, last + 1)]
-
-
-# ---- HTML ----------------------------------------------------------------------------------------------------------
-
-
-def render_table(rows: list[tuple[str, str]]) -> str:
-    lines = ["<table>"]
-    for name, value in rows:
-        name, value = escape_text(name), escape_text(value)
-        lines.append(f'<tr><td class="name">{name}</td><td>{value}</td></tr>')
-    return "\n".join([*lines, "</table>"])
-
-
-def escape_text(text: str) -> str:
-    """Make text safe in HTML and in XML, which knows no control characters."""
-    printable = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    return html.escape(printable)
+def _make_digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -21,13 +21,11 @@ COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "t
 
 def provide_caches() -> None:
     """Set the variables that name folders of caches. What the user has set wins if it can be used."""
-    user_caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    ours = user_caches / "nmt"
-    has_home = _is_usable(ours) and _is_private(ours)
-    lost = [] if has_home else _list_lost_downloads(user_caches)
+    ours = find_cache_folder()
+    lost = [] if ours is not None else _list_lost_downloads(_find_user_caches())
     for variable, name in COMPILER_CACHES.items():
         given = os.environ.get(variable)
-        if given is None and has_home:
+        if given is None and ours is not None:
             os.environ[variable] = str(ours / name)
         elif given is None:
             lost.append(variable)
@@ -37,6 +35,16 @@ def provide_caches() -> None:
     if lost:
         folder = _make_temporary_folder()
         os.environ.update(dict.fromkeys(lost, folder))
+
+
+def find_cache_folder() -> Path | None:
+    """Return this user's folder for what can be made again; None without a home that can be written."""
+    ours = _find_user_caches() / "nmt"
+    return ours if _is_usable(ours) and _is_private(ours) else None
+
+
+def _find_user_caches() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
 def _list_lost_downloads(user_caches: Path) -> list[str]:

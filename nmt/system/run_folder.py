@@ -31,6 +31,7 @@ METRICS_FILE = "metrics.jsonl"
 STATUS_FILE = "status.json"
 REPORT_FILE = "report.html"
 RESULTS_FILE = "results.json"
+TRANSLATIONS_FILE = "translations.json"  # what the last evaluation read and wrote
 CURVE_FILE = "averaging.json"  # the dev score of averages of several sizes
 RUN_FILES = (
     CONFIG_FILE,
@@ -40,6 +41,7 @@ RUN_FILES = (
     STATUS_FILE,
     REPORT_FILE,
     RESULTS_FILE,
+    TRANSLATIONS_FILE,
     CURVE_FILE,
 )
 
@@ -94,6 +96,10 @@ class RunFolder:
     @property
     def results(self) -> Path:
         return self.path / RESULTS_FILE
+
+    @property
+    def translations(self) -> Path:
+        return self.path / TRANSLATIONS_FILE
 
     @property
     def curve(self) -> Path:

@@ -65,7 +65,8 @@ from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import read_results
-from nmt.report.page import References, render_page
+from nmt.report.facts import RunFacts
+from nmt.report.page import render_page
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.files import verify
@@ -394,8 +395,8 @@ def read_run_metrics(folder: Path, data: bytes) -> None:
     run = RunFolder(folder)
     write(run.metrics, data)
     lines, n_damaged = read_metrics(run.metrics)
-    page = render_page({"name": "a run"}, lines, n_damaged, References())
-    xml.etree.ElementTree.fromstring(page)
+    run_facts = RunFacts("a run", "run", {}, metrics=tuple(lines), n_damaged=n_damaged)
+    xml.etree.ElementTree.fromstring(render_page([run_facts], None))
     side = Side(np.array([4, 5, 4], np.uint16), np.array([0, 1, 3]))
     LearningCheck(RunConfig(), side, lines).check(1_000, 3.0)
     read_validations(run)

@@ -1,5 +1,5 @@
-"""The report holds the run's points, parses as XML, shows no markup of its input, and survives what
-a crash leaves.
+"""A report says what the run's files say, holds together in one file, shows no markup of its input,
+and survives what a crash leaves.
 """
 
 import json
@@ -7,275 +7,175 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from hostile_text import OBEYED, PAYLOADS
 from untrained import make_vocab
 
 from nmt.config import RunConfig, format_config, load_config, override_config
-from nmt.report.page import choose_ticks, write_report
+from nmt.report.facts import RunFacts, read_run
+from nmt.report.page import render_page, write_report
 from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
 from nmt.system.strict_yaml import format_yaml
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
-METRICS: list[dict[str, Any]] = [
-    {
-        "kind": "train",
-        "step": 100,
-        "loss": 8.5,
-        "nll": 8.25,
-        "lr": 1e-4,
-        "tgt_tokens_per_s": 5000.0,
-        "elapsed_s": 12.3,
-    },
-    {
-        "kind": "train",
-        "step": 200,
-        "loss": 6.5,
-        "nll": 6.5,
-        "lr": 2e-4,
-        "tgt_tokens_per_s": 5250.0,
-        "elapsed_s": 24.1,
-    },
-    {
-        "kind": "valid",
-        "step": 200,
-        "nll": 6.0,
-        "ppl": 403.4,
-        "bleu": 3.25,
-        "signature": SIGNATURE,
-        "elapsed_s": 30.0,
-    },
-    {
-        "kind": "train",
-        "step": 300,
-        "loss": 5.5,
-        "nll": 5.0,
-        "lr": 3e-4,
-        "tgt_tokens_per_s": 4800.0,
-        "elapsed_s": 42.0,
-    },
-    {
-        "kind": "valid",
-        "step": 300,
-        "nll": 4.5,
-        "ppl": 90.0,
-        "bleu": 17.5,
-        "signature": SIGNATURE,
-        "elapsed_s": 50.0,
-    },
-    {
-        "kind": "valid",
-        "step": 400,
-        "nll": 4.75,
-        "ppl": 115.6,
-        "bleu": None,
-        "signature": None,
-        "elapsed_s": 3725.0,
-    },
-]
+SCRIPT = "window.vegaEmbed = null;"  # in place of the real one
+VOID = {"meta", "br", "input", "link", "img", "hr"}
 
 
-def report(
-    tmp_path: Path, metrics: bytes | None, *overrides: str
-) -> tuple[str, ElementTree.Element]:
-    """Write the page; return it as text and as XML."""
-    config = override_config(RunConfig(name="demo run"), overrides)
-    (tmp_path / "config.yaml").write_text(format_config(config))
-    if metrics is not None:
-        (tmp_path / "metrics.jsonl").write_bytes(metrics)
-    path = write_report(tmp_path)
-    assert path == tmp_path / "report.html"
-    text = path.read_text(encoding="utf-8")
-    return text, ElementTree.fromstring(text)
+def make_metrics() -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for step, loss in ((100, 8.25), (200, 6.5), (300, 5.0)):
+        speed = 5_000.0 + step
+        train = {"kind": "train", "step": step, "loss": loss + 0.5, "nll": loss, "lr": 1e-6 * step}
+        lines.append(train | {"tgt_tokens_per_s": speed, "elapsed_s": step / 10, "grad_norm": 1.5})
+    for step, loss, bleu in ((200, 6.0, 3.25), (300, 4.5, 17.5), (400, 4.75, None)):
+        valid = {"kind": "valid", "step": step, "nll": loss, "bleu": bleu, "signature": SIGNATURE}
+        lines.append(valid | {"elapsed_s": 3_725.0})
+    for step, text in ((200, "ein roter Hund"), (300, "der rote Hund")):
+        sample = {"kind": "sample", "step": step, "line": 7, "source": "the red dog"}
+        lines.append(sample | {"reference": "der rote Hund", "translation": text})
+    return lines
 
 
-def jsonl(lines: list[dict[str, Any]]) -> bytes:
+def to_jsonl(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def find(root: ElementTree.Element, tag: str) -> list[ElementTree.Element]:
-    return list(root.iter(f"{{http://www.w3.org/1999/xhtml}}{tag}"))
-
-
-def list_curves(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    """Read the points of each curve, in SVG's coordinates."""
-    curves = []
-    for line in find(root, "polyline"):
-        points = []
-        for pair in (line.get("points") or "").split():
-            x, y = pair.split(",")
-            points.append((float(x), float(y)))
-        curves.append(points)
-    return curves
-
-
-def read_rows(root: ElementTree.Element) -> dict[str, str]:
-    return {(row[0].text or ""): (row[1].text or "") for row in find(root, "tr")}
-
-
-def test_every_point_is_drawn_where_it_belongs(tmp_path: Path) -> None:
-    _, root = report(tmp_path, jsonl(METRICS))
-    training, dev, bleu, speed = list_curves(root)
-    assert [len(curve) for curve in (training, dev, bleu, speed)] == [3, 3, 2, 3]
-    # updates 200 and 300, one axis for both
-    assert [x for x, _ in dev[:2]] == [x for x, _ in training[1:]]
-    scale = (training[1][1] - training[0][1]) / (6.5 - 8.25)  # upwards is down in SVG
-    assert scale < 0
-    for (_, y), nll in zip(training + dev, (8.25, 6.5, 5.0, 6.0, 4.5, 4.75), strict=True):
-        assert y == pytest.approx(training[0][1] + scale * (nll - 8.25), abs=0.2)
-    titles = [element.text for element in find(root, "title")]
-    assert {
-        "training, update 100: 8.25",
-        "dev, update 400: 4.75",
-        "BLEU, update 300: 17.5",
-        "tokens/s, update 200: 5,250",
-    } <= set(titles)
-
-
-def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> None:
-    _, root = report(tmp_path, jsonl(METRICS), "model.d_model=64")
-    rows = read_rows(root)
-    assert rows["best dev BLEU"] == "17.50 at update 300"
-    assert rows["signature"] == SIGNATURE
-    assert rows["lowest dev loss"] == "4.5000 at update 300, perplexity 90.02"
-    assert (rows["updates"], rows["time"]) == ("400", "1:02:05")
-    assert (rows["model.d_model"], rows["optimizer.eps"], rows["data.valid"]) == (
-        "64",
-        "1e-09",
-        "null",
-    )
-
-
-def test_the_papers_scores_and_the_floor_of_the_loss_are_dashed_lines(tmp_path: Path) -> None:
-    (tmp_path / "vocab.model").write_bytes(make_vocab(tmp_path).model)
-    (tmp_path / "metrics.jsonl").write_bytes(jsonl(METRICS))
-    (tmp_path / "config.yaml").write_text(format_config(load_config("base.yaml")))
-    text = write_report(tmp_path).read_text(encoding="utf-8")
-    root = ElementTree.fromstring(text)
-    training, dev, smoothed, bleu, _ = list_curves(root)
-    paper_nll, floor, paper_bleu = [
-        float(line.get("y1") or "") for line in find(root, "line") if line.get("class") == "mark"
-    ]
-    assert "perplexity 4.92 of its own pieces" in text and "tokenised BLEU 25.8" in text
-    assert "no smoothed loss is below 0.76" in text  # 0.9 ln(1/0.9) + 0.1 ln(79/0.1)
-    # A lower loss is further down, a better BLEU further up.
-    assert paper_nll > max(y for _, y in training + dev)
-    assert floor > max(y for _, y in smoothed)
-    assert paper_bleu < min(y for _, y in bleu)
-
-
-def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
-    warning = {
-        "kind": "warning",
-        "step": 300,
-        "problem": "stalled",
-        "unigram_nll": 5.25,
-        "message": "has learned <nothing>",
-    }
-    text, root = report(tmp_path, jsonl([*METRICS, warning]))
-    assert read_rows(root)["warning"] == "has learned <nothing>"
-    assert [line.get("class") for line in find(root, "line")].count("mark") == 1
-    assert "frequencies of the pieces alone" in text
-
-
-@pytest.mark.parametrize(
-    "metrics, n_curves, note",
-    [
-        (None, 0, None),
-        (b"", 0, None),
-        (b"\n\n", 0, None),
-        (jsonl(METRICS) + b'{"kind": "tr', 4, "1 line(s)"),
-        (b"\xff\n[1]\n5\n{}\n" + jsonl(METRICS[:1]), 2, "4 line(s)"),
-        (jsonl(METRICS[:1]), 2, None),
-        (
-            jsonl([{"kind": "train", "step": 1, "nll": "nan", "tgt_tokens_per_s": "fast"}]),
-            0,
-            None,
-        ),
-        (jsonl([{"kind": "valid", "step": 0, "nll": 0.0, "bleu": 0.0}]), 2, None),
-    ],
-)
-def test_damaged_metrics_are_no_reason_to_fail(
-    tmp_path: Path, metrics: bytes | None, n_curves: int, note: str | None
-) -> None:
-    text, root = report(tmp_path, metrics)
-    assert len(list_curves(root)) == n_curves
-    assert ("cannot be read" in text) == bool(note)
-    assert (note or "") in text
-    assert "demo run" in text
-
-
-def test_input_cannot_become_markup(tmp_path: Path) -> None:
-    evil = {
-        "kind": "valid",
-        "step": 1,
-        "bleu": 1.0,
-        "signature": "<script>alert('x')</script>\x01\ud800",
-    }
-    text, root = report(tmp_path, jsonl([evil]), "name='</title><b>&\"'", 'out="a\\u2028\\x07b"')
-    assert not find(root, "script") and not find(root, "b")
-    assert find(root, "h1")[0].text == '</title><b>&"'
-    assert read_rows(root)["signature"].startswith("<script>alert('x')</script>")
-    assert "\x01" not in text
+def write_run(folder: Path, metrics: bytes, *overrides: str) -> RunFacts:
+    config = override_config(RunConfig(name="demo run"), overrides)
+    (folder / "config.yaml").write_text(format_config(config))
+    (folder / "metrics.jsonl").write_bytes(metrics)
+    return read_run(folder)
 
 
 class Elements(HTMLParser):
     """The tags and attributes of a page, as a browser takes them, and its text."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.open: list[str] = []
         self.text = ""
+        self.rows: dict[str, str] = {}  # the first cell of each row by the row's name
+        self.name = self.cell = ""
+        self.feed(page)
+        assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, attrs))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cell = ""
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "th":
+            self.name = self.cell
+        elif tag == "td":
+            self.rows.setdefault(self.name, self.cell)
 
     def handle_comment(self, data: str) -> None:
         raise AssertionError(data)
 
     def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("script", "style"):
+            return
         self.text += data
+        self.cell += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
 
 
-def read_elements(tmp_path: Path, text: str) -> Elements:
-    """Read a page in which `text` is wherever the files of a stranger's run have text."""
-    kinds = [{"kind": "warning", "step": 1, "message": text}, {"kind": text, "step": 2, text: text}]
-    valid = {"kind": "valid", "step": 3, "bleu": 1.0, "nll": 2.0, "signature": text}
-    (tmp_path / "metrics.jsonl").write_bytes(jsonl([*kinds, valid]) + text.encode() + b"\n")
-    settings = {"name": text, "out": text, "data": {"train": [{"src": text}, text]}}
-    (tmp_path / "config.yaml").write_text(format_yaml(settings), encoding="utf-8")
-    found = Elements()
-    page = write_report(tmp_path).read_bytes().decode()
-    ElementTree.fromstring(page)
-    found.feed(page)
-    return found
+def read_charts(page: str) -> dict[str, Any]:
+    """Return the data of the charts by title, as page.js reads them."""
+    (text,) = re.findall(r'<script type="application/json" id="report-charts">(.*?)</script>', page)
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    return dict(zip(titles, json.loads(text)["charts"], strict=True))
 
 
-@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
-def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None:
-    """The tags and attributes are those of any page, and the text shows as it is."""
-    text = text.replace("\0", "")  # configs refuse it
-    found = read_elements(tmp_path, text)
-    assert found.tags == read_elements(tmp_path, "harmless").tags
-    assert OBEYED.isdisjoint(found.text)
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    assert found.text.count(shown) >= 7
+def test_every_point_is_in_its_chart(tmp_path: Path) -> None:
+    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], SCRIPT)
+    charts = read_charts(page)
+    training, dev = charts["Loss in nats per target piece, without smoothing"]["series"]
+    assert (training["x"], training["y"]) == ([100, 200, 300], [8.25, 6.5, 5.0])
+    assert (dev["x"], dev["y"]) == ([200, 300, 400], [6.0, 4.5, 4.75])
+    (bleu,) = charts["Dev BLEU"]["series"]
+    assert (bleu["x"], bleu["y"]) == ([200, 300], [3.25, 17.5])
+    assert {"Learning rate", "Norm of the gradient", "Target tokens per second"} <= charts.keys()
 
 
-def test_the_page_is_self_contained(tmp_path: Path) -> None:
-    text, _ = report(tmp_path, jsonl(METRICS))
-    assert not re.search(r"<script|<link|<img|src=|href=|@import|url\(", text)
-    assert "prefers-color-scheme: dark" in text
+def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> None:
+    run = write_run(tmp_path, to_jsonl(make_metrics()), "model.d_model=64")
+    rows = Elements(render_page([run], None)).rows
+    assert rows["best dev BLEU"] == "17.50 at update 300"
+    assert rows["signature"] == SIGNATURE
+    assert rows["lowest dev loss"] == "4.5000 at update 300, perplexity 90.02"
+    assert rows["time"] == "1:02:05"
+    settings = rows["model.d_model"], rows["optimizer.eps"], rows["data.valid"]
+    assert settings == ("64", "1e-09", "null")
 
 
-def test_a_long_run_is_a_line_without_dots(tmp_path: Path) -> None:
-    lines = [{"kind": "train", "step": 100 * i, "nll": 5 / i} for i in range(1, 3001)]
-    text, root = report(tmp_path, jsonl(lines))
-    assert [len(curve) for curve in list_curves(root)] == [3000]
-    assert not find(root, "circle")
-    assert len(text) < 100_000
+def test_the_papers_scores_and_the_floor_of_the_loss_are_in_the_charts(tmp_path: Path) -> None:
+    (tmp_path / "vocab.model").write_bytes(make_vocab(tmp_path).model)
+    (tmp_path / "metrics.jsonl").write_bytes(to_jsonl(make_metrics()))
+    (tmp_path / "config.yaml").write_text(format_config(load_config("base.yaml")))
+    specs = {
+        title: json.dumps(chart["spec"])
+        for title, chart in read_charts(render_page([read_run(tmp_path)], SCRIPT)).items()
+    }
+    loss = specs["Loss in nats per target piece, without smoothing"]
+    assert "perplexity 4.92 of its own pieces" in loss and "1.59331" in loss
+    assert "tokenised BLEU 25.8" in specs["Dev BLEU"]
+    smoothed = specs["Training loss in nats per target piece, as smoothed"]
+    assert "no smoothed loss is below 0.76" in smoothed  # 0.9 ln(1/0.9) + 0.1 ln(79/0.1)
+
+
+def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
+    warning = {"kind": "warning", "step": 300, "unigram_nll": 5.25, "message": "learned <nothing>"}
+    page = render_page([write_run(tmp_path, to_jsonl([*make_metrics(), warning]))], SCRIPT)
+    assert Elements(page).rows["warning"] == "learned <nothing>"
+    assert "frequencies of the pieces alone" in json.dumps(read_charts(page))
+
+
+def test_the_history_of_a_dev_sentence_marks_the_words_that_changed(tmp_path: Path) -> None:
+    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    assert "<del>ein roter</del> <ins>der rote</ins> Hund" in page
+
+
+@pytest.mark.parametrize(
+    "metrics, has_curves, note",
+    [
+        (b"", False, None),
+        (b"\n\n", False, None),
+        (to_jsonl(make_metrics()) + b'{"kind": "tr', True, "1 line(s)"),
+        (b"\xff\n[1]\n5\n{}\n" + to_jsonl(make_metrics()[:1]), True, "4 line(s)"),
+        (to_jsonl([{"kind": "train", "step": 1, "nll": "nan", "lr": "fast"}]), False, None),
+        (to_jsonl([{"kind": "valid", "step": 0, "nll": 0.0, "bleu": 0.0}]), True, None),
+        (to_jsonl([{"kind": "sample", "step": 1, "line": 1e99, "translation": "a"}]), False, None),
+    ],
+)
+def test_damaged_metrics_are_no_reason_to_fail(
+    tmp_path: Path, metrics: bytes, has_curves: bool, note: str | None
+) -> None:
+    page = render_page([write_run(tmp_path, metrics)], SCRIPT)
+    assert ("<figure" in page) == has_curves
+    assert ("cannot be read" in page) == bool(note)
+    assert (note or "") in page and "demo run" in page
+
+
+@pytest.mark.parametrize("name", ["results.json", "translations.json", "vocab.model"])
+def test_a_damaged_file_is_a_note_on_the_page(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\xff{")
+    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    assert re.search(rf'<p class="note">[^<]*{name}', page)
+    assert "17.50 at update 300" in page
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
@@ -283,18 +183,53 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "low, high, expected",
-    [
-        (0, 100, [0, 20, 40, 60, 80, 100]),
-        (0, 17.5, [0, 5, 10, 15, 20]),
-        (4.5, 8.25, [4, 5, 6, 7, 8, 9]),
-        (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        (0.1, 0.3, [0.1, 0.15, 0.2, 0.25, 0.3]),
-        (0, 300_000, [0, 100_000, 200_000, 300_000]),
-    ],
-)
-def test_ticks_are_round_and_hold_the_data(low: float, high: float, expected: list[float]) -> None:
-    found = choose_ticks(low, high)
-    assert found[0] <= low + 1e-9 and found[-1] >= high - 1e-9
-    assert found == pytest.approx(expected)
+def test_without_vl_convert_there_are_tables_and_no_script(tmp_path: Path) -> None:
+    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    assert "<script" not in page and "script-src 'none'" in page
+    assert "pip install" in page
+    found = Elements(page)
+    assert found.count("figure") == 5 and ">17.5</td>" in page
+
+
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
+    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], SCRIPT)
+    assert not re.search(r'<link|<img|src="|href="[^#]|@import|url\(|style="|\son\w+=', page)
+    assert "prefers-color-scheme: dark" in page
+    policy = next(
+        dict(attrs)["content"]
+        for tag, attrs in Elements(page).tags
+        if tag == "meta" and ("http-equiv", "Content-Security-Policy") in attrs
+    )
+    assert policy is not None and policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def read_hostile_page(folder: Path, text: str) -> tuple[str, Elements]:
+    """Read a page in which `text` is wherever the files of a stranger's run have text."""
+    kinds = [{"kind": "warning", "step": 1, "message": text}, {"kind": text, "step": 2, text: text}]
+    layers = {"kind": "layers", "step": 3, f"grad_norm/{text}": 1.0}
+    valid = {"kind": "valid", "step": 3, "bleu": 1.0, "nll": 2.0, "signature": text}
+    sample = {"kind": "sample", "step": 3, "line": 1, "source": text, "reference": text}
+    lines = [*kinds, layers, valid, sample | {"translation": text}]
+    (folder / "metrics.jsonl").write_bytes(to_jsonl(lines) + text.encode() + b"\n")
+    settings = {"name": text, "out": text, "data": {"train": [{"src": text}, text]}}
+    (folder / "config.yaml").write_text(format_yaml(settings), encoding="utf-8")
+    names = ("checkpoint", "test_set", "pair", "hypotheses_sha256")
+    texts: dict[str, Any] = dict.fromkeys(names, text)
+    texts |= {"sources": [text], "references": [text], "translations": [text]}
+    (folder / "translations.json").write_text(json.dumps(texts))
+    page = render_page([read_run(folder)] * 2, SCRIPT)
+    return page, Elements(page)
+
+
+@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None:
+    """The tags and attributes are those of any page, and the text shows as it is."""
+    text = text.replace("\0", "")  # configs refuse it
+    page, found = read_hostile_page(tmp_path, text)
+    _, harmless = read_hostile_page(tmp_path, "harmless")
+    assert [tag for tag, _ in found.tags] == [tag for tag, _ in harmless.tags]
+    for (_, attrs), (_, expected) in zip(found.tags, harmless.tags, strict=True):
+        assert [name for name, _ in attrs] == [name for name, _ in expected]
+    assert OBEYED.isdisjoint(page.replace("\n", ""))
+    assert found.text.count(escape_line(text)) >= 7

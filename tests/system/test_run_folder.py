@@ -16,6 +16,7 @@ def test_layout_of_a_run_folder() -> None:
         run.status: "status.json",
         run.report: "report.html",
         run.results: "results.json",
+        run.translations: "translations.json",
         run.curve: "averaging.json",
         run.nonfinite(7): "nonfinite-0000007.json",
     }

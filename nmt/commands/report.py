@@ -1,0 +1,71 @@
+"""nmt-report: write one page about one or several runs: scores, curves, translations, recipe, data."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nmt.commands.cli import make_parser, run_command
+from nmt.system.streams import secure_standard_streams
+
+EXAMPLES = """\
+  nmt-report runs/base                                  writes runs/base/report.html, as every training does at its end
+  nmt-report runs/base runs/big -o compare.html         several runs in one page: curves, scores, most changed lines
+  nmt-report runs/base --png curves.png                 also the main curves as an image, for a paper or a chat
+  nmt-report runs/seed* -o seeds.html
+
+The page is one file that needs no network. docs/report.md says what is in it.
+For other people's translations: nmt-eval --hypotheses FILE --ref FILE --report FILE.html"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "nmt-report", "Write one page about one or several runs, with everything in it.", EXAMPLES
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write the page (default RUN/report.html)"
+    )
+    parser.add_argument("--png", metavar="FILE", help="write the main curves there as an image")
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if len(args.runs) > 1 and args.output is None:
+        parser.error("several runs need -o FILE, because no one of them should hold the page")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
+    return run_command(lambda: report(args), "nmt-report")
+
+
+def report(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from nmt.report.facts import read_run
+    from nmt.report.page import check_report_output, write_page, write_png
+    from nmt.system.progress import say
+    from nmt.system.run_folder import RunFolder
+
+    own = [RunFolder(Path(name)).report for name in args.runs]
+    output = own[0] if args.output is None else Path(args.output)
+    check_report_output(output, own)
+    png = None if args.png is None else Path(args.png)
+    if png is not None:
+        check_report_output(png, own)
+
+    runs = [read_run(Path(name)) for name in args.runs]
+    write_page(runs, output)
+    say(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    if png is not None:
+        write_png(runs, png)
+        say(f"{png}: {png.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

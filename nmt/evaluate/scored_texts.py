@@ -1,0 +1,55 @@
+"""RUN/translations.json: what the last evaluation of a run read and wrote, line by line, so that a
+report can show sentences beside their scores.
+
+One file, replaced as a whole by each evaluation. Its digest says to which entry of results.json it
+belongs. It holds text of the test set, and nothing else of this project copies that: whoever may not
+hand on the text removes the file, and loses nothing but those sections of the report.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nmt.system.files import has_plain_file, write_json
+from nmt.system.records import read_record
+from nmt.system.run_folder import RunFolder
+
+MAX_CHARACTERS = 10_000_000  # of all texts together; WMT's test sets have about one million
+
+
+@dataclass(frozen=True)
+class ScoredTexts:
+    checkpoint: str  # its name inside the run, or of whatever made the translations
+    test_set: str
+    pair: str
+    hypotheses_sha256: str
+    sources: list[str]  # none if only references were given
+    references: list[str]  # the first ones
+    translations: list[str]
+
+    def check(self) -> str | None:
+        lengths = {len(self.translations), len(self.references)}
+        if self.sources:
+            lengths.add(len(self.sources))
+        return "its lists differ in length" if len(lengths) > 1 else None
+
+    @property
+    def n_characters(self) -> int:
+        texts = (*self.sources, *self.references, *self.translations)
+        return sum(map(len, texts))
+
+
+def write_scored_texts(run: Path, texts: ScoredTexts) -> None:
+    """Replace the texts of the last evaluation; remove them if these are too many to keep."""
+    path = RunFolder(run).translations
+    if texts.n_characters <= MAX_CHARACTERS:
+        write_json(path, asdict(texts))
+    elif has_plain_file(path):
+        path.unlink()
+
+
+def read_scored_texts(run: Path) -> ScoredTexts | None:
+    """Return the texts of the last evaluation; None if nothing was scored, or too much."""
+    path = RunFolder(run).translations
+    if not has_plain_file(path):
+        return None
+    return read_record(path, ScoredTexts, "damaged, or of another version of nmt; remove it")

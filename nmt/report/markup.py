@@ -1,0 +1,90 @@
+"""Writes HTML. All text that a report shows passes `escape_text`, so none of it can become markup.
+
+The result is valid HTML. Characters that would act on a reader, such as control
+characters and marks that reverse what follows, are written out, as in a terminal.
+"""
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nmt.system.escapes import escape_line
+
+# What HTML may not contain: lone surrogates and code points that are no characters.
+NO_CHARACTER = re.compile(
+    "[\ud800-\udfff\ufdd0-\ufdef]|["
+    + "".join(chr(plane * 0x10000 + end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
+    + "]"
+)
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}")
+
+
+@dataclass(frozen=True)
+class Html:
+    """Text that is markup already."""
+
+    text: str
+
+
+Content = str | Html
+
+
+def escape_text(text: str) -> str:
+    """Return HTML that shows just this text."""
+    return html.escape(NO_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", escape_line(text)))
+
+
+def render(content: Content) -> str:
+    return content.text if isinstance(content, Html) else escape_text(content)
+
+
+def render_code(text: str) -> Html:
+    return Html(f"<code>{escape_text(text)}</code>")
+
+
+def render_sentence(text: Content, language: str = "") -> Html:
+    """Mark text as that of a language, written in its own direction."""
+    lang = f' lang="{language}"' if LANGUAGE.fullmatch(language) else ""
+    return Html(f'<span dir="auto"{lang}>{render(text)}</span>')
+
+
+def render_rows(rows: Sequence[tuple[Content, Content]]) -> str:
+    """Write a table of names and values."""
+    lines = ['<table class="rows">']
+    for name, value in rows:
+        lines.append(f'<tr><th scope="row">{render(name)}</th><td>{render(value)}</td></tr>')
+    return "\n".join([*lines, "</table>"])
+
+
+def render_table(
+    head: Sequence[Content], rows: Sequence[Sequence[Content]], caption: str = ""
+) -> str:
+    """Write a table with a head; it scrolls by itself where it is too wide for the screen."""
+    label = escape_text(caption or "table")
+    lines = [f'<div class="wide" role="region" tabindex="0" aria-label="{label}">', "<table>"]
+    if caption:
+        lines.append(f"<caption>{label}</caption>")
+    cells = "".join(f'<th scope="col">{render(cell)}</th>' for cell in head)
+    lines.append(f"<thead><tr>{cells}</tr></thead>")
+    lines.append("<tbody>")
+    for row in rows:
+        cells = "".join(f"<td>{render(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join([*lines, "</tbody>", "</table>", "</div>"])
+
+
+def render_details(summary: Content, content: str, is_open: bool = False) -> str:
+    """Write content that is folded up until somebody wants to see it."""
+    attribute = ' open="open"' if is_open else ""
+    return f"<details{attribute}><summary>{render(summary)}</summary>\n{content}\n</details>"
+
+
+def render_data(name: str, value: Any) -> str:
+    """Write a value as JSON that a script can read, and in which nothing ends the element."""
+    text = json.dumps(value, separators=(",", ":"))  # all of it ASCII
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{name}">{text}</script>'

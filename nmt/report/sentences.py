@@ -1,0 +1,236 @@
+"""The sections of a report that show sentences: the test set line by line, and the dev sentences that
+training translates at each validation.
+"""
+
+from collections.abc import Sequence
+
+from nmt.evaluate.scored_texts import ScoredTexts
+from nmt.report.curves import Chart, Series
+from nmt.report.facts import RunFacts
+from nmt.report.markup import (
+    Content,
+    Html,
+    escape_text,
+    render_details,
+    render_sentence,
+    render_table,
+)
+from nmt.report.translations import (
+    SOURCE_LENGTHS,
+    Line,
+    compare_words,
+    find_faults,
+    rank_changes,
+    rank_lines,
+    score_by_length,
+    score_lines,
+)
+from nmt.train.metrics_log import MetricsLine
+
+LINES_SHOWN = 8
+NUMBERS_SHOWN = 15
+TRANSLATIONS_SHOWN = 8  # of a dev sentence
+DIFF_NOTE = (
+    "<p>Words that only the reference has are <del>struck out</del>, "
+    "words that only the translation has are <ins>underlined</ins>.</p>"
+)
+
+
+# ---- the test set ----------------------------------------------------------------------------------
+
+
+def make_bleu_chart(runs: Sequence[RunFacts]) -> Chart | None:
+    """BLEU by the length of the source."""
+    found = {}
+    for i, run in enumerate(runs):
+        if run.texts is not None and run.texts.sources:
+            found[i] = {bucket.name: bucket for bucket in score_by_length(run.texts)}
+    used = {name for buckets in found.values() for name in buckets}
+    names = [name for name in _name_buckets() if name in used]
+    if not names:
+        return None
+    series = []
+    for i, buckets in found.items():
+        points = [(names.index(name), bucket.bleu) for name, bucket in buckets.items()]
+        series.append(Series(i, "BLEU", points))
+    title = "BLEU by the length of the source in words"
+    return Chart(title, "words", "BLEU", tuple(series), from_zero=True, buckets=tuple(names))
+
+
+def _name_buckets() -> list[str]:
+    return [f"{first}+" if last is None else f"{first}-{last}" for first, last in SOURCE_LENGTHS]
+
+
+def render_test_lines(runs: Sequence[RunFacts]) -> str:
+    """Show the worst and the best lines of one system, or where two systems differ most."""
+    scored = [run for run in runs if run.texts is not None and run.texts.translations]
+    if not scored:
+        return ""
+    if len(runs) == 1:
+        assert runs[0].texts is not None
+        return _render_extremes(runs[0].texts)
+    return "\n".join([_render_fault_table(scored), *_render_changes(scored)])
+
+
+def _render_extremes(texts: ScoredTexts) -> str:
+    ranked = rank_lines(score_lines(texts))
+    worst, best = ranked[:LINES_SHOWN], ranked[::-1][:LINES_SHOWN]
+    parts = [
+        DIFF_NOTE,
+        f"<h3>Worst lines</h3>{_render_lines(texts, worst)}",
+        f"<h3>Best lines</h3>{_render_lines(texts, best)}",
+        "<h3>Lines with errors that can be counted</h3>",
+        _render_faults(texts),
+    ]
+    return "\n".join(parts)
+
+
+def _render_lines(texts: ScoredTexts, lines: Sequence[Line]) -> str:
+    src, tgt = split_pair(texts.pair)
+    rows: list[list[Content]] = []
+    for line in lines:
+        i = line.number - 1
+        source = texts.sources[i] if texts.sources else ""
+        both = render_change(texts.references[i], texts.translations[i])
+        rows.append(
+            [
+                f"{line.number}",
+                f"{line.score:.0f}",
+                render_sentence(source, src),
+                render_sentence(texts.translations[i], tgt),
+                render_sentence(both, tgt),
+            ]
+        )
+    head = ("line", "chrF", "source", "translation", "reference to translation")
+    return render_table(head, rows, "Lines")
+
+
+def _render_faults(texts: ScoredTexts) -> str:
+    rows: list[list[Content]] = []
+    for fault in find_faults(texts):
+        shown = ", ".join(f"{n}" for n in fault.numbers[:NUMBERS_SHOWN])
+        if len(fault.numbers) > NUMBERS_SHOWN:
+            shown += ", ..."
+        rows.append([fault.name, f"{len(fault.numbers)}", shown])
+    return render_table(("translations that are", "lines", "their numbers"), rows, "Errors")
+
+
+def _render_fault_table(runs: Sequence[RunFacts]) -> str:
+    rows: list[list[Content]] = []
+    head: list[Content] = ["run"]
+    for run in runs:
+        assert run.texts is not None
+        faults = find_faults(run.texts)
+        head = ["run", *(fault.name for fault in faults)]
+        rows.append([run.name, *(f"{len(fault.numbers)}" for fault in faults)])
+    return render_table(head, rows, "Lines with errors that can be counted")
+
+
+def _render_changes(runs: Sequence[RunFacts]) -> list[str]:
+    """Compare each run with the first one, if they translated the same lines."""
+    first, *others = runs
+    assert first.texts is not None
+    before = score_lines(first.texts)
+    parts = []
+    for other in others:
+        assert other.texts is not None
+        if other.texts.references != first.texts.references:
+            continue
+        changes = rank_changes(before, score_lines(other.texts))
+        lost, gained = changes[:LINES_SHOWN], changes[::-1][:LINES_SHOWN]
+        tables = [
+            f"<p>Words that only {escape_text(first.name)} has are <del>struck out</del>, words that only "
+            f"{escape_text(other.name)} has are <ins>underlined</ins>.</p>",
+            f"<h3>Better with {escape_text(other.name)}</h3>",
+            _render_changed_lines(first.texts, other.texts, gained),
+            f"<h3>Better with {escape_text(first.name)}</h3>",
+            _render_changed_lines(first.texts, other.texts, lost),
+        ]
+        title = f"Most changed lines from {first.name} to {other.name}"
+        parts.append(render_details(title, "\n".join(tables), is_open=len(runs) == 2))
+    return parts
+
+
+def _render_changed_lines(a: ScoredTexts, b: ScoredTexts, lines: Sequence[Line]) -> str:
+    src, tgt = split_pair(a.pair)
+    rows: list[list[Content]] = []
+    for line in lines:
+        i = line.number - 1
+        source = a.sources[i] if a.sources else ""
+        both = render_change(a.translations[i], b.translations[i])
+        rows.append(
+            [
+                f"{line.number}",
+                f"{line.score:+.0f}",
+                render_sentence(source, src),
+                render_sentence(a.references[i], tgt),
+                render_sentence(both, tgt),
+            ]
+        )
+    head = ("line", "chrF", "source", "reference", "from one to the other")
+    return render_table(head, rows, "Lines")
+
+
+def split_pair(pair: str) -> tuple[str, str]:
+    src, _, tgt = pair.partition("-")
+    return src, tgt
+
+
+def render_change(old: str, new: str) -> Html:
+    """Show both texts in one, the words of one alone struck out or underlined."""
+    tags = {"removed": "del", "added": "ins"}
+    parts = []
+    for change, words in compare_words(old, new):
+        text = escape_text(words)
+        tag = tags.get(change)
+        parts.append(f"<{tag}>{text}</{tag}>" if tag else text)
+    return Html(" ".join(parts))
+
+
+# ---- dev sentences over time -----------------------------------------------------------------------
+
+
+def render_dev_samples(runs: Sequence[RunFacts]) -> str:
+    """Show how the translations of a few dev sentences changed from validation to validation."""
+    parts = []
+    for run in runs:
+        by_line: dict[float, list[MetricsLine]] = {}
+        for line in run.metrics:
+            if line.kind == "sample" and "line" in line.numbers and "translation" in line.texts:
+                by_line.setdefault(line.numbers["line"], []).append(line)
+        blocks = [_render_history(run, lines) for lines in by_line.values()]
+        if blocks and len(runs) > 1:
+            parts.append(render_details(run.name, "\n".join(blocks)))
+        else:
+            parts += blocks
+    return "\n".join(parts)
+
+
+def _render_history(run: RunFacts, lines: Sequence[MetricsLine]) -> str:
+    src, tgt = ("", "") if run.config is None else (run.config.data.src, run.config.data.tgt)
+    last = lines[-1]
+    changed = [lines[0]]
+    for line in lines[1:]:
+        if line.texts["translation"] != changed[-1].texts["translation"]:
+            changed.append(line)
+    shown = spread(changed, TRANSLATIONS_SHOWN)
+    rows: list[list[Content]] = []
+    previous = ""
+    for line in shown:
+        text = line.texts["translation"]
+        change = render_change(previous, text) if previous else text
+        rows.append([f"{line.step:,}", render_sentence(change, tgt)])
+        previous = text
+    source = render_sentence(last.texts.get("source", ""), src)
+    reference = render_sentence(last.texts.get("reference", ""), tgt)
+    head = f'<p class="pair"><b>Source</b> {source.text}<br/><b>Reference</b> {reference.text}</p>'
+    number = int(last.numbers["line"])
+    table = render_table(("update", "translation"), rows, f"Translations of dev line {number}")
+    return f'<div class="sample">{head}{table}</div>'
+
+
+def spread(lines: Sequence[MetricsLine], most: int) -> list[MetricsLine]:
+    """Choose at most `most` of them, evenly, with the first and the last."""
+    if len(lines) <= most:
+        return list(lines)
+    return [lines[i * (len(lines) - 1) // (most - 1)] for i in range(most)]

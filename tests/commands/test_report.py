@@ -1,0 +1,56 @@
+"""nmt-report: where it writes, and what it refuses to replace."""
+
+import json
+from pathlib import Path
+
+import pytest
+from needs import needs_package
+
+from nmt.commands.report import main
+from nmt.config import RunConfig, format_config
+from nmt.system.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    folder.config.write_text(format_config(RunConfig(name="one")))
+    lines = [{"kind": "train", "step": step, "nll": 5.0 - step} for step in (1, 2)]
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_one_run_has_its_report_and_several_need_a_place(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run.path)]) == main([str(run.path)]) == 0
+    assert "<h1>one</h1>" in run.report.read_text()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(run.path), str(run.path)])
+    assert "-o FILE" in capsys.readouterr().err
+    both = tmp_path / "both.html"
+    for _ in range(2):  # a report may be replaced by a report
+        assert main([str(run.path), str(run.path), "-o", str(both)]) == 0
+    assert "one and one" in both.read_text()
+
+
+def test_nothing_but_a_report_is_replaced(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "page.html"
+    other.write_text("<p>mine</p>")
+    for path in (other, run.metrics, run.path, tmp_path / "none" / "page.html"):
+        for option in ("-o", "--png"):
+            assert main([str(run.path), option, str(path)]) == 2
+            assert str(path) in capsys.readouterr().err
+    assert other.read_text() == "<p>mine</p>"
+    assert main([str(tmp_path)]) == 2
+    assert "give a run folder" in capsys.readouterr().err
+
+
+@needs_package("vl_convert", "report")
+def test_the_main_curves_are_an_image(run: RunFolder, tmp_path: Path) -> None:
+    image = tmp_path / "curves.png"
+    assert main([str(run.path), "--png", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")

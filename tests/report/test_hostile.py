@@ -1,0 +1,151 @@
+"""Reports of hostile runs: whatever stands in names, paths, corpora, texts, ledgers, results and
+metrics is shown and does nothing, in Chromium and on a terminal.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import open_page
+from hostile_text import OBEYED, PAYLOADS
+from needs import needs_chromium, needs_package
+
+from nmt.commands.report import main as nmt_report
+from nmt.config import RunConfig, format_config, override_config
+from nmt.corpus.ledger import BpeAccount, CorpusAccount, Ledger, SourceFile
+from nmt.evaluate.results import Result, ScoredTestSet, add_result
+from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
+from nmt.score.score import Interval, Score
+from nmt.system.escapes import escape_line
+
+SCRIPTS = [
+    *PAYLOADS,
+    "</script><script>document.title='stolen'</script>",
+    "<!--<script>",
+    "'] + alert(1) + ['",
+    "datum.x; alert(1)",
+    "<style>*{display:none}</style>",
+    "<meta http-equiv=refresh content='0;url=http://evil.example'>",
+    "<base href=http://evil.example/>",
+    "<form action=http://evil.example><input autofocus onfocus=alert(1)>",
+    "<details open ontoggle=alert(1)>",
+    "<math><a xlink:href=javascript:alert(1)>x",
+    "${alert(1)}",
+    "__proto__",
+]  # fmt: skip
+ALLOWED = ("BUTTON", "INPUT", "SVG", "SCRIPT", "STYLE", "META")
+ALL_DRAWN = (
+    "() => [...document.querySelectorAll('figure')].every((one) => one.querySelector('svg'))"
+)
+CENSUS = """() => {
+  const own = [...document.querySelectorAll("*")].filter((one) => !one.closest(".plot > *"));
+  return {
+    tags: [...new Set(own.map((one) => one.tagName))].sort(),
+    scripts: document.scripts.length,
+    handlers: own.filter((one) => one.getAttributeNames().some((name) => name.startsWith("on"))).length,
+    links: [...document.querySelectorAll("a")].filter((one) => !one.getAttribute("href").startsWith("#")).length,
+    title: document.title,
+    drawn: document.querySelectorAll("figure svg").length,
+    figures: document.querySelectorAll("figure").length,
+    text: document.body.textContent,
+  };
+}"""
+
+
+def write_hostile_run(folder: Path, texts: list[str]) -> Path:
+    """Write a run in which these texts are wherever a stranger could write one."""
+    folder.mkdir(parents=True)
+    texts = [text.replace("\0", "") for text in texts]  # which names cannot hold
+    store = folder / "store"
+    store.mkdir()
+    first = texts[0]
+    config = override_config(RunConfig(), ["data.src=en", "data.tgt=de"])
+    data = replace(config.data, store=str(store))
+    (folder / "config.yaml").write_text(format_config(replace(config, name=first, data=data)))
+
+    lines = []
+    for i, text in enumerate(texts):
+        sample = {"source": text, "reference": text, "translation": text}
+        lines += [
+            {"kind": "train", "step": i, "nll": 5.0 - i / 99, "lr": 0.1, text: text},
+            {"kind": "valid", "step": i, "nll": 5.0, "bleu": i / 9, "signature": text},
+            {"kind": "layers", "step": i, f"grad_norm/{text}": 1.0},
+            {"kind": "warning", "step": i, "message": text},
+            {"kind": "sample", "step": i, "line": i, **sample},
+            {"kind": "sample", "step": i, "line": i, "attention": make_attention(text), **sample},
+        ]
+    data_lines = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    (folder / "metrics.jsonl").write_bytes(data_lines)
+
+    for i, text in enumerate(texts):
+        test_set = ScoredTestSet(text, 1, f"{i:064}", "d" * 64)
+        scores = [Score(text, 1.0, text, Interval(0.5, 1.5))]
+        digests = ("a" * 64, "b" * 64, test_set, text, "e" * 64)
+        search: dict[str, str | int | float | bool | None] = {"beam": text}
+        result = Result("now", text, 1, [text], *digests, search, text, scores, {text: text}, 1.0)
+        add_result(folder, result)
+    others = [f"{text} of another kind" for text in texts]
+    scored = ScoredTexts(first, first, first, first, texts, others, texts[::-1])
+    write_scored_texts(folder, scored)
+    write_hostile_ledger(store, texts)
+    return folder
+
+
+def make_attention(piece: str) -> dict[str, object]:
+    map_of_two = {"memory": [["/wD/AA=="]]}
+    return {
+        "source": [piece, "</s>"],
+        "target": [piece, "</s>"],
+        "alignment": [0],
+        "attention": map_of_two,
+    }
+
+
+def write_hostile_ledger(store: Path, texts: list[str]) -> None:
+    corpora = []
+    for text in texts:
+        files = [SourceFile(text, 1, text, 1)]
+        samples = {text: [[text, text]]}
+        corpora.append(CorpusAccount(text, text, 1, files, 2, 1, [1, 1], {text: 1}, samples))
+    bpe = BpeAccount(texts[0], 5, 5, 5, None)
+    settings = {"data": {"src": texts[0], "tgt": texts[0]}}
+    ledger = Ledger(settings, corpora, None, bpe, {texts[0]: texts[0]}, texts[0], {}, texts[0])
+    (store / "ledger.json").write_text(json.dumps(ledger.to_plain()))
+
+
+@needs_chromium()
+@needs_package("vl_convert", "report")
+def test_nothing_of_hostile_runs_is_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the power does not fail here
+    one = write_hostile_run(tmp_path / "one", SCRIPTS)
+    groups = [SCRIPTS[i::10] for i in range(10)]
+    many = [write_hostile_run(tmp_path / f"run{i}", texts) for i, texts in enumerate(groups)]
+    folder = "\x1b[31m<img src=x onerror=alert(1)>\x07".replace("/", "")
+    shutil.copytree(one, tmp_path / folder)
+    pages = [tmp_path / folder / "report.html", tmp_path / "many.html"]
+    assert nmt_report([str(tmp_path / folder)]) == 0
+    assert nmt_report([*map(str, many), "-o", str(pages[1])]) == 0
+    assert not OBEYED & set("".join(capsys.readouterr())) - {"\n"}
+
+    for page in pages:
+        with open_page(page.as_uri()) as opened:
+            opened.page.evaluate(
+                "dispatchEvent(new Event('beforeprint'))"
+            )  # which draws all charts
+            for details in opened.page.query_selector_all("details.attention"):
+                details.evaluate("one => { one.open = true; }")
+            opened.page.wait_for_function(ALL_DRAWN)
+            found = opened.page.evaluate(CENSUS)
+        assert opened.faults == []
+        unwanted = {"IMG", "IFRAME", "FORM", "OBJECT", "BASE", "LINK", "MATH"}
+        assert unwanted.isdisjoint(found["tags"]), sorted(unwanted & set(found["tags"]))
+        assert (found["handlers"], found["links"]) == (0, 0)
+        assert found["drawn"] >= found["figures"] > 2
+        assert found["title"] != "stolen"
+        for text in SCRIPTS[30:]:
+            assert escape_line(text) in found["text"]

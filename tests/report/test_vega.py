@@ -1,0 +1,62 @@
+"""The JavaScript of charts is bundled once, and charts become an image without a browser."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from needs import needs_package
+
+from nmt.report import vega
+from nmt.report.curves import Chart, ReferenceLine, Series
+from nmt.report.vega import read_chart_script, render_png
+from nmt.system.errors import UserError
+
+CURVES = (Series(0, "training", [(1, 3.0), (2, 2.0)]), Series(1, "training", [(1, 2.5), (3, 1.0)]))
+CHART = Chart("Loss", "updates", "nats", CURVES, (ReferenceLine("the paper's", 1.5),), is_main=True)
+
+
+def test_the_script_is_kept_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(vega, "version", lambda _: "1.2")
+    bundled = []
+
+    def bundle(*args: object, **options: object) -> subprocess.CompletedProcess[bytes]:
+        bundled.append(args)
+        return subprocess.CompletedProcess([], 0, b"draw('</script><!--');")
+
+    monkeypatch.setattr(vega.subprocess, "run", bundle)
+    first, second = read_chart_script(), read_chart_script()
+    assert first == second == r"draw('<\/script><\!--');"
+    assert len(bundled) == 1
+    assert [path.name for path in (tmp_path / "nmt").iterdir()] == ["vega-1.2.js"]
+
+
+@needs_package("vl_convert", "report")
+def test_curves_of_two_runs_become_one_image() -> None:
+    image = render_png([CHART], ["base", 'it\'s \\ "big" <b>'])
+    assert image.startswith(b"\x89PNG") and len(image) > 5_000
+
+
+def test_without_vl_convert_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vega.sys.modules, "vl_convert", None)
+    with pytest.raises(UserError, match=r"nmt\[report\]"):
+        render_png([CHART], ["one"])
+    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda _: None)
+    assert read_chart_script() is None
+
+
+@needs_package("vl_convert", "report")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may leave the network")
+def test_the_bundle_needs_no_network() -> None:
+    """vl-convert is asked in a network of its own, which leads nowhere."""
+    left = subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False)
+    if left.returncode:
+        pytest.skip("this machine does not allow a network of one's own")
+    program = "import vl_convert; print(len(vl_convert.javascript_bundle()))"
+    command = ["unshare", "-n", vega.sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) > 500_000
