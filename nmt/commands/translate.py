@@ -7,11 +7,14 @@ can be wrong with the options is reported before torch is imported.
 
 import argparse
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, run_command
@@ -161,6 +164,12 @@ def add_output_arguments(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="an object for each line: line (from 1), source, candidates",
     )
+    group.add_argument(
+        "--attention",
+        metavar="FILE",
+        help="also write what each translation attends to: FILE.html to look at, FILE.json, or FILE.png "
+        "of the first line. At the prompt, type :attention",
+    )
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,6 +195,8 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 MAX_WORKERS = 4_096
+ATTENTION_SUFFIXES = (".html", ".json", ".png")
+SHOW_ATTENTION = ":attention"  # typed at the prompt
 
 
 def parse_positive(text: str) -> int:
@@ -214,8 +225,22 @@ def find_option_conflict(args: argparse.Namespace) -> str:
         return "--resume cannot count --n-best lines; give --json too, one line for each"
     if args.seed is not None and not args.sample:
         return "--seed needs --sample"
+    if args.attention:
+        path = Path(args.attention)
+        if path.suffix not in ATTENTION_SUFFIXES:
+            return f"--attention {path}: name it .html, .json or .png"
+        if args.output and path.resolve() == Path(args.output).resolve():
+            return f"--attention {path}: is also -o; give another file"
+        unsupported = {
+            "--resume": args.resume,  # nobody knows the translations that are there
+            "--workers": args.workers > 1,
+            "--interactive": args.interactive,
+        }
+        if given := join_given(unsupported):
+            return f"--attention FILE does not support {given}; leave one of them out"
     if args.engine == "ctranslate2":
         unsupported = {
+            "--attention": args.attention,
             "--n-best": args.n_best,
             "--alignments": args.alignments,
             "--sample": args.sample,
@@ -281,7 +306,9 @@ def translate_text(args: argparse.Namespace) -> int:
         raise UserError("standard input or output is closed; give -i FILE and -o FILE")
 
     # open the model
-    layout = Layout(args.n_best, args.scores, args.alignments, args.json)
+    layout = Layout(
+        args.n_best, args.scores, args.alignments, args.json, args.attention is not None
+    )
     load_model = partial(
         open_model,
         args.checkpoints,
@@ -302,10 +329,18 @@ def translate_text(args: argparse.Namespace) -> int:
             "or more, or --sample"
         )
 
+    if args.attention and decoding.long_lines == "split":
+        raise UserError(
+            "--attention does not support decoding.long_lines=split, because the parts of a line have a map "
+            "each; choose cut or refuse"
+        )
+    if args.attention and len(args.checkpoints) > 1:
+        say(f"--attention: shows the attention of the first model, {args.checkpoints[0]}")
+
     # translate what a person types, or a stream
     if args.must:
         model.translator.use_demanded_phrases()
-    names_files = args.input or args.output or args.prefix or args.must
+    names_files = args.input or args.output or args.prefix or args.must or args.attention
     is_prompt = args.interactive
     if not names_files and args.workers == 1 and sys.stdin.isatty():
         is_prompt = True  # a person who gave no input would wait for nothing
@@ -319,13 +354,30 @@ def translate_text(args: argparse.Namespace) -> int:
 def converse(model: "LoadedModel", layout: "Layout") -> None:
     from nmt.commands.prompt import answer_lines
     from nmt.system.progress import say
+    from nmt.translate.attention_text import format_attention
+
+    translator, shows_attention = model.translator, False
 
     def answer(line: str) -> str:
-        (candidates,) = model.translator.find_candidates([line], layout.request)
-        return layout.lines(1, line, candidates, model.translator)
+        nonlocal shows_attention
+        if line == SHOW_ATTENTION:
+            shows_attention = not shows_attention
+            say(f"attention is {'shown' if shows_attention else 'hidden'} from now on")
+            return ""
+        (candidates,) = translator.find_candidates([line], layout.request)
+        text = layout.lines(1, line, candidates, translator)
+        if shows_attention:
+            (one,) = translator.map_attention([line], candidates[:1])
+            if one is not None:
+                text += format_attention(one, shutil.get_terminal_size().columns)
+            elif candidates[0].text:
+                text += "(translated in parts, each with an attention of its own)\n"
+        return text
 
     languages = f"{model.config.data.src} -> {model.config.data.tgt}"
-    say(f"{languages}; one sentence per line, Ctrl-C drops it, Ctrl-D ends")
+    say(
+        f"{languages}; one sentence per line, {SHOW_ATTENTION} shows what it attends to, Ctrl-C drops it, Ctrl-D ends"
+    )
     answer_lines(answer)
 
 
@@ -336,6 +388,7 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
+    from nmt.report.attention_file import open_attention_file
     from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.lines import (
         LARGEST_CHUNK,
@@ -364,6 +417,13 @@ def translate_input(
         if n_done:
             say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
 
+        attention = None
+        if args.attention:
+            handles.append(out.fileno() if args.output else STDOUT)
+            check_not_among(args.attention, handles)
+            title = f"Attention of {args.checkpoints[0]}"
+            attention = stack.enter_context(open_attention_file(Path(args.attention), title))
+
         # chunks of many batches
         chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
         if args.prefix:
@@ -377,9 +437,20 @@ def translate_input(
         progress = stack.enter_context(closing(bar))
         size = find_size(source)
         for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
+            if attention is not None:
+                attention.add(translator, result.lines, result.translations)
             progress.advance(result.n_lines)
             if size and result.n_source_bytes:
                 progress.expect(round(progress.done * size / result.n_source_bytes))
+
+
+def check_not_among(path: str, handles: Sequence[int]) -> None:
+    """Refuse to replace a file that is open as input or output."""
+    from nmt.system.errors import UserError
+
+    for handle in handles:
+        if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(handle)):
+            raise UserError(f"--attention {path}: is also input or output; give another file")
 
 
 if __name__ == "__main__":

@@ -241,8 +241,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of the file `path`, atomically. A link is replaced itself, and where it
-    leads nothing changes.
+    """Replace the content of the file `path`, atomically."""
+    with replace_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Replace the file `path`, atomically, by what is written; after an error nothing has changed. A
+    link is replaced itself, and where it leads nothing changes.
     """
     if path.is_dir() and not path.is_symlink():
         raise UserError(f"{path}: is a folder, not a file; remove it or choose another path")
@@ -255,7 +262,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         with open_plain_file(temporary, "xb") as file:
             with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)

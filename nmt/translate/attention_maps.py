@@ -41,13 +41,16 @@ class AttentionMap:
         layer = self.memory[find_alignment_layer(len(self.memory))]
         return replace(self, memory=layer.mean(0)[None, None], encoder=None, decoder=None)
 
+    def list_kinds(self) -> dict[str, WeightArray]:
+        """The kinds of attention that are there, by name."""
+        kinds = {"memory": self.memory, "encoder": self.encoder, "decoder": self.decoder}
+        return {name: weights for name, weights in kinds.items() if weights is not None}
+
     def to_json(self) -> dict[str, Any]:
         """The map as `attention_view.js` draws it: a weight is a byte, and 255 is one."""
-        kinds = {"memory": self.memory, "encoder": self.encoder, "decoder": self.decoder}
         attention = {}
-        for kind, weights in kinds.items():
-            if weights is not None:
-                attention[kind] = [[_encode_weights(head) for head in layer] for layer in weights]
+        for kind, weights in self.list_kinds().items():
+            attention[kind] = [[_encode_weights(head) for head in layer] for layer in weights]
         return {
             "source": self.source,
             "target": self.target,

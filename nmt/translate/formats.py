@@ -19,6 +19,7 @@ class Layout:
     has_scores: bool = False
     has_alignments: bool = False
     is_json: bool = False
+    keeps_translations: bool = False  # and not their text alone: their attention is wanted
 
     @property
     def request(self) -> Request:

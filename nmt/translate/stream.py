@@ -11,7 +11,7 @@ import signal
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
-from nmt.translate.translator import LineTooLong, LoadedModel, TextToText
+from nmt.translate.translator import LineTooLong, LoadedModel, TextToText, Translation
 
 Task = Chunk | str  # a chunk, or the error message of an input that ends with an error
 
@@ -37,6 +37,8 @@ class TranslatedChunk:
     n_lines: int
     n_source_bytes: int  # of the whole stream, up to the end of this chunk
     error: str | None = None  # raised once `data` is written
+    lines: Sequence[str] = ()  # and their best translations, if the layout keeps them
+    translations: Sequence[Translation] = ()
 
 
 def translate_stream(
@@ -116,7 +118,10 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> Trans
     for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
         rows.append(layout.lines(number, line, of_line, translator))
     data = "".join(rows).encode(errors="replace")
-    return TranslatedChunk(data, len(lines), task.n_bytes, refusal)
+    chunk = TranslatedChunk(data, len(lines), task.n_bytes, refusal)
+    if layout.keeps_translations:
+        return replace(chunk, lines=lines, translations=[of_line[0] for of_line in candidates])
+    return chunk
 
 
 # ---- output -------------------------------------------------------------------------------------------------------

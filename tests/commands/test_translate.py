@@ -34,6 +34,7 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
+from nmt.translate.attention_text import format_attention
 from nmt.translate.beams import Hypothesis
 from nmt.translate.formats import Layout
 from nmt.translate.search import search
@@ -582,6 +583,45 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
+def test_attention_at_the_prompt(place: Path, translator: Translator) -> None:
+    typed = "red dog\n:attention\nred dog\n\n:attention\nred dog\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "nmt.commands.translate", str(place), "--interactive"],
+        input=typed.encode(),
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "70"},
+        timeout=100,
+    )
+    assert done.returncode == 0
+    (best,) = translator.translate(["red dog"])
+    one = next(translator.map_attention(["red dog"], [best]))
+    assert one is not None
+    answer = best.text.replace("\n", " ") + "\n"
+    expected = answer + answer + format_attention(one, 70) + "\n" + answer
+    assert done.stdout.decode() == expected
+    assert b"attention is shown from now on" in done.stderr
+
+
+def test_attention_beside_the_output(
+    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The translations are the same, and the map is of the best one, by the first of several models."""
+    text, output, attention = (tmp_path / name for name in ("text", "output", "a.json"))
+    text.write_text(TEXT)
+    command = [str(place), str(place), "-i", str(text), "-o", str(output), "--n-best", "2"]
+    assert nmt_translate(command) == 0
+    alone = output.read_text()
+    assert nmt_translate([*command, "--attention", str(attention)]) == 0
+    assert "the attention of the first model" in capsys.readouterr().err
+    assert output.read_text() == alone
+    rows = [json.loads(line) for line in attention.read_text().splitlines()]
+    assert [row["line"] for row in rows] == list(range(1, len(LINES) + 1))
+    for line, row, best in zip(LINES, rows, translator.translate(LINES), strict=True):
+        vocab = translator.vocab
+        assert row["source"] == [*vocab.src.pieces(vocab.src.encode([line])[0]), "</s>"]
+        assert row["target"] == [*vocab.tgt.pieces(best.piece_ids), "</s>"]
+
+
 # ---- other engines ------------------------------------------------------------------------------------------------
 
 
@@ -736,6 +776,12 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         (["--preset", "moses"], "moses"),
         (["--interactive", "-i", "x"], "-i"),
         (["--interactive", "--workers", "2"], "--workers"),
+        (["--attention", "x.svg"], "name it .html, .json or .png"),
+        (["--attention", "x.json", "-o", "./x.json"], "is also -o"),
+        (["--attention", "x.json", "--workers", "2"], "--workers"),
+        (["--attention", "x.json", "-o", "x", "--resume"], "--resume"),
+        (["--attention", "x.json", "--interactive"], "--interactive"),
+        (["--attention", "x.json", "--engine", "ctranslate2"], "--attention"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -749,6 +795,16 @@ def test_options_that_do_not_go_together(
         captured.err.splitlines()[-1].startswith("nmt-translate: error:")
         and message in captured.err.splitlines()[-1]
     )
+
+
+def test_attention_does_not_replace_what_is_read(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.html"
+    text.write_text(TEXT)
+    assert nmt_translate([str(place), "-i", str(text), "--attention", str(text)]) == 2
+    assert "is also input or output" in capsys.readouterr().err
+    assert text.read_text() == TEXT
 
 
 @pytest.mark.parametrize(
@@ -766,6 +822,9 @@ def test_options_that_do_not_go_together(
         (["decoding.baem=3"], "did you mean beam"),
         (["--beam", "2", "x"], "x: no such"),
         (["--prefix", "nowhere", "-i", __file__], "nowhere: cannot be read"),
+        (["--attention", "nowhere/x.html"], "nowhere/x.html: its folder does not exist"),
+        (["--attention", "{place}/x.html"], "belongs to a run"),
+        (["--attention", "x.html", "--long-lines", "split"], "choose cut or refuse"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
