@@ -781,11 +781,26 @@ def find_config(name: str, folder: Path | None = None) -> Path:
     for place in folders:
         if is_bare and os.path.isfile(place / name):
             return place / name
-    names = ", ".join(sorted(p.name for place in folders for p in place.glob("*.yaml")))
+    names = ", ".join(list_config_names())
     what = "is a folder" if os.path.isdir(path) else "not found"
     raise UserError(
         f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}"
     )
+
+
+def list_config_names() -> list[str]:
+    """Return the names by which the shipped configs are found."""
+    return sorted(path.name for path in find_shipped_configs().glob("**/*.yaml"))
+
+
+def list_setting_keys(kind: type = RunConfig, section: str = "") -> list[str]:
+    """Return the dotted names of all settings."""
+    keys = []
+    for field in dataclasses.fields(kind):
+        key = f"{section}{field.name}"
+        is_section = dataclasses.is_dataclass(field.default)
+        keys += list_setting_keys(type(field.default), f"{key}.") if is_section else [key]
+    return keys
 
 
 def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmt import config
-from nmt.config import CHANGEABLE_KEYS, RunConfig, load_config
+from nmt.config import CHANGEABLE_KEYS, RunConfig, list_setting_keys, load_config
 from nmt.paper import explain
 
 ROOT = Path(__file__).parents[1]
@@ -136,18 +136,8 @@ def list_rows(kind: type, known: set[str]) -> list[str]:
     return rows
 
 
-def list_keys(kind: type, section: str = "") -> list[str]:
-    """Return the dotted names of all settings."""
-    keys = []
-    for field in dataclasses.fields(kind):
-        key = f"{section}{field.name}"
-        is_section = dataclasses.is_dataclass(field.default)
-        keys += list_keys(type(field.default), f"{key}.") if is_section else [key]
-    return keys
-
-
 def render_settings() -> str:
-    dotted = {key for key in list_keys(RunConfig) if "." in key}
+    dotted = {key for key in list_setting_keys() if "." in key}
     sections: list[tuple[str, type]] = [("Of the run", RunConfig)]
     for field in dataclasses.fields(RunConfig):
         if dataclasses.is_dataclass(field.default):
