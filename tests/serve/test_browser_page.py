@@ -401,6 +401,64 @@ def test_the_translation_is_copied_line_by_line(page: Any) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "ein Hund\n\nder Mann"
 
 
+def test_nothing_is_copied_before_all_is_translated(page: Any, stand_in: StandIn) -> None:
+    type_text(page, "a dog")
+    expect_rows(page, "ein Hund")
+    stand_in.respond = lambda _: (500, {"error": "a bug"}, {})
+    type_text(page, "a man")
+    page.click("#copy")
+    expect_text(page, "#copy", "Not translated yet")
+
+
+def test_pieces_become_words_in_any_writing_and_spelling(page: Any) -> None:
+    def split(text: str, *pieces: str) -> list[list[str]]:
+        candidate = {"text": text, "pieces": [{"piece": p, "log_prob": 0.0} for p in pieces]}
+        words = page.evaluate(CALL, ["splitIntoWords", candidate])
+        assert all(word["probability"] in (1, None) for word in words)
+        return [[part["text"] for part in word["parts"]] for word in words]
+
+    assert split("Zwei Hunde.", "▁Zwei", "▁Hu", "nde", ".", "</s>") == [
+        ["Zwei"],
+        ["Hu", "nde"],
+        ["."],
+    ]
+    assert split("„Ja“, so", "▁", "„", "Ja", "“,", "▁so") == [["„"], ["Ja"], ["“,"], ["so"]]
+    assert split("mot\u00a0: oui", "▁mot", "\u00a0:", "▁oui") == [["mot", "\u00a0:"], ["oui"]]
+    assert split("我喜欢茶", "▁我", "喜欢", "茶") == [["我"], ["喜欢"], ["茶"]]
+    assert split("ein 🎸 da", "▁ein", "▁", "<0xF0>", "<0x9F>", "▁da") == [["ein"], ["🎸"], ["da"]]
+    assert split("eins zwei", "▁eins") == [["eins"], ["zwei"]]  # nobody knows which piece is where
+
+
+def test_attention_finds_its_words_in_text_that_the_vocabulary_changed(page: Any) -> None:
+    def weigh(source: str, *pieces: str) -> list[tuple[str, int]]:
+        """All attention is on the second piece."""
+        weights = [100 * (i == 1) for i in range(len(pieces) + 1)]
+        attention = {"memory": [[encode_cells([[weight * 255 // 100 for weight in weights]])]]}
+        attention_map = {"source": [*pieces, "</s>"], "attention": attention}
+        words = page.evaluate(CALL, ["weighSourceWords", source, attention_map, [0]])
+        return [(word["text"], round(word["weight"])) for word in words]
+
+    assert weigh("A dog runs.", "▁A", "▁dog", "▁runs", ".")[1] == ("dog", 1)
+    assert weigh("A ½ dog", "▁A", "▁1⁄2", "▁dog") == [("A", 0), ("½", 1), ("dog", 0)]
+    assert weigh("A 世界", "▁A", "▁<unk>") == [("A", 0), ("世", 1), ("界", 0)]
+    assert weigh("  don't  go", "▁don", "'", "t", "▁go") == [("don't", 1), ("go", 0)]
+
+
+def test_what_differs_between_two_translations(page: Any) -> None:
+    def compare(text: str, other: str) -> str:
+        words = page.evaluate(CALL, ["compareWords", text, other])
+        return " ".join(f"*{word['text']}*" if word["isNew"] else word["text"] for word in words)
+
+    assert compare("a b c", "a b c") == "a b c"
+    assert compare("a x c y", "a b c") == "a *x* c *y*"
+    assert compare("b c a", "a b c") == "b c *a*"
+    assert compare("a", "a b c") == "a"
+    assert compare("x y", "") == "*x* *y*"
+
+
+CALL = """async ([name, ...values]) => (await import(new URL("page/words.js", document.baseURI)))[name](...values)"""
+
+
 # --- problems ---
 
 

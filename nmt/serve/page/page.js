@@ -15,7 +15,8 @@ const N_ALTERNATIVES = 5;
 const UNSURE = 0.5; // a piece less probable than this is underlined
 const DOUBTFUL = 0.2;
 const LONGEST_ANNOUNCEMENT = 400; // characters that a screen reader is given at once
-const LOOKED_AT = 0.1; // shares of attention below this are noise
+const LOOKED_AT = 0.1; // a smaller share of attention is noise
+const MOST_NAMED = 4; // source words, or pieces of a word, in the line of details
 
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((element) => [element.id, element]));
 
@@ -248,8 +249,9 @@ function percent(probability) {
 // Where the panes are side by side, a row begins no higher than its line of the source.
 function alignRows() {
   const isWide = page.source.getBoundingClientRect().right <= page.result.getBoundingClientRect().left;
-  const sourceHeights = [...page.backdrop.children].map((element) => element.offsetHeight);
-  const rowHeights = lines.map((line) => line.row.offsetHeight);
+  const measure = (element) => element.getBoundingClientRect().height; // offsetHeight rounds, and that adds up
+  const sourceHeights = [...page.backdrop.children].map(measure);
+  const rowHeights = lines.map((line) => measure(line.row));
   let sourceTop = 0;
   let rowTop = 0;
   lines.forEach((line, i) => {
@@ -293,8 +295,10 @@ function nameLine(line) {
 
 async function copyTranslation() {
   const text = lines.map((line) => (isEmpty(line) ? "" : line.shown?.text ?? "")).join("\n");
-  const isCopied = await writeToClipboard(text);
-  const message = isCopied ? "Copied" : "Not copied: the browser forbids it";
+  let message = "Not translated yet";
+  if (!lines.some(isWaiting)) {
+    message = (await writeToClipboard(text)) ? "Copied" : "Not copied: the browser forbids it";
+  }
   page.copy.textContent = message;
   announce(message);
   setTimeout(() => { page.copy.textContent = "Copy"; }, 1500);
@@ -458,16 +462,26 @@ function stopLooking() {
 
 function describeWord(word, sources) {
   const facts = [];
-  const looked = sources.filter(({ weight }) => weight >= LOOKED_AT).sort((a, b) => b.weight - a.weight).slice(0, 3);
+  const looked = chooseLookedAt(sources).sort((a, b) => b.weight - a.weight).slice(0, MOST_NAMED);
   if (looked.length > 0) {
-    facts.push(`looks at ${looked.map(({ text, weight }) => `${text} ${percent(weight)}`).join(", ")}`);
+    facts.push(`looks at ${looked.map(({ text, weight }) => `${text} ${percent(weight)}`).join(" · ")}`);
   }
   if (word.probability !== null && page.confidence.checked) {
-    const parts = word.parts.length === 1 ? [] : word.parts.map((part) => `${part.text} ${percent(part.probability)}`);
-    const byPiece = parts.length > 0 ? ` (${parts.join(" · ")})` : "";
-    facts.push(`probability ${percent(word.probability)}${byPiece}`);
+    facts.push(`probability ${percent(word.probability)}${listParts(word.parts)}`);
   }
   return facts.length === 0 ? "" : `${word.text}: ${facts.join("; ")}`;
+}
+
+function listParts(parts) {
+  if (parts.length === 1) return "";
+  const named = parts.slice(0, MOST_NAMED).map((part) => `${part.text} ${percent(part.probability)}`);
+  return ` (${named.join(" · ")}${parts.length > MOST_NAMED ? " …" : ""})`;
+}
+
+// What gets a notable share, and always what gets the most.
+function chooseLookedAt(sources) {
+  const highest = Math.max(...sources.map(({ weight }) => weight));
+  return sources.filter(({ weight }) => weight >= Math.min(LOOKED_AT, highest));
 }
 
 function showAttentionInSource(line, words = []) {
@@ -480,8 +494,7 @@ function showAttentionInSource(line, words = []) {
   element.classList.add("looked-at");
   const children = [];
   let at = 0;
-  for (const { start, end, text, weight } of words) {
-    if (weight < LOOKED_AT) continue;
+  for (const { start, end, text, weight } of chooseLookedAt(words)) {
     children.push(line.source.slice(at, start), makeElement("mark", nameWeight(weight), text));
     at = end;
   }
