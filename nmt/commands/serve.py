@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nmt.serve.models import ServedModel
 
 KEYS_VARIABLE = "NMT_API_KEYS"
+OTHER_FILES = 64  # open besides connections
 EXAMPLES = """\
   nmt-serve runs/demo/average                                    http://127.0.0.1:8000, for this machine only
   nmt-serve runs/en-de/average runs/de-en/average                two directions
@@ -138,7 +139,7 @@ def serve_models(args: argparse.Namespace) -> int:
         max_lines=args.max_lines,
         max_characters=args.max_characters,
         max_waiting=args.max_waiting,
-        max_connections=args.max_connections,
+        max_connections=min(args.max_connections, raise_file_limit() - OTHER_FILES),
         timeout_s=args.timeout,
     )
     hosts = {*LOCAL_HOSTS, args.host, *args.allow_host}
@@ -158,6 +159,15 @@ def check_packages() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install '.[serve]'") from None
+
+
+def raise_file_limit() -> int:
+    """Allow this process as many open files, and so connections, as it may have; return how many."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else 1 << 20
 
 
 def read_keys(path: str | None) -> frozenset[str]:

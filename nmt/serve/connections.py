@@ -97,6 +97,9 @@ class GuardedProtocol(H11Protocol):
             head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
             events = (head, h11.Data(data=body), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) for event in events))
+        if self.cycle is not None:  # the application may be about to answer, too
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
 

@@ -3,17 +3,12 @@
 import http.client
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from serve_process import start_server
 from untrained import make_checkpoint, make_vocab
-from waiting import until
 
 from nmt.commands.serve import main, parse_arguments, read_keys
 from nmt.system.errors import UserError
@@ -28,26 +23,8 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(folder / "average", make_vocab(folder))
 
 
-@contextmanager
-def start(folder: Path, *argv: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """Start the command in a process of its own, and wait for its address."""
-    errors = folder / "stderr"
-    with open(errors, "wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nmt.commands.serve", *argv, "--port", "0"], stderr=stderr
-        )
-    try:
-        until(lambda: "http://" in errors.read_text() or process.poll() is not None, 60)
-        found = re.search(r"http://127.0.0.1:(\d+)", errors.read_text())
-        assert found, errors.read_text()
-        yield process, int(found[1])
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_a_process_answers_until_sigterm(checkpoint: Path, tmp_path: Path) -> None:
-    with start(tmp_path, str(checkpoint), f"small={checkpoint}") as (process, port):
+    with start_server(tmp_path, str(checkpoint), f"small={checkpoint}") as (process, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         body = json.dumps({"q": ["red dog"], "model": "small"})
         connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})

@@ -89,13 +89,17 @@ def test_a_body_that_drips_is_ended(server: RunningServer) -> None:
         (HEAD + b"\r\n", 400),  # no body
     ],
 )
-def test_bad_http(server: RunningServer, data: bytes, status: int) -> None:
+def test_bad_http(
+    server: RunningServer, data: bytes, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     connection = connect(server, data)
     answer = b""
     while b"}" not in answer:
         answer += connection.recv(4096)
     assert int(answer.split()[1]) == status
     assert b'{"error":' in answer
+    assert server.ask("GET", "/health").status == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_chunks_are_counted(server: RunningServer) -> None:
