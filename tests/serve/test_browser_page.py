@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +198,7 @@ def page(tab: OpenPage, stand_in: StandIn) -> Iterator[Any]:
 
 def type_text(page: Any, text: str) -> None:
     page.fill("#source", text)
+    page.keyboard.press("Control+Enter")  # without waiting for a pause
 
 
 def read_rows(page: Any) -> list[str]:
@@ -316,6 +318,29 @@ def test_a_model_is_chosen_where_there_are_several(page: Any, stand_in: StandIn)
     expect_rows(page, "ein Hund")
     page.click(".word")
     assert page.locator(".alternatives").count() == 0
+
+
+def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Path) -> None:
+    from running import LINES, open_toy_models, run_in_thread
+
+    lines = LINES[:5]
+    with run_in_thread(open_toy_models(tmp_path)) as server:
+        address = f"http://127.0.0.1:{server.port}/"
+        page.goto(address)
+        for name in ("en-de", "other"):
+            page.select_option("#model", name)
+            type_text(page, "\n".join(lines))
+            answer = server.post("/v1/translate", {"q": lines, "model": name}).json
+            best = [row["candidates"][0]["text"] for row in answer["translations"]]
+            expect_rows(page, *best)
+        page.click("#alternatives")
+        page.locator("[role=option]").nth(1).click()
+        page.click("#look")
+        page.locator("#attentionView canvas").wait_for()
+        shown = page.locator("#result > .line").last.inner_text().split()
+        pieces = page.locator("#attentionView .attention-rows").inner_text()
+        assert "".join(pieces.split()).replace("▁", "") == "".join(shown) + "</s>"
+        tab.faults[:] = [fault for fault in tab.faults if f"request: {address}" not in fault]
 
 
 # --- what can be done with a translation ---

@@ -487,7 +487,7 @@ function chooseLookedAt(sources) {
 function showAttentionInSource(line, words = []) {
   for (const element of page.backdrop.querySelectorAll(".source-line.looked-at")) {
     element.classList.remove("looked-at");
-    element.textContent = element.textContent;
+    element.replaceChildren(element.textContent); // without marks
   }
   const element = line && page.backdrop.children[lines.indexOf(line)];
   if (!element) return;
