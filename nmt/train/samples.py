@@ -5,18 +5,15 @@ translation that is finished comes from one more pass through the model. Each sa
 of metrics.jsonl, so texts are cut, and long sentences have no attention there.
 """
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS
 from nmt.train.metrics_log import LONGEST_LINE
+from nmt.translate.attention_maps import WeightArray, compute_attention_maps
 from nmt.translate.translator import Translation, Translator
 
 N_SAMPLES = 5
@@ -42,59 +39,29 @@ def take_sample(
         "reference": reference[:LONGEST_TEXT],
         "translation": translation.text[:LONGEST_TEXT],
     }
-    source_ids = [*translator.tag_ids, *translator.vocab.src.encode([source])[0], EOS]
-    target_ids = [*translation.piece_ids, EOS]
-    longest = min(LONGEST_SIDE, translator.longest)  # what is longer was cut or split
-    if max(len(source_ids), len(target_ids)) > longest:
+    source_ids = [*translator.tag_ids, *translator.vocab.src.encode([source])[0]]
+    target_ids = translation.piece_ids
+    # What is longer than translator.longest was cut, or split.
+    if max(len(source_ids), len(target_ids)) >= min(LONGEST_SIDE, translator.longest):
         return Sample(event, {})
-    weights = _compute_attention(translator, source_ids, target_ids)
+    (found,) = compute_attention_maps(
+        translator.model, translator.vocab, [source_ids], [target_ids]
+    )
     entropies = {}
-    for kind, layers in weights.items():
-        for number, layer in enumerate(layers):
-            entropies[f"{kind}.{number}"] = torch.special.entr(layer).sum(-1).mean().item()
-    attention = _describe_attention(translator, source_ids, target_ids, weights["memory"])
-    described = event | {"attention": attention}
-    is_short = len(json.dumps(described)) < LONGEST_LINE // 2
+    kinds = {"encoder": found.encoder, "decoder": found.decoder, "memory": found.memory}
+    for kind, weights in kinds.items():
+        assert weights is not None
+        for number, layer in enumerate(weights):
+            entropies[f"{kind}.{number}"] = _mean_entropy(layer)
+    described = event | {"attention": found.average_alignment_layer().to_json()}
+    is_short = len(json.dumps(described)) < LONGEST_LINE - 100
     return Sample(described if is_short else event, entropies)
 
 
-@torch.inference_mode()
-def _compute_attention(
-    translator: Translator, source_ids: Sequence[int], target_ids: Sequence[int]
-) -> dict[str, list[Tensor]]:
-    """Compute the weights of each kind and layer, (H, queries, keys)."""
-    model = translator.model
-    weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "memory": []}
-    source = pack([source_ids]).to(translator.device)
-    # each position predicts the next piece
-    target = pack([[BOS, *target_ids[:-1]]]).to(translator.device)
-    was_training = model.training
-    model.eval()
-    memory = model.encode(source, weights["encoder"])
-    model.decode(target, memory, source, weights["memory"], weights["decoder"])
-    model.train(was_training)
-    return {kind: [layer[0].float().cpu() for layer in layers] for kind, layers in weights.items()}
-
-
-def _describe_attention(
-    translator: Translator,
-    source_ids: Sequence[int],
-    target_ids: Sequence[int],
-    layers: Sequence[Tensor],
-) -> dict[str, Any]:
-    """Describe the attention to the source of the layer that follows it best, mean of its heads, a
-    byte for each weight.
-    """
-    weights = layers[max(0, len(layers) - 2)].mean(0)  # (target, source)
-    cells = (255 * weights).round().to(torch.uint8).numpy().tobytes()
-    vocab = translator.vocab
-    return {
-        "source": vocab.src.pieces(source_ids),
-        "target": vocab.tgt.pieces(target_ids),
-        # the end mark gets much attention and means nothing
-        "alignment": weights[:-1, : max(1, len(source_ids) - 1)].argmax(1).tolist(),
-        "attention": {"memory": [[base64.b64encode(cells).decode()]]},
-    }
+def _mean_entropy(weights: WeightArray) -> float:
+    """Average the entropy of the distributions in the last dimension, in nats."""
+    logs = np.log(np.where(weights > 0, weights, 1.0))
+    return float(-(weights * logs).sum(-1).mean())
 
 
 def mean_entropies(samples: Sequence[Sample]) -> dict[str, float]:
