@@ -100,8 +100,10 @@ def train(config: RunConfig) -> int:
     from nmt.model.size import check_weights_fit
     from nmt.system.files import make_folder
     from nmt.system.runtime import tune_process
+    from nmt.train.sinks import check_sinks_installed
 
     check_weights_fit(config)
+    check_sinks_installed(config.training.track)
     # Fail now, not after an hour of preparation, if the folder cannot be written.
     make_folder(config.folder)
     tune_process()  # before torch is imported

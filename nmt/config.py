@@ -33,6 +33,8 @@ MAX_CONFIG_BYTES = (
 )  # two seconds of parsing; a config of a hundred corpora has a tenth of it
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
+OUR_SINKS = ("tensorboard", "wandb")  # of training.track
+SINK_GROUP = "nmt.sinks"  # entry points by which packages offer others
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")  # of every vocabulary
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
@@ -496,6 +498,9 @@ class TrainingConfig:
     # Where the run is copied to while it trains, and fetched from on a machine that has nothing:
     # s3://bucket/prefix or another URL of fsspec (docs/distributed.md#machines-that-are-taken-away).
     mirror: str | None = None
+    # What else shows the figures of metrics.jsonl: tensorboard, wandb, or what an installed package
+    # offers (docs/tracking.md).
+    track: tuple[str, ...] = ()
 
     def is_checkpoint_step(self, step: int) -> bool:
         """Whether a checkpoint of this update is planned, whatever the clock says."""
@@ -517,6 +522,8 @@ class TrainingConfig:
                 f"mirror is {self.mirror!r}; give a URL such as s3://bucket/prefix, without a password, "
                 "which belongs in the environment"
             )
+        if len(set(self.track)) < len(self.track):
+            return "track names a sink twice; leave one of them out"
         if set(self.freeze) == {"embeddings", "encoder", "decoder"}:
             return "freeze names all parts of the model, so nothing would be trained; leave one out"
         if self.shard and self.compile == "on":
@@ -748,6 +755,7 @@ CHANGEABLE_KEYS = (
     "training.checkpoint_minutes",
     "training.keep_checkpoints",
     "training.mirror",
+    "training.track",
     "decoding",
     "evaluation.sentences",
 )
@@ -910,7 +918,25 @@ def _override(source: YamlTree, text: str) -> YamlTree:
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
     config = _build_config(_read_file(find_config(name)), overrides)
+    check_sinks(config.training.track)
     return _take_over_vocab(config)
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Raise UserError if training.track names what is not known here. Recorded configs are not
+    asked: a model translates where the user's packages are not installed.
+    """
+    if all(name in OUR_SINKS for name in names):
+        return
+    from importlib.metadata import entry_points
+
+    known = sorted({*OUR_SINKS, *entry_points(group=SINK_GROUP).names})
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"training.track: {name!r} is not a known sink; choose from {', '.join(known)}, "
+                "or install the package that offers it"
+            )
 
 
 def _fill_in_languages(config: RunConfig) -> RunConfig:

@@ -211,8 +211,9 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
 
 
 def go_offline(args: argparse.Namespace) -> None:
-    """Keep huggingface_hub off the network; call this before it is imported, because it reads the
-    variable once.
+    """Keep huggingface_hub and wandb off the network; call this before they are imported, because
+    they read these variables once.
     """
     if args.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["WANDB_MODE"] = "offline"

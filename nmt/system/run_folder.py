@@ -106,6 +106,10 @@ class RunFolder:
         return self.path / CURVE_FILE
 
     @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -1,7 +1,8 @@
 """What training measures in each update, and where it is logged: `metrics.jsonl`, one line for each
 event.
 
-A new value is a field of `UpdateStats`, which update.py fills; a new destination is one more sink.
+It is the only place that training writes figures to; what else shows them follows the file
+(follower.py). A new value is a field of `UpdateStats`, which update.py fills.
 
 A resumed run continues the file after the last line that its checkpoint counts. A line that cannot
 be written, because the disk is full, waits in memory for the next one. So no line is lost, doubled
@@ -17,7 +18,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nmt.system.errors import UserError
 from nmt.system.files import check_size, has_plain_file, open_plain_file
@@ -44,31 +45,8 @@ class UpdateStats(NamedTuple):
 N_STATS = len(UpdateStats._fields)
 
 
-class MetricSink(Protocol):
-    """Takes the values of each event; their `kind` is "train", "layers", "valid", "sample",
-    "skipped" or "warning"."""
-
-    def write(self, event: dict[str, Any]) -> None: ...
-
-
 class MetricsLog:
-    """Hands each event to every sink. Only the main rank has one."""
-
-    def __init__(self, path: Path, n_bytes: int) -> None:
-        self.file = MetricsFile(path, n_bytes)
-        self.sinks: list[MetricSink] = [self.file]
-
-    def write(self, event: dict[str, Any]) -> None:
-        for sink in self.sinks:
-            sink.write(event)
-
-    def sync(self) -> int:
-        """Force the file to the disk and return how many bytes it has, for the checkpoint."""
-        return self.file.sync()
-
-
-class MetricsFile:
-    """`metrics.jsonl`, which continues after its first `n_bytes`."""
+    """`metrics.jsonl`, which continues after its first `n_bytes`. Only the main rank has one."""
 
     def __init__(self, path: Path, n_bytes: int) -> None:
         self.path, self.n_bytes = path, n_bytes
@@ -85,6 +63,7 @@ class MetricsFile:
                 file.truncate(self.n_bytes)
 
     def write(self, event: dict[str, Any]) -> None:
+        """Write an event; its `kind` is "train", "layers", "valid", "sample", "skipped" or "warning"."""
         was_fine = not self.waiting
         values = {key: _replace_nonfinite(value) for key, value in event.items()}
         self.waiting += (json.dumps(values) + "\n").encode()
@@ -166,7 +145,8 @@ def read_metrics(path: Path) -> tuple[list[MetricsLine], int]:
     return lines, n_damaged
 
 
-def _read_line(row: bytes) -> MetricsLine | None:
+def parse_event(row: bytes) -> dict[str, Any] | None:
+    """Return the values of a line with a kind and a step; None if it is no such line."""
     try:
         values = parse_json(row, METRICS_FILE)
     except UserError:
@@ -175,6 +155,13 @@ def _read_line(row: bytes) -> MetricsLine | None:
         return None
     kind, step = values.get("kind"), values.get("step")
     if not isinstance(kind, str) or type(step) is not int or step < 0:
+        return None
+    return values
+
+
+def _read_line(row: bytes) -> MetricsLine | None:
+    values = parse_event(row)
+    if values is None:
         return None
     numbers, texts = {}, {}
     for key, value in values.items():
@@ -185,4 +172,4 @@ def _read_line(row: bytes) -> MetricsLine | None:
     attention = values.get("attention")
     if not isinstance(attention, dict):
         attention = None
-    return MetricsLine(kind, step, numbers, texts, attention)
+    return MetricsLine(values["kind"], values["step"], numbers, texts, attention)

@@ -58,6 +58,7 @@ from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
 from nmt.train.samples import mean_entropies
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
+from nmt.train.tracking import Trackers, track_run
 from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import DevSet, Validation, open_dev, validate
 from nmt.translate.translator import Translator
@@ -139,6 +140,7 @@ class Trainer:
         self.is_time_up = max_hours is not None and self.state.elapsed_s >= 3600 * max_hours
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
+            self.trackers = Trackers(run.path, ())  # `train` starts those that follow the log
             earlier, _ = read_metrics(run.metrics)
             self.learning = LearningCheck(config, self.store.tgt, earlier)
             self.writer = CheckpointWriter(
@@ -484,6 +486,7 @@ class Trainer:
         )
         if self.world.is_main:
             self.warn_if_not_learning(state.step, nll)
+            self.trackers.check()
         tokens_per_s = rates["tgt_tokens_per_s"]
         return f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, {tokens_per_s:,.0f} target tokens/s"
 
@@ -660,6 +663,7 @@ def train(config: RunConfig, world: World) -> int:
             trainer = Trainer(config, micro_tokens, world, run, stop, status)
             if world.is_main:
                 stack.callback(trainer.writer.close)
+                trainer.trackers = stack.enter_context(track_run(run.path, config.training.track))
             world.on_main(lambda: _announce_run(trainer))
             if not trainer.end_reason or trainer.is_validation_due:
                 trainer.loop()
@@ -690,7 +694,8 @@ def _claim_folder(
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
     stack.enter_context(status.recording_failures())
-    check_own_folder(run.checkpoints, inside=run.path)
+    for folder in (run.checkpoints, *(run.path / name for name in config.training.track)):
+        check_own_folder(folder, inside=run.path)
     make_folder(run.checkpoints)
     remove_leftovers(run.checkpoints)
     if check_same_run(config) != config:

@@ -1,0 +1,79 @@
+"""nmt-track: send the figures of a run to TensorBoard, W&B or a sink of the user's.
+
+Training does this with `training.track`; this is for a run that has ended, goes on elsewhere, or
+was begun without.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nmt.commands.cli import make_parser, run_command
+from nmt.system.errors import UserError
+from nmt.system.streams import secure_standard_streams
+
+EXAMPLES = """\
+  nmt-track runs/base --to tensorboard             all figures so far, into runs/base/tensorboard
+  tensorboard --logdir runs                        shows them, and those of other runs
+  nmt-track runs/base --to wandb --follow          and those to come; Ctrl-C ends it
+  WANDB_MODE=offline nmt-track runs/base --to wandb"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "nmt-track", "Send the figures of a run to TensorBoard, W&B or another sink.", EXAMPLES
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of the run")
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="SINK",
+        help="tensorboard, wandb, or what an installed package offers (docs/tracking.md)",
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="also send what is written from now on, until Ctrl-C"
+    )
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    return build_parser().parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    secure_standard_streams()
+    args = parse_arguments(argv)
+    return run_command(lambda: track_figures(args), "nmt-track")
+
+
+def track_figures(args: argparse.Namespace) -> int:
+    from nmt.config import check_sinks
+    from nmt.system.progress import say
+    from nmt.system.run_folder import RunFolder
+    from nmt.train.follower import INTERVAL_S, follow
+    from nmt.train.sinks import check_sinks_installed
+
+    check_sinks([args.to])
+    check_sinks_installed([args.to])
+    run = RunFolder(Path(args.run))
+    if not run.metrics.exists():
+        raise UserError(f"{run.metrics}: not found; give the folder of a run that has begun")
+    is_ended = False
+
+    def wait() -> bool:
+        nonlocal is_ended
+        try:
+            time.sleep(INTERVAL_S if args.follow else 0)
+        except KeyboardInterrupt:
+            is_ended = True
+        return args.follow and not is_ended
+
+    n_lines = follow(run.path, args.to, wait)
+    say(f"{args.to} has {n_lines:,} lines of {run.metrics}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

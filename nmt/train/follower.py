@@ -1,0 +1,154 @@
+"""Follows metrics.jsonl and hands each line to one sink: a process beside training, or nmt-track.
+
+Training starts it (tracking.py) and never waits for it. So it gives way to training: it gets what
+nobody else needs of the processor, and is the first to go if memory runs out. It reads what is
+written, finishes what is left when training ends, however it ends, and then ends itself. A sink that
+hangs is ended after two minutes. Why it ended early stands in one line on what was its standard
+error; what sinks print there is dropped.
+"""
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nmt.config import SINK_GROUP
+from nmt.system.errors import Failure, UserError, fit_into_line
+from nmt.system.files import FolderInUse, has_plain_file, lock, open_plain_file
+from nmt.system.run_folder import RunFolder
+from nmt.train.metrics_log import LONGEST_LINE, parse_event
+from nmt.train.sinks import Sink
+
+INTERVAL_S = 1.0  # between looks at the file
+HANG_S = 120  # without progress
+FINAL_S = 300  # from the end of the run until all is sent
+
+
+def open_sink(name: str, path: Path) -> Sink:
+    """Make the sink of that name for the run in a folder."""
+    if name == "tensorboard":
+        from nmt.train.tensorboard_sink import TensorBoardSink
+
+        return TensorBoardSink(path)
+    if name == "wandb":
+        from nmt.train.wandb_sink import WandbSink
+
+        return WandbSink(path)
+    (point,) = entry_points(group=SINK_GROUP, name=name)
+    make: Callable[[Path], Sink] = point.load()
+    return make(path)
+
+
+class MetricsTail:
+    """The lines of metrics.jsonl that were not read yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.position = path, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines that are complete by now, without those that somebody damaged."""
+        if not has_plain_file(self.path):
+            return
+        with open_plain_file(self.path) as file:
+            if os.fstat(file.fileno()).st_size < self.position:
+                raise UserError(
+                    f"{self.path}: has become shorter, because the run went back to a checkpoint; "
+                    "start again"
+                )
+            file.seek(self.position)
+            while row := file.readline(LONGEST_LINE):
+                if not row.endswith(b"\n") and len(row) < LONGEST_LINE:
+                    return  # it is still being written
+                self.position += len(row)
+                line = parse_event(row)
+                if line is not None:
+                    yield line
+
+
+def follow(path: Path, name: str, wait: Callable[[], bool], report: int = 2) -> int:
+    """Hand the lines of a run to a sink until there are no more; return their number.
+
+    `wait` waits a little and returns False if no more lines will come. A sink that hangs ends the
+    process; the file descriptor `report` gets the place where it hung.
+    """
+    n_lines, may_grow = 0, True
+    tail = MetricsTail(RunFolder(path).metrics)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock(path / name, "nmt-track", f".{name}.lock"))
+        stack.callback(faulthandler.cancel_dump_traceback_later)
+        sink: Sink | None = None
+        while may_grow:
+            may_grow = wait()
+            _end_after(HANG_S if may_grow else FINAL_S, report)
+            for line in tail.read():
+                if sink is None:
+                    sink = stack.enter_context(closing(open_sink(name, path)))
+                sink.write(line)
+                n_lines += 1
+                if may_grow:
+                    _end_after(HANG_S, report)
+    return n_lines
+
+
+def _end_after(seconds: int, report: int) -> None:
+    """End this process then, unless this is called again before. A thread of C does it, so a sink
+    may hang anywhere.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=report)
+
+
+# ---- beside training ---------------------------------------------------------------------------------------------
+
+
+def follow_training(path: str, name: str, parent: int) -> NoReturn:
+    """Follow the run that the process `parent` trains, until something arrives on standard input or
+    the parent is gone.
+    """
+    report = os.dup(2)
+    os.dup2(1, 2)  # which leads nowhere
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for training
+    _give_way()
+
+    def wait() -> bool:
+        is_over, _, _ = select.select([0], [], [], INTERVAL_S)
+        return not is_over and os.getppid() == parent
+
+    code = 0
+    try:
+        _follow_after_others(Path(path), name, wait, report)
+    except BaseException as error:
+        code = 1
+        os.write(report, fit_into_line(f"{type(error).__name__}: {error}").encode())
+    os._exit(code)  # threads of a sink are not waited for
+
+
+def _give_way() -> None:
+    """Take only what nobody else needs of the processor, and be the first to go if memory runs out."""
+    os.nice(19)
+    if sys.platform != "linux":
+        return
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # A session of its own may get half of the processor, whatever its priority is.
+    for file, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", file).write_text(value)
+
+
+def _follow_after_others(path: Path, name: str, wait: Callable[[], bool], report: int) -> None:
+    """Follow a run as soon as the follower of its earlier start has finished."""
+    for _ in range(HANG_S + FINAL_S):
+        try:
+            follow(path, name, wait, report)
+            return
+        except FolderInUse:
+            time.sleep(INTERVAL_S)
+    raise Failure("another process follows the run")

@@ -1,0 +1,41 @@
+"""What `training.track` names: TensorBoard, W&B, and what installed packages offer.
+
+A sink is made from the run folder, gets each line of metrics.jsonl as a dictionary, and is closed at
+the end. It lives in a process of its own (follower.py), so it may raise, wait or end as it likes. A
+package of the user's offers one by an entry point of the group `nmt.sinks`; a config can only name
+it (docs/tracking.md).
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from nmt.config import OUR_SINKS
+from nmt.system.errors import UserError
+
+SAMPLE_TEXTS = ("source", "reference", "translation")
+
+
+class Sink(Protocol):
+    def write(self, line: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_sinks_installed(names: Sequence[str]) -> None:
+    """Raise UserError if a sink of ours needs a package that is not installed."""
+    for name in names:
+        if name in OUR_SINKS and not (find_spec(name) and find_spec("matplotlib")):
+            raise UserError(
+                f"training.track names {name}, whose packages are not installed; "
+                f"pip install '.[{name}]', or leave it out"
+            )
+
+
+def name_figures(line: dict[str, Any]) -> dict[str, float]:
+    """Name the numbers of a line as charts are titled: train/nll, grad_norm/encoder.0."""
+    figures = {}
+    for key, value in line.items():
+        if type(value) in (int, float) and key not in ("step", "line"):
+            figures[key if "/" in key else f"{line['kind']}/{key}"] = value
+    return figures
