@@ -67,6 +67,7 @@ WITHOUT_ROW = {
             "training.shard",
             "training.checkpoint_minutes",
             "training.mirror",
+            "training.track",
             "decoding.precision",
             "decoding.batch_tokens",
         ),

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 CELL = 0.24  # inches
 MARGIN = 1.2  # inches, for the pieces
-DPI = 80
+DPI = 100
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def draw_attention(attention: Any) -> Drawing | None:
     figure = Figure(size, dpi=DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.imshow(weights, cmap="Blues", vmin=0, vmax=255)
+    axes.imshow(weights, cmap="Blues", vmin=0)
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(source)), map(str, source), rotation=90, parse_math=False)
     axes.set_yticks(range(len(target)), map(str, target), parse_math=False)

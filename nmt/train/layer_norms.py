@@ -15,7 +15,7 @@ from nmt.system.ranks import World, get_own_shard
 from nmt.train.optimizer import Adam
 
 LAYER_FIGURES = ("grad_norm", "update_norm")  # as metrics.jsonl names them
-CHUNK = 1 << 22  # elements at a time, so that the largest matrix takes no memory of its size
+STEP_CHUNK = 1 << 22  # elements at a time, so that the largest matrix takes no memory of its size
 
 
 def name_layer(parameter: str) -> str:
@@ -68,7 +68,7 @@ class LayerNorms:
         scale = (1 - beta2**n_steps).sqrt()
         decay = group["lr"] * group["weight_decay"]
         tensors = (parameter, state["exp_avg"], state["exp_avg_sq"])
-        chunks = [get_own_shard(tensor).flatten().split(CHUNK) for tensor in tensors]
+        chunks = [get_own_shard(tensor).flatten().split(STEP_CHUNK) for tensor in tensors]
         for weights, mean, square in zip(*chunks, strict=True):
             step = mean / (square.sqrt() / scale + group["eps"]) * rate
             if decay:  # The weights before the step lost this share: w' = (1 - decay) w - step.

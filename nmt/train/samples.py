@@ -16,7 +16,7 @@ from nmt.train.metrics_log import LONGEST_LINE
 from nmt.translate.attention_maps import WeightArray, compute_attention_maps
 from nmt.translate.translator import Translation, Translator
 
-N_SAMPLES = 5
+SAMPLED_LINES = 5
 LONGEST_TEXT = 1_000  # characters
 LONGEST_SIDE = 160  # pieces of a sentence whose attention is computed
 

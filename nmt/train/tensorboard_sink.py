@@ -18,7 +18,7 @@ from nmt.system.run_folder import RunFolder
 from nmt.train.attention_image import draw_attention
 from nmt.train.sinks import SAMPLE_TEXTS, name_figures
 
-PUNCTUATION = re.compile(r"[^\w\s]|_")
+MARKDOWN_SIGN = re.compile(r"[^\w\s]|_")
 
 
 class TensorBoardSink:
@@ -95,4 +95,4 @@ class TensorBoardSink:
 
 def _escape(text: Any) -> str:
     """Write text so that Markdown shows it as it is."""
-    return PUNCTUATION.sub(lambda found: f"&#{ord(found[0])};", str(text))
+    return MARKDOWN_SIGN.sub(lambda found: f"&#{ord(found[0])};", str(text))

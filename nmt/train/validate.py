@@ -25,7 +25,7 @@ from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
 from nmt.train.loss import compute_loss_sums
-from nmt.train.samples import N_SAMPLES, Sample, take_sample
+from nmt.train.samples import SAMPLED_LINES, Sample, take_sample
 from nmt.train.shutdown import StopRequest
 from nmt.translate.translator import Translation, Translator
 
@@ -161,7 +161,7 @@ def validate(
     texts = [result.text for result in results]
     references = [dev.references[line] for line in chosen]
     samples = []
-    for index in choose_dev_lines(len(chosen), N_SAMPLES):
+    for index in choose_dev_lines(len(chosen), SAMPLED_LINES):
         samples.append(
             take_sample(
                 translator, chosen[index], sources[index], references[index], results[index]

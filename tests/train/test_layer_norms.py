@@ -38,7 +38,7 @@ class Small(nn.Module):
 def test_steps_are_the_differences_of_weights(
     decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.train.layer_norms.CHUNK", 4)
+    monkeypatch.setattr("nmt.train.layer_norms.STEP_CHUNK", 4)
     torch.manual_seed(0)
     model = Small().double()
     optimizer = make_optimizer(model, OptimizerConfig(weight_decay=decay))
