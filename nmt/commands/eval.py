@@ -20,6 +20,7 @@ EXAMPLES = """\
   nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
   nmt-eval --hypotheses fr.hyp --ref fr.ref data.tgt=fr
   nmt-eval --hypotheses news.hyp --ref first.de --ref second.de      two reference translations
+  nmt-eval --hypotheses news.hyp --src news.en --ref news.de --report news.html      a page: lengths, worst lines
   nmt-eval --compare runs/a/average runs/b/average      is the difference more than luck? (checkpoints or files)
   nmt-eval runs/seed1/average runs/seed2/average runs/seed3/average      mean and spread
   nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily
@@ -75,6 +76,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--force", action="store_true", help="score also what looks tokenised, escaped or like BPE"
     )
     parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write a page about the translations there (docs/report.md)",
+    )
     parser.add_argument("--output", metavar="FILE", help="write the translations there")
     parser.add_argument(
         "--ensemble",
@@ -149,7 +155,7 @@ def check_files(args: argparse.Namespace) -> None:
         raise UserError(f"{args.hypotheses}: not found; give a file of translations")
     inputs = [args.src, *args.ref, args.hypotheses, *(args.compare or ())]
     taken = {os.path.realpath(name) for name in inputs if name}
-    for file in (args.output, args.json):
+    for file in (args.output, args.json, args.report):
         if file is None:
             continue
         path = Path(file)
@@ -160,6 +166,10 @@ def check_files(args: argparse.Namespace) -> None:
             )
         taken.add(os.path.realpath(file))
         check_not_ours(path)
+    if args.report is not None:
+        from nmt.report.page import check_report_output
+
+        check_report_output(Path(args.report))
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -182,6 +192,8 @@ def evaluate(args: argparse.Namespace) -> int:
         record_scores,
     )
     from nmt.evaluate.systems import TestSetChoice
+    from nmt.report.evaluated import list_evaluated
+    from nmt.report.page import write_page
     from nmt.system.files import write_json, write_text
 
     check_files(args)
@@ -213,6 +225,8 @@ def evaluate(args: argparse.Namespace) -> int:
             write_text(Path(args.output), "".join(lines))
         if args.json:
             write_json(Path(args.json), evaluation.json_values)
+        if args.report:
+            write_page(list_evaluated(evaluation), Path(args.report))
         record_scores(evaluation)
     return 0
 

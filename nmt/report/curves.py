@@ -16,7 +16,7 @@ from nmt.train.metrics_log import MetricsLine
 from nmt.train.on_track import smoothed_loss_floor
 
 MOST_POINTS = 500  # of a curve
-POINTS_OF_CHART = 6_000  # of all its curves together
+POINTS_OF_CHART = 3_000  # of all its curves together
 MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than anybody reads
 
 Points = Sequence[tuple[float, float]]

@@ -5,7 +5,7 @@ note that says why, and never fails the report; only a folder without settings i
 it is no run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,18 @@ Histogram = list[tuple[int, int]]  # (length, how many), ascending
 
 
 @dataclass(frozen=True)
+class LineAttention:
+    """The attention behind the translation of a line, as attention_view.js draws it."""
+
+    name: str
+    source: str
+    translation: str
+    values: dict[
+        str, Any
+    ]  # unchecked if training recorded it: the view refuses what it cannot draw
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """A run, or with less in it anything that was scored."""
 
@@ -46,6 +58,7 @@ class RunFacts:
     texts: ScoredTexts | None = None
     ledger: Ledger | None = None
     lengths: tuple[Histogram, Histogram] | None = None  # of source and target in training
+    attention: tuple[LineAttention, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be read, and why
 
     @property
@@ -88,8 +101,21 @@ def read_run(path: Path) -> RunFacts:
         texts=attempt(lambda: read_scored_texts(path)),
         ledger=attempt(lambda: read_ledger(store)) if store and has_store else None,
         lengths=attempt(lambda: count_lengths(store)) if store and has_store else None,
+        attention=tuple(list_sampled_attention(metrics)),
         notes=tuple(notes),
     )
+
+
+def list_sampled_attention(metrics: Iterable[MetricsLine]) -> list[LineAttention]:
+    """Return the attention of the dev sentences at their last validation."""
+    found: dict[float, LineAttention] = {}
+    for line in metrics:
+        if line.kind == "sample" and line.attention is not None and "line" in line.numbers:
+            number = line.numbers["line"]
+            name = f"dev line {number:.0f}, update {line.step:,}"
+            source, translation = line.texts.get("source", ""), line.texts.get("translation", "")
+            found[number] = LineAttention(name, source, translation, line.attention)
+    return list(found.values())
 
 
 def count_lengths(store: Path) -> tuple[Histogram, Histogram]:

@@ -60,18 +60,31 @@ def render_rows(rows: Sequence[tuple[Content, Content]]) -> str:
 
 
 def render_table(
-    head: Sequence[Content], rows: Sequence[Sequence[Content]], caption: str = ""
+    head: Sequence[Content],
+    rows: Sequence[Sequence[Content]],
+    caption: str = "",
+    label: str = "table",
+    is_stacked: bool = False,
 ) -> str:
-    """Write a table with a head; it scrolls by itself where it is too wide for the screen."""
-    label = escape_text(caption or "table")
-    lines = [f'<div class="wide" role="region" tabindex="0" aria-label="{label}">', "<table>"]
+    """Write a table with a head. Where it is too wide for the screen it scrolls by itself, or if it has
+    sentences, its cells are stacked, each under the name of its column.
+    """
+    kind = "wide stacked" if is_stacked else "wide"
+    label = escape_text(caption or label)
+    lines = [f'<div class="{kind}" role="region" tabindex="0" aria-label="{label}">', "<table>"]
     if caption:
         lines.append(f"<caption>{label}</caption>")
-    cells = "".join(f'<th scope="col">{render(cell)}</th>' for cell in head)
+    names = [render(cell) for cell in head]
+    cells = "".join(f'<th scope="col">{name}</th>' for name in names)
     lines.append(f"<thead><tr>{cells}</tr></thead>")
     lines.append("<tbody>")
     for row in rows:
-        cells = "".join(f"<td>{render(cell)}</td>" for cell in row)
+        cells = "".join(
+            f'<td data-label="{name}">{render(cell)}</td>'
+            if is_stacked
+            else f"<td>{render(cell)}</td>"
+            for name, cell in zip(names, row, strict=True)
+        )
         lines.append(f"<tr>{cells}</tr>")
     return "\n".join([*lines, "</tbody>", "</table>", "</div>"])
 
@@ -82,9 +95,10 @@ def render_details(summary: Content, content: str, is_open: bool = False) -> str
     return f"<details{attribute}><summary>{render(summary)}</summary>\n{content}\n</details>"
 
 
-def render_data(name: str, value: Any) -> str:
+def render_data(value: Any, name: str = "") -> str:
     """Write a value as JSON that a script can read, and in which nothing ends the element."""
     text = json.dumps(value, separators=(",", ":"))  # all of it ASCII
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="{name}">{text}</script>'
+    attribute = f' id="{name}"' if name else ""
+    return f'<script type="application/json"{attribute}>{text}</script>'

@@ -18,6 +18,7 @@ from nmt.report.curves import Chart, list_curve_charts, thin_points
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.markup import Content, escape_text, render_data, render_details, render_table
 from nmt.report.sections import (
+    describe_size,
     make_length_chart,
     render_card,
     render_cost,
@@ -28,7 +29,12 @@ from nmt.report.sections import (
     render_results,
     render_summary,
 )
-from nmt.report.sentences import make_bleu_chart, render_dev_samples, render_test_lines
+from nmt.report.sentences import (
+    make_bleu_chart,
+    render_attention,
+    render_dev_samples,
+    render_test_lines,
+)
 from nmt.report.vega import HOW_TO_INSTALL, make_spec, read_chart_script, render_png, round_figure
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
@@ -92,7 +98,7 @@ def check_report_output(path: Path, own: Sequence[Path] = ()) -> None:
 
 
 def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
-    """Return the HTML; `chart_script` is the JavaScript that draws charts. Without it, the page is also
+    """Return the HTML; `chart_script` is the JavaScript that draws charts. Scripts apart, the page is also
     well-formed XML.
     """
     figures = FigureList(len(runs), chart_script is not None)
@@ -101,10 +107,14 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         if content:
             sections.append((name, title, content))
 
-    scripts = []
-    if figures.charts and chart_script is not None:
-        scripts = [chart_script, _read_file("page.js")]
+    data, scripts = [], []
     style = _read_file("page.css")
+    if any(run.attention for run in runs):
+        scripts += [_read_file("attention_view.js"), _read_file("attention_lines.js")]
+        style += _read_file("attention_view.css")
+    if figures.charts and chart_script is not None:
+        scripts += [chart_script, _read_file("page.js")]
+        data.append(render_data(figures.to_json([run.name for run in runs]), "report-charts"))
     title = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     parts = [
         "<!DOCTYPE html>",
@@ -112,6 +122,7 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         "<head>",
         '<meta charset="utf-8"/>',
         GENERATOR_TAG,
+        '<meta name="color-scheme" content="light dark"/>',
         f'<meta http-equiv="Content-Security-Policy" content="{_make_policy(scripts, style)}"/>',
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
         f"<title>{escape_text(title)}</title>",
@@ -128,9 +139,8 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         parts.append(f'<section id="{name}" aria-labelledby="{name}-title">')
         parts.append(f'<h2 id="{name}-title">{title}</h2>\n{content}\n</section>')
     parts += ["</main>", "<footer><p>Written by nmt-report.</p></footer>"]
-    if scripts:
-        parts.append(render_data("report-charts", figures.to_json([run.name for run in runs])))
-        parts += [f"<script>{script}</script>" for script in scripts]
+    parts += data
+    parts += [f"<script>{script}</script>" for script in scripts]
     return "\n".join([*parts, "</body>", "</html>", ""])
 
 
@@ -138,11 +148,12 @@ def _list_sections(runs: Sequence[RunFacts], figures: "FigureList") -> list[tupl
     """Return the id, the title and the content of each section; it is empty where data are missing."""
     renderers: list[tuple[str, str, Callable[[], str]]] = [
         ("score", "Score", lambda: render_headline(runs) + render_summary(runs)),
-        ("model", "The model", partial(render_card, runs)),
         ("curves", "Curves", lambda: _render_curves(runs, figures)),
         ("translations", "Translations", lambda: _render_translations(runs, figures)),
         ("samples", "Dev sentences over time", partial(render_dev_samples, runs)),
+        ("attention", "Attention", partial(render_attention, runs)),
         ("scores", "All scores", partial(render_results, runs)),
+        ("model", "The model", partial(render_card, runs)),
         ("recipe", "The recipe", partial(render_recipe, runs)),
         ("data", "The data", lambda: _render_data(runs, figures)),
         ("cost", "Speed and cost", partial(render_cost, runs)),
@@ -152,9 +163,12 @@ def _list_sections(runs: Sequence[RunFacts], figures: "FigureList") -> list[tupl
 
 
 def _render_lead(runs: Sequence[RunFacts]) -> str:
+    """Say in one line what this is about."""
     pairs = {f"{run.config.data.src} to {run.config.data.tgt}" for run in runs if run.config}
-    words = ["Translation", " and ".join(sorted(pairs))] if pairs else []
-    return f'<p class="lead">{escape_text(" ".join(words))}</p>' if words else ""
+    words = [" and ".join(sorted(pairs))] if pairs else []
+    if len(runs) == 1:
+        words += describe_size(runs[0])
+    return f'<p class="lead">{escape_text(" · ".join(words))}</p>' if words else ""
 
 
 # ---- sections with charts --------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from nmt.report.markup import (
 from nmt.score.score import Score
 from nmt.system.progress import format_duration
 
+MOST_RUNS_IN_FULL = 8  # of more, only the settings that differ are listed
 SAMPLES_SHOWN = 3  # dropped pairs of each rule
 RESULTS_SHOWN = 20
 NAMES_AND_PLACES = ("name", "out", "device", "data.root", "data.store", "data.workers")
@@ -59,7 +60,7 @@ def render_headline(runs: Sequence[RunFacts]) -> str:
         )
     head = ("run", "scored on", "score", "value", "95 % interval", "signature")
     note = "<p>Scores of different signatures are different scales: compare only equal ones.</p>"
-    return render_table(head, rows, "Scores of the runs") + note
+    return render_table(head, rows, label="Scores of the runs", is_stacked=True) + note
 
 
 def _describe_dev_score(run: RunFacts) -> list[Content]:
@@ -136,7 +137,7 @@ def render_results(runs: Sequence[RunFacts]) -> str:
                     ]
                 )
         head = ("scored", "score", "value", "95 % interval", "search", "signature")
-        return render_table(head, rows, "All scores") if rows else ""
+        return render_table(head, rows, label="All scores", is_stacked=True) if rows else ""
 
     return _render_each(runs, render_run)
 
@@ -146,13 +147,18 @@ def render_results(runs: Sequence[RunFacts]) -> str:
 
 def render_summary(runs: Sequence[RunFacts]) -> str:
     """Say how far each run is, what went wrong, and how low its loss is."""
-    return _render_each(runs, lambda run: render_rows(summarize(run)) + _render_notes(run))
+    return _render_each(runs, _render_run_summary)
+
+
+def _render_run_summary(run: RunFacts) -> str:
+    rows = summarize(run)
+    return (render_rows(rows) if rows else "") + _render_notes(run)
 
 
 def summarize(run: RunFacts) -> list[tuple[Content, Content]]:
     rows: list[tuple[Content, Content]] = []
     if not run.metrics:
-        return rows if run.texts and not run.settings else [("updates", "none logged yet")]
+        return [("updates", "none logged yet")] if run.settings else []
 
     # how far
     rows.append(("updates", f"{run.metrics[-1].step:,}"))
@@ -208,6 +214,16 @@ def render_card(runs: Sequence[RunFacts]) -> str:
     return _render_each(runs, render_run)
 
 
+def describe_size(run: RunFacts) -> list[str]:
+    """Say how large the model is, and how far its training."""
+    words = []
+    if run.config is not None and run.vocab is not None:
+        words.append(f"{count_weights(run.config.model, run.vocab.sizes):,} weights")
+    if run.metrics:
+        words.append(f"{run.metrics[-1].step:,} updates")
+    return words
+
+
 # ---- the recipe ------------------------------------------------------------------------------------
 
 
@@ -228,7 +244,7 @@ def render_recipe(runs: Sequence[RunFacts]) -> str:
 
     def render_run(run: RunFacts) -> str:
         deviations = _render_deviations(run)
-        if not run.settings:
+        if not run.settings or len(runs) > MOST_RUNS_IN_FULL:
             return deviations
         rows = [(name, value) for name, value in flatten_settings(run.settings)]
         return deviations + render_details("All settings", render_rows(rows))
@@ -249,8 +265,8 @@ def _render_deviations(run: RunFacts) -> str:
         rows.append([row.name, row.key or "", row.ours, f"{value} ({source})", row.why])
     if not rows:
         return f"<p>{escape_text(head)}</p>"
-    table = render_table(("rule", "setting", "this run", "reference", "why"), rows, head)
-    return table
+    names = ("rule", "setting", "this run", "reference", "why")
+    return render_table(names, rows, head, is_stacked=True)
 
 
 def _format_setting(value: Any) -> str:
@@ -289,14 +305,15 @@ def _render_ledger(ledger: Ledger) -> str:
         kept = f"{corpus.kept:,}{times}"
         rows.append([corpus.name, f"{corpus.lines:,}", kept, *tokens, dropped or "none"])
     head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
-    parts = [render_table(head, rows, "What went in")]
+    parts = [render_table(head, rows, label="What went in", is_stacked=True)]
     for corpus in ledger.corpora:
         parts += _render_dropped(corpus, (src, tgt))
     files: list[list[Content]] = [
         [file.name, f"{file.lines:,}", f"{file.size:,}", render_code(file.sha256)]
         for file in ledger.files
     ]
-    table = render_table(("file", "lines", "bytes", "sha256"), files)
+    names = ("file", "lines", "bytes", "sha256")
+    table = render_table(names, files, label="Files", is_stacked=True)
     parts.append(render_details("Files and their digests", table))
     return "\n".join(parts)
 
@@ -308,7 +325,7 @@ def _render_dropped(corpus: CorpusAccount, languages: tuple[str, str]) -> list[s
         for pair in corpus.samples.get(rule, [])[:SAMPLES_SHOWN]:
             samples.append([render_sentence(text) for text in pair])
         if samples:
-            table = render_table(languages, samples)
+            table = render_table(languages, samples, label="Dropped pairs", is_stacked=True)
             parts.append(render_details(f"{corpus.name}: {rule}, {n:,} lines, for example", table))
     return parts
 
@@ -365,7 +382,7 @@ def render_cost(runs: Sequence[RunFacts]) -> str:
         "<p>Target tokens per second is the median of the logged ones. Operations are "
         "6 for each weight and target token, as papers estimate them.</p>"
     )
-    return render_table(head, rows, "Speed, memory and cost") + note
+    return render_table(head, rows, label="Speed, memory and cost", is_stacked=True) + note
 
 
 def _estimate_operations(run: RunFacts) -> str:
@@ -390,7 +407,7 @@ def render_reproduction(runs: Sequence[RunFacts]) -> str:
     """Give the commands that train, average and score the same again."""
 
     def render_run(run: RunFacts) -> str:
-        if run.config is None:
+        if run.config is None or not run.settings:
             return ""
         again = f"{run.place.rstrip('/')}-again"
         config = f"{run.place.rstrip('/')}/config.yaml"

@@ -11,6 +11,7 @@ from nmt.report.markup import (
     Content,
     Html,
     escape_text,
+    render_data,
     render_details,
     render_sentence,
     render_table,
@@ -27,6 +28,7 @@ from nmt.report.translations import (
 )
 from nmt.train.metrics_log import MetricsLine
 
+MOST_RUNS_SCORED = 4  # line by line, which takes a second for each
 LINES_SHOWN = 8
 NUMBERS_SHOWN = 15
 TRANSLATIONS_SHOWN = 8  # of a dev sentence
@@ -42,7 +44,7 @@ DIFF_NOTE = (
 def make_bleu_chart(runs: Sequence[RunFacts]) -> Chart | None:
     """BLEU by the length of the source."""
     found = {}
-    for i, run in enumerate(runs):
+    for i, run in enumerate(runs[:MOST_RUNS_SCORED]):
         if run.texts is not None and run.texts.sources:
             found[i] = {bucket.name: bucket for bucket in score_by_length(run.texts)}
     used = {name for buckets in found.values() for name in buckets}
@@ -69,7 +71,7 @@ def render_test_lines(runs: Sequence[RunFacts]) -> str:
     if len(runs) == 1:
         assert runs[0].texts is not None
         return _render_extremes(runs[0].texts)
-    return "\n".join([_render_fault_table(scored), *_render_changes(scored)])
+    return "\n".join([_render_fault_table(scored), *_render_changes(scored[:MOST_RUNS_SCORED])])
 
 
 def _render_extremes(texts: ScoredTexts) -> str:
@@ -102,7 +104,7 @@ def _render_lines(texts: ScoredTexts, lines: Sequence[Line]) -> str:
             ]
         )
     head = ("line", "chrF", "source", "translation", "reference to translation")
-    return render_table(head, rows, "Lines")
+    return render_table(head, rows, label="Lines", is_stacked=True)
 
 
 def _render_faults(texts: ScoredTexts) -> str:
@@ -112,7 +114,7 @@ def _render_faults(texts: ScoredTexts) -> str:
         if len(fault.numbers) > NUMBERS_SHOWN:
             shown += ", ..."
         rows.append([fault.name, f"{len(fault.numbers)}", shown])
-    return render_table(("translations that are", "lines", "their numbers"), rows, "Errors")
+    return render_table(("translations that are", "lines", "their numbers"), rows, label="Errors")
 
 
 def _render_fault_table(runs: Sequence[RunFacts]) -> str:
@@ -168,7 +170,7 @@ def _render_changed_lines(a: ScoredTexts, b: ScoredTexts, lines: Sequence[Line])
             ]
         )
     head = ("line", "chrF", "source", "reference", "from one to the other")
-    return render_table(head, rows, "Lines")
+    return render_table(head, rows, label="Lines", is_stacked=True)
 
 
 def split_pair(pair: str) -> tuple[str, str]:
@@ -227,6 +229,23 @@ def _render_history(run: RunFacts, lines: Sequence[MetricsLine]) -> str:
     number = int(last.numbers["line"])
     table = render_table(("update", "translation"), rows, f"Translations of dev line {number}")
     return f'<div class="sample">{head}{table}</div>'
+
+
+def render_attention(runs: Sequence[RunFacts]) -> str:
+    """List the sentences whose attention is known; attention_lines.js draws it when one is opened."""
+    parts = []
+    for run in runs:
+        src, tgt = ("", "") if run.config is None else (run.config.data.src, run.config.data.tgt)
+        for line in run.attention:
+            name = line.name if len(runs) == 1 else f"{run.name}, {line.name}"
+            source = render_sentence(line.source, src)
+            translation = render_sentence(line.translation, tgt)
+            summary = f"{escape_text(name)}: {source.text} → {translation.text}"
+            parts.append(
+                f'<details class="attention"><summary>{summary}</summary>\n<div></div>\n'
+                f"{render_data(line.values)}\n</details>"
+            )
+    return "\n".join(parts)
 
 
 def spread(lines: Sequence[MetricsLine], most: int) -> list[MetricsLine]:

@@ -177,7 +177,7 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
         "field": "s",
         "type": "nominal",
         "scale": {"domain": series, "range": _repeat(colours, len(series))},
-        "legend": {"orient": "top", "title": None, "columns": 6} if len(series) > 1 else None,
+        "legend": {"orient": "top", "title": None, "columns": 3} if len(series) > 1 else None,
     }
     if n_runs == 1:
         encoding["color"] = colour_of_series

@@ -8,6 +8,7 @@ stands below as a case of its own.
 
 import io
 import json
+import re
 import shutil
 import xml.etree.ElementTree
 from collections.abc import Callable
@@ -65,7 +66,7 @@ from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import read_results
-from nmt.report.facts import RunFacts
+from nmt.report.facts import RunFacts, list_sampled_attention
 from nmt.report.page import render_page
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
@@ -395,8 +396,12 @@ def read_run_metrics(folder: Path, data: bytes) -> None:
     run = RunFolder(folder)
     write(run.metrics, data)
     lines, n_damaged = read_metrics(run.metrics)
-    run_facts = RunFacts("a run", "run", {}, metrics=tuple(lines), n_damaged=n_damaged)
-    xml.etree.ElementTree.fromstring(render_page([run_facts], None))
+    attention = tuple(list_sampled_attention(lines))
+    run_facts = RunFacts(
+        "a run", "run", {}, metrics=tuple(lines), n_damaged=n_damaged, attention=attention
+    )
+    page = re.sub(r"<script>.*?</script>", "", render_page([run_facts], None), flags=re.DOTALL)
+    xml.etree.ElementTree.fromstring(page)
     side = Side(np.array([4, 5, 4], np.uint16), np.array([0, 1, 3]))
     LearningCheck(RunConfig(), side, lines).check(1_000, 3.0)
     read_validations(run)

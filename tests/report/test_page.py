@@ -4,15 +4,16 @@ and survives what a crash leaves.
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hostile_text import OBEYED, PAYLOADS
+from page_elements import Elements
 from untrained import make_vocab
 
 from nmt.config import RunConfig, format_config, load_config, override_config
+from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.page import render_page, write_report
 from nmt.system.errors import UserError
@@ -21,7 +22,6 @@ from nmt.system.strict_yaml import format_yaml
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 SCRIPT = "window.vegaEmbed = null;"  # in place of the real one
-VOID = {"meta", "br", "input", "link", "img", "hr"}
 
 
 def make_metrics() -> list[dict[str, Any]]:
@@ -48,49 +48,6 @@ def write_run(folder: Path, metrics: bytes, *overrides: str) -> RunFacts:
     (folder / "config.yaml").write_text(format_config(config))
     (folder / "metrics.jsonl").write_bytes(metrics)
     return read_run(folder)
-
-
-class Elements(HTMLParser):
-    """The tags and attributes of a page, as a browser takes them, and its text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.rows: dict[str, str] = {}  # the first cell of each row by the row's name
-        self.name = self.cell = ""
-        self.feed(page)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, attrs))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag in ("td", "th"):
-            self.cell = ""
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "th":
-            self.name = self.cell
-        elif tag == "td":
-            self.rows.setdefault(self.name, self.cell)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(data)
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("script", "style"):
-            return
-        self.text += data
-        self.cell += data
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.tags)
 
 
 def read_charts(page: str) -> dict[str, Any]:
@@ -233,3 +190,38 @@ def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None
         assert [name for name, _ in attrs] == [name for name, _ in expected]
     assert OBEYED.isdisjoint(page.replace("\n", ""))
     assert found.text.count(escape_line(text)) >= 7
+
+
+def test_the_attention_of_the_last_validation_is_drawn_by_its_own_script(tmp_path: Path) -> None:
+    lines = make_metrics()
+    for line, weights in zip(lines[-2:], ("AAAA", "/////"), strict=True):
+        line["attention"] = {"source": ["a"], "target": ["b"], "attention": {"memory": [[weights]]}}
+    run = write_run(tmp_path, to_jsonl(lines))
+    (attention,) = run.attention
+    assert (attention.name, attention.values) == ("dev line 7, update 300", lines[-1]["attention"])
+    page = render_page([run], None)  # which needs no vl-convert
+    assert page.count('<details class="attention">') == 1
+    assert "nmtAttention.show" in page and page.count("'sha256-") == 3
+
+
+def test_many_runs_fit_into_one_page(tmp_path: Path) -> None:
+    lines = [{"kind": "train", "step": step, "nll": 5 / step} for step in range(1, 1_000)]
+    run = write_run(tmp_path, to_jsonl(lines))
+    page = render_page([run] * 50, SCRIPT)
+    (chart,) = read_charts(page).values()
+    assert len(chart["series"]) == 50
+    assert sum(len(series["x"]) for series in chart["series"]) <= 3_000
+    assert len(page) < 1_000_000
+
+
+def test_two_systems_are_compared_line_by_line(tmp_path: Path) -> None:
+    rows = [("a b", "ein Hund", "ein Hund", "eine Katze"), ("c d", "zwei Tage", "x", "zwei Tage")]
+    sources, references, first, second = map(list, zip(*rows, strict=True))
+    runs = []
+    for name, translations in (("one", first), ("two", second)):
+        texts = ScoredTexts("average", "test", "en-de", "0" * 64, sources, references, translations)
+        runs.append(RunFacts(name, name, {}, texts=texts))
+    page = render_page(runs, None)
+    gained, lost = page.index("Better with two"), page.index("Better with one")
+    assert gained < page.index("<del>x</del> <ins>zwei Tage</ins>") < lost
+    assert page.index("<del>ein Hund</del> <ins>eine Katze</ins>", lost)
