@@ -1,12 +1,14 @@
 """Lines of all clients, translated together: a bounded queue, and threads that take from it what waits.
 
-Nothing waits for company: a thread that is free takes what is there, at most a batch. Lines with
+Nothing waits for company: a thread that is free takes what is there, at most a batch and, beside
+other threads, at most its share, so that one does not take all and leave the others idle. Lines with
 equal options share a batch; their translations are those of a line alone (docs/decoding.md). A line
 that is refused, or whose translation fails, is no matter to the others of its batch. Lines that
 nobody waits for any more are dropped.
 """
 
 import asyncio
+import math
 import threading
 import traceback
 from collections import deque
@@ -20,6 +22,7 @@ from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, MAX_THREADS
 from nmt.translate.translator import LineTooLong, Translator
 
+SMALLEST_SHARE = 4  # lines: together they take little longer than one
 CHARACTERS_PER_PIECE = 4  # of usual text; a batch that is larger after all is split by the search
 
 
@@ -49,8 +52,9 @@ class Batcher:
     ) -> None:
         self.max_waiting, self.n_threads = max_waiting, n_threads
         self.observe_batch = observe_batch
+        self.n_cores_each = max(1, torch.get_num_threads() // n_threads)
         self._waiting: deque[WaitingLine] = deque()
-        self._n_busy = 0  # threads
+        self._n_translating = 0  # lines
         self._is_closed = False
         self._changed = threading.Condition()
         self._threads = [
@@ -97,10 +101,12 @@ class Batcher:
             line.answered.cancel()
 
     def _work(self) -> None:
+        # The threads share the cores, as those of nmt-translate do (nmt/translate/batching.py).
+        torch.set_num_threads(self.n_cores_each)
         while batch := self._take_batch():
             answers = answer_batch(batch)
             with self._changed:
-                self._n_busy -= 1
+                self._n_translating -= len(batch)
             loop = batch[0].answered.get_loop()
             try:
                 loop.call_soon_threadsafe(_resolve, batch, answers)
@@ -116,22 +122,23 @@ class Batcher:
                 return []
             options = self._waiting[0].options
             n_characters = find_budget(options)
+            share = math.ceil((len(self._waiting) + self._n_translating) / self.n_threads)
+            n_lines = max(SMALLEST_SHARE, share)
             batch: list[WaitingLine] = []
             others: list[WaitingLine] = []
             longest = 0
             while self._waiting:
                 line = self._waiting.popleft()
-                is_too_much = (len(batch) + 1) * max(longest, len(line.text)) > n_characters
+                is_too_much = len(batch) == n_lines or (
+                    (len(batch) + 1) * max(longest, len(line.text)) > n_characters
+                )
                 if line.options != options or (batch and is_too_much):
                     others.append(line)
                     continue
                 longest = max(longest, len(line.text))
                 batch.append(line)
             self._waiting.extend(others)
-            self._n_busy += 1
-            is_alone = self._n_busy == 1 and not self._waiting
-        # A lone batch may use all cores; several have one each (nmt/translate/batching.py).
-        torch.set_num_threads(self.n_threads if is_alone else 1)
+            self._n_translating += len(batch)
         self.observe_batch(len(batch))
         return batch
 
