@@ -350,9 +350,8 @@ def make_app(
 
 
 def answer_refusal(request: Request, error: RequestRefused) -> Response:
+    # The rest of a body that is too long is received and ignored, so that its sender reads this.
     headers = RETRY_AFTER if error.status == 503 else {}
-    if error.status == 413:  # what follows is not read
-        headers = {"Connection": "close"}
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
