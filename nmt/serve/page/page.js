@@ -37,7 +37,17 @@ const wordOfCell = new WeakMap();
 function makeLine(source) {
   const row = makeElement("div", "line");
   row.setAttribute("role", "row");
-  const line = { source, row, shown: null, isStale: false, refusal: null, search: {}, alternatives: null, maps: null };
+  const line = {
+    source,
+    copy: makeElement("div", "source-line", source), // behind the text field
+    row,
+    shown: null, // a candidate
+    isStale: false, // what is shown translates what the line was before
+    refusal: null, // why the server does not translate it
+    search: {}, // how what is shown was found
+    alternatives: null, // the open list
+    map: null, // a promise of the attention
+  };
   lineOfRow.set(row, line);
   return line;
 }
@@ -85,10 +95,23 @@ function readText() {
     element.classList.toggle("numbered", lines.length > 1);
   }
   lines.filter((line) => !line.row.hasChildNodes()).forEach(drawLine); // the others are as they were
-  page.result.replaceChildren(...lines.map((line) => line.row));
-  page.backdrop.replaceChildren(...lines.map((line) => makeElement("div", "source-line", line.source)));
+  placeChildren(page.result, lines.map((line) => line.row));
+  placeChildren(page.backdrop, lines.map((line) => line.copy));
   chooseLineAtCaret();
   alignRows();
+}
+
+// Elements that are there already stay untouched: laying out a long text anew for each key takes too long.
+function placeChildren(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.children]) {
+    if (!wanted.has(child)) child.remove();
+  }
+  let next = parent.firstChild;
+  for (const child of children) {
+    if (child === next) next = next.nextSibling;
+    else parent.insertBefore(child, next);
+  }
 }
 
 function readTextAndWait() {
@@ -173,7 +196,7 @@ function showCandidate(line, candidate, search = {}) {
   line.search = search;
   line.isStale = false;
   line.refusal = null;
-  line.maps = null;
+  line.map = null;
   drawLine(line);
   updateActions();
 }
@@ -250,7 +273,7 @@ function percent(probability) {
 function alignRows() {
   const isWide = page.source.getBoundingClientRect().right <= page.result.getBoundingClientRect().left;
   const measure = (element) => element.getBoundingClientRect().height; // offsetHeight rounds, and that adds up
-  const sourceHeights = [...page.backdrop.children].map(measure);
+  const sourceHeights = lines.map((line) => measure(line.copy));
   const rowHeights = lines.map((line) => measure(line.row));
   let sourceTop = 0;
   let rowTop = 0;
@@ -266,11 +289,11 @@ function alignRows() {
 
 function chooseLine(line) {
   current = line;
-  lines.forEach((other, i) => {
+  for (const other of lines) {
     const isCurrent = other === current && lines.length > 1;
     other.row.classList.toggle("current", isCurrent);
-    page.backdrop.children[i]?.classList.toggle("current", isCurrent);
-  });
+    other.copy.classList.toggle("current", isCurrent);
+  }
   updateActions();
 }
 
@@ -401,8 +424,8 @@ function closeAlternatives() {
 // The map of what the line shows, as the server's `attention` has it. A chosen alternative is found by its text in the
 // search that found it.
 function loadMap(line) {
-  line.maps ??= askForMap(line, line.shown);
-  return line.maps;
+  line.map ??= askForMap(line, line.shown);
+  return line.map;
 }
 
 async function askForMap(line, shown) {
@@ -412,7 +435,7 @@ async function askForMap(line, shown) {
     if (!candidate?.attention) throw new ServerProblem("the server did not send it", 0);
     return candidate.attention;
   } catch (error) {
-    line.maps = null; // the next time it is asked for again
+    line.map = null; // the next time it is asked for again
     throw error;
   }
 }
@@ -485,20 +508,19 @@ function chooseLookedAt(sources) {
 }
 
 function showAttentionInSource(line, words = []) {
-  for (const element of page.backdrop.querySelectorAll(".source-line.looked-at")) {
+  for (const element of page.backdrop.querySelectorAll(".looked-at")) {
     element.classList.remove("looked-at");
     element.replaceChildren(element.textContent); // without marks
   }
-  const element = line && page.backdrop.children[lines.indexOf(line)];
-  if (!element) return;
-  element.classList.add("looked-at");
+  if (line === null) return;
   const children = [];
   let at = 0;
   for (const { start, end, text, weight } of chooseLookedAt(words)) {
     children.push(line.source.slice(at, start), makeElement("mark", nameWeight(weight), text));
     at = end;
   }
-  element.replaceChildren(...children, line.source.slice(at));
+  line.copy.classList.add("looked-at");
+  line.copy.replaceChildren(...children, line.source.slice(at));
 }
 
 function nameWeight(weight) {
