@@ -5,6 +5,7 @@ Zensical's strict mode finds broken links and anchors by itself, but neither mis
 differs on a code host, so links are checked here too, without the tool.
 """
 
+import configparser
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 from needs import needs_package
 from test_architecture import LEVELS
+
+from nmt.system.strict_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -86,6 +89,14 @@ def test_the_map_of_packages_has_the_levels_that_are_checked() -> None:
         if (ROOT / "nmt" / name).exists()
     }
     assert {room: shown.get(room) for room in LEVELS} == LEVELS
+
+
+def test_the_citation_names_this_version() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    citation = parse_yaml((ROOT / "CITATION.cff").read_text(), "CITATION.cff").values
+    assert str(citation["version"]) == setup["metadata"]["version"]
+    assert citation["license"] == setup["metadata"]["license"]
 
 
 class Resources(HTMLParser):
