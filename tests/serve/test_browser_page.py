@@ -167,6 +167,7 @@ NOTE_BREACHES = """
 window.breaches = [];
 document.addEventListener("securitypolicyviolation", (event) => breaches.push(event.violatedDirective));
 """
+ISOLATES = dict.fromkeys(map(ord, "\u2068\u2069"))  # around words, for those from right to left
 STATUS_OF_ANSWER = "console: Failed to load resource"  # tests let the server refuse and fail
 
 
@@ -213,7 +214,8 @@ def expect_rows(page: Any, *rows: str) -> None:
 
 def expect_text(page: Any, selector: str, pattern: str) -> None:
     def read() -> str:
-        return str(page.locator(selector).inner_text())
+        text: str = page.locator(selector).inner_text()
+        return text.translate(ISOLATES)
 
     until_page(page, lambda: re.search(pattern, read()) is not None, read)
 
@@ -387,6 +389,21 @@ def test_a_word_shows_the_source_words_it_looks_at(page: Any) -> None:
     assert page.locator(".source-line mark.strong").all_text_contents() == ["bushes"]
     page.focus("#copy")
     assert page.locator("mark").count() == 0
+
+
+def test_writing_from_right_to_left(page: Any) -> None:
+    type_text(page, "كلب يجري\nthe dog")
+    expect_rows(page, "كلب يجري", "der Hund")
+    first, second = page.locator("#result .word").all()[:2]
+    assert first.bounding_box()["x"] > second.bounding_box()["x"]
+    first.focus()
+    page.keyboard.press("ArrowLeft")
+    expect_text(page, "#detail", "^يجري: looks at يجري 75 %")
+    # the highlights lie behind their words: lines begin where those of the text field do
+    page.focus(".line:nth-child(2) .word:nth-child(1)")
+    page.locator("mark", has_text="the").wait_for()
+    field = page.locator("#source").bounding_box()
+    assert page.locator("mark").bounding_box()["x"] < field["x"] + 60
 
 
 def test_the_attention_of_a_chosen_alternative_is_its_own(page: Any, stand_in: StandIn) -> None:

@@ -487,17 +487,22 @@ function describeWord(word, sources) {
   const facts = [];
   const looked = chooseLookedAt(sources).sort((a, b) => b.weight - a.weight).slice(0, MOST_NAMED);
   if (looked.length > 0) {
-    facts.push(`looks at ${looked.map(({ text, weight }) => `${text} ${percent(weight)}`).join(" · ")}`);
+    facts.push(`looks at ${looked.map(({ text, weight }) => `${isolate(text)} ${percent(weight)}`).join(" · ")}`);
   }
   if (word.probability !== null && page.confidence.checked) {
     facts.push(`probability ${percent(word.probability)}${listParts(word.parts)}`);
   }
-  return facts.length === 0 ? "" : `${word.text}: ${facts.join("; ")}`;
+  return facts.length === 0 ? "" : `${isolate(word.text)}: ${facts.join("; ")}`;
+}
+
+// A word that is written from right to left must not turn what follows it.
+function isolate(text) {
+  return `\u2068${text}\u2069`;
 }
 
 function listParts(parts) {
   if (parts.length === 1) return "";
-  const named = parts.slice(0, MOST_NAMED).map((part) => `${part.text} ${percent(part.probability)}`);
+  const named = parts.slice(0, MOST_NAMED).map((part) => `${isolate(part.text)} ${percent(part.probability)}`);
   return ` (${named.join(" · ")}${parts.length > MOST_NAMED ? " …" : ""})`;
 }
 
