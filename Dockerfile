@@ -20,7 +20,7 @@ COPY pyproject.toml setup.cfg README.md LICENSE ./
 COPY nmt nmt
 COPY configs configs
 COPY scripts/launch.sh scripts/launch.sh
-RUN pip install --no-cache-dir --constraint constraints.txt . \
+RUN pip install --no-cache-dir --constraint constraints.txt ".[serve]" \
     && ln -s /opt/nmt/scripts/launch.sh /usr/local/bin/launch.sh \
     && useradd --create-home --uid 1000 nmt
 
