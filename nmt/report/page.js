@@ -113,7 +113,7 @@
       Object.assign(readout.style, { left: `${Math.max(0, Math.min(beside, room))}px`, top: `${top + 6}px` });
     }
 
-    function describe({ y, r, s }) {
+    function describe({ x, y, r, s }) {
       const line = document.createElement("p");
       const key = document.createElement("span");
       const names = [...new Set(chart.series.map((one) => one.s))];
@@ -121,7 +121,8 @@
       key.className = `key c${colour % 8}`;
       const parts = [runs.length > 1 ? runs[r] : null, names.length > 1 ? s : null];
       const name = parts.filter(Boolean).join(", ");
-      line.append(key, `${name ? `${name}: ` : ""}${Number(y.toPrecision(5))}`);
+      const elsewhere = x === chosen ? "" : ` at ${x.toLocaleString("en")}`;
+      line.append(key, `${name ? `${name}: ` : ""}${Number(y.toPrecision(5))}${elsewhere}`);
       return line;
     }
 
@@ -165,26 +166,28 @@
         if (x[middle] < at) low = middle + 1; else high = middle;
       }
       const i = low > 0 && at - x[low - 1] < x[low] - at ? low - 1 : low;
-      if (x[i] >= range.from && x[i] <= range.to) {
+      const spacing = (x.at(-1) - x[0]) / Math.max(1, x.length - 1);
+      const isNear = Math.abs(x[i] - at) <= Math.max(spacing, (range.to - range.from) / 50);
+      if (isNear && x[i] >= range.from && x[i] <= range.to) {
         found.push({ x: x[i], y: y[i], r, s });
       }
     }
-    const nearest = Math.min(...found.map((point) => Math.abs(point.x - at)));
-    const distance = (point) => height === null ? 0 : Math.abs(point.y - height);
-    const first = found.filter((point) => Math.abs(point.x - at) === nearest);
-    const stretch = (range.to - range.from) / 50;
-    const close = found.filter((point) => Math.abs(point.x - first[0].x) <= stretch);
-    return close.sort((a, b) => (first.includes(b) - first.includes(a)) || distance(a) - distance(b));
+    const across = (point) => Math.abs(point.x - at);
+    const down = (point) => height === null ? 0 : Math.abs(point.y - height);
+    const nearest = Math.min(...found.map(across));
+    const isFirst = (point) => across(point) === nearest;
+    return found.sort((a, b) => isFirst(b) - isFirst(a) || down(a) - down(b));
   }
 
   // ---- when ----
 
   const figures = document.querySelectorAll("figure[data-chart]");
+  let drawing = Promise.resolve(); // one after the other, so that the first is there soon
   const watcher = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
       if (isIntersecting) {
         watcher.unobserve(target);
-        draw(target);
+        drawing = drawing.then(() => draw(target));
       }
     }
   }, { rootMargin: "200px" });

@@ -115,7 +115,7 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
     if figures.charts and chart_script is not None:
         scripts += [chart_script, _read_file("page.js")]
         data.append(render_data(figures.to_json([run.name for run in runs]), "report-charts"))
-    title = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    title = _name_runs([run.name for run in runs])
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en">',
@@ -160,6 +160,12 @@ def _list_sections(runs: Sequence[RunFacts], figures: "FigureList") -> list[tupl
         ("again", "Train it again", partial(render_reproduction, runs)),
     ]
     return [(name, title, render()) for name, title, render in renderers]
+
+
+def _name_runs(names: Sequence[str]) -> str:
+    if len(names) > 4:
+        return f"{len(names)} runs"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _render_lead(runs: Sequence[RunFacts]) -> str:

@@ -48,7 +48,9 @@ def render_headline(runs: Sequence[RunFacts]) -> str:
         return _render_one_headline(runs[0])
     rows: list[list[Content]] = []
     for i, run in enumerate(runs):
-        name = Html(f'<span class="key c{i % 8}"></span>{escape_text(run.name)}')
+        name = Html(
+            f'<span class="run"><span class="key c{i % 8}"></span>{escape_text(run.name)}</span>'
+        )
         if run.headline is None or not run.headline.scores:
             rows.append([name, *_describe_dev_score(run)])
             continue

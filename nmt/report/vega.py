@@ -124,7 +124,11 @@ def render_png(charts: Sequence[Chart], names: Sequence[str]) -> bytes:
     panels = []
     for chart in charts:
         spec = _make_lines(chart, len(names), list(COLOURS), names)
-        spec |= {"title": {"text": chart.title, "anchor": "start"}, "width": 420, "height": 240}
+        spec |= {
+            "title": {"text": chart.title, "anchor": "start", "frame": "group"},
+            "width": 420,
+            "height": 240,
+        }
         panels.append(spec | {"data": {"values": list_rows(chart)}})
     spec = {
         "concat": panels,
@@ -204,14 +208,14 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
     mark = {"type": "line", "clip": True, "strokeWidth": 1.8, "strokeJoin": "round"}
     encoding["detail"] = {"field": "r"}
     layers: list[Spec] = [{"mark": mark, "encoding": encoding}]
-    for reference in chart.references:
+    for i, reference in enumerate(chart.references):
         data = {"values": [{"name": reference.name}]}
         y = {"datum": round_figure(reference.value), "title": chart.y}
         layers += [
             {"data": data, "mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": {"y": y}},
             {
                 "data": data,
-                "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3},
+                "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3 - 14 * i},
                 "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "name"}},
             },
         ]

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_page
 from hostile_text import OBEYED, PAYLOADS
+from needs import needs_chromium, needs_package
 from page_elements import Elements
 from untrained import make_vocab
 
 from nmt.config import RunConfig, format_config, load_config, override_config
 from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.report.facts import RunFacts, read_run
-from nmt.report.page import render_page, write_report
+from nmt.report.page import render_page, write_page, write_report
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.strict_yaml import format_yaml
@@ -225,3 +227,36 @@ def test_two_systems_are_compared_line_by_line(tmp_path: Path) -> None:
     gained, lost = page.index("Better with two"), page.index("Better with one")
     assert gained < page.index("<del>x</del> <ins>zwei Tage</ins>") < lost
     assert page.index("<del>ein Hund</del> <ins>eine Katze</ins>", lost)
+
+
+@needs_chromium()
+@needs_package("vl_convert", "report")
+def test_a_reader_zooms_hides_runs_and_reads_points_by_keys(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, to_jsonl(make_metrics()))] * 2
+    path = tmp_path / "page.html"
+    write_page(runs, path)
+    with open_page(path.as_uri(), width=390) as opened:
+        page = opened.page
+        page.wait_for_selector("figure svg")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.focus(".plot")
+        page.keyboard.press("ArrowRight")
+        readout = page.locator(".readout").first
+        assert readout.inner_text().startswith("update 100") and "8.25" in readout.inner_text()
+        page.keyboard.press("Escape")
+        assert not readout.is_visible()
+
+        plot = page.locator(".plot").first.bounding_box()
+        page.mouse.move(plot["x"] + plot["width"] / 2, plot["y"] + 100)
+        page.mouse.down()
+        page.mouse.move(plot["x"] + plot["width"] - 10, plot["y"] + 100, steps=4)
+        page.mouse.up()
+        page.wait_for_function("Number(document.getElementById('updates-from').value) > 200")
+        page.click("#updates-all")
+        assert page.input_value("#updates-from") == "100"
+
+        page.uncheck("input[data-run='0']")
+        page.focus(".plot")
+        page.keyboard.press("ArrowRight")
+        assert readout.inner_text().count("training") == 1
+        assert opened.faults == []
