@@ -50,6 +50,7 @@ from nmt.translate.translator import LineTooLong, Translation
 
 RETRY_AFTER = {"Retry-After": "1"}
 STATUS_CLIENT_LEFT = 499  # nobody reads it, but the metrics count it
+ROOM_PAUSE_S = 0.05  # until a stream looks for room in the queue again
 EMPTY_LINE = [LineCandidate(Translation("", 0.0))]
 
 
@@ -214,6 +215,8 @@ class Service:
         """Yield an object for each line, as soon as it is translated. A few lines wait at a time."""
         left = list(range(len(question.q)))[::-1]
         waiting: dict[asyncio.Future[LineAnswer], tuple[int, WaitingLine]] = {}
+        too_late = format_error(f"there was no answer within {self.limits.timeout_s:g} s")
+        n_pauses = 0  # because others fill the queue
         try:
             while left or waiting:
                 # keep some lines in the queue, as far as it has room
@@ -230,15 +233,20 @@ class Service:
                     else:
                         waiting[line.answered] = (index, line)
                 if not waiting:
-                    await asyncio.sleep(0.05)
+                    if n_pauses * ROOM_PAUSE_S > self.limits.timeout_s:
+                        yield too_late
+                        return
+                    await asyncio.sleep(ROOM_PAUSE_S)
+                    n_pauses += 1
                     continue
+                n_pauses = 0
 
                 # what has come
                 done, _ = await asyncio.wait(
                     waiting, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    yield format_error(f"there was no answer within {self.limits.timeout_s:g} s")
+                    yield too_late
                     return
                 for answered in done:
                     index, _ = waiting.pop(answered)

@@ -78,6 +78,15 @@ def test_a_full_queue_says_try_again_and_a_late_answer_is_a_504(
         assert "b" not in sum(gate.batches, [])  # nobody waited for them any more
 
 
+def test_a_stream_waits_for_room_and_not_for_ever(models: ServedModels, gate: Gate) -> None:
+    with run_in_thread(models, LIMITS) as server:
+        answer = server.post("/v1/stream", {"q": ["a", "b"] * 4})
+        assert answer.text.splitlines()[-1] == '{"error":"there was no answer within 0.5 s"}'
+        gate.is_open.set()
+        answer = server.post("/v1/stream", {"q": ["a", "b", ""] * 10})
+        assert sorted(json.loads(row)["index"] for row in answer.text.splitlines()) == [*range(30)]
+
+
 def test_lines_of_a_client_that_left_are_dropped(models: ServedModels, gate: Gate) -> None:
     with run_in_thread(models) as server:
         with send(server, {"q": ["a"]}):
