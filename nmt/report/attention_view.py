@@ -5,19 +5,13 @@ made here has everything inside and may load nothing: its policy names the diges
 and its one style. Maps are data, which no browser executes.
 """
 
-import base64
-import hashlib
-import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from nmt.data.vocab import SPACE
-from nmt.system.escapes import escape_line
+from nmt.report.markup import escape_text, make_policy, render_data
 from nmt.translate.attention_maps import AttentionMap
 
-# A piece of JSON inside a script element must not end it.
-ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 PAGE_STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif;
@@ -52,37 +46,26 @@ def read_style() -> str:
 def render_attention_page(maps: Sequence[AttentionMap], title: str, note: str = "") -> str:
     """Make a page that shows the maps; the first one is open. `note` is a line below the title."""
     style, script = read_style() + PAGE_STYLE, read_script() + PAGE_SCRIPT
-    policy = f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}"
     parts = [
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{make_policy([script], style)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"<h1>{_escape(title)}</h1>\n",
+        f"<title>{escape_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<h1>{escape_text(title)}</h1>\n",
         "<noscript><p>The maps are drawn by this page's own script, which is switched off.</p></noscript>\n",
     ]
     if note:
-        parts.append(f"<p>{_escape(note)}</p>\n")
+        parts.append(f"<p>{escape_text(note)}</p>\n")
     for number, one in enumerate(maps):
-        data = json.dumps(one.to_json()).translate(ESCAPES)
         parts.append(
             f'<details class="line"{"" if number else " open"}>\n<summary><bdi>{_join(one.source)}</bdi>'
             f" → <bdi>{_join(one.target)}</bdi></summary>\n"
-            f'<script type="application/json">{data}</script>\n</details>\n'
+            f"{render_data(one.to_json())}\n</details>\n"
         )
     parts.append(f"<script>{script}</script>\n</body>\n</html>\n")
     return "".join(parts)
 
 
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
 def _join(pieces: Sequence[str]) -> str:
     """The text of pieces, without the end mark, as HTML."""
-    return _escape("".join(pieces[:-1]).replace(SPACE, " ").strip())
-
-
-def _escape(text: str) -> str:
-    return html.escape(escape_line(text))
+    return escape_text("".join(pieces[:-1]).replace(SPACE, " ").strip())

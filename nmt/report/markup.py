@@ -4,6 +4,8 @@ The result is valid HTML. Characters that would act on a reader, such as control
 characters and marks that reverse what follows, are written out, as in a terminal.
 """
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -102,3 +104,17 @@ def render_data(value: Any, name: str = "") -> str:
         text = text.replace(character, f"\\u{ord(character):04x}")
     attribute = f' id="{name}"' if name else ""
     return f'<script type="application/json"{attribute}>{text}</script>'
+
+
+def make_policy(scripts: Sequence[str], style: str) -> str:
+    """Allow these scripts and this style, by their digests, and nothing else."""
+    allowed = " ".join(map(_make_digest, scripts)) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_make_digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _make_digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

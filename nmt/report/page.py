@@ -6,8 +6,6 @@ The page allows itself exactly its own scripts and style, by their digests, and 
 other script, no `eval`, no request. Without vl-convert it has tables where it would have charts.
 """
 
-import base64
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
@@ -16,7 +14,14 @@ from typing import Any
 
 from nmt.report.curves import Chart, list_curve_charts, thin_points
 from nmt.report.facts import RunFacts, read_run
-from nmt.report.markup import Content, escape_text, render_data, render_details, render_table
+from nmt.report.markup import (
+    Content,
+    escape_text,
+    make_policy,
+    render_data,
+    render_details,
+    render_table,
+)
 from nmt.report.sections import (
     describe_size,
     make_length_chart,
@@ -123,7 +128,7 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         '<meta charset="utf-8"/>',
         GENERATOR_TAG,
         '<meta name="color-scheme" content="light dark"/>',
-        f'<meta http-equiv="Content-Security-Policy" content="{_make_policy(scripts, style)}"/>',
+        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}"/>',
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
         f"<title>{escape_text(title)}</title>",
         f"<style>{style}</style>",
@@ -294,16 +299,3 @@ def _tabulate_chart(chart: Chart, names: Sequence[str]) -> str:
 
 def _read_file(name: str) -> str:
     return files("nmt.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _make_policy(scripts: Sequence[str], style: str) -> str:
-    """Allow these scripts and this style, by their digests, and nothing else."""
-    allowed = " ".join(map(_make_digest, scripts)) or "'none'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src {_make_digest(style)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _make_digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

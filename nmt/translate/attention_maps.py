@@ -24,7 +24,6 @@ from nmt.translate.alignment import find_alignment_layer, link_pieces
 
 MAX_WEIGHTS = 1 << 24  # of a batch: 64 MB
 WeightArray = NDArray[np.float32]
-Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,20 @@ def _encode_weights(head: WeightArray) -> str:
 
 
 def compute_attention_maps(
-    model: Transformer, vocab: Vocabulary, sources: Sequence[Ids], targets: Sequence[Ids]
+    model: Transformer,
+    vocab: Vocabulary,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
 ) -> list[AttentionMap]:
     """Compute the map of each translation; sources and targets are ids without marks."""
     return list(generate_attention_maps(model, vocab, sources, targets))
 
 
 def generate_attention_maps(
-    model: Transformer, vocab: Vocabulary, sources: Sequence[Ids], targets: Sequence[Ids]
+    model: Transformer,
+    vocab: Vocabulary,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
 ) -> Iterator[AttentionMap]:
     """Do the same batch by batch, each of as many neighbours as MAX_WEIGHTS allows and at least one."""
     config = model.config
@@ -89,7 +94,10 @@ def generate_attention_maps(
 
 @torch.inference_mode()
 def _map_batch(
-    model: Transformer, vocab: Vocabulary, src: Sequence[Ids], tgt: Sequence[Ids]
+    model: Transformer,
+    vocab: Vocabulary,
+    src: Sequence[Sequence[int]],
+    tgt: Sequence[Sequence[int]],
 ) -> list[AttentionMap]:
     device = model.projection.weight.device
     sources = pack([[*ids, EOS] for ids in src]).to(device)
