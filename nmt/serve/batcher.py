@@ -19,11 +19,12 @@ import torch
 from nmt.serve.answers import LineCandidate, LineOptions, answer_lines_alike
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, MAX_THREADS
+from nmt.translate.batching import MAX_THREADS
 from nmt.translate.translator import LineTooLong, Translator
 
 SMALLEST_SHARE = 4  # lines: together they take little longer than one
-CHARACTERS_PER_PIECE = 4  # of usual text; a batch that is larger after all is split by the search
+# Of usual text; a batch that is larger after all is split by the search.
+PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
 
 
 LineAnswer = list[LineCandidate] | Exception  # why there are none
@@ -153,9 +154,11 @@ def count_search_threads(models: ServedModels) -> int:
 
 
 def find_budget(options: LineOptions) -> int:
-    """Return how many characters a batch may have, padded."""
-    config = options.model.find_translator(options.search).config
-    return (config.batch_tokens or DEFAULT_BATCH_TOKENS) * CHARACTERS_PER_PIECE
+    """Return how many characters a batch may have, padded: what fills a batch of the search, or on a
+    GPU several, which its memory divides.
+    """
+    translator = options.model.find_translator(options.search)
+    return translator.chunk_lines * PIECES_PER_LINE * CHARACTERS_PER_PIECE
 
 
 def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer]:

@@ -132,6 +132,16 @@ def test_pipelined_requests_are_all_answered(server: RunningServer) -> None:
     assert data.count(b"HTTP/1.1 200") == 5
 
 
+def test_a_client_that_does_not_read_is_left(server: RunningServer) -> None:
+    state = server.server.uvicorn.server_state
+    until(lambda: not state.connections)
+    one = b"GET /page/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    connection = connect(server, one * 1_000)  # 27 MB, more than all buffers hold
+    until(lambda: len(state.connections) == 1)
+    until(lambda: not state.connections, 10)
+    connection.close()
+
+
 def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
     with pytest.raises(UserError, match=f"127.0.0.1 port {server.port} cannot be used"):
         open_socket("127.0.0.1", server.port)
