@@ -188,6 +188,7 @@ def read_keys(path: str | None) -> frozenset[str]:
 def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     """Open [NAME=]CHECKPOINT. A folder whose name has a "=" is a checkpoint all the same."""
     from nmt.api import open_model
+    from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.serve.models import ServedModel
     from nmt.translate.translator import warn_if_untagged
 
@@ -196,7 +197,10 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
         name, path = "", word
     # A client would not see the warning that its line was cut.
     overrides = ["decoding.long_lines=split", *args.overrides]
-    loaded = open_model([path], overrides, args.engine)
+    if args.engine == "ctranslate2":
+        loaded = open_ctranslate2([path], overrides, is_served=True)
+    else:
+        loaded = open_model([path], overrides)
     data = loaded.config.data
     warn_if_untagged(data, loaded.config.decoding.tag)
     return ServedModel(name or f"{data.src}-{data.tgt}", loaded)

@@ -201,17 +201,19 @@ def _set_feed_forward(place: Any, layer: FeedForward) -> None:
 class CTranslate2Engine:
     """CTranslate2 with the model of a folder; `translator` is CTranslate2's own object."""
 
-    def __init__(self, folder: Path, n_threads: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: Path, n_threads: int = 0, device: str = "cpu", n_batches: int = 1
+    ) -> None:
         """Load the model; it computes in the type of its stored weights if the processor supports
         that.
 
         `n_threads` work on one batch; 0 lets CTranslate2 choose. It may change the number of
-        torch's threads too.
+        torch's threads too. Up to `n_batches` are translated at a time, if as many threads ask.
         """
         try:
             self.vocab = load_vocab(folder)
             self.translator = import_ctranslate2().Translator(
-                str(folder), device=device, intra_threads=n_threads
+                str(folder), device=device, intra_threads=n_threads, inter_threads=n_batches
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(
@@ -334,7 +336,7 @@ class CTranslate2Translator(TextToText):
 
 
 def load_ctranslate2(
-    folder: Path, n_threads: int = 0, device: str = "cpu"
+    folder: Path, n_threads: int = 0, device: str = "cpu", n_batches: int = 1
 ) -> tuple[CTranslate2Engine, str]:
     """Verify an export and load it; also return its quantization, with which its output is
     labelled.
@@ -353,15 +355,24 @@ def load_ctranslate2(
             f"{folder}: is an export to {to}, not to CTranslate2; "
             "make one with nmt-export --to ctranslate2"
         )
-    return CTranslate2Engine(folder, n_threads, device), quantization
+    return CTranslate2Engine(folder, n_threads, device, n_batches), quantization
 
 
-def open_ctranslate2(paths: Sequence[str], overrides: Sequence[str]) -> LoadedModel:
-    """Load the one export in `paths`, on the device that the overrides ask for."""
+def open_ctranslate2(
+    paths: Sequence[str], overrides: Sequence[str], is_served: bool = False
+) -> LoadedModel:
+    """Load the one export in `paths`, on the device that the overrides ask for. A server's batches are
+    small: on a CPU each core gets one of its own, because threads that share one mostly wait.
+    """
     (path,) = paths
     folder = Path(path)
     device = choose_device(parse_device(overrides))
-    exported, quantization = load_ctranslate2(folder, torch.get_num_threads(), device.type)
+    n_threads, n_batches = torch.get_num_threads(), 1
+    if is_served and device.type == "cpu":
+        n_threads, n_batches = 1, n_threads
+    exported, quantization = load_ctranslate2(folder, n_threads, device.type, n_batches)
+    if is_served:
+        torch.set_num_threads(n_threads * n_batches)  # which loading has changed
     place = folder / CONFIG_FILE
     config = load_recorded_config(place, overrides)
     return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])

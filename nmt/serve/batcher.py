@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from nmt.export.ctranslate2 import CTranslate2Translator
 from nmt.serve.answers import LineCandidate, LineOptions, answer_lines_alike
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
@@ -145,12 +146,17 @@ class Batcher:
 
 
 def count_search_threads(models: ServedModels) -> int:
-    """How many batches to search at a time: one where a GPU or another engine computes."""
+    """How many batches to search at a time: one on a GPU, else one for each core."""
+    counts = []
     for model in models.by_name.values():
         translator = model.loaded.translator
-        if not isinstance(translator, Translator) or translator.device.type != "cpu":
-            return 1
-    return max(1, min(torch.get_num_threads(), MAX_THREADS))
+        if isinstance(translator, CTranslate2Translator):
+            counts.append(translator.exported.translator.num_translators)
+        elif isinstance(translator, Translator) and translator.device.type == "cpu":
+            counts.append(torch.get_num_threads())
+        else:
+            counts.append(1)
+    return max(1, min(*counts, MAX_THREADS))
 
 
 def find_budget(options: LineOptions) -> int:

@@ -1,0 +1,45 @@
+"""How a server uses the cores and the network: how many batches at a time, and answers without delay."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from needs import needs_package
+from untrained import make_checkpoint, make_vocab
+
+from nmt.api import open_model
+from nmt.checkpoint import open_checkpoint
+from nmt.export.ctranslate2 import open_ctranslate2
+from nmt.export.export import export
+from nmt.serve.batcher import count_search_threads
+from nmt.serve.models import ServedModel, ServedModels
+from nmt.serve.server import open_socket
+
+
+@needs_package("ctranslate2")
+def test_each_core_has_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = make_vocab(tmp_path)
+    place = make_checkpoint(tmp_path / "average", vocab)
+    export(open_checkpoint(place), "ctranslate2", tmp_path / "ct2", "float32", ["a dog"])
+    n_before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        exports = [
+            ServedModel(name, open_ctranslate2([str(tmp_path / "ct2")], ["device=cpu"], True))
+            for name in ("one", "two")
+        ]
+        ours = ServedModel("ours", open_model([str(place)], ["device=cpu"]))
+        assert count_search_threads(ServedModels(exports)) == 3
+        assert count_search_threads(ServedModels([*exports, ours])) == 3
+    finally:
+        torch.set_num_threads(n_before)
+
+
+def test_an_answer_is_sent_at_once() -> None:
+    """Else Nagle's algorithm would hold the second part of each answer back for 40 ms."""
+    with open_socket("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
