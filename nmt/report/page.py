@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from nmt.report.curves import Chart, list_curve_charts, thin_points
@@ -72,7 +73,7 @@ def write_page(runs: Sequence[RunFacts], path: Path) -> None:
     """Write a report; charts that cannot be drawn here become tables, with a warning."""
     try:
         script = read_chart_script()
-    except (Failure, OSError) as error:
+    except (Failure, UserError, OSError, SubprocessError) as error:
         say(f"warning: {path}: has tables instead of charts: {error}")
         script = None
     write_text(path, render_page(runs, script))

@@ -80,18 +80,28 @@ def write_hostile_run(folder: Path, texts: list[str]) -> Path:
     data_lines = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     (folder / "metrics.jsonl").write_bytes(data_lines)
 
-    for i, text in enumerate(texts):
-        test_set = ScoredTestSet(text, 1, f"{i:064}", "d" * 64)
-        scores = [Score(text, 1.0, text, Interval(0.5, 1.5))]
-        digests = ("a" * 64, "b" * 64, test_set, text, "e" * 64)
-        search: dict[str, str | int | float | bool | None] = {"beam": text}
-        result = Result("now", text, 1, [text], *digests, search, text, scores, {text: text}, 1.0)
-        add_result(folder, result)
+    write_hostile_results(folder, texts)
     others = [f"{text} of another kind" for text in texts]
     scored = ScoredTexts(first, first, first, first, texts, others, texts[::-1])
     write_scored_texts(folder, scored)
     write_hostile_ledger(store, texts)
     return folder
+
+
+def write_hostile_results(folder: Path, texts: list[str]) -> None:
+    """Write one result, then as many copies of it, each with a text in all places of its texts."""
+    test_set = ScoredTestSet("TEXT", 1, "c" * 64, "d" * 64)
+    scores = [Score("TEXT", 1.0, "TEXT", Interval(0.5, 1.5))]
+    digests = ("a" * 64, "b" * 64, test_set, "TEXT", "e" * 64)
+    search: dict[str, str | int | float | bool | None] = {"beam": "TEXT"}
+    versions = {"TEXT": "TEXT"}
+    add_result(
+        folder, Result("now", "TEXT", 1, ["TEXT"], *digests, search, "TEXT", scores, versions, 1.0)
+    )
+    path = folder / "results.json"
+    entry = path.read_text().strip().removeprefix("[").removesuffix("]")
+    copies = [entry.replace('"TEXT"', json.dumps(text)) for text in texts]
+    path.write_text(f"[{','.join(copies)}]")
 
 
 def make_attention(piece: str) -> dict[str, object]:

@@ -9,6 +9,8 @@ from needs import needs_package
 
 from nmt.report import vega
 from nmt.report.curves import Chart, ReferenceLine, Series
+from nmt.report.facts import RunFacts
+from nmt.report.page import write_page
 from nmt.report.vega import read_chart_script, render_png
 from nmt.system.errors import UserError
 
@@ -60,3 +62,21 @@ def test_the_bundle_needs_no_network() -> None:
     command = ["unshare", "-n", vega.sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert int(done.stdout) > 500_000
+
+
+def test_a_bundle_that_fails_leaves_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine of JavaScript that dies, hangs or finds a strange file takes nothing with it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(vega, "version", lambda _: "1.2")
+    for program in ("import os; os.abort()", "import time; time.sleep(9)"):
+        monkeypatch.setattr(vega, "BUNDLE_PROGRAM", program)
+        monkeypatch.setattr(vega, "BUNDLE_S", 1)
+        write_page([RunFacts("one", "one", {})], tmp_path / "page.html")
+        assert "has tables instead of charts" in capsys.readouterr().err
+    (tmp_path / "nmt" / "vega-1.2.js").symlink_to("/dev/zero")
+    write_page([RunFacts("one", "one", {})], tmp_path / "page.html")
+    assert "has tables instead of charts" in capsys.readouterr().err
+    assert "<h1>one</h1>" in (tmp_path / "page.html").read_text()
