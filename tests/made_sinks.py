@@ -16,14 +16,14 @@ class Keeps:
 
     def __init__(self, run):
         self.file = open(Path(run) / "kept.jsonl", "w")
-        self.write({"pid": os.getpid(), "session": os.getsid(0), "nice": os.nice(0)})
+        self.write({"pid": os.getpid(), "group": os.getpgrp(), "nice": os.nice(0)})
 
     def write(self, line):
         self.file.write(json.dumps(line) + "\\n")
         self.file.flush()
 
     def close(self):
-        self.write({"closed": True})
+        self.write({"closed": True, "policy": os.sched_getscheduler(0)})
 
 
 class Raises(Keeps):

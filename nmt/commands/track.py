@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nmt.commands.cli import make_parser, run_command
-from nmt.system.errors import UserError
+from nmt.system.errors import Failure, UserError
 from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def track_figures(args: argparse.Namespace) -> int:
-    from nmt.config import check_sinks
+    from nmt.config import OUR_SINKS, check_sinks
     from nmt.system.progress import say
     from nmt.system.run_folder import RunFolder
     from nmt.train.follower import INTERVAL_S, follow
@@ -70,7 +70,13 @@ def track_figures(args: argparse.Namespace) -> int:
             is_ended = True
         return args.follow and not is_ended
 
-    n_lines = follow(run.path, args.to, wait)
+    try:
+        n_lines = follow(run.path, args.to, wait)
+    except Exception as error:
+        # Whoever wrote a sink needs to see where it failed.
+        if args.to not in OUR_SINKS or isinstance(error, UserError | OSError):
+            raise
+        raise Failure(f"{args.to}: {error}") from None
     say(f"{args.to} has {n_lines:,} lines of {run.metrics}")
     return 0
 

@@ -1,9 +1,9 @@
 """Follows metrics.jsonl and hands each line to one sink: a process beside training, or nmt-track.
 
-Training starts it (tracking.py) and never waits for it. So it gives way to training: it gets what
-nobody else needs of the processor, and is the first to go if memory runs out. It reads what is
-written, finishes what is left when training ends, however it ends, and then ends itself. A sink that
-hangs is ended after two minutes. Why it ended early stands in one line on what was its standard
+Training starts it (tracking.py) and goes on. So it gives way to training: once its sink is made, it
+gets only what nobody else needs of the processor, and it is the first to go if memory runs out. It
+reads what is written, finishes what is left when training ends, however it ends, and then ends
+itself; a sink that hangs is ended. Why it ended early stands in one line on what was its standard
 error; what sinks print there is dropped.
 """
 
@@ -13,9 +13,11 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +30,12 @@ from nmt.train.metrics_log import LONGEST_LINE, parse_event
 from nmt.train.sinks import Sink
 
 INTERVAL_S = 1.0  # between looks at the file
-HANG_S = 120  # without progress
+HANG_S = 600  # without progress
+# Those that are meant for training, and those of a terminal to what is not in front.
+IGNORED_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP),
+    *(signal.SIGTTIN, signal.SIGTTOU),
+)
 FINAL_S = 300  # from the end of the run until all is sent
 
 
@@ -73,36 +80,32 @@ class MetricsTail:
                     yield line
 
 
-def follow(path: Path, name: str, wait: Callable[[], bool], report: int = 2) -> int:
+def follow(
+    path: Path,
+    name: str,
+    wait: Callable[[], bool],
+    note_progress: Callable[[], None] = lambda: None,
+    make_sink: Callable[[str, Path], Sink] = open_sink,
+) -> int:
     """Hand the lines of a run to a sink until there are no more; return their number.
 
-    `wait` waits a little and returns False if no more lines will come. A sink that hangs ends the
-    process; the file descriptor `report` gets the place where it hung.
+    `wait` waits a little and returns False if no more lines will come.
     """
     n_lines, may_grow = 0, True
     tail = MetricsTail(RunFolder(path).metrics)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(path / name, "nmt-track", f".{name}.lock"))
-        stack.callback(faulthandler.cancel_dump_traceback_later)
         sink: Sink | None = None
         while may_grow:
             may_grow = wait()
-            _end_after(HANG_S if may_grow else FINAL_S, report)
+            note_progress()
             for line in tail.read():
                 if sink is None:
-                    sink = stack.enter_context(closing(open_sink(name, path)))
+                    sink = stack.enter_context(closing(make_sink(name, path)))
                 sink.write(line)
                 n_lines += 1
-                if may_grow:
-                    _end_after(HANG_S, report)
+                note_progress()
     return n_lines
-
-
-def _end_after(seconds: int, report: int) -> None:
-    """End this process then, unless this is called again before. A thread of C does it, so a sink
-    may hang anywhere.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=report)
 
 
 # ---- beside training ---------------------------------------------------------------------------------------------
@@ -114,40 +117,58 @@ def follow_training(path: str, name: str, parent: int) -> NoReturn:
     """
     report = os.dup(2)
     os.dup2(1, 2)  # which leads nowhere
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for training
-    _give_way()
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(19)
+    if sys.platform == "linux":  # the first to go if memory runs out
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
 
-    def wait() -> bool:
-        is_over, _, _ = select.select([0], [], [], INTERVAL_S)
-        return not is_over and os.getppid() == parent
+    # Timers of C end this process, so a sink may hang anywhere.
+    is_over = threading.Event()
+
+    def watch_parent() -> None:
+        while os.getppid() == parent and not select.select([0], [], [], INTERVAL_S)[0]:
+            pass
+        is_over.set()
+        faulthandler.dump_traceback_later(FINAL_S, exit=True, file=report)
+
+    def note_progress() -> None:
+        if not is_over.is_set():
+            faulthandler.dump_traceback_later(HANG_S, exit=True, file=report)
 
     code = 0
     try:
-        _follow_after_others(Path(path), name, wait, report)
+        threading.Thread(target=watch_parent, daemon=True).start()
+        wait = partial(_wait_for_lines, is_over)
+        _follow_after_others(Path(path), name, wait, note_progress)
     except BaseException as error:
         code = 1
         os.write(report, fit_into_line(f"{type(error).__name__}: {error}").encode())
     os._exit(code)  # threads of a sink are not waited for
 
 
-def _give_way() -> None:
-    """Take only what nobody else needs of the processor, and be the first to go if memory runs out."""
-    os.nice(19)
-    if sys.platform != "linux":
-        return
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    # A session of its own may get half of the processor, whatever its priority is.
-    for file, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
-        with contextlib.suppress(OSError):
-            Path("/proc/self", file).write_text(value)
+def _make_idle_sink(name: str, path: Path) -> Sink:
+    """Make a sink, and from then on take only what nobody else needs of the processor: until then
+    it could take minutes on a busy machine, and W&B would give up.
+    """
+    sink = open_sink(name, path)
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    return sink
 
 
-def _follow_after_others(path: Path, name: str, wait: Callable[[], bool], report: int) -> None:
+def _wait_for_lines(is_over: threading.Event) -> bool:
+    return not is_over.wait(INTERVAL_S)
+
+
+def _follow_after_others(
+    path: Path, name: str, wait: Callable[[], bool], note_progress: Callable[[], None]
+) -> None:
     """Follow a run as soon as the follower of its earlier start has finished."""
-    for _ in range(HANG_S + FINAL_S):
+    for _ in range(2 * FINAL_S):
         try:
-            follow(path, name, wait, report)
+            follow(path, name, wait, note_progress, _make_idle_sink)
             return
         except FolderInUse:
             time.sleep(INTERVAL_S)

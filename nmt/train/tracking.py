@@ -101,7 +101,9 @@ def _start_follower(run: Path, name: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        start_new_session=True,  # so that Ctrl-C does not reach it
+        # So Ctrl-C does not reach it. In a session of its own it would get a larger share of the
+        # processor: Linux shares that among sessions first (sched_autogroup_enabled).
+        process_group=0,
     )
 
 

@@ -164,6 +164,7 @@ def test_a_skipped_update_changes_no_bit(
     logged = [line["step"] for line in lines if line["kind"] == "train"]
     # A line for each update, but for those that were not applied
     assert logged == [1, 2, 3, 4, *range(8, 21)]
+    assert logged == [line["step"] for line in lines if line["kind"] == "layers"]
     assert sorted(path.name for path in run.glob("nonfinite-*")) == [
         f"nonfinite-000000{k}.json" for k in (5, 6, 7)
     ]
