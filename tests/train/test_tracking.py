@@ -103,14 +103,14 @@ def test_a_continued_run_is_sent_anew(toy: Path) -> None:
 
 
 KILLED = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from nmt.train.tracking import track_run
 
 run = Path(sys.argv[1])
 with track_run(run, ["keeps", "hangs"]):
     while not ((run / "kept.jsonl").exists() and (run / "hangs.pid").exists()):
-        pass
+        time.sleep(0.05)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"kind": "train", "step": 2}\\n{"kind": "tra')
     os.kill(os.getpid(), 9)
@@ -122,7 +122,7 @@ def test_a_killed_run_leaves_nobody_behind(tmp_path: Path) -> None:
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n{"damaged\n')
     # what waits for sinks that hang is shorter here
-    program = "import nmt.train.follower as follower; follower.HANG_S = follower.FINAL_S = 4; "
+    program = "import nmt.train.follower as follower; follower.FINAL_S = 10; "
     monkey = tracking.PROGRAM.replace("from nmt", f"{program}from nmt", 1)
     script = f"import nmt.train.tracking as t\nt.PROGRAM = {monkey!r}\n{KILLED}"
     path = os.pathsep.join(sys.path)
@@ -131,11 +131,11 @@ def test_a_killed_run_leaves_nobody_behind(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL
     lines = list(map(json.loads, (run / "kept.jsonl").read_text().splitlines()))
-    until(lambda: not is_alive(lines[0]["pid"]))
+    until(lambda: not is_alive(lines[0]["pid"]), 60)
     lines = list(map(json.loads, (run / "kept.jsonl").read_text().splitlines()))
     assert lines[1:-1] == [{"kind": "train", "step": n} for n in (1, 2)] and lines[-1]["closed"]
     hanging = int((run / "hangs.pid").read_text())
-    until(lambda: not is_alive(hanging))
+    until(lambda: not is_alive(hanging), 60)
 
 
 def test_an_error_of_training_does_not_wait_for_sinks(tmp_path: Path) -> None:
