@@ -21,12 +21,13 @@ from nmt.evaluate.results import Result, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
-from nmt.system.files import read_bytes
+from nmt.system.files import has_plain_file, read_bytes, read_json
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.metrics_log import MetricsLine, read_metrics
 
 Value = TypeVar("Value")
+LONGEST_NAME = 200  # characters of a machine
 LONGEST = 1_000  # pieces; what is longer counts with these
 Histogram = list[tuple[int, int]]  # (length, how many), ascending
 
@@ -59,6 +60,7 @@ class RunFacts:
     ledger: Ledger | None = None
     lengths: tuple[Histogram, Histogram] | None = None  # of source and target in training
     attention: tuple[LineAttention, ...] = ()
+    machine: str = ""  # on which training ran last
     notes: tuple[str, ...] = ()  # what could not be read, and why
 
     @property
@@ -102,8 +104,18 @@ def read_run(path: Path) -> RunFacts:
         ledger=attempt(lambda: read_ledger(store)) if store and has_store else None,
         lengths=attempt(lambda: count_lengths(store)) if store and has_store else None,
         attention=tuple(list_sampled_attention(metrics)),
+        machine=attempt(lambda: read_machine(folder)) or "",
         notes=tuple(notes),
     )
+
+
+def read_machine(run: RunFolder) -> str:
+    """Return the machine that status.json names; runs of earlier versions have none."""
+    if not has_plain_file(run.status):
+        return ""
+    status = read_json(run.status)
+    machine = status.get("machine") if isinstance(status, dict) else None
+    return machine[:LONGEST_NAME] if isinstance(machine, str) else ""
 
 
 def list_sampled_attention(metrics: Iterable[MetricsLine]) -> list[LineAttention]:

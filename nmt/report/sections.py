@@ -374,10 +374,20 @@ def render_cost(runs: Sequence[RunFacts]) -> str:
                 f"{median(speeds):,.0f}",
                 f"{max(memory) / 2**30:.2f} GiB" if memory else "not measured",
                 _estimate_operations(run),
+                run.machine,
                 _describe_versions(run),
             ]
         )
-    head = ("run", "updates", "time", "target tokens/s", "most memory", "operations", "versions")
+    head = (
+        "run",
+        "updates",
+        "time",
+        "target tokens/s",
+        "most memory",
+        "operations",
+        "machine",
+        "versions",
+    )
     if not rows:
         return ""
     note = (

@@ -7,6 +7,7 @@ is refused, with what to do about it.
 """
 
 import os
+import platform
 import re
 import resource
 import sys
@@ -17,6 +18,7 @@ from typing import Literal
 import torch
 
 from nmt.system.errors import UserError
+from nmt.system.runtime import read_cpu_info
 
 DEVICES = Path("/dev")  # NVIDIA's are nvidia0, nvidia1, ...
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -68,3 +70,13 @@ def read_peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def describe_machine(device: torch.device, n_ranks: int) -> str:
+    """Name what a run computes on, for people: 8 x NVIDIA H200, or the cores and their model."""
+    if device.type == "cuda":
+        return f"{n_ranks} x {torch.cuda.get_device_name(device)}"
+    n_threads = n_ranks * torch.get_num_threads()
+    found = re.search(r"^model name\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
+    model = found[1].strip() if found else platform.machine()
+    return f"{n_threads} threads on {model}"

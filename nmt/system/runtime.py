@@ -73,7 +73,7 @@ def choose_matmul_library() -> None:
     import torch
 
     before = torch.get_float32_matmul_precision()
-    if "AuthenticAMD" not in _read_cpu_info() or before != "highest":
+    if "AuthenticAMD" not in read_cpu_info() or before != "highest":
         return
     torch.set_float32_matmul_precision("medium")
     x = torch.full((256, 256), 1.0 + 2.0**-12)  # bf16 cannot hold this number
@@ -122,7 +122,7 @@ def _set_options(descriptor: int, options: dict[int, int]) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _read_cpu_info() -> str:
+def read_cpu_info() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             return file.read(4_096)

@@ -111,8 +111,8 @@ def choose_exit_code(error: BaseException) -> int:
 class StatusFile:
     """Writes `status.json`; failing to write it never stops a run."""
 
-    def __init__(self, run: RunFolder, steps: int) -> None:
-        self.path, self.steps = run.status, steps
+    def __init__(self, run: RunFolder, steps: int, machine: str = "") -> None:
+        self.path, self.steps, self.machine = run.status, steps, machine
         self.step = 0  # the update of the last good checkpoint
 
     @property
@@ -131,6 +131,7 @@ class StatusFile:
             "exit_code": code,
             "message": message,
             "host": socket.gethostname(),
+            "machine": self.machine,
             "pid": os.getpid(),
             "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
         }

@@ -81,6 +81,22 @@ def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> N
     assert settings == ("64", "1e-09", "null")
 
 
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ('{"machine": "2 threads on <b>CPU</b>"}', "2 threads on &lt;b&gt;CPU&lt;/b&gt;"),
+        ('{"state": "done"}', ""),  # of an earlier version
+        ('{"machine": [1]}', ""),
+        ("[]", ""),
+        ("{", ""),
+    ],
+)
+def test_the_machine_is_named_if_the_run_names_it(tmp_path: Path, status: str, shown: str) -> None:
+    (tmp_path / "status.json").write_text(status)
+    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    assert f'<td data-label="machine">{shown}</td>' in page
+
+
 def test_the_papers_scores_and_the_floor_of_the_loss_are_in_the_charts(tmp_path: Path) -> None:
     (tmp_path / "vocab.model").write_bytes(make_vocab(tmp_path).model)
     (tmp_path / "metrics.jsonl").write_bytes(to_jsonl(make_metrics()))
