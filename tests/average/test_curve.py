@@ -76,7 +76,8 @@ def test_the_curve_scores_what_nmt_eval_scores(
     assert json.loads((dev / "json").read_text())["scores"][0]["value"] == points[3]["bleu"]
     shutil.rmtree(run.average)
     shutil.rmtree(dev)
-    (run.path / "results.json").unlink()  # of nmt-eval
+    for name in ("results.json", "translations.json"):  # of nmt-eval
+        (run.path / name).unlink()
 
     # interrupted, it leaves what was there
     def interrupted(*_: object) -> None:
