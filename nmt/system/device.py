@@ -72,7 +72,7 @@ def read_peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe_machine(device: torch.device, n_ranks: int) -> str:
+def name_machine(device: torch.device, n_ranks: int) -> str:
     """Name what a run computes on, for people: 8 x NVIDIA H200, or the cores and their model."""
     if device.type == "cuda":
         return f"{n_ranks} x {torch.cuda.get_device_name(device)}"

@@ -27,7 +27,7 @@ from nmt.data.store import open_store
 from nmt.data.vocab import format_size, is_extension, load_vocab, write_vocab
 from nmt.model.transformer import Transformer
 from nmt.paper import find_dev_reference
-from nmt.system.device import describe_machine, read_peak_memory
+from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
@@ -653,7 +653,7 @@ def train(config: RunConfig, world: World) -> int:
     micro_tokens = resolve_micro_tokens(config, world)
     config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     run, stop = RunFolder(config.folder), StopRequest()
-    machine = describe_machine(world.device, world.size)
+    machine = name_machine(world.device, world.size)
     status = StatusFile(run, config.training.steps, machine)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
