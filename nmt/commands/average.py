@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import make_parser, run_command
+from nmt.commands.cli import make_parser, start_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
-from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
   nmt-average runs/base --last 5                        -> runs/base/average: the paper's mean for base
@@ -88,9 +87,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: average_run(args), "nmt-average")
+    return start_command("nmt-average", parse_arguments, average_run, argv)
 
 
 def _parse_number(text: str) -> float:

@@ -14,13 +14,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.memory import is_out_of_memory
-from nmt.system.streams import ReaderLeft
+from nmt.system.streams import ReaderLeft, secure_standard_streams
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -50,6 +50,18 @@ TO_LOWER = {
     "nmt-score": "lower decoding.batch_tokens",
     "nmt-eval": "lower decoding.beam or decoding.batch_tokens",
 }
+
+
+def start_command(
+    program: str,
+    parse: Callable[[Sequence[str] | None], argparse.Namespace],
+    work: Callable[[argparse.Namespace], int],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parse the arguments of a command and do its work; this is all of each command's `main`."""
+    secure_standard_streams()
+    args = parse(argv)
+    return run_command(lambda: work(args), program)
 
 
 def run_command(work: Callable[[], int], program: str) -> int:
@@ -180,6 +192,43 @@ def make_parser(program: str, description: str, examples: str) -> argparse.Argum
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def parse_checkpoints(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse a command line that names checkpoints in `places`, and after them settings of decoding."""
+    args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.places if is_setting(word)]
+    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    if not args.checkpoints:
+        parser.error("no checkpoint is given; put it before the settings")
+    for word in args.overrides:
+        if not word.startswith(("decoding.", "device=")):
+            parser.error(
+                f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
+            )
+    return args
+
+
+def is_setting(text: str) -> bool:
+    """Whether a word is a setting; a path may hold a "=" too, but does not begin like this."""
+    return re.match(r"([a-z_0-9]+(\.[a-z_0-9]+)+|device)=", text) is not None
+
+
+def parse_positive(text: str) -> int:
+    """The type of an option that counts something."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def join_given(options: dict[str, object]) -> str:
+    return " or ".join(name for name, value in options.items() if value)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:

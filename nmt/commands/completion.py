@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from nmt.commands.cli import make_parser, run_command
+from nmt.commands.cli import make_parser, start_command
 from nmt.system.errors import UserError
-from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
   source <(nmt-completion bash)                         in ~/.bashrc
@@ -65,12 +64,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: print_completion(args.shell), "nmt-completion")
+    return start_command("nmt-completion", parse_arguments, print_completion, argv)
 
 
-def print_completion(shell: str) -> int:
+def print_completion(args: argparse.Namespace) -> int:
+    shell = args.shell
     try:
         import shtab
     except ImportError:

@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import add_offline, go_offline, make_parser, run_command
-from nmt.system.streams import secure_standard_streams
+from nmt.commands.cli import add_offline, go_offline, make_parser, start_command
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -112,9 +111,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: evaluate(args), "nmt-eval")
+    return start_command("nmt-eval", parse_arguments, evaluate, argv)
 
 
 def find_misuse(args: argparse.Namespace) -> str | None:

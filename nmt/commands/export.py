@@ -4,8 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import make_parser, run_command
-from nmt.system.streams import secure_standard_streams
+from nmt.commands.cli import make_parser, start_command
 
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
@@ -59,9 +58,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: export_model(args), "nmt-export")
+    return start_command("nmt-export", parse_arguments, export_model, argv)
 
 
 def export_model(args: argparse.Namespace) -> int:

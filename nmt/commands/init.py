@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, run_command
+from nmt.commands.cli import make_parser, start_command
 from nmt.system.errors import UserError
-from nmt.system.streams import secure_standard_streams
 
 if TYPE_CHECKING:
     from nmt.config import CorpusConfig
@@ -59,9 +58,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: write_config(args), "nmt-init")
+    return start_command("nmt-init", parse_arguments, write_config, argv)
 
 
 def write_config(args: argparse.Namespace) -> int:

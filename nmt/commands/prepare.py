@@ -11,9 +11,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
+from nmt.commands.cli import (
+    add_config_arguments,
+    add_offline,
+    go_offline,
+    make_parser,
+    start_command,
+)
 from nmt.system.errors import UserError
-from nmt.system.streams import secure_standard_streams
 
 DESCRIPTION = """\
 Read the corpora of a config, clean them, learn the joint BPE and write the token store.
@@ -47,9 +52,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: prepare_corpus(args), "nmt-prepare")
+    return start_command("nmt-prepare", parse_arguments, prepare_corpus, argv)
 
 
 def prepare_corpus(args: argparse.Namespace) -> int:

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, run_command
-from nmt.system.streams import secure_standard_streams
+from nmt.commands.cli import make_parser, start_command
 
 if TYPE_CHECKING:
     from nmt.report.facts import RunFacts
@@ -54,9 +53,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: report(args), "nmt-report")
+    return start_command("nmt-report", parse_arguments, report, argv)
 
 
 def report(args: argparse.Namespace) -> int:

@@ -11,10 +11,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, run_command
-from nmt.commands.translate import is_setting, join_given
+from nmt.commands.cli import join_given, make_parser, parse_checkpoints, start_command
 from nmt.system.errors import UserError
-from nmt.system.streams import STDOUT, secure_standard_streams
+from nmt.system.streams import STDOUT
 
 if TYPE_CHECKING:
     from nmt.system.progress import Progress
@@ -104,18 +103,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
-    args = parser.parse_intermixed_args(argv)
-    args.overrides = [word for word in args.places if is_setting(word)]
-    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    args = parse_checkpoints(parser, argv)
     if complaint := find_score_conflict(args):
         parser.error(complaint)
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: score_files(args), "nmt-score")
+    return start_command("nmt-score", parse_arguments, score_files, argv)
 
 
 DEFAULT_REVERSE_WEIGHT = 0.5
@@ -138,11 +133,6 @@ def parse_weights(text: str) -> tuple[float, float]:
 
 def find_score_conflict(args: argparse.Namespace) -> str:
     """Return what is wrong with a combination of options, "" if nothing is."""
-    if not args.checkpoints:
-        return "no checkpoint is given; put it before the settings"
-    for word in args.overrides:
-        if not word.startswith(("decoding.", "device=")):
-            return f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
     if args.n_best and args.tgt:
         return "--n-best and --tgt are both given; leave one of them out"
     if not args.n_best and not (args.src and args.tgt):

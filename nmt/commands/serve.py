@@ -10,10 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, run_command
-from nmt.commands.translate import is_setting, parse_positive
+from nmt.commands.cli import make_parser, parse_checkpoints, parse_positive, start_command
 from nmt.system.errors import UserError
-from nmt.system.streams import secure_standard_streams
 
 if TYPE_CHECKING:
     from nmt.serve.models import ServedModel
@@ -100,16 +98,7 @@ def parse_port(text: str) -> int:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
-    args = parser.parse_intermixed_args(argv)
-    args.overrides = [word for word in args.places if is_setting(word)]
-    args.checkpoints = [word for word in args.places if not is_setting(word)]
-    if not args.checkpoints:
-        parser.error("no checkpoint is given; put it before the settings")
-    for word in args.overrides:
-        if not word.startswith(("decoding.", "device=")):
-            parser.error(
-                f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
-            )
+    args = parse_checkpoints(parser, argv)
     if args.max_waiting < args.max_lines:
         parser.error(
             f"--max-waiting {args.max_waiting} is less than the {args.max_lines} lines of a request"
@@ -118,9 +107,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: serve_models(args), "nmt-serve")
+    return start_command("nmt-serve", parse_arguments, serve_models, argv)
 
 
 def serve_models(args: argparse.Namespace) -> int:

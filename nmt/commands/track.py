@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import make_parser, run_command
+from nmt.commands.cli import make_parser, start_command
 from nmt.system.errors import Failure, UserError
-from nmt.system.streams import secure_standard_streams
 
 EXAMPLES = """\
   nmt-track runs/base --to tensorboard             all figures so far, into runs/base/tensorboard
@@ -43,9 +42,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: track_figures(args), "nmt-track")
+    return start_command("nmt-track", parse_arguments, track_figures, argv)
 
 
 def track_figures(args: argparse.Namespace) -> int:

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import add_config_arguments, add_offline, go_offline, make_parser, run_command
+from nmt.commands.cli import (
+    add_config_arguments,
+    add_offline,
+    go_offline,
+    make_parser,
+    start_command,
+)
 from nmt.system.errors import UserError
-from nmt.system.streams import secure_standard_streams
 
 if TYPE_CHECKING:
     from nmt.config import RunConfig
@@ -77,9 +82,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: train_model(args), "nmt-train")
+    return start_command("nmt-train", parse_arguments, train_model, argv)
 
 
 def train_model(args: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ can be wrong with the options is reported before torch is imported.
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -17,8 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, run_command
-from nmt.system.streams import STDOUT, secure_standard_streams
+from nmt.commands.cli import (
+    join_given,
+    make_parser,
+    parse_checkpoints,
+    parse_positive,
+    start_command,
+)
+from nmt.system.streams import STDOUT
 
 if TYPE_CHECKING:
     from nmt.translate.formats import Layout
@@ -62,18 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
-    args = parser.parse_intermixed_args(argv)
-    args.overrides = [word for word in args.places if is_setting(word)]
-    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    args = parse_checkpoints(parser, argv)
     if complaint := find_option_conflict(args):
         parser.error(complaint)
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    secure_standard_streams()
-    args = parse_arguments(argv)
-    return run_command(lambda: translate_text(args), "nmt-translate")
+    return start_command("nmt-translate", parse_arguments, translate_text, argv)
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
@@ -199,24 +200,8 @@ ATTENTION_SUFFIXES = (".html", ".json", ".png")
 SHOW_ATTENTION = ":attention"  # typed at the prompt
 
 
-def parse_positive(text: str) -> int:
-    """The type of an option that counts something."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
 def find_option_conflict(args: argparse.Namespace) -> str:
     """Return what is wrong with a combination of options, "" if nothing is."""
-    if not args.checkpoints:
-        return "no checkpoint is given; put it before the settings"
-    for word in args.overrides:
-        if not word.startswith(("decoding.", "device=")):
-            return f"{word}: was fixed by training; give only settings of decoding, or device=cpu"
     if args.workers > MAX_WORKERS:
         return f"--workers {args.workers:,} is more than {MAX_WORKERS:,}"
     if args.resume and not args.output:
@@ -263,15 +248,6 @@ def find_option_conflict(args: argparse.Namespace) -> str:
         if given := join_given(unsupported):
             return f"--interactive does not support {given}; leave one of them out"
     return ""
-
-
-def join_given(options: dict[str, object]) -> str:
-    return " or ".join(name for name, value in options.items() if value)
-
-
-def is_setting(text: str) -> bool:
-    """Whether a word is a setting; a path may hold a "=" too, but does not begin like this."""
-    return re.match(r"([a-z_0-9]+(\.[a-z_0-9]+)+|device)=", text) is not None
 
 
 def collect_overrides(args: argparse.Namespace) -> list[str]:
