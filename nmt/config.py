@@ -776,29 +776,34 @@ def find_shipped_configs() -> Path:
 
 
 def find_config(name: str, folder: Path | None = None) -> Path:
-    """Return the path `name` if it exists; otherwise look a bare name up among the shipped configs,
-    and among the retellings of the paper beside them.
+    """Return the path `name` if it exists; otherwise look it up among the shipped configs, where a
+    bare name is enough for a retelling of the paper too, and table3/heads-1.yaml is a row of Table 3.
     """
     is_relative = not Path(name).is_absolute()
     path = folder / name if folder and is_relative else Path(name)
     if os.path.isfile(path):  # Path.is_file would raise if the name is too long
         return path
     shipped = find_shipped_configs()
-    is_bare = Path(name).name == name
-    folders = (shipped, shipped / "retellings")
-    for place in folders:
-        if is_bare and os.path.isfile(place / name):
+    is_inside = is_relative and ".." not in Path(name).parts
+    for place in (shipped, shipped / "retellings"):
+        if is_inside and os.path.isfile(place / name):
             return place / name
-    names = ", ".join(list_config_names())
+    names = ", ".join(shown for shown in list_config_names() if "/" not in shown)
     what = "is a folder" if os.path.isdir(path) else "not found"
     raise UserError(
-        f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}"
+        f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}, "
+        "or a row of Table 3 such as table3/heads-1.yaml"
     )
 
 
 def list_config_names() -> list[str]:
     """Return the names by which the shipped configs are found."""
-    return sorted(path.name for path in find_shipped_configs().glob("**/*.yaml"))
+    shipped = find_shipped_configs()
+    by_bare_name = [
+        path.name for folder in (".", "retellings") for path in (shipped / folder).glob("*.yaml")
+    ]
+    rows_of_table_3 = [f"table3/{path.name}" for path in shipped.glob("table3/*.yaml")]
+    return sorted(by_bare_name) + sorted(rows_of_table_3)
 
 
 def list_setting_keys(kind: type = RunConfig, section: str = "") -> list[str]:

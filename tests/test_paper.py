@@ -29,6 +29,7 @@ from nmt.config import (
     OptimizerConfig,
     RunConfig,
     VocabConfig,
+    find_shipped_configs,
     load_config,
     override_config,
 )
@@ -853,16 +854,60 @@ def test_pieces_have_at_most_16_characters(tmp_path: Path) -> None:
         ("base.yaml", ["training.steps=200000", "data.test=null"], (4.92, 25.8, 100_000)),
         ("base.yaml", ["model.norm=pre"], None),
         ("base.yaml", ["optimizer.scale=2"], None),
-        ("base.yaml", ["training.label_smoothing=0"], None),
+        ("base.yaml", ["training.label_smoothing=0.05"], None),
         ("base.yaml", ["data.valid={sacrebleu: wmt14/full}"], None),
         ("base.yaml", ["decoding.beam=1"], None),
         ("base.yaml", ["evaluation.sentences=500"], None),
         ("base-enfr.yaml", [], None),
         ("demo.yaml", [], None),
+        ("table3/keys-16.yaml", [], (5.16, 25.1, 100_000)),
+        ("table3/smoothing-0.yaml", [], (4.67, 25.3, 100_000)),
+        ("table3/keys-16.yaml", ["training.label_smoothing=0"], None),
+        ("table3/keys-16.yaml", ["optimizer.scale=2"], None),
+        ("big.yaml", ["training.label_smoothing=0"], None),
     ],
 )
-def test_the_papers_dev_figures_are_given_to_the_papers_model_alone(
+def test_the_papers_dev_figures_are_given_to_the_papers_models_alone(
     name: str, overrides: list[str], expected: tuple[float, float, int] | None
 ) -> None:
     found = find_dev_reference(load_config(name, overrides))
     assert (found and (found.perplexity, found.bleu, found.step)) == expected
+
+
+# As printed: settings, perplexity, BLEU
+ROWS_OF_TABLE_3 = """
+heads-1            n_heads 1             5.29 24.9
+heads-4            n_heads 4             5.00 25.5
+heads-16           n_heads 16            4.91 25.8
+heads-32           n_heads 32            5.01 25.4
+keys-16            d_k 16                5.16 25.1
+keys-32            d_k 32                5.01 25.4
+layers-2           n_layers 2            6.11 23.7
+layers-4           n_layers 4            5.19 25.3
+layers-8           n_layers 8            4.88 25.5
+d-model-256        d_model 256           5.75 24.5
+d-model-1024       d_model 1024          4.66 26.0
+d-ff-1024          d_ff 1024             5.12 25.4
+d-ff-4096          d_ff 4096             4.75 26.2
+dropout-0          dropout 0.0           5.77 24.6
+dropout-0.2        dropout 0.2           4.95 25.5
+smoothing-0        label_smoothing 0.0   4.67 25.3
+smoothing-0.2      label_smoothing 0.2   5.47 25.7
+learned-positions  positions learned     4.92 25.7
+"""
+
+
+def test_each_row_of_table_3_has_its_config_and_its_figures() -> None:
+    base = load_config("base.yaml")
+    shipped = {path.stem for path in find_shipped_configs().glob("table3/*.yaml")}
+    rows = [line.split() for line in ROWS_OF_TABLE_3.strip().splitlines()]
+    assert {row[0] for row in rows} == shipped
+    for name, key, value, perplexity, bleu in rows:
+        config = load_config(f"table3/{name}.yaml")
+        section = "training" if key == "label_smoothing" else "model"
+        assert config == dataclasses.replace(
+            override_config(base, [f"{section}.{key}={value}"]), name=name
+        ), name
+        found = find_dev_reference(config)
+        assert found is not None
+        assert (found.perplexity, found.bleu) == (float(perplexity), float(bleu)), name
