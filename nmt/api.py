@@ -150,14 +150,15 @@ def evaluate(
     engine: EngineName = "nmt",
     all_metrics: bool = False,
     verdict: bool = False,
+    calibration: bool = False,
 ) -> "Evaluation":
     """Translate a test set and score it: by default the one of the config, else `test_set` or the
     files `src`, `ref`; `ref` may be a list, of several references.
 
     Several paths are an ensemble, or with `verdict` runs of one recipe, which are judged by their
-    mean. The result has a `report` for people, `json_values`, and the
-    scores with their intervals and signatures. Nothing is recorded in the run's folder; nmt-eval
-    does that.
+    mean. `calibration` adds NLL, perplexity and calibration error of the reference. The result has
+    a `report` for people, `json_values`, and the scores with their intervals and signatures.
+    Nothing is recorded in the run's folder; nmt-eval does that.
     """
     from functools import partial
 
@@ -172,10 +173,21 @@ def evaluate(
     )
     names = [str(path) for path in paths]
     if verdict and len(names) > 1:
-        if all_metrics:
-            raise UserError("all_metrics accepts only one run; leave out it or verdict")
+        for name, is_given in {"all_metrics": all_metrics, "calibration": calibration}.items():
+            if is_given:
+                raise UserError(f"{name} accepts only one run; leave out it or verdict")
         return evaluate_runs(request, names)
-    return evaluate_system(request, names, with_all_metrics=all_metrics, with_verdict=verdict)
+    if calibration and engine != "nmt":
+        raise UserError(
+            f"calibration is not available with engine={engine!r}; leave out one of them"
+        )
+    return evaluate_system(
+        request,
+        names,
+        with_all_metrics=all_metrics,
+        with_verdict=verdict,
+        with_calibration=calibration,
+    )
 
 
 def score(

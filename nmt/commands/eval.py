@@ -14,6 +14,7 @@ EXAMPLES = """\
   nmt-eval runs/base/average --ladder                   counted in every way in which results are quoted
   nmt-eval runs/base --verdict                          its average against the paper: reproduced or not, and why
   nmt-eval runs/seed1 runs/seed2 runs/seed3 --verdict      runs that differ only in seed, judged by their mean
+  nmt-eval runs/base/average --calibration              and NLL, perplexity and calibration error of the reference
   nmt-eval runs/base/average --test-set newstest2013    by name, through sacreBLEU or from files
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
   nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
@@ -58,6 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--verdict",
         action="store_true",
         help="was the paper's result reproduced by this run, or by these runs of one recipe?",
+    )
+    parser.add_argument(
+        "--calibration",
+        action="store_true",
+        help="also ask the model for the reference, piece by piece: NLL, perplexity, and the expected "
+        "calibration error",
     )
     references = parser.add_mutually_exclusive_group()
     references.add_argument(
@@ -134,6 +141,10 @@ def find_misuse(args: argparse.Namespace) -> str | None:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
     if args.engine != "nmt" and (args.ensemble or args.verdict):
         return f"--engine {args.engine} supports neither --ensemble nor --verdict; leave one of them out"
+    if args.calibration and n_checkpoints != 1:
+        return "--calibration needs exactly one CHECKPOINT, because it asks the model"
+    if args.engine != "nmt" and args.calibration:
+        return f"--engine {args.engine} does not support --calibration; leave one of them out"
     if args.ladder and (n_checkpoints > 1 or is_pair):
         return "--ladder accepts only one system; give one checkpoint or one file"
     return None
@@ -213,6 +224,7 @@ def evaluate(args: argparse.Namespace) -> int:
             is_text=args.hypotheses is not None,
             with_all_metrics=args.ladder,
             with_verdict=args.verdict,
+            with_calibration=args.calibration,
         )
     try:
         print(evaluation.report, flush=True)

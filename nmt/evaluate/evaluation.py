@@ -43,7 +43,9 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, RunFolder
-from nmt.translate.translator import LoadedModel, open_translator
+from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
+from nmt.translate.pair_scores import PairScorer
+from nmt.translate.translator import LoadedModel, Translator, open_translator
 
 N_BOOTSTRAP = 1_000
 # Settings that may be overridden: how to translate, and which test set. All others were fixed by
@@ -78,6 +80,7 @@ def evaluate_system(
     is_text: bool = False,
     with_all_metrics: bool = False,
     with_verdict: bool = False,
+    with_calibration: bool = False,
 ) -> Evaluation:
     """Score a file of translations, a checkpoint, or an ensemble of checkpoints."""
     # choose the system and translate
@@ -109,6 +112,11 @@ def evaluate_system(
         )
         report += _format_scores(filtered)
         values["filtered"] = _scores_to_json(filtered)
+    if with_calibration and (calibration := _calibrate(system)):
+        scores += score_calibration(calibration, system)
+        report += _format_calibration(calibration)
+        values["scores"] = _scores_to_json(scores)
+        values["calibration"] = _describe_calibration(calibration)
     if with_verdict:
         by_name = {score.name: score for score in scores}
         verdict = judge(paper_metric, [by_name[paper_metric.name]], [system])
@@ -331,6 +339,30 @@ def score_headline(system: System) -> Score:
     return score
 
 
+def _calibrate(system: System) -> Calibration | None:
+    assert system.model is not None and isinstance(system.model.translator, Translator)
+    scorer = PairScorer(system.model.translator)
+    calibration = measure_calibration(scorer, system.test.src, system.test.ref)
+    if calibration is None:
+        say(
+            f"warning: {system.test.name}: no line can be scored piece by piece; see nmt-score --json"
+        )
+    return calibration
+
+
+def score_calibration(calibration: Calibration, system: System) -> list[Score]:
+    """Return the figures that a table may compare; all are lower for better models."""
+    assert system.model is not None
+    counted = f"pieces:{calibration.n_pieces}|vocab:{system.model.translator.vocab.digest[:8]}"
+    if calibration.impossible:
+        counted += f"|left_out:{calibration.impossible}"
+    return [
+        Score("NLL", calibration.nll, f"nll|{counted}"),
+        Score("perplexity", calibration.perplexity, f"perplexity|{counted}"),
+        Score("ECE", 100 * calibration.error, f"ece|bins:{N_BINS}|{counted}"),
+    ]
+
+
 # ---- report ---------------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +398,43 @@ def _format_readings(metrics: Sequence[Metric], system: System) -> Iterator[str]
         if metric.is_likeliest and system.filtered_set is None:
             line += "; the likeliest for Table 2, and the verdict's"
         yield line
+
+
+def _format_calibration(calibration: Calibration) -> Iterator[str]:
+    yield (
+        f"the reference, piece by piece: NLL {calibration.nll:.4f}, perplexity "
+        f"{calibration.perplexity:.2f}, {calibration.n_pieces:,} pieces"
+    )
+    tendency = "over" if calibration.confidence > calibration.accuracy else "under"
+    yield (
+        f"  expected calibration error {100 * calibration.error:.2f} % ({N_BINS} bins): the most probable "
+        f"piece has a probability of {100 * calibration.confidence:.2f} % and is right in "
+        f"{100 * calibration.accuracy:.2f} %, so the model is {tendency}-confident"
+    )
+    if calibration.impossible:
+        yield f"  {calibration.impossible:,} lines are too long or lack a source and are not counted"
+
+
+def _describe_calibration(calibration: Calibration) -> dict[str, Any]:
+    """Describe the bins, for a diagram of reliability, as JSON values."""
+    bins = []
+    for number, n_pieces in enumerate(calibration.counts):
+        if n_pieces:
+            bins.append(
+                {
+                    "from": number / N_BINS,
+                    "to": (number + 1) / N_BINS,
+                    "pieces": n_pieces,
+                    "confidence": calibration.confidences[number] / n_pieces,
+                    "accuracy": calibration.correct[number] / n_pieces,
+                }
+            )
+    return {
+        "pieces": calibration.n_pieces,
+        "confidence": calibration.confidence,
+        "accuracy": calibration.accuracy,
+        "bins": bins,
+    }
 
 
 def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:

@@ -6,11 +6,12 @@ could not have translated has probability 0 and says why: an empty source with a
 and a line that is too long. Nothing is left out.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +57,15 @@ class PairScore:
         return self.log_prob / (n if kind == "mean" else float(compute_penalty(n, config)))
 
 
+class PossiblePairs(NamedTuple):
+    """The pairs that a model must look at, without marks, and what is wrong with the impossible ones."""
+
+    places: list[int]  # in the given order
+    sources: list[list[int]]
+    targets: list[list[int]]
+    problems: dict[int, str]  # by place; a pair of two empty sides is in neither
+
+
 class PairScorer:
     """Scores pairs of texts with the models of a translator."""
 
@@ -68,31 +78,41 @@ class PairScorer:
         if translator.longest_table is not None:
             self.longest_target = min(self.longest_target, translator.longest_table)
 
+    @property
+    def batch_tokens(self) -> int:
+        return self.config.batch_tokens or DEFAULT_BATCH_TOKENS
+
     def score_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
-        vocab = self.translator.vocab
-        source_ids, target_ids = vocab.src.encode(sources), vocab.tgt.encode(targets)
+        pairs = self.encode_pairs(sources, targets)
         results = [PairScore()] * len(sources)
-        possible = []  # places of the pairs that the model must look at
-        for i, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
-            problem = self._find_problem(source, target)
-            if problem is not None:
-                results[i] = PairScore(problem=problem)
-            elif source:
-                possible.append(i)
-        models, device = self.translator.prepared_models, self.translator.device
-        budget = self.config.batch_tokens or DEFAULT_BATCH_TOKENS
+        for i, problem in pairs.problems.items():
+            results[i] = PairScore(problem=problem)
         found = compute_log_probs(
-            models,
-            [[*self.translator.tag_ids, *source_ids[i]] for i in possible],
-            [target_ids[i] for i in possible],
-            device,
-            budget,
+            self.translator.prepared_models,
+            pairs.sources,
+            pairs.targets,
+            self.translator.device,
+            self.batch_tokens,
         )
         for batch, rows in found:
             for place, log_probs in zip(batch, rows, strict=True):
-                i = possible[place]
-                results[i] = PairScore((*target_ids[i], EOS), tuple(log_probs))
+                piece_ids = (*pairs.targets[place], EOS)
+                results[pairs.places[place]] = PairScore(piece_ids, tuple(log_probs))
         return results
+
+    def encode_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> PossiblePairs:
+        vocab = self.translator.vocab
+        source_ids, target_ids = vocab.src.encode(sources), vocab.tgt.encode(targets)
+        pairs = PossiblePairs([], [], [], {})
+        for i, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
+            problem = self._find_problem(source, target)
+            if problem is not None:
+                pairs.problems[i] = problem
+            elif source:
+                pairs.places.append(i)
+                pairs.sources.append([*self.translator.tag_ids, *source])
+                pairs.targets.append(target)
+        return pairs
 
     def _find_problem(self, source: list[int], target: list[int]) -> str | None:
         if not source:
@@ -114,6 +134,42 @@ def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str] = ()) -> Pai
     return PairScorer(model.translator)
 
 
+class PairBatch(NamedTuple):
+    """Pairs of similar length, as the model reads them."""
+
+    places: list[int]
+    src: Packed
+    tgt: Packed
+    gold: Tensor  # (T,), what follows each piece of tgt
+
+
+def batch_pairs(
+    sources: Sentences, targets: Sentences, device: torch.device, batch_tokens: int
+) -> Iterator[PairBatch]:
+    """Pack pairs without marks, which are added."""
+    src_lengths = np.array([len(ids) + 1 for ids in sources], dtype=np.int64)
+    tgt_lengths = np.array([len(ids) + 1 for ids in targets], dtype=np.int64)
+    # neighbours of similar length share a width in attention
+    order = np.argsort(np.maximum(src_lengths, tgt_lengths), kind="stable")
+    bounds = split_pairs(src_lengths[order], tgt_lengths[order], batch_tokens, batch_tokens)
+    for first, last in pairwise(bounds.tolist()):
+        places = order[first:last].tolist()
+        src = pack([[*sources[i], EOS] for i in places]).to(device)
+        tgt = pack([[BOS, *targets[i]] for i in places]).to(device)
+        gold = pack([[*targets[i], EOS] for i in places]).to(device).tokens
+        yield PairBatch(places, src, tgt, gold)
+
+
+@contextlib.contextmanager
+def report_short_memory() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
+        if is_out_of_memory(error):
+            raise Failure("scoring ran out of memory; lower decoding.batch_tokens") from None
+        raise
+
+
 @torch.inference_mode()
 def compute_log_probs(
     models: Sequence[Transformer],
@@ -125,34 +181,29 @@ def compute_log_probs(
     """Yield batch by batch the indices of pairs and, for each, the log-probability of every piece
     of its target and of the end mark. Neither side has marks; several models are an ensemble.
     """
-    src_lengths = np.array([len(ids) + 1 for ids in sources], dtype=np.int64)
-    tgt_lengths = np.array([len(ids) + 1 for ids in targets], dtype=np.int64)
-    # neighbours of similar length share a width in attention
-    order = np.argsort(np.maximum(src_lengths, tgt_lengths), kind="stable")
-    bounds = split_pairs(src_lengths[order], tgt_lengths[order], batch_tokens, batch_tokens)
-    for first, last in pairwise(bounds.tolist()):
-        batch = order[first:last].tolist()
-        src = pack([[*sources[i], EOS] for i in batch]).to(device)
-        tgt = pack([[BOS, *targets[i]] for i in batch]).to(device)
-        gold = pack([[*targets[i], EOS] for i in batch]).to(device).tokens
-        try:
-            each = [_compute_gold_log_probs(model, src, tgt, gold) for model in models]
-        except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
-            if is_out_of_memory(error):
-                raise Failure("scoring ran out of memory; lower decoding.batch_tokens") from None
-            raise
+    for batch in batch_pairs(sources, targets, device, batch_tokens):
+        with report_short_memory():
+            each = [
+                _compute_gold_log_probs(model, batch.src, batch.tgt, batch.gold) for model in models
+            ]
         mean = each[0]
         if len(each) > 1:  # of probabilities, as in an ensemble that is searched
             mean = torch.stack(each).logsumexp(0) - math.log(len(each))
-        yield batch, [row.tolist() for row in mean.cpu().split(tgt_lengths[batch].tolist())]
+        lengths = [len(targets[i]) + 1 for i in batch.places]
+        yield batch.places, [row.tolist() for row in mean.cpu().split(lengths)]
 
 
 def _compute_gold_log_probs(model: Transformer, src: Packed, tgt: Packed, gold: Tensor) -> Tensor:
     """Return the log-probability (T,) of each gold piece; the (T, V) logits never exist as a whole."""
     hidden = model(src, tgt)  # (T, d)
-    n_rows = max(MIN_SCORED_ROWS, MAX_SCORED_LOGITS // model.n_vocab)
+    n_rows = count_scored_rows(model)
     chunks = []
     for rows, labels in zip(hidden.split(n_rows), gold.split(n_rows), strict=True):
         logits = model.projection(rows).float()  # (C, V)
         chunks.append(-F.cross_entropy(logits, labels, reduction="none"))
     return torch.cat(chunks)
+
+
+def count_scored_rows(model: Transformer) -> int:
+    """How many rows of logits are held at a time."""
+    return max(MIN_SCORED_ROWS, MAX_SCORED_LOGITS // model.n_vocab)

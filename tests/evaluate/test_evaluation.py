@@ -8,6 +8,7 @@ but where their number is the point.
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ from sacrebleu.significance import PairedTest
 from nmt import known_test_sets
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
+from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.config import (
     CorpusConfig,
@@ -506,6 +508,39 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
     )
 
 
+def test_the_reference_is_scored_as_nmt_score_does_and_recorded(
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    plain = evaluate(tmp_path, run)
+    found = evaluate(tmp_path, run, "--calibration")
+    assert "expected calibration error" in capsys.readouterr().out
+    assert found["scores"][:2] == plain["scores"] and "calibration" not in plain
+    nll, perplexity, error = found["scores"][2:]
+
+    files = ["--src", str(ground / "test.en"), "--tgt", str(ground / "test.de")]
+    assert nmt_score([str(run), *files, "-o", str(tmp_path / "scores")]) == 0
+    said = re.search(r"([\d,]+) tokens: NLL per token (\S+), perplexity", capsys.readouterr().err)
+    assert said is not None and f"{nll['value']:.4f}" == said[2]
+    assert perplexity["value"] == pytest.approx(math.exp(nll["value"]))
+    n_pieces = int(said[1].replace(",", ""))
+    assert parse_signature(error["signature"].removeprefix("ece|")) == {
+        "bins": "20",
+        "pieces": str(n_pieces),
+        "vocab": sha256(run / "vocab.model")[:8],
+    }
+
+    bins = found["calibration"]["bins"]
+    assert sum(each["pieces"] for each in bins) == n_pieces
+    distances = [each["pieces"] * abs(each["confidence"] - each["accuracy"]) for each in bins]
+    assert error["value"] == pytest.approx(100 * sum(distances) / n_pieces)
+    [record] = json.loads((run / "results.json").read_text())
+    names = ["BLEU", "chrF2", "NLL", "perplexity", "ECE"]
+    assert [score["name"] for score in record["scores"]] == names
+    assert [score["value"] for score in record["scores"]] == [
+        score["value"] for score in found["scores"]
+    ]
+
+
 def test_a_rerun_replaces_its_record_and_anything_else_adds_one(run: Path, ground: Path) -> None:
     def records() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((run / "results.json").read_text())
@@ -865,6 +900,9 @@ MISUSED: dict[str, str] = {
     "--compare a b --verdict": "--verdict needs a CHECKPOINT",
     "a --engine ctranslate2 --ensemble b": "supports neither --ensemble nor --verdict",
     "a --engine ctranslate2 --verdict": "supports neither --ensemble nor --verdict",
+    "a b --calibration": "--calibration needs exactly one CHECKPOINT",
+    "--hypotheses a --ref b --calibration": "--calibration needs exactly one CHECKPOINT",
+    "a --engine ctranslate2 --calibration": "does not support --calibration",
     "a b --ladder": "--ladder accepts only one system",
     "--compare a b --ladder": "--ladder accepts only one system",
     "--hypotheses a --test-set=": "--test-set: is empty",
