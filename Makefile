@@ -34,9 +34,10 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 
 check: $(INSTALLED)  ## format, lint, types, architecture
-	$(BIN)/ruff format --check nmt tests scripts
-	$(BIN)/ruff check nmt tests scripts
+	$(BIN)/ruff format --check nmt tests scripts examples
+	$(BIN)/ruff check nmt tests scripts examples
 	$(BIN)/mypy
+	$(BIN)/mypy examples  # by themselves, because scripts/ has files of the same names
 	$(BIN)/pytest tests/test_architecture.py
 
 test: check  ## check, then every test, two at a time

@@ -1,4 +1,4 @@
-"""nmt from Python: what the commands do, as functions.
+"""nmt from Python: what the commands do, as functions, and the attention of the paper.
 
     import nmt.api
 
@@ -18,17 +18,20 @@ that needs it.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 from nmt.config import RunConfig, load_config
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nmt.evaluate.evaluation import Evaluation
     from nmt.score.score import Score
     from nmt.translate.pair_scores import PairScore
     from nmt.translate.translator import LoadedModel, TextToText
 
 __all__ = [
+    "attention",
     "evaluate",
     "load",
     "load_config",
@@ -241,3 +244,55 @@ def score_pairs(
         sources.append(source)
         targets.append(target)
     return scorer.score_pairs(sources, targets)
+
+
+@overload
+def attention(
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool = ...,
+    window: int | None = ...,
+    return_weights: Literal[False] = ...,
+) -> "Tensor": ...
+
+
+@overload
+def attention(
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool = ...,
+    window: int | None = ...,
+    return_weights: Literal[True],
+) -> "tuple[Tensor, Tensor]": ...
+
+
+def attention(
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    return_weights: bool = False,
+) -> "Tensor | tuple[Tensor, Tensor]":
+    """Attn(X, X') = softmax(Q K^T / sqrt(d_k)) V (section 3.2.1), as all layers of the model compute it.
+
+    Q = X W_q are the queries, (Lq, d_k); K = X' W_k and V = X' W_v are the keys and values, (Lk, d_k) and
+    (Lk, d_v); the result is (Lq, d_v). With X' the output of the encoder and X of the decoder it is the
+    attention between them; self-attention is Attn(X, X). With heads all tensors are (L, H, size).
+
+    With `causal` no query attends to a later position, and with `window` to none more than so many places
+    away. With `return_weights` the softmax is returned too, (Lq, Lk) or (H, Lq, Lk), each row with
+    the sum 1; no gradient flows through it.
+    """
+    from nmt.model.attention import attend_matrices
+
+    if not return_weights:
+        return attend_matrices(q, k, v, causal, window)
+    weights: list[Tensor] = []
+    output = attend_matrices(q, k, v, causal, window, weights)
+    return output, weights[0]

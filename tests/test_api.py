@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import nmt.api
 from nmt.commands.eval import main as nmt_eval
@@ -58,6 +59,15 @@ def test_what_cannot_be_scored_is_refused_like_on_the_command_line() -> None:
 def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such checkpoint folder"):
         nmt.api.load(tmp_path / "nowhere")
+
+
+def test_attention_returns_its_weights_on_request() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 2)
+    output, weights = nmt.api.attention(q, k, v, return_weights=True)
+    assert torch.allclose(weights, (q @ k.T / 2).softmax(-1), atol=1e-6)
+    assert torch.allclose(output, weights @ v, atol=1e-6)
+    assert torch.equal(nmt.api.attention(q, k, v), output)
 
 
 def test_importing_it_imports_nothing_heavy() -> None:

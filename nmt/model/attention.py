@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.data.batch import Packed, lazy_property
+from nmt.data.batch import Packed, lazy_property, pack
 from nmt.model.attention_triton import supports_triton, triton_attention
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.dropout import draw_dropout
+from nmt.system.errors import UserError
 
 TRITON, VARLEN = "triton", "varlen"  # the paths on a GPU: our kernels, or torch's
 
@@ -341,3 +342,51 @@ def attend(
     output = _attend_padded(q, k, v, mask, collected, dropout)
     weights.append(collected[0][:, :, : queries.longest, : keys.longest])
     return output
+
+
+def attend_matrices(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    window: int | None = None,
+    weights: list[Tensor] | None = None,
+) -> Tensor:
+    """Compute softmax(q k^T / sqrt(d_k)) v of one sentence, with `attend`: (Lq, K), (Lk, K), (Lk, V)
+    -> (Lq, V), or the same with heads in the middle, (Lq, H, K) and so on.
+
+    If a list is given as `weights`, (Lq, Lk) or (H, Lq, Lk) is appended to it.
+    """
+    _check_matrices(q, k, v, window)
+    has_heads = q.dim() == 3
+    if not has_heads:
+        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    queries = pack([[0] * len(q)]).to(q.device)
+    keys = pack([[0] * len(k)]).to(q.device)
+    mask = AttentionMask(queries, keys, causal, window, is_single_group=True)
+    collected: list[Tensor] | None = None if weights is None else []
+    output = attend(q, k, v, mask, collected)  # (Lq, H, V)
+    if weights is not None and collected is not None:
+        of_heads = collected[0][0]  # (H, Lq, Lk)
+        weights.append(of_heads if has_heads else of_heads[0])
+    return output if has_heads else output[:, 0]
+
+
+def _check_matrices(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> None:
+    sizes = f"q, k and v have the shapes {[*q.shape]}, {[*k.shape]} and {[*v.shape]}"
+    if q.dim() not in (2, 3) or not q.dim() == k.dim() == v.dim():
+        raise UserError(
+            f"{sizes}; give matrices (length, size) or, all three, (length, heads, size)"
+        )
+    if q.shape[1:] != k.shape[1:] or k.shape[:-1] != v.shape[:-1]:
+        raise UserError(
+            f"{sizes}; queries and keys need one size, keys and values one length, all one number of heads"
+        )
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        dtypes = f"{q.dtype}, {k.dtype} and {v.dtype}"
+        raise UserError(f"q, k and v are {dtypes}; give one type of floating-point numbers")
+    if window is not None and (window < 0 or len(q) != len(k)):
+        raise UserError(
+            f"window is {window}, for {len(q)} queries and {len(k)} keys; it must not be negative, "
+            "and is for queries and keys of one sentence"
+        )

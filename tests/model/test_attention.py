@@ -14,8 +14,9 @@ from torch import Tensor
 
 from nmt.data.batch import Packed, pack
 from nmt.model import attention
-from nmt.model.attention import AttentionMask, attend
+from nmt.model.attention import AttentionMask, attend, attend_matrices
 from nmt.model.dropout import draw_dropout
+from nmt.system.errors import UserError
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
 
@@ -169,3 +170,64 @@ def test_intervals_compile_as_one_graph() -> None:
             assert torch.equal(seen, field.key_intervals) and torch.equal(
                 query_intervals, field.query_intervals
             )
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 2), (False, 0)])
+def test_matrices_give_what_torch_gives(
+    heads: int | None, causal: bool, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    n, m = (21, 21) if window is not None else (21, 5)
+
+    def draw(*shape: int) -> Tensor:
+        x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        # a slice, because the rows of a projection are not contiguous either
+        return x[..., 1:-1]
+
+    middle = () if heads is None else (heads,)
+    q, k, v = draw(n, *middle, 10), draw(m, *middle, 10), draw(m, *middle, 8)
+    ahead = torch.arange(m) - torch.arange(n)[:, None]
+    may = torch.ones(n, m, dtype=torch.bool)
+    if causal:
+        may &= ahead <= 0
+    if window is not None:
+        may &= ahead.abs() <= window
+
+    def by_head(x: Tensor) -> Tensor:
+        return x if heads is None else x.transpose(0, 1)
+
+    expected = by_head(F.scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), may))
+    weights: list[Tensor] = []
+    ours = attend_matrices(q, k, v, causal, window, weights)
+    assert ours.shape == expected.shape
+    assert (ours - expected).abs().max() < 1e-12
+    assert (by_head(weights[0] @ by_head(v)) - expected).abs().max() < 1e-12
+    assert torch.equal(attend_matrices(q, k, v, causal, window), ours)
+    towards = torch.randn_like(expected)
+    for a, b in zip(
+        torch.autograd.grad((ours * towards).sum(), (q, k, v)),
+        torch.autograd.grad((expected * towards).sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert (a - b).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "window", "message"),
+    [
+        ([(3, 4), (5, 4), (5,)], torch.float32, None, "give matrices"),
+        ([(3, 2, 4), (5, 4), (5, 4)], torch.float32, None, "give matrices"),
+        ([(3, 4), (5, 3), (5, 4)], torch.float32, None, "queries and keys need one size"),
+        ([(3, 4), (5, 4), (3, 4)], torch.float32, None, "keys and values one length"),
+        ([(3, 4), (5, 4), (5, 4)], torch.int64, None, "floating-point"),
+        ([(3, 4), (5, 4), (5, 4)], torch.float32, 1, "of one sentence"),
+        ([(3, 4), (3, 4), (3, 4)], torch.float32, -1, "must not be negative"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_refused(
+    shapes: list[tuple[int, ...]], dtype: torch.dtype, window: int | None, message: str
+) -> None:
+    q, k, v = (torch.ones(shape, dtype=dtype) for shape in shapes)
+    with pytest.raises(UserError, match=message):
+        attend_matrices(q, k, v, window=window)

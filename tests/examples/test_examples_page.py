@@ -1,0 +1,33 @@
+"""The Python of docs/examples.md runs as it stands there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from untrained import SHAPE, make_checkpoint, make_vocab
+
+PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_block_runs(
+    block: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    make_checkpoint(tmp_path / "runs" / "demo" / "average", make_vocab(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    if "decoded" in names:
+        weights = names["weights"]
+        assert weights.triu(1).count_nonzero() == 0 and weights.shape == (5, 5)
+        assert torch.allclose(names["output"], weights @ names["decoded"] @ names["w_v"], atol=1e-4)
+    else:
+        assert names["encoded"].shape == (len(names["sentences"].tokens), SHAPE.d_model)
+        assert "one dog sees two cats tensor(" in capsys.readouterr().out
