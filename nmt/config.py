@@ -766,6 +766,15 @@ PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS
 # ---- files -> values ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class PlacedSetting:
+    """A setting that was read from another file than a config, such as the grid of a sweep."""
+
+    key: str  # dotted
+    value: Any
+    places: dict[str, str]  # where it and each value inside it were written, by dotted key
+
+
 def find_shipped_configs() -> Path:
     """Return the folder of the shipped configs: next to the package in a checkout, inside it in a
     wheel.
@@ -825,7 +834,7 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
         raise UserError(
             f"{path}: 'extends' forms a cycle: {cycle}; remove it from one of these files"
         )
-    source = parse_yaml(_read_text(path), str(path))
+    source = parse_yaml(read_config_text(path), str(path))
     parent = source.values.pop("extends", None)
     if parent is None:
         return source
@@ -846,7 +855,8 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
 
-def _read_text(path: Path) -> str:
+def read_config_text(path: Path) -> str:
+    """Read a config, or another YAML file that a person wrote; refuse what is too large to be one."""
     try:
         return _decode(str(path), path.read_bytes())
     except OSError as error:
@@ -909,20 +919,35 @@ def _override(source: YamlTree, text: str) -> YamlTree:
     parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
         raise UserError(f"{text!r}: the value contains YAML syntax; quote it: {key}='\"...\"'")
-    tree: Any = parsed.values["value"]
-    for part in reversed(key.split(".")):
-        tree = {part: tree}
     inner_keys = [inner.removeprefix("value") for inner in parsed.places if inner]
     places = {key + inner: "command line" for inner in inner_keys}
-    return YamlTree(_merge(source.values, tree), source.places | places)
+    return _put(source, PlacedSetting(key, parsed.values["value"], places))
+
+
+def _put(source: YamlTree, setting: PlacedSetting) -> YamlTree:
+    """Merge one setting over `source`."""
+    tree = setting.value
+    for part in reversed(setting.key.split(".")):
+        tree = {part: tree}
+    return YamlTree(_merge(source.values, tree), source.places | setting.places)
 
 
 # ---- values -> dataclasses --------------------------------------------------------------------------------------
 
 
-def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load the config file `name`, apply `section.key=value` overrides, and check the result."""
-    config = _build_config(_read_file(find_config(name)), overrides)
+def load_config(
+    name: str,
+    overrides: Sequence[str] = (),
+    settings: Sequence[PlacedSetting] = (),
+    folder: Path | None = None,
+) -> RunConfig:
+    """Load the config file `name`, of `folder` if it is relative, apply `settings` and then
+    `section.key=value` overrides, and check the result.
+    """
+    source = _read_file(find_config(name, folder))
+    for setting in settings:
+        source = _put(source, setting)
+    config = _build_config(source, overrides)
     check_sinks(config.training.track)
     return _take_over_vocab(config)
 

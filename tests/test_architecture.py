@@ -39,6 +39,7 @@ LEVELS = {
     "report": 10,
     "api": 11,
     "serve": 11,
+    "sweep": 11,
     "commands": 12,
 }
 BANNED_NAME = re.compile(

@@ -33,6 +33,7 @@ REPORT_FILE = "report.html"
 RESULTS_FILE = "results.json"
 TRANSLATIONS_FILE = "translations.json"  # what the last evaluation read and wrote
 CURVE_FILE = "averaging.json"  # the dev score of averages of several sizes
+SWEEP_FILE = "sweep.json"  # what the run adds to the table of its sweep
 RUN_FILES = (
     CONFIG_FILE,
     VOCAB_FILE,
@@ -43,6 +44,7 @@ RUN_FILES = (
     RESULTS_FILE,
     TRANSLATIONS_FILE,
     CURVE_FILE,
+    SWEEP_FILE,
 )
 
 
@@ -104,6 +106,10 @@ class RunFolder:
     @property
     def curve(self) -> Path:
         return self.path / CURVE_FILE
+
+    @property
+    def sweep(self) -> Path:
+        return self.path / SWEEP_FILE
 
     @property
     def tensorboard(self) -> Path:

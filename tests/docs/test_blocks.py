@@ -21,6 +21,7 @@ import pytest
 from test_reference import REFERENCE
 
 from nmt.config import load_config
+from nmt.sweep.grid import read_grid
 from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -245,7 +246,10 @@ def test_lines_for_a_shell_are_understood(block: Block) -> None:
 def test_configs_can_be_read(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(block.text)
-    load_config(str(path))
+    if re.search("^base:", block.text, re.MULTILINE):
+        read_grid(str(path), tmp_path / "sweep")
+    else:
+        load_config(str(path))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")

@@ -18,6 +18,7 @@ def test_layout_of_a_run_folder() -> None:
         run.results: "results.json",
         run.translations: "translations.json",
         run.curve: "averaging.json",
+        run.sweep: "sweep.json",
         run.nonfinite(7): "nonfinite-0000007.json",
     }
     assert {path: str(path.relative_to("run")) for path in places} == places

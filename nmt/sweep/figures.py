@@ -1,0 +1,56 @@
+"""RUN/sweep.json: what a finished run adds to the table of its sweep.
+
+It is the last file that the run gets, so a run is finished if it is there and says what the grid asks
+for. The scores are those that nmt-eval recorded in results.json, with all their digests.
+"""
+
+from dataclasses import asdict, dataclass
+
+from nmt.sweep.grid import PlannedRun, Sweep
+from nmt.system.errors import UserError
+from nmt.system.files import has_plain_file, write_json
+from nmt.system.records import read_record
+
+
+@dataclass(frozen=True)
+class SetScore:
+    """The BLEU of a run on its dev or its test set."""
+
+    set: str  # dev or test
+    bleu: float
+    chrf: float
+    signature: str
+    ref_sha256: str
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    average: int | None  # as in the grid
+    averaged: list[str]  # the checkpoints
+    weights_sha256: str
+    vocab_sha256: str
+    parameters: int
+    updates: int
+    minutes: float  # of training
+    nll: float | None  # per piece of the dev set, of the weights that were scored
+    scores: list[SetScore]
+
+    def get_score(self, name: str) -> SetScore | None:
+        return next((score for score in self.scores if score.set == name), None)
+
+
+def read_figures(sweep: Sweep, run: PlannedRun) -> RunFigures | None:
+    """Return the figures of a finished run; None if it is not finished."""
+    path = run.folder.sweep
+    if not has_plain_file(path):
+        return None
+    try:
+        figures = read_record(path, RunFigures, "damaged; it is made again")
+    except UserError:  # of another version
+        return None
+    is_scored = all(figures.get_score(name) for name in sweep.score)
+    return figures if figures.average == sweep.average and is_scored else None
+
+
+def write_figures(run: PlannedRun, figures: RunFigures) -> None:
+    write_json(run.folder.sweep, asdict(figures))

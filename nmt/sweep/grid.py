@@ -1,0 +1,338 @@
+"""GRID.yaml -> the runs of a sweep: every combination of a setting and a seed, each with its config.
+
+All mistakes are found here, for every run, before the first one starts: an unknown setting, a value
+that is invalid beside another, two runs of one folder, a run that cannot be averaged or scored as
+the grid says. Where the same data is prepared with the same vocabulary, runs share one store. So the
+list of runs is a function of the grid, of the command line and of nothing else.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from nmt.config import (
+    PlacedSetting,
+    RunConfig,
+    find_shipped_configs,
+    list_differences,
+    load_config,
+    load_recorded_config,
+    read_config_text,
+)
+from nmt.corpus.ledger import list_settings
+from nmt.corpus.reader import find_local_files
+from nmt.model.size import check_weights_fit
+from nmt.system.errors import UserError
+from nmt.system.files import has_plain_file
+from nmt.system.records import RecordReader, Rule, default
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+from nmt.system.strict_yaml import YamlTree, parse_yaml
+from nmt.train.sinks import check_sinks_installed
+
+ScoredSet = Literal["dev", "test"]
+SCORED_SETS: tuple[ScoredSet, ...] = ("dev", "test")
+COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")
+MAX_GRID_RUNS = 1_000
+LONGEST_FOLDER_NAME = 150
+# What the sweep itself gives to each run.
+GIVEN = {
+    "name": "the name of the run is that of its folder",
+    "out": "the folder of the run follows from --out FOLDER and its name",
+    "seed": "give seeds: [1, 2, 3] instead",
+    "training.mirror": "one place cannot hold several runs",
+}
+# What may differ in a run that exists already: nothing that can change a score.
+WITHOUT_EFFECT = (
+    "name",
+    "out",
+    "device",
+    "data.root",
+    "data.store",
+    "data.workers",
+    "training.micro_tokens",
+    "training.compile",
+    "training.on_nonfinite",
+    "training.log_every",
+    "training.checkpoint_minutes",
+    "training.keep_checkpoints",
+    "training.track",
+)
+
+
+@dataclass(frozen=True)
+class GridFile:
+    """What GRID.yaml says (docs/sweeps.md)."""
+
+    base: str
+    seeds: tuple[int, ...] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    average: int | None = default(None, COUNT_OF_AVERAGED)
+    score: tuple[ScoredSet, ...] = ("dev",)
+    runs: dict[str, dict[str, Any]] | None = None
+    grid: dict[str, list[Any]] | None = None
+
+    def check(self) -> str | None:
+        if (self.runs is None) == (self.grid is None):
+            return "needs either runs or grid: runs lists settings by name, grid combines values"
+        if self.runs is not None and not self.runs:
+            return "runs is empty; give at least one, such as base: {}"
+        if self.grid is not None and not (self.grid and all(self.grid.values())):
+            return "grid needs at least one setting, and each of them at least one value"
+        if self.seeds is not None and not self.seeds:
+            return "seeds is empty; give at least one, or leave it out"
+        if len(set(self.seeds or ())) < len(self.seeds or ()):
+            return f"seeds names a seed twice: {list(self.seeds or ())}; leave one of them out"
+        if not self.score or len(set(self.score)) < len(self.score):
+            return f"score is {list(self.score)}; give [dev], [test] or [dev, test]"
+        return None
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep: settings of some name, and a seed."""
+
+    index: int  # from 1, as --only takes it
+    name: str  # of its settings, and of its row in the table
+    config: RunConfig
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.config.folder)
+
+    @property
+    def label(self) -> str:
+        return self.config.folder.name
+
+
+@dataclass(frozen=True)
+class Sweep:
+    folder: Path
+    average: int | None
+    score: tuple[ScoredSet, ...]
+    runs: tuple[PlannedRun, ...]
+
+    def log(self, run: PlannedRun) -> Path:
+        """Where what a run prints goes."""
+        return self.folder / "logs" / f"{run.label}.log"
+
+    def config(self, run: PlannedRun) -> Path:
+        """The config that `nmt-train --config` gets."""
+        return self.folder / "configs" / f"{run.label}.yaml"
+
+
+def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a grid and check all its runs; `overrides` are settings of them all."""
+    path = find_grid(name)
+    tree = parse_yaml(read_config_text(path), str(path))
+    grid = RecordReader(lambda key: tree.name_place(key) if key else str(path)).read(
+        GridFile, tree.values
+    )
+    named = list(name_settings(grid, tree))
+    check_names([name for name, _ in named], path)
+    check_keys(named, overrides, path)
+
+    runs: list[PlannedRun] = []
+    shared = list(place_settings(grid.settings, "settings", tree))
+    for run_name, settings in named:
+        try:
+            config = load_config(grid.base, overrides, [*shared, *settings], path.parent)
+            for seed in grid.seeds if grid.seeds is not None else (config.seed,):
+                # the rule of the setting is checked by its own reader
+                seeded = PlacedSetting("seed", seed, {"seed": tree.places.get("seeds", str(path))})
+                config = load_config(
+                    grid.base, overrides, [*shared, *settings, seeded], path.parent
+                )
+                has_store = gives_store([*shared, *settings], overrides)
+                run = plan_run(len(runs) + 1, run_name, config, folder, has_store)
+                check_run(run, grid)
+                runs.append(run)
+        except UserError as error:
+            raise UserError(f"run {run_name!r}: {error}") from None
+    if len(runs) > MAX_GRID_RUNS:
+        raise UserError(f"{path}: has {len(runs):,} runs; a sweep may have {MAX_GRID_RUNS:,}")
+    check_stores(runs)
+    return Sweep(folder, grid.average, grid.score, tuple(runs))
+
+
+def find_grid(name: str) -> Path:
+    """Return the path `name`, or a shipped grid of this name."""
+    shipped = find_shipped_configs() / "sweeps" / name
+    if not Path(name).exists() and Path(name).name == name and shipped.is_file():
+        return shipped
+    if not Path(name).is_file():
+        raise UserError(f"{name}: not found; give a GRID.yaml (docs/sweeps.md)")
+    return Path(name)
+
+
+def name_settings(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
+    """Yield the settings of each run but for its seed, with a name for them."""
+    if grid.runs is not None:
+        for name, values in grid.runs.items():
+            yield name, list(place_settings(values, f"runs.{name}", tree))
+        return
+    assert grid.grid is not None
+    keys = list(grid.grid)
+    last_parts = [key.rpartition(".")[2] for key in keys]
+    short = last_parts if len(set(last_parts)) == len(keys) else keys
+    for chosen in itertools.product(*(enumerate(values) for values in grid.grid.values())):
+        words = []
+        settings = []
+        for key, word, (i, value) in zip(keys, short, chosen, strict=True):
+            words.append(f"{word} {format_setting_value(value)}")
+            settings.append(place_setting(key, value, f"grid.{key}[{i}]", tree))
+        yield ", ".join(words), settings
+
+
+def place_settings(values: dict[str, Any], at: str, tree: YamlTree) -> Iterator[PlacedSetting]:
+    for key, value in values.items():
+        yield place_setting(key, value, f"{at}.{key}", tree)
+
+
+def place_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetting:
+    """Return a setting that stands at the key `at` of the grid, with the lines of what is in it."""
+    if not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
+        raise UserError(f"{tree.name_place(at)}: {key!r} is not the name of a setting")
+    if key in GIVEN:
+        raise UserError(f"{tree.name_place(at)}: {GIVEN[key]}; leave {key} out")
+    places = {key: tree.places[at]}
+    for inner, place in tree.places.items():
+        if inner.startswith((f"{at}.", f"{at}[")):
+            places[key + inner[len(at) :]] = place
+    return PlacedSetting(key, value, places)
+
+
+def format_setting_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def check_names(names: Sequence[str], path: Path) -> None:
+    """Refuse names that cannot be those of folders, and two that would be one folder."""
+    seen: dict[str, str] = {}
+    for name in names:
+        folder = name_folder(name)
+        if not re.search("[A-Za-z0-9]", folder) or len(folder) > LONGEST_FOLDER_NAME:
+            raise UserError(
+                f"{path}: run {name!r} has no usable folder name; give a name of letters, digits and "
+                f"- _ . +, of at most {LONGEST_FOLDER_NAME}"
+            )
+        other = seen.setdefault(folder.casefold(), name)
+        if other is not name:
+            raise UserError(
+                f"{path}: runs {other!r} and {name!r} would share the folder {folder}-seed...; "
+                "rename one of them"
+            )
+
+
+def name_folder(name: str) -> str:
+    """N = 2 -> N-2."""
+    return re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-.")
+
+
+def check_keys(
+    named: Sequence[tuple[str, Sequence[PlacedSetting]]], overrides: Sequence[str], path: Path
+) -> None:
+    """Refuse settings of the command line that would undo the differences between runs."""
+    varied = {setting.key for _, settings in named for setting in settings}
+    for text in overrides:
+        key = text.partition("=")[0]
+        if key in varied:
+            raise UserError(
+                f"{text}: the runs of {path} differ in {key}; leave it out, or change the grid"
+            )
+        if key in GIVEN:
+            raise UserError(f"{text}: {GIVEN[key]}; leave it out")
+
+
+def gives_store(settings: Sequence[PlacedSetting], overrides: Sequence[str]) -> bool:
+    keys = [setting.key for setting in settings]
+    keys += [text.partition("=")[0] for text in overrides]
+    return "data.store" in keys
+
+
+def plan_run(index: int, name: str, config: RunConfig, folder: Path, has_store: bool) -> PlannedRun:
+    """Give a run its folder, and a store that it shares with runs of the same data, unless the user
+    has chosen one.
+    """
+    label = f"{name_folder(name)}-seed{config.seed}"
+    data = config.data
+    if not has_store:
+        data = replace(data, store=str(folder / "stores" / digest_data(config)))
+    return PlannedRun(index, name, replace(config, name=label, out=str(folder / label), data=data))
+
+
+def digest_data(config: RunConfig) -> str:
+    """Return a short name for the data and vocabulary that a config prepares."""
+    settings = list_settings(config.data, config.vocab)
+    text = json.dumps([settings, str(Path(config.data.root).absolute())], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+# ---- checks of one run ---------------------------------------------------------------------------
+
+
+def check_run(run: PlannedRun, grid: GridFile) -> None:
+    """Raise UserError for what would stop this run, or change its result in silence."""
+    config = run.config
+    if "dev" in grid.score and config.data.valid is None:
+        raise UserError("score has dev, but data.valid is not set; set it, or give score: [test]")
+    if "test" in grid.score and config.data.test is None:
+        raise UserError("score has test, but data.test is not set; set it, or give score: [dev]")
+    if config.training.mirror is not None:
+        raise UserError(f"training.mirror: {GIVEN['training.mirror']}; leave it out")
+    check_average(config, grid.average)
+    check_weights_fit(config)
+    check_sinks_installed(config.training.track)
+    if not has_plain_file(Path(config.data.store) / MANIFEST_FILE):
+        for corpus in (*config.data.train, config.data.valid):
+            if corpus is not None:
+                find_local_files(corpus, config.data)
+    check_unchanged(run)
+
+
+def check_average(config: RunConfig, n: int | None) -> None:
+    """Refuse an average of more checkpoints than a run will have."""
+    if n is None:
+        return
+    training = config.training
+    every = training.checkpoint_every
+    n_planned = 1 if every is None else -(-training.steps // every)
+    if n_planned < n:
+        raise UserError(
+            f"average is {n}, but training.steps {training.steps} and training.checkpoint_every "
+            f"{every} plan {n_planned} checkpoints; lower one of the three"
+        )
+    if training.keep_checkpoints < n:
+        raise UserError(
+            f"average is {n}, but training.keep_checkpoints is {training.keep_checkpoints}; raise it"
+        )
+
+
+def check_unchanged(run: PlannedRun) -> None:
+    """Refuse a run that was begun with other settings."""
+    path = run.folder.config
+    if not has_plain_file(path):
+        return
+    changes = list_differences(load_recorded_config(path), run.config, WITHOUT_EFFECT)
+    if changes:
+        raise UserError(
+            f"{run.folder.path}: was begun with other settings ({'; '.join(changes)}); restore them, "
+            "give the run another name, or remove its folder to start it over"
+        )
+
+
+def check_stores(runs: Sequence[PlannedRun]) -> None:
+    """Refuse one store for runs that need different ones."""
+    first: dict[str, PlannedRun] = {}
+    for run in runs:
+        store = run.config.data.store
+        other = first.setdefault(store, run)
+        if digest_data(other.config) != digest_data(run.config):
+            raise UserError(
+                f"data.store={store}: runs {other.name!r} and {run.name!r} prepare different data; "
+                "leave data.store out, and each gets its own"
+            )

@@ -1,0 +1,301 @@
+"""One run of a sweep, from its data to its scores: prepare, nmt-train, average, nmt-eval.
+
+Each step keeps what is there and is complete, so the same call continues after any end. Training is a
+process of its own, plain `nmt-train --config`; a signal is handed on to it, it saves, and it ends
+with this process however that dies. torch is imported only when training is over.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from nmt.config import format_config, load_recorded_config
+from nmt.sweep.figures import RunFigures, SetScore, read_figures, write_figures
+from nmt.sweep.grid import SCORED_SETS, PlannedRun, ScoredSet, Sweep
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import FolderInUse, lock, make_folder, write_text
+from nmt.system.progress import clock, say
+from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
+from nmt.system.runtime import end_with_parent
+
+if TYPE_CHECKING:
+    from nmt.checkpoint import Checkpoint
+
+PREEMPTED_CODE = 75
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SAVING_S = 120.0  # how long a training that was asked to stop may take to save
+PREPARING_S = 24 * 3600.0  # how long another run may prepare the same data
+
+
+class RunEnded(Exception):
+    """A run ended before it was finished, and somebody has said why already: its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def run_process(sweep: Sweep, run: PlannedRun) -> int:
+    """Do what is left to do of a run; return an exit code, as commands do."""
+
+    def stop(_: int, __: FrameType | None) -> NoReturn:
+        raise RunEnded(PREEMPTED_CODE)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
+    try:
+        finish_run(sweep, run)
+    except RunEnded as end:
+        return end.code
+    except UserError as error:
+        say(f"nmt-sweep: error: {run.label}: {error}")
+        return 2
+    except Failure as error:
+        say(f"nmt-sweep: failed: {run.label}: {error}")
+        return 1
+    return 0
+
+
+def finish_run(sweep: Sweep, run: PlannedRun) -> None:
+    """Prepare, train, average and score, as far as it is not done yet."""
+    if read_figures(sweep, run) is not None:
+        return
+    make_folder(sweep.config(run).parent)
+    with lock(run.folder.path, "nmt-sweep", f".{run.label}.lock"):
+        write_text(sweep.config(run), format_config(run.config))
+        prepare_data(run)
+        train_run(sweep, run)
+        write_figures(run, score_run(sweep, run))
+
+
+def prepare_data(run: PlannedRun) -> None:
+    """Prepare the store of a run, or wait until another run has prepared it."""
+    from nmt.corpus.prepare import prepare
+    from nmt.system.caches import provide_caches
+
+    provide_caches()
+    config = run.config
+    wait_for_lock(
+        lambda: prepare(config.data, config.vocab, config.seed), PREPARING_S, config.data.store
+    )
+
+
+def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> None:
+    """Do `work`; while another process holds what it needs, wait."""
+    deadline = clock() + seconds
+    is_told = False
+    while True:
+        try:
+            work()
+            return
+        except FolderInUse as error:
+            if clock() > deadline:
+                raise
+            if not is_told:
+                say(f"waiting for {place}: {error}")
+            is_told = True
+            time.sleep(0.5)
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def train_run(sweep: Sweep, run: PlannedRun) -> None:
+    """Train with plain nmt-train, in a process of its own."""
+    wait_for_lock(lambda: check_unlocked(run), SAVING_S, run.label)
+    command = [sys.executable, "-m", "nmt.commands.train", "--config", str(sweep.config(run))]
+    with StoppableProcess(command) as process:
+        code = process.wait()
+    if process.is_stopped:
+        raise RunEnded(PREEMPTED_CODE)
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise Failure(f"nmt-train was killed by {name}; run the same command again to continue")
+    if code:
+        raise RunEnded(code)
+
+
+def check_unlocked(run: PlannedRun) -> None:
+    """Raise FolderInUse while a training that was told to end still saves."""
+    if run.folder.path.is_dir():
+        with lock(run.folder.path, "nmt-sweep"):
+            pass
+
+
+def end_with(parent: int) -> Callable[[], None]:
+    """Return what a new process does first, so that it is told to end when its parent dies."""
+
+    def bind() -> None:
+        end_with_parent()
+        if os.getppid() != parent:  # it died before that
+            os._exit(PREEMPTED_CODE)
+
+    return bind
+
+
+class StoppableProcess:
+    """A child process that is told of each signal which asks this one to stop, and that ends with it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.command = command
+        self.is_stopped = False
+
+    def __enter__(self) -> "StoppableProcess":
+        self.old = {}
+        for number in STOP_SIGNALS:
+            self.old[number] = signal.signal(number, self.pass_on)
+        # A group of its own: Ctrl-C reaches this process alone, which passes it on.
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=end_with(os.getpid()),
+            process_group=0,
+        )
+        if self.is_stopped:  # before there was a process
+            self.process.terminate()
+        return self
+
+    def pass_on(self, _: int, __: FrameType | None) -> None:
+        self.is_stopped = True
+        if "process" in vars(self):
+            self.process.terminate()
+
+    def wait(self) -> int:
+        return self.process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+
+
+# ---- average and scores --------------------------------------------------------------------------
+
+
+def score_run(sweep: Sweep, run: PlannedRun) -> RunFigures:
+    """Average the last checkpoints if the grid says so, and score dev and test set as nmt-eval does."""
+    from nmt.system.runtime import tune_process
+
+    tune_process()  # before torch is imported
+
+    from nmt.checkpoint import TrainState, find_newest, open_checkpoint
+
+    newest = find_newest(run.folder)
+    if newest is None or not isinstance(newest.origin, TrainState):
+        raise Failure(f"{run.folder.path}: has no checkpoint after training")
+    path = newest.path if sweep.average is None else make_average(run.folder, sweep.average)
+    scored = open_checkpoint(path)
+    n_parameters, nll = measure_model(run, scored)
+    return RunFigures(
+        average=sweep.average,
+        averaged=scored.averaged,
+        weights_sha256=scored.sha256[MODEL_FILE],
+        vocab_sha256=scored.vocab.digest,
+        parameters=n_parameters,
+        updates=newest.step,
+        minutes=round(newest.origin.elapsed_s / 60, 2),
+        nll=nll,
+        scores=[score_set(run, path, name) for name in sweep.score],
+    )
+
+
+def make_average(run: RunFolder, n: int) -> Path:
+    """Write RUN/average, the mean of the last `n` planned checkpoints, unless it is there."""
+    from nmt.average.mean import average_checkpoints
+    from nmt.average.select import choose_checkpoints
+    from nmt.checkpoint import open_checkpoint
+    from nmt.evaluate.card import write_average_card
+    from nmt.evaluate.results import read_results
+
+    chosen, _ = choose_checkpoints(run, n, None, None, None)
+    paths = [run.checkpoint(candidate.step) for candidate in chosen]
+    if run.average.is_dir() and open_checkpoint(run.average).averaged == [p.name for p in paths]:
+        return run.average
+    average_checkpoints(paths, run.average)
+    write_average_card(run.average, read_results(run.path))
+    return run.average
+
+
+def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
+    """Translate and score the dev or the test set, and record the scores, as nmt-eval does."""
+    from nmt.evaluate.evaluation import EvaluationRequest, evaluate_system, record_scores
+    from nmt.evaluate.systems import TestSetChoice
+
+    config = run.config
+    overrides = [f"data.root={json.dumps(config.data.root)}", f"device={config.device}"]
+    choice = TestSetChoice()
+    if name == "dev":
+        store = Path(config.data.store)
+        choice = TestSetChoice(
+            src=str(store / dev_text_file("src")), refs=(str(store / dev_text_file("tgt")),)
+        )
+        if config.dev_decoding.tag is not None:
+            overrides.append(f"decoding.tag={json.dumps(config.dev_decoding.tag)}")
+    evaluation = evaluate_system(EvaluationRequest(choice, tuple(overrides)), [str(path)])
+    for line in evaluation.report.split("\n"):
+        say(line)
+    record_scores(evaluation)
+    bleu, chrf = evaluation.scores[0]
+    return SetScore(
+        set=name,
+        bleu=bleu.value,
+        chrf=chrf.value,
+        signature=bleu.signature,
+        ref_sha256=evaluation.systems[0].test.ref_sha256,
+    )
+
+
+def measure_model(run: PlannedRun, scored: "Checkpoint") -> tuple[int, float | None]:
+    """Count the parameters of the model that is scored, and compute its NLL on the dev set."""
+    from nmt.profile.cost import count_parameters
+    from nmt.system.device import choose_device
+    from nmt.system.ranks import World
+    from nmt.train.memory_probe import resolve_micro_tokens
+    from nmt.train.shutdown import StopRequest
+    from nmt.train.validate import compute_dev_nll, open_dev
+    from nmt.translate.translator import make_translator
+
+    config = run.config
+    world = World(0, 1, choose_device(config.device))
+    translator = make_translator(scored, world.device, config.dev_decoding)
+    n_parameters = count_parameters(translator.model)
+    if config.data.valid is None:
+        return n_parameters, None
+    dev = open_dev(Path(config.data.store), scored.vocab)
+    micro_tokens = resolve_micro_tokens(config, world)
+    nll = compute_dev_nll(translator, dev.store, micro_tokens, world, StopRequest())
+    assert nll is not None  # nobody asked it to stop
+    return n_parameters, nll.value
+
+
+# ---- a process of its own ------------------------------------------------------------------------
+
+
+def list_words(sweep: Sweep, run: PlannedRun) -> list[str]:
+    """The command line of a process that does `run_process`. It does not read the grid again, which
+    somebody may have edited meanwhile.
+    """
+    average = "null" if sweep.average is None else str(sweep.average)
+    words = [str(sweep.folder), str(sweep.config(run)), average, ",".join(sweep.score)]
+    return [sys.executable, "-m", "nmt.sweep.single", *words]
+
+
+def main() -> int:
+    folder, config, average, score = sys.argv[1:]
+    run = PlannedRun(0, "", load_recorded_config(Path(config)))
+    sets = tuple(name for name in SCORED_SETS if name in score.split(","))
+    sweep = Sweep(Path(folder), None if average == "null" else int(average), sets, (run,))
+    return run_process(sweep, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""A grid becomes runs, and every mistake in it is found before one of them starts."""
+
+from pathlib import Path
+
+import pytest
+
+from nmt.config import format_config
+from nmt.sweep.grid import Sweep, read_grid
+from nmt.system.errors import UserError
+
+HEAD = "base: demo.yaml\n"
+TWO = "runs:\n  base: {}\n  N = 2: {model.n_layers: 2}\n"
+
+
+def read(folder: Path, text: str, *overrides: str) -> Sweep:
+    (folder / "grid.yaml").write_text(text)
+    return read_grid(str(folder / "grid.yaml"), folder / "out", overrides)
+
+
+def test_runs_are_settings_times_seeds(tmp_path: Path) -> None:
+    sweep = read(tmp_path, f"{HEAD}seeds: [1, 7]\nsettings: {{training.steps: 9}}\n{TWO}")
+    assert [run.label for run in sweep.runs] == [
+        "base-seed1",
+        "base-seed7",
+        "N-2-seed1",
+        "N-2-seed7",
+    ]
+    assert [run.config.model.n_layers for run in sweep.runs] == [3, 3, 2, 2]
+    assert [run.config.seed for run in sweep.runs] == [1, 7, 1, 7]
+    assert {run.config.training.steps for run in sweep.runs} == {9}
+    assert {run.config.out for run in sweep.runs} == {
+        str(tmp_path / "out" / run.label) for run in sweep.runs
+    }
+
+
+def test_a_grid_combines_values_and_names_them(tmp_path: Path) -> None:
+    text = f"{HEAD}grid: {{training.label_smoothing: [0, 0.1], model.tied: [true, decoder]}}\n"
+    sweep = read(tmp_path, text)
+    assert [run.name for run in sweep.runs] == [
+        "label_smoothing 0, tied true",
+        "label_smoothing 0, tied decoder",
+        "label_smoothing 0.1, tied true",
+        "label_smoothing 0.1, tied decoder",
+    ]
+    assert sweep.runs[3].config.training.label_smoothing == 0.1
+    assert sweep.runs[3].config.model.tied == "decoder"
+
+
+def test_runs_of_the_same_data_share_a_store(tmp_path: Path) -> None:
+    text = (
+        f"{HEAD}runs:\n  a: {{}}\n  b: {{vocab.bpe_dropout: 0.1}}\n  c: {{vocab.size: 900}}\n"
+        "  d: {data.root: elsewhere}\n"
+    )
+    a, b, c, d = [run.config.data.store for run in read(tmp_path, text).runs]
+    assert a == b
+    assert len({a, c, d}) == 3
+    given = read(tmp_path, HEAD + TWO, "data.store=there")
+    assert {run.config.data.store for run in given.runs} == {"there"}
+
+
+def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: demo.yaml\nseed: 5\n")
+    (run,) = read(tmp_path, "base: mine.yaml\nruns: {only: {}}\n").runs
+    assert run.label == "only-seed5"
+
+
+@pytest.mark.parametrize(
+    "text, overrides, complaint",
+    [
+        (f"{HEAD}bass: 1\n{TWO}", (), "grid.yaml:2: bass: unknown key; did you mean base?"),
+        (TWO, (), "base: is missing"),
+        (HEAD, (), "needs either runs or grid"),
+        (f"{HEAD}grid: {{seed: [1]}}\n", (), "grid.yaml:2: grid.seed[0]: give seeds"),
+        (f"{HEAD}grid: {{model.dropout: []}}\n", (), "at least one value"),
+        (f"{HEAD}seeds: [1, 1]\n{TWO}", (), "seeds names a seed twice"),
+        (f"{HEAD}seeds: [-1]\n{TWO}", (), "grid.yaml:2: seed is -1; it must"),
+        (f"{HEAD}score: [train]\n{TWO}", (), "grid.yaml:2: score[0]: 'train' is not one of"),
+        (
+            f"{HEAD}{TWO}  third: {{model.n_layer: 2}}\n",
+            (),
+            "run 'third': {grid}:5: model.n_layer: unknown key; did you mean n_layers?",
+        ),
+        (
+            f"{HEAD}{TWO}  third: {{model.dropout: 1.5}}\n",
+            (),
+            "run 'third': {grid}:5: model.dropout is 1.5; it must be in [0, 1)",
+        ),
+        (
+            f"{HEAD}{TWO}  third: {{model.n_heads: 3}}\n",
+            (),
+            "demo.yaml:17: model: d_model 128 is not divisible",
+        ),
+        (f"{HEAD}{TWO}  N @ 2: {{}}\n", (), "runs 'N = 2' and 'N @ 2' would share the folder N-"),
+        (f"{HEAD}{TWO}  ---: {{}}\n", (), "run '---' has no usable folder name"),
+        (f"{HEAD}{TWO}  x: {{out: y}}\n", (), "grid.yaml:5: runs.x.out: the folder of the run"),
+        (f"{HEAD}average: 0\n{TWO}", (), "grid.yaml:2: average is 0; it must be at least 1"),
+        (f"{HEAD}average: 7\n{TWO}", (), "run 'base': average is 7, but training.keep_ch"),
+        (f"{HEAD}average: 13\n{TWO}", (), "plan 12 checkpoints; lower one of the three"),
+        (f"{HEAD}score: [test]\n{TWO}", ("data.test=null",), "score has test, but data.test is"),
+        (f"{HEAD}{TWO}", ("model.n_layers=4",), "model.n_layers=4: the runs of"),
+        (f"{HEAD}{TWO}", ("seed=4",), "seed=4: give seeds"),
+        (f"{HEAD}{TWO}", ("data.train=[{src: no.en, tgt: no.de}]",), "no.en"),
+        (
+            f"{HEAD}settings: {{data.store: s}}\ngrid: {{vocab.size: [500, 600]}}\n",
+            (),
+            "data.store=s: runs 'size 500' and 'size 600' prepare different data",
+        ),
+    ],
+)
+def test_mistakes_are_refused(
+    text: str, overrides: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        read(tmp_path, text, *overrides)
+    assert complaint.replace("{grid}", str(tmp_path / "grid.yaml")) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_exists_keeps_its_settings(tmp_path: Path) -> None:
+    sweep = read(tmp_path, HEAD + TWO)
+    run = sweep.runs[1]
+    run.folder.path.mkdir(parents=True)
+    run.folder.config.write_text(format_config(run.config))
+    read(tmp_path, f"{HEAD}seeds: [1, 2]\n{TWO}  third: {{model.n_layers: 4}}\n", "data.root=moved")
+    with pytest.raises(UserError, match=r"run 'N = 2': .*N-2-seed1: .*model.n_layers: 2 -> 1"):
+        read(tmp_path, HEAD + TWO.replace("model.n_layers: 2", "model.n_layers: 1"))
+    with pytest.raises(UserError, match=r"run 'N = 2': .*training.steps: 600 -> 900"):
+        read(tmp_path, HEAD + TWO, "training.steps=900")
