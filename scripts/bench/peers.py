@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
@@ -46,11 +46,12 @@ class Job:
     n_layers: int
     tokens: int  # target tokens in an update
     updates: int  # to time
-    seconds: float  # at most, for the timed ones
     threads: int
-    skip: int  # first updates, left out: they allocate
+    seconds: float = math.inf  # at most, for the timed ones
+    skip: int = 0  # first updates, left out: they allocate
     dropout: float = 0.1
     smoothing: float = 0.1
+    seed: int = 1
 
 
 class Finished(BaseException):
@@ -211,16 +212,16 @@ def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
             groups.append([])
             room = job.tokens - len(pair[1]) - 1
         groups[-1].append(pair)
-    draw = random.Random(1)
+    draw = random.Random(job.seed)
     while True:
         for group in draw.sample(groups, len(groups)):
             yield (
-                _padded([[*src, EOS] for src, _ in group]),
-                _padded([[BOS, *tgt, EOS] for _, tgt in group]),
+                padded([[*src, EOS] for src, _ in group]),
+                padded([[BOS, *tgt, EOS] for _, tgt in group]),
             )
 
 
-def _padded(rows: list[list[int]]) -> Tensor:
+def padded(rows: list[list[int]]) -> Tensor:
     return nn.utils.rnn.pad_sequence(
         [torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD
     )
@@ -264,9 +265,9 @@ def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         "src_vocab": f"{job.text}/vocab.txt",
         "tgt_vocab": f"{job.text}/vocab.txt",
         "share_vocab": True,
-        "src_vocab_size": job.n_vocab,
-        "tgt_vocab_size": job.n_vocab,
-        "seed": 1,
+        "src_vocab_size": job.n_vocab + 1,  # with marks that the text lacks
+        "tgt_vocab_size": job.n_vocab + 1,
+        "seed": job.seed,
         "report_every": 1000,
     }
     return data, {
@@ -358,12 +359,13 @@ def joeynmt(job: Job, meter: Meter) -> None:
         "ff_size": job.d_ff,
         "dropout": job.dropout,
         "layer_norm": "post",
-        "embeddings": {"embedding_dim": job.d_model, "scale": True, "dropout": 0.0},
+        "embeddings": {"embedding_dim": job.d_model, "scale": True, "dropout": job.dropout},
     }
     command(
         job,
         {
             "name": "bench",
+            "random_seed": job.seed,
             "joeynmt_version": version("joeynmt"),
             "model_dir": f"{job.scratch}/model",
             "use_cuda": True,
@@ -415,12 +417,18 @@ SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {
 }
 
 
+def open_answer() -> TextIO:
+    """Return stdout for the answer alone: what a toolkit prints goes to stderr from now on."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answer
+
+
 def main(path: str) -> None:
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a toolkit prints is not the answer
+    answer = open_answer()
     torch.set_num_threads(job.threads)
-    torch.manual_seed(1)
+    torch.manual_seed(job.seed)
     package, work = SYSTEMS[job.system]
     meter = Meter(job)
     with suppress(Finished):
