@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   nmt-sweep grid.yaml --out sweeps/depth                trains, averages and scores each run, and prints a table
   nmt-sweep grid.yaml --out sweeps/depth --dry-run      lists the runs, then exits
-  nmt-sweep grid.yaml --out sweeps/depth --jobs 4       four runs at a time
+  nmt-sweep grid.yaml --out sweeps/depth --jobs auto    side by side, as cores and memory allow
   nmt-sweep grid.yaml --out sweeps/depth data.root=/corpora/multi30k
+  nmt-sweep grid.yaml --out sweeps/depth --slurm        writes sweeps/depth/slurm.sh, a job array for sbatch
+  nmt-sweep grid.yaml --out sweeps/depth --publish docs/results/depth
 
 Run the same command again to continue where it stopped. Each run is a run folder as of nmt-train, FOLDER/NAME-seedN.
-FOLDER also gets table.md and table.csv. docs/sweeps.md says what a GRID.yaml is."""
+FOLDER also gets table.md, table.csv and plot.svg. docs/sweeps.md says what a GRID.yaml is."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,10 +32,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the sweep")
     parser.add_argument(
         "--jobs",
-        type=parse_positive,
+        type=parse_jobs,
         default=1,
         metavar="N",
-        help="how many runs to train side by side; they share the cores (default 1)",
+        help="how many runs to train side by side, sharing the cores (default 1), or auto: as many as "
+        "cores and memory allow",
     )
     parser.add_argument(
         "--only", type=parse_positive, metavar="INDEX", help="do this run alone, without the table"
@@ -41,11 +44,33 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs with their sizes, and exit"
     )
+    parser.add_argument(
+        "--slurm",
+        action="store_true",
+        help="write a job array for the runs that are not finished, and exit",
+    )
+    parser.add_argument(
+        "--publish",
+        metavar="DIR",
+        help="in the end, write there what a study keeps: grid, table, plot, and of each run config, "
+        "curves and scores, without paths of this machine",
+    )
     return parser
 
 
+def parse_jobs(text: str) -> int:
+    """The type of --jobs; 0 is auto."""
+    return 0 if text == "auto" else parse_positive(text)
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    return build_parser().parse_intermixed_args(argv)
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    modes = {"--only": args.only, "--dry-run": args.dry_run, "--slurm": args.slurm}
+    given = {name: value for name, value in (modes | {"--publish": args.publish}).items() if value}
+    if len(given) > 1:
+        parser.error(f"{' and '.join(given)} cannot be combined; leave one of them out")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sweep_runs(args: argparse.Namespace) -> int:
     from nmt.sweep.grid import read_grid
+    from nmt.sweep.publish import check_publishable, publish_sweep
     from nmt.sweep.single import run_process
     from nmt.system.errors import UserError
     from nmt.system.files import lock, make_folder
@@ -61,6 +87,8 @@ def sweep_runs(args: argparse.Namespace) -> int:
     sweep = read_grid(args.grid, Path(args.out), args.overrides)
     if args.only is not None and args.only > len(sweep.runs):
         raise UserError(f"--only {args.only}: the grid has {len(sweep.runs)} runs")
+    if args.publish is not None:
+        check_publishable(Path(args.publish))
     if args.dry_run:
         list_runs(sweep)
         return 0
@@ -68,7 +96,27 @@ def sweep_runs(args: argparse.Namespace) -> int:
     if args.only is not None:
         return run_process(sweep, sweep.runs[args.only - 1])
     with lock(sweep.folder, "nmt-sweep"):
-        return finish_sweep(sweep, args.jobs)
+        if args.slurm:
+            return write_job_array(sweep, args)
+        code = finish_sweep(sweep, args.jobs)
+        if args.publish is not None and code in (0, 1):  # failures are in the table
+            publish_sweep(sweep, args.grid, args.overrides, Path(args.publish))
+        return code
+
+
+def write_job_array(sweep: "Sweep", args: argparse.Namespace) -> int:
+    from nmt.sweep.figures import list_unfinished
+    from nmt.sweep.slurm import write_slurm_script
+    from nmt.system.progress import say
+
+    unfinished = list_unfinished(sweep)
+    if not unfinished:
+        say(f"{sweep.folder}: all runs are finished; nmt-sweep without --slurm prints the table")
+        return 0
+    indexes = [run.index for run in unfinished]
+    path = write_slurm_script(sweep, args.grid, args.overrides, indexes)
+    say(f"{path}: {len(indexes)} runs; start them with: sbatch {path}")
+    return 0
 
 
 def list_runs(sweep: "Sweep") -> None:
@@ -89,15 +137,16 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     """Do all runs that are not finished, and print the table."""
     import signal
 
-    from nmt.sweep.figures import read_figures
-    from nmt.sweep.jobs import SideBySide
+    from nmt.sweep.figures import list_unfinished
+    from nmt.sweep.jobs import SideBySide, choose_n_jobs
+    from nmt.sweep.plot import write_plot
     from nmt.sweep.table import format_text, make_rows, write_tables
     from nmt.system.progress import say
 
-    todo = [run for run in sweep.runs if read_figures(sweep, run) is None]
+    todo = list_unfinished(sweep)
     n_done = len(sweep.runs) - len(todo)
     say(f"{sweep.folder}: {len(sweep.runs)} runs, of which {n_done} are finished")
-    jobs = SideBySide(sweep, n_jobs)
+    jobs = SideBySide(sweep, n_jobs or choose_n_jobs(sweep.runs))
 
     def tell(run: "PlannedRun") -> None:
         nonlocal n_done
@@ -111,6 +160,7 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
         return 130 if jobs.signal == signal.SIGINT else 75
     rows = make_rows(sweep, jobs.failures)
     write_tables(sweep, rows)
+    write_plot(sweep, rows)
     print(format_text(sweep, rows))
     return 1 if jobs.failures else 0
 

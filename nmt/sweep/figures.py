@@ -52,5 +52,9 @@ def read_figures(sweep: Sweep, run: PlannedRun) -> RunFigures | None:
     return figures if figures.average == sweep.average and is_scored else None
 
 
+def list_unfinished(sweep: Sweep) -> list[PlannedRun]:
+    return [run for run in sweep.runs if read_figures(sweep, run) is None]
+
+
 def write_figures(run: PlannedRun, figures: RunFigures) -> None:
     write_json(run.folder.sweep, asdict(figures))

@@ -23,7 +23,7 @@ from nmt.system.errors import Failure, UserError
 from nmt.system.files import FolderInUse, lock, make_folder, write_text
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
-from nmt.system.runtime import end_with_parent
+from nmt.system.runtime import choose_matmul_library, end_with_parent
 
 if TYPE_CHECKING:
     from nmt.checkpoint import Checkpoint
@@ -265,6 +265,7 @@ def measure_model(run: PlannedRun, scored: "Checkpoint") -> tuple[int, float | N
     from nmt.translate.translator import make_translator
 
     config = run.config
+    choose_matmul_library()  # as training does
     world = World(0, 1, choose_device(config.device))
     translator = make_translator(scored, world.device, config.dev_decoding)
     n_parameters = count_parameters(translator.model)

@@ -19,6 +19,7 @@ from nmt.sweep.figures import RunFigures, read_figures
 from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep, format_setting_value
 from nmt.system.files import write_text
 
+TABLE_FILES = ("table.md", "table.csv")
 NOT_SETTINGS = ("name", "out", "seed", "data.store")
 
 
@@ -218,5 +219,5 @@ def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 
 def write_tables(sweep: Sweep, rows: Sequence[Row]) -> None:
-    write_text(sweep.folder / "table.md", format_markdown(sweep, rows))
-    write_text(sweep.folder / "table.csv", format_csv(sweep, rows))
+    for name, text in zip(TABLE_FILES, (format_markdown, format_csv), strict=True):
+        write_text(sweep.folder / name, text(sweep, rows))

@@ -1,0 +1,94 @@
+"""What a study keeps in a repository: the grid, the table, and of each run its config, its curves and
+its scores, but no weights.
+
+No file holds a path of the machine: an absolute path becomes its last name.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nmt.config import load_recorded_config, to_plain_values
+from nmt.sweep.grid import PlannedRun, Sweep, find_grid
+from nmt.sweep.plot import PLOT_FILE
+from nmt.sweep.table import TABLE_FILES
+from nmt.system.errors import UserError
+from nmt.system.files import (
+    has_plain_file,
+    make_folder,
+    open_plain_file,
+    read_bytes,
+    write_bytes,
+    write_text,
+)
+from nmt.system.run_folder import RunFolder
+from nmt.system.strict_yaml import format_yaml
+from nmt.train.metrics_log import LONGEST_LINE, parse_event
+
+GRID_FILE = "grid.yaml"
+PUBLISHED_KINDS = ("train", "valid")  # of lines of metrics.jsonl
+
+
+def check_publishable(folder: Path) -> None:
+    """Refuse a folder that holds something else than a published sweep."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / GRID_FILE).is_file():
+        raise UserError(
+            f"--publish {folder}: is not empty, and has no {GRID_FILE}; give a new folder"
+        )
+
+
+def publish_sweep(sweep: Sweep, grid: str, overrides: Sequence[str], folder: Path) -> None:
+    """Write the study into `folder`; what a run does not have yet is left out."""
+    make_folder(folder)
+    text = find_grid(grid).read_text("utf-8")
+    if overrides:
+        words = " ".join(hide_place(word) for word in overrides)
+        text = f"# nmt-sweep {GRID_FILE} --out FOLDER {words}\n{text}"
+    write_text(folder / GRID_FILE, text)
+    for name in (*TABLE_FILES, PLOT_FILE):
+        if has_plain_file(sweep.folder / name):
+            write_bytes(folder / name, read_bytes(sweep.folder / name))
+    for run in sweep.runs:
+        publish_run(run, folder / run.label)
+
+
+def publish_run(run: PlannedRun, folder: Path) -> None:
+    source, target = run.folder, RunFolder(folder)
+    if not has_plain_file(source.config):
+        return
+    make_folder(folder)
+    values = hide_places(to_plain_values(load_recorded_config(source.config)))
+    write_text(target.config, format_yaml(values))
+    write_bytes(target.metrics, b"".join(select_lines(source.metrics)))
+    if has_plain_file(source.results):
+        write_bytes(target.results, read_bytes(source.results))
+
+
+def select_lines(metrics: Path) -> list[bytes]:
+    """Return the lines of the loss and of validations."""
+    if not has_plain_file(metrics):
+        return []
+    lines = []
+    with open_plain_file(metrics) as file:
+        while line := file.readline(LONGEST_LINE):
+            event = parse_event(line)
+            if event is not None and event["kind"] in PUBLISHED_KINDS:
+                lines.append(line)
+    return lines
+
+
+def hide_places(values: Any) -> Any:
+    """Replace each absolute path in a tree of plain values by its last name."""
+    if isinstance(values, dict):
+        return {key: hide_places(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [hide_places(value) for value in values]
+    if isinstance(values, str) and Path(values).is_absolute():
+        return Path(values).name
+    return values
+
+
+def hide_place(setting: str) -> str:
+    """data.root=/corpora/multi30k -> data.root=multi30k, also within lists."""
+    return re.sub(r"(?<=[=\s\[{:,'\"])(/[^\s,\]}'\"]+)", lambda found: Path(found[0]).name, setting)

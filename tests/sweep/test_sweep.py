@@ -1,0 +1,266 @@
+"""A sweep of tiny runs: what it leaves, how it continues, and that a kill changes nothing."""
+
+import csv
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import write_toy_config, write_toy_corpus
+from soaking import IS_SOAK
+from waiting import is_alive, until
+
+import nmt.api
+from nmt.commands.sweep import main as nmt_sweep
+from nmt.commands.train import main as nmt_train
+from nmt.evaluate.results import read_results
+from nmt.sweep import jobs, single
+from nmt.sweep.grid import PlannedRun, Sweep, read_grid
+from nmt.sweep.jobs import SideBySide, estimate_memory
+from nmt.sweep.slurm import format_indexes
+from nmt.system.files import lock
+
+GRID = """
+base: toy.yaml
+settings: {training.steps: 8, training.checkpoint_every: 2, training.validate_every: 4}
+average: 2
+score: [dev, test]
+runs:
+  base: {}
+  "N = 1": {model.n_layers: 1}
+"""
+
+
+@pytest.fixture(scope="module", name="place")
+def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid beside a toy config and its corpus."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_toy_config(write_toy_corpus(folder), folder)
+    (folder / "grid.yaml").write_text(GRID)
+    return folder
+
+
+@pytest.fixture(scope="module", name="whole")
+def finish_whole(place: Path) -> Iterator[Sweep]:
+    """A finished sweep, whose trainings ran in this process."""
+
+    def train_here(sweep: Sweep, run: PlannedRun) -> None:
+        assert nmt_train(["--config", str(sweep.config(run))]) == 0
+
+    sweep = read_grid(str(place / "grid.yaml"), place / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "train_run", train_here)
+        for run in sweep.runs:
+            single.finish_run(sweep, run)
+        assert nmt_sweep(argv(place, "whole")) == 0
+        yield sweep
+
+
+def argv(place: Path, out: str, *words: str) -> list[str]:
+    return [str(place / "grid.yaml"), "--out", str(place / out), *words]
+
+
+def read_table(folder: Path) -> list[dict[str, str]]:
+    """All of table.csv but for the minutes."""
+    with open(folder / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        del row["minutes"]
+    return rows
+
+
+def test_figures_are_those_of_other_commands(
+    whole: Sweep, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = read_table(whole.folder)
+    assert [row["run"] for row in table] == ["base", "N = 1"]
+    for run, row in zip(whole.runs, table, strict=True):
+        dev, test = read_results(run.folder.path)
+        assert float(row["dev_bleu"]) == dev.scores[0].value
+        assert float(row["test_bleu"]) == test.scores[0].value
+        assert dev.averaged == test.averaged == ["step-0000006", "step-0000008"]
+        assert dev.checkpoint == "average"
+
+        # the NLL, by another way: the log-probabilities of the dev set's pairs
+        texts = [(place / f"corpus/valid.{side}").read_text().splitlines() for side in ("en", "de")]
+        scores = nmt.api.score_pairs(zip(*texts, strict=True), run.folder.average)
+        n_pieces = sum(len(score.log_probs) for score in scores)
+        nll = -sum(score.log_prob for score in scores) / n_pieces
+        assert float(row["dev_nll"]) == pytest.approx(nll, abs=1e-4)
+
+    capsys.readouterr()
+    assert nmt_sweep(argv(place, "whole")) == 0  # nothing is left to do
+    assert "N = 1  model.n_layers=1  1" in capsys.readouterr().out
+    assert read_table(whole.folder) == table
+
+
+def test_what_is_missing_is_made(whole: Sweep) -> None:
+    table = read_table(whole.folder)
+    run = whole.runs[0]
+    run.folder.sweep.unlink()
+    shutil.rmtree(run.folder.average)
+    run.folder.results.unlink()
+    single.finish_run(whole, run)
+    assert read_table(whole.folder) == table
+    assert run.folder.average.is_dir() and len(read_results(run.folder.path)) == 2
+
+
+def test_a_study_is_published_without_paths(whole: Sweep, place: Path) -> None:
+    assert (
+        nmt_sweep(argv(place, "whole", f"data.root={place}/corpus", "--publish", f"{place}/p")) == 0
+    )
+    files = {str(path.relative_to(place / "p")) for path in (place / "p").rglob("*.*")}
+    own = {f"{run.label}/{name}" for run in whole.runs for name in ("config.yaml", "metrics.jsonl")}
+    own |= {f"{run.label}/results.json" for run in whole.runs}
+    assert files - {"plot.svg"} == {"grid.yaml", "table.md", "table.csv"} | own
+    text = "".join((place / "p" / name).read_text() for name in files)
+    assert str(place) not in text and "data.root=corpus" in text
+    assert '"kind": "valid"' in text and '"kind": "sample"' not in text
+    nmt.api.load_config(str(place / "p" / "base-seed3" / "config.yaml"))
+    (place / "other").mkdir()
+    (place / "other" / "mine").touch()
+    assert nmt_sweep(argv(place, "whole", "--publish", f"{place}/other")) == 2
+
+
+def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
+    assert "2  N-1-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
+    assert nmt_sweep(argv(place, "new", "--only", "3")) == 2
+    assert "--only 3: the grid has 2 runs" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        nmt_sweep(argv(place, "new", "--slurm", "--dry-run"))
+    assert not (place / "new").exists()
+    (place / "new").mkdir()
+    with lock(place / "new", "nmt-sweep"):
+        assert nmt_sweep(argv(place, "new")) == 2
+    assert "is in use by nmt-sweep" in capsys.readouterr().err
+
+
+def test_a_job_array_names_each_run(place: Path) -> None:
+    assert nmt_sweep(argv(place, "array", "--slurm")) == 0
+    script = place / "array" / "slurm.sh"
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    text = script.read_text()
+    assert "#SBATCH --array=1-2\n" in text and '--only "$SLURM_ARRAY_TASK_ID"' in text
+    assert format_indexes([9, 1, 2, 3, 5]) == "1-3,5,9"
+
+
+@pytest.mark.parametrize(
+    "settings, n_bytes",
+    [
+        ("d_model=128 model.d_ff=512 model.n_layers=3 training.micro_tokens=4096", 0.934e9),
+        ("d_model=256 model.d_ff=1024 model.n_layers=4 training.micro_tokens=4096", 1.645e9),
+        ("d_model=256 model.d_ff=1024 model.n_layers=4 training.micro_tokens=1024", 0.886e9),
+    ],
+)
+def test_memory_is_about_what_was_measured(settings: str, n_bytes: float) -> None:
+    """The peak of three updates on the demo corpus."""
+    config = nmt.api.load_config("demo.yaml", ["vocab.size=3000", *f"model.{settings}".split()])
+    assert n_bytes < estimate_memory(config) < 1.25 * n_bytes
+
+
+# ---- processes that stand for runs --------------------------------------------------------------------
+
+
+@pytest.fixture(name="pretended")
+def pretend_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+    """Two runs whose processes are shells."""
+    sweep = read_grid(str(place / "grid.yaml"), tmp_path / "out")
+
+    def list_shell_words(_: Sweep, run: PlannedRun) -> list[str]:
+        return ["bash", "-c", (tmp_path / f"{run.label}.sh").read_text()]
+
+    monkeypatch.setattr(jobs, "list_words", list_shell_words)
+    yield sweep
+
+
+def test_a_run_that_fails_leaves_the_others_alone(
+    pretended: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(jobs, "count_cores", lambda: 8)
+    (tmp_path / "base-seed3.sh").write_text("echo fine; echo 'nmt-train: error: boom'; exit 2")
+    (tmp_path / "N-1-seed3.sh").write_text(f"echo $OMP_NUM_THREADS > {tmp_path}/threads")
+    done: list[str] = []
+    both = SideBySide(pretended, 2)
+    both.run(pretended.runs, lambda run: done.append(run.label))
+    assert sorted(done) == ["N-1-seed3", "base-seed3"]
+    (reason,) = both.failures.values()
+    assert reason.startswith("nmt-train: error: boom (exit code 2; ")
+    assert (tmp_path / "threads").read_text() == "4\n"
+
+
+def test_a_signal_is_handed_on(pretended: Sweep, tmp_path: Path) -> None:
+    wait = "trap 'echo heard; exit 75' TERM; kill -INT $PPID; while true; do sleep 0.05; done"
+    (tmp_path / "base-seed3.sh").write_text(wait)
+    (tmp_path / "N-1-seed3.sh").write_text(f"touch {tmp_path}/begun")
+    one = SideBySide(pretended, 1)
+    one.run(pretended.runs, lambda _: None)
+    assert one.signal == signal.SIGINT and one.failures == {}
+    assert pretended.log(pretended.runs[0]).read_text() == "heard\n"
+    assert not (tmp_path / "begun").exists()
+
+
+# ---- real processes -----------------------------------------------------------------------------------
+
+
+def start_sweep(place: Path, out: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "nmt.commands.sweep", *argv(place, out)]
+    with open(place / f"{out}.log", "ab") as log:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def list_processes(word: str) -> list[int]:
+    """The processes whose command line holds a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:  # it has ended
+            continue
+    return [pid for pid in found if is_alive(pid)]
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
+    """One run is finished, the other is killed while it trains."""
+    shutil.copytree(whole.folder, place / "killed", symlinks=True)
+    victim = place / "killed" / "N-1-seed3"
+    shutil.rmtree(victim)
+    (place / "killed" / "table.csv").unlink()
+    process = start_sweep(place, "killed")
+    until(lambda: any(victim.glob("checkpoints/step-*")), 120)
+    process.kill()
+    process.wait()
+    configs = str(place / "killed" / "configs")
+    until(lambda: not list_processes(configs), 60)  # no training outlives it
+    assert start_sweep(place, "killed").wait() == 0
+    assert read_table(place / "killed") == read_table(whole.folder)
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="takes minutes: NMT_SOAK=1")
+@pytest.mark.timeout(3600)
+def test_kills_at_random_moments(place: Path) -> None:
+    (place / "grid.yaml").write_text(f"{GRID}seeds: [1, 2]\n")
+    began_at = time.monotonic()
+    assert start_sweep(place, "calm").wait() == 0
+    run_s = (time.monotonic() - began_at) / 4
+    for seed in range(5):
+        rng = random.Random(seed)
+        while True:
+            process = start_sweep(place, f"storm{seed}")
+            try:
+                assert process.wait(rng.uniform(0.1, 2 * run_s)) == 0
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        assert read_table(place / f"storm{seed}") == read_table(place / "calm")

@@ -1,0 +1,95 @@
+"""Means and intervals over seeds, and what the table says of runs that are missing."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from nmt.sweep.figures import RunFigures, SetScore, write_figures
+from nmt.sweep.grid import Sweep, read_grid
+from nmt.sweep.plot import make_plot
+from nmt.sweep.table import (
+    compute_mean,
+    format_csv,
+    format_markdown,
+    format_text,
+    make_rows,
+)
+
+GRID = """
+base: demo.yaml
+seeds: [1, 2, 3]
+runs: {base: {}, "deep | wide": {model.n_layers: 4, model.d_ff: 900}}
+"""
+
+
+def make_figures(bleu: float, vocab: str = "v") -> RunFigures:
+    score = SetScore("dev", bleu, 50.0, "signature", "digest")
+    return RunFigures(None, [], "w", vocab, 1_500_000, 600, 2.0, 2.0, [score])
+
+
+@pytest.fixture(name="sweep")
+def make_sweep(tmp_path: Path) -> Sweep:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    sweep = read_grid(str(tmp_path / "grid.yaml"), tmp_path / "out")
+    for run, bleu in zip(sweep.runs, (30.0, 31.0, 32.0, 31.0, 33.0), strict=False):
+        run.folder.path.mkdir(parents=True)
+        write_figures(run, make_figures(bleu))
+    return sweep
+
+
+def test_an_interval_is_that_of_students_t() -> None:
+    mean = compute_mean([1.0, 2.0, 3.0])
+    assert mean is not None and mean.plus_minus is not None
+    assert (mean.value, mean.deviation) == (2.0, 1.0)
+    assert mean.plus_minus == pytest.approx(4.302653 / 3**0.5)  # any table of t, 2 degrees
+    assert mean.format(2) == "2.00 ± 2.48"
+    one = compute_mean([5.0, None])
+    assert one is not None and one.format(1) == "5.0"
+    assert compute_mean([None]) is None
+
+
+def test_rows_have_means_differences_and_what_is_missing(sweep: Sweep) -> None:
+    rows = make_rows(sweep, {"deep-wide-seed3": "boom (exit code 1)"})
+    assert rows[0].settings == ""
+    assert rows[1].settings == "model.d_ff=900 model.n_layers=4"
+    score, difference = rows[1].score("dev"), rows[1].difference(rows[0], "dev")
+    assert score is not None and score.value == 32.0
+    assert difference is not None and difference.value == 1.5  # of seeds 1 and 2: 1 and 2
+    text = format_text(sweep, rows)
+    assert "2/3" in text and "deep | wide, seed 3: boom (exit code 1)" in text
+    assert "30.00" not in text and "31.00 ± 2.48" in text and "+1.50 ± 6.35" in text
+    assert "not compare" not in text
+
+
+def test_markdown_and_csv_have_the_same_rows(sweep: Sweep) -> None:
+    rows = make_rows(sweep, {})
+    assert "| deep \\| wide | model.d_ff=900 model.n_layers=4 | 2/3 | 1.50M | 600 |" in (
+        format_markdown(sweep, rows)
+    )
+    first, second = csv.DictReader(io.StringIO(format_csv(sweep, rows)))
+    assert (first["run"], first["dev_bleu"], first["dev_nll"]) == ("base", "31.0", "2.0")
+    assert (second["seeds"], second["finished"]) == ("3", "2")
+    assert second["dev_difference"] == "1.5"
+
+
+def test_other_vocabularies_are_mentioned(sweep: Sweep) -> None:
+    write_figures(sweep.runs[0], make_figures(30.0, "another"))
+    assert "do not compare" in format_text(sweep, make_rows(sweep, {}))
+
+
+def test_figures_of_another_average_do_not_count(sweep: Sweep) -> None:
+    other = Sweep(sweep.folder, 5, sweep.score, sweep.runs)
+    assert [len(row.figures) for row in make_rows(other, {})] == [0, 0]
+    assert "not finished" in format_text(other, make_rows(other, {}))
+
+
+def test_the_plot_shows_each_seed_and_intervals_of_three(sweep: Sweep) -> None:
+    spec = make_plot(sweep, make_rows(sweep, {}))
+    intervals, seeds, means = [layer["data"]["values"] for layer in spec["hconcat"][1]["layer"]]
+    assert [row["value"] for row in seeds] == [30.0, 31.0, 32.0, 31.0, 33.0]
+    assert [row["run"] for row in intervals] == ["base"]  # the other has two seeds
+    assert [row["value"] for row in means] == [31.0, 32.0]
+    vl_convert = pytest.importorskip("vl_convert")
+    assert "deep | wide" in vl_convert.vegalite_to_svg(spec)
