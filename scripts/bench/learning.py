@@ -62,7 +62,11 @@ PEERS = {
     "eole": "like lengths, out of a bucket of 262,144 sentences",
     "opennmt": "like lengths, out of a bucket of 262,144 sentences",
     "joeynmt": "sentences drawn at random, padded",
+    "fairseq": "like lengths",
 }
+# fairseq 0.12.2 needs Python 3.10 and pip < 24.1: pip install --no-deps fairseq==0.12.2; then torch,
+# "numpy<1.24", omegaconf==2.0.6, hydra-core==1.0.7, cffi, cython, regex, sacrebleu, bitarray, tqdm,
+# scikit-learn.
 NAMES = [*VARIANTS, *PEERS]
 DEFAULT = ["ours-fp32", "ours-bf16", "plain-fp32"]
 Run = dict[str, Any]  # a line of runs.jsonl
@@ -130,7 +134,8 @@ class Study:
         is_ours = system in VARIANTS
         if is_ours:
             shutil.rmtree(self.work / "run", ignore_errors=True)
-        python = sys.executable if is_ours or system in OWN else self.args.peer_python
+        pythons = {"fairseq": self.args.fairseq_python} | dict.fromkeys(OWN, sys.executable)
+        python = sys.executable if is_ours else pythons.get(system, self.args.peer_python)
         log = self.work / f"{system}-{precision}-seed{seed}.log"
         with open(log, "wb") as file:
             done = subprocess.run(
@@ -235,7 +240,12 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise UserError(
                 f"--systems {name}: give some of {', '.join(NAMES)}, each with -fp32 or -bf16"
             )
-        needs_peers = system in PEERS and system not in OWN
+        if system == "fairseq" and not os.access(args.fairseq_python or "", os.X_OK):
+            raise UserError(
+                f"--systems {name}: --fairseq-python {args.fairseq_python} is not a program; "
+                "give a Python 3.10 that has fairseq"
+            )
+        needs_peers = system in PEERS and system not in (*OWN, "fairseq")
         if needs_peers and not os.access(args.peer_python or "", os.X_OK):
             raise UserError(
                 f"--systems {name}: --peer-python {args.peer_python} is not a program; "
@@ -408,6 +418,9 @@ def main(line: list[str]) -> int:
         "--work", default="build/bench-learning", metavar="DIR", help="(build/bench-learning)"
     )
     parser.add_argument("--peer-python", metavar="PATH", help="the Python that has the peers")
+    parser.add_argument(
+        "--fairseq-python", metavar="PATH", help="another, because fairseq needs Python 3.10"
+    )
     args = parser.parse_intermixed_args(line)
     return run_command(lambda: work(args), "bench_learning")
 

@@ -123,12 +123,16 @@ class EoleProbe(Probe):
         return self.model.encoder(self.model.src_emb(self.ids[src]), pad_mask=mask)[0]
 
     def decode(self, memory: Tensor, src: Tensor, tgt: Tensor) -> Tensor:
+        n = tgt.shape[1]
+        if n == 1:  # it takes a lone piece for a step with a cache
+            tgt = tgt.expand(-1, 2)
         src_mask = (self._drop_end(src) == PAD).unsqueeze(1)
         tgt_mask = (tgt == PAD).unsqueeze(1)
         embedded = self.model.tgt_emb(self.ids[tgt])
-        return self.model.decoder(
+        hidden = self.model.decoder(
             embedded, enc_out=memory, src_pad_mask=src_mask, tgt_pad_mask=tgt_mask
         )[0]
+        return hidden[:, :n]
 
     def project(self, hidden: Tensor) -> Tensor:
         return self.generator(hidden)
@@ -164,6 +168,26 @@ class JoeyProbe(Probe):
             hidden=None,
             trg_mask=(tgt != PAD).unsqueeze(1),
         )[1]
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return self.model.decoder.output_layer(hidden)
+
+
+class FairseqProbe(Probe):
+    """Its targets begin with the end mark."""
+
+    def encode(self, src: Tensor) -> Tensor:
+        lengths = (src != PAD).sum(1)
+        return self.model.encoder(self.ids[src], src_lengths=lengths)["encoder_out"][0].transpose(
+            0, 1
+        )
+
+    def decode(self, memory: Tensor, src: Tensor, tgt: Tensor) -> Tensor:
+        encoded = {
+            "encoder_out": [memory.transpose(0, 1)],
+            "encoder_padding_mask": [src == PAD],
+        }
+        return self.model.decoder(self.ids[tgt], encoder_out=encoded, features_only=True)[0]
 
     def project(self, hidden: Tensor) -> Tensor:
         return self.model.decoder.output_layer(hidden)
@@ -253,8 +277,11 @@ class Course(Meter):
         self.points: list[dict[str, float]] = []
         self.translations: list[list[int]] = [[] for _ in pairs]
         self.n_tokens = 0
-        self.began = (time.process_time(), time.perf_counter())
+        self.restart_clock()
         register_optimizer_step_pre_hook(self.set_rate)
+
+    def restart_clock(self) -> None:
+        self.began = (time.process_time(), time.perf_counter())
 
     def watch(self, module: str, name: str, count: Callable[[Any], int] | None = None) -> None:
         """Remember the last instance of a class that was called; `count` labels in its arguments."""
@@ -385,6 +412,59 @@ def train_joeynmt(job: LearningJob, course: Course) -> None:
     SYSTEMS["joeynmt"][1](job, course)
 
 
+def train_fairseq(job: LearningJob, course: Course) -> None:
+    text, binary = Path(job.text), Path(job.scratch) / "fairseq"
+    words = (text / "vocab.txt").read_text().split()
+    (text / "dict.txt").write_text("".join(f"{word} 1\n" for word in words))
+    languages = ["--source-lang", "src", "--target-lang", "tgt"]
+    prefixes = ["--trainpref", str(text / "train"), "--validpref", str(text / "valid")]
+    dictionaries = ["--srcdict", str(text / "dict.txt"), "--joined-dictionary"]
+    sys.argv = ["preprocess", *languages, *prefixes, *dictionaries, "--destdir", str(binary)]
+    import_module("fairseq_cli.preprocess").cli_main()
+
+    course.watch("fairseq.models.transformer", "TransformerModel")
+    criterion = "label_smoothed_cross_entropy"
+    course.watch(
+        f"fairseq.criterions.{criterion}",
+        "LabelSmoothedCrossEntropyCriterion",
+        lambda args: args[1]["ntokens"],
+    )
+
+    def make_probe() -> Probe:
+        model: Any = course.modules["TransformerModel"]
+        own = find_ids(job.n_vocab, ("<pad>", "</s>", "</s>"), model.encoder.dictionary.index)
+        return FairseqProbe(model, own)
+
+    course.make_probe = make_probe
+    course.restart_clock()  # data are prepared before a training
+    options = {
+        "arch": "transformer",
+        "dropout": job.dropout,
+        "optimizer": "adam",
+        "lr": 1e-4,
+        "lr-scheduler": "fixed",
+        "criterion": criterion,
+        "label-smoothing": job.smoothing,
+        "max-tokens": round(job.tokens * 1.09),  # padded, of the longer side
+        "max-update": job.updates + 1,
+        "seed": job.seed,
+        "num-workers": 0,
+        "required-batch-size-multiple": 1,
+        "log-interval": job.every,
+        "log-format": "simple",
+    }
+    for side in ("encoder", "decoder"):
+        options[f"{side}-embed-dim"] = job.d_model
+        options[f"{side}-ffn-embed-dim"] = job.d_ff
+        options[f"{side}-attention-heads"] = job.n_heads
+        options[f"{side}-layers"] = job.n_layers
+    flags = ["--share-all-embeddings", "--cpu", "--no-save", "--disable-validation"]
+    sys.argv = ["train", str(binary), *flags]
+    for name, value in options.items():
+        sys.argv += [f"--{name}", str(value)]
+    import_module("fairseq_cli.train").cli_main()
+
+
 TRAINERS: dict[str, Callable[[LearningJob, Course], None]] = {
     "ours": train_ours,
     "plain": train_plain,
@@ -392,6 +472,7 @@ TRAINERS: dict[str, Callable[[LearningJob, Course], None]] = {
     "eole": train_eole,
     "opennmt": train_opennmt,
     "joeynmt": train_joeynmt,
+    "fairseq": train_fairseq,
 }
 
 
@@ -413,7 +494,8 @@ def main(path: str) -> None:
     with suppress(Finished):
         TRAINERS[job.system](job, course)
     assert course.make_probe is not None
-    package = "torch" if job.system == "ours" else SYSTEMS[job.system][0]
+    package = SYSTEMS[job.system][0] if job.system in SYSTEMS else "fairseq"
+    package = "torch" if job.system == "ours" else package
     parameters = course.make_probe().model.parameters()
     result = {
         "points": course.points,

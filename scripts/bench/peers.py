@@ -268,7 +268,7 @@ def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         "src_vocab_size": job.n_vocab + 1,  # with marks that the text lacks
         "tgt_vocab_size": job.n_vocab + 1,
         "seed": job.seed,
-        "report_every": 1000,
+        "report_every": 100,
     }
     return data, {
         "batch_type": "tokens",

@@ -133,7 +133,7 @@ def test_table() -> None:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("ours", "each with -fp32 or -bf16"), ("eole-bf16", "--make-peers")],
+    [("ours", "each with -fp32 or -bf16"), ("eole-bf16", "--make-peers"), ("fairseq-fp32", "3.10")],
 )
 def test_refuses_what_cannot_run(
     name: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
