@@ -56,6 +56,7 @@ from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
+from nmt.train.reference_curve import find_reference
 from nmt.train.samples import mean_entropies
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
 from nmt.train.tracking import Trackers, track_run
@@ -143,6 +144,7 @@ class Trainer:
             self.trackers = Trackers(run.path, ())  # `train` starts those that follow the log
             earlier, _ = read_metrics(run.metrics)
             self.learning = LearningCheck(config, self.store.tgt, earlier)
+            self.reference = find_reference(config, self.store_folder) if self.dev else None
             self.writer = CheckpointWriter(
                 run,
                 config,
@@ -544,6 +546,9 @@ class Trainer:
 
     def log_validation(self, result: Validation, is_best: bool) -> None:
         step, score = self.state.step, result.bleu
+        judgement = None
+        if self.world.is_main and self.reference is not None:
+            judgement = self.reference.judge(step, result.nll.value, score.value if score else None)
         for sample in result.samples:
             self.log({"kind": "sample", "step": step, **sample.event})
         by_length = {f"nll/{n}": round(nll, 5) for n, nll in result.nll.by_length.items()}
@@ -560,15 +565,17 @@ class Trainer:
                 "chrf": result.chrf,
                 **by_length,
                 **by_layer,
+                **(judgement.event if judgement else {}),
                 "elapsed_s": round(self.state.elapsed_s, 1),
             }
         )
         if self.world.is_main:
             bleu = f", BLEU {score.value:.2f}" if score else ""
             mark = "  (best)" if is_best else ""
+            beside = f"; {judgement.describe()}" if judgement else ""
             say(
                 f"update {step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
-                f"{bleu}{mark}"
+                f"{bleu}{mark}{beside}"
             )
 
     def save(self) -> None:
@@ -776,9 +783,9 @@ def _announce_run(trainer: Trainer) -> None:
             f"training.ema: validation and checkpoints use the moving average of the weights, of "
             f"decay {config.training.ema:g}"
         )
-    reference = find_dev_reference(config)
-    if reference:
-        say(reference.describe())
+    for reference in (find_dev_reference(config), trainer.reference):
+        if reference is not None:
+            say(reference.describe())
     if trainer.state.step:
         say(f"continuing after update {trainer.state.step}")
     write_vocab(trainer.run.path, trainer.vocab)

@@ -1,0 +1,285 @@
+"""A run is put beside runs of the same recipe: honest ones with other seeds are within, damaged ones
+below.
+
+The band is checked against printed tables of Student's t and against draws. The trainings are toys
+whose settings claim the same while the code does something else; `make soak` trains the demo itself.
+"""
+
+import importlib.util
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from soaking import IS_SOAK, Ground, make_ground
+
+import nmt.train.trainer
+import nmt.train.update
+from nmt.commands.train import main
+from nmt.config import find_shipped_configs, list_differences, load_config
+from nmt.corpus.ledger import read_ledger
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.records import read_record
+from nmt.train import reference_curve
+from nmt.train.loss import Objective
+from nmt.train.reference_curve import (
+    IGNORED,
+    Band,
+    ReferenceCurve,
+    find_bleu_band,
+    find_nll_band,
+    read_reference,
+)
+
+Capture = pytest.CaptureFixture[str]
+SHIPPED = sorted((find_shipped_configs() / "references").glob("*.json"))
+SETTINGS = (
+    "training.steps=60",
+    "training.src_tokens=600",
+    "training.tgt_tokens=600",
+    "training.micro_tokens=600",
+    "training.validate_every=20",
+    "training.checkpoint_every=null",
+    "evaluation.sentences=null",
+    "model.d_model=32",
+    "model.d_ff=64",
+    "model.norm=pre",
+    "model.dropout=0.0",
+)
+
+
+def load_script() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "make_reference_curve.py"
+    spec = importlib.util.spec_from_file_location("make_reference_curve", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the band ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values, near, t",  # t: printed tables, two-sided 1 %
+    [
+        ([40.0, 42.0, 44.0], 1, 9.925),
+        ([40.0, 42.0, 44.0], 2, 4.604),
+        ([40.0, 42.0, 44.0], 3, 3.707),
+        ([40.0, 42.0], 3, 5.841),
+    ],
+)
+def test_the_band_is_students_prediction_interval(values: list[float], near: int, t: float) -> None:
+    band = find_bleu_band(values, [values] * near)
+    half = t * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
+    assert band.low == pytest.approx(42 - half if len(values) == 3 else 41 - half, abs=0.01)
+    assert band.high == pytest.approx(min(100, statistics.fmean(values) + half), abs=0.01)
+    logs = find_nll_band(
+        [math.exp(x / 10) for x in values], [[math.exp(x / 10) for x in values]] * near
+    )
+    assert math.log(logs.low) * 10 == pytest.approx(band.low, abs=0.01)
+
+
+def test_of_further_runs_one_in_a_hundred_is_outside() -> None:
+    rng = np.random.default_rng(1)
+    drawn = 2.0 * np.exp(0.03 * rng.standard_normal((2000, 3, 3)))  # trials, validations, runs
+    further = 2.0 * np.exp(0.03 * rng.standard_normal(2000))
+    n_outside = 0
+    for near, nll in zip(drawn.tolist(), further, strict=True):
+        n_outside += find_nll_band(near[1], near).place(nll) != "inside"
+    assert 8 <= n_outside <= 36  # 20 expected
+
+
+def test_runs_that_agree_by_chance_leave_room_for_rounding() -> None:
+    band = find_nll_band([2.0, 2.0], [[2.0, 2.0]] * 3)
+    assert band.low < 1.97 and band.high > 2.03
+    assert Band(0.0, 1.0).place(math.nan) == "high"
+
+
+# ---- where it applies ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_reference_has_the_settings_of_its_config(path: Path) -> None:
+    curve = read_record(path, ReferenceCurve, "")
+    config = load_config(f"{path.stem}.yaml")
+    assert list_differences(curve.settings, config, IGNORED) == []  # else make it anew
+    assert config.training.steps in [point.step for point in curve.points]
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return make_ground(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def shipped(ground: Ground) -> Path:
+    """A folder of configs with the reference of three runs."""
+    for seed in (1, 2, 3):
+        assert main(ground.argv(f"reference-{seed}", *SETTINGS, f"seed={seed}")) == 0
+    folder = ground.folder / "configs"
+    folder.mkdir()
+    script = load_script()
+    patch = pytest.MonkeyPatch()
+    patch.setattr(script, "find_shipped_configs", lambda: folder)
+    # as it would be shipped, with these settings
+    text = (ground.run("reference-1").config).read_text()
+    (folder / "toy.yaml").write_text(text)
+    runs = [ground.run(f"reference-{seed}").path for seed in (1, 2, 3)]
+    path = script.write_reference(str(folder / "toy.yaml"), runs, None)
+    assert path == folder / "references" / "toy.json"
+    patch.undo()
+    return folder
+
+
+@pytest.fixture
+def installed(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(reference_curve, "find_shipped_configs", lambda: shipped)
+    return shipped
+
+
+SAME = (
+    "seed=9",
+    "training.precision=bf16",
+    "training.micro_tokens=auto",
+    "training.steps=7000",
+    "training.validate_every=3",
+    "data.workers=2",
+    "device=cpu",
+    "evaluation.bleu=false",
+    "decoding.beam=1",
+)
+OTHER = (
+    "training.label_smoothing=0.2",
+    "training.tgt_tokens=601",
+    "training.grouping=random",
+    "training.ema=0.9",
+    "training.clip_norm=1.0",
+    "model.dropout=0.2",
+    "optimizer.scale=1.4",
+    "vocab.bpe_dropout=0.1",
+    "data.train=[{src: train.en, tgt: train.de, weight: 2.0}]",
+)
+
+
+@pytest.mark.parametrize("setting", [*SAME, *OTHER])
+def test_settings_that_matter_make_it_another_recipe(
+    setting: str, ground: Ground, shipped: Path
+) -> None:
+    config = load_config(str(ground.config), [*SETTINGS, setting])
+    store = Path(config.data.store)
+    found = read_reference(shipped / "references" / "toy.json", config, store)
+    assert (found is not None) == (setting in SAME)
+    if found is not None:
+        judgement = found.judge(40, 2.0, 50.0)
+        assert judgement is not None
+        has_bleu = setting not in ("decoding.beam=1",)
+        assert ("bleu" in judgement.bands) == has_bleu
+        assert found.judge(41, 2.0, 50.0) is None
+
+
+def test_other_text_has_no_reference(ground: Ground, shipped: Path, tmp_path: Path) -> None:
+    path = shipped / "references" / "toy.json"
+    curve = json.loads(path.read_text())
+    assert curve["store"] == read_ledger(ground.folder / "store").store
+    config = load_config(str(ground.config), SETTINGS)
+    (tmp_path / "toy.json").write_text(json.dumps(curve | {"store": "0" * 64}))
+    assert read_reference(tmp_path / "toy.json", config, ground.folder / "store") is None
+
+
+def test_runs_of_another_recipe_or_of_one_seed_make_no_reference(
+    ground: Ground, shipped: Path
+) -> None:
+    script = load_script()
+    runs = [ground.run(f"reference-{seed}").path for seed in (1, 1)]
+    with pytest.raises(UserError, match="two or more runs of different seeds"):
+        script.write_reference(str(shipped / "toy.yaml"), runs, None)
+    with pytest.raises(UserError, match="is no run of demo.yaml .*model.d_model: 128 -> 32"):
+        script.write_reference("demo.yaml", runs, None)
+
+
+# ---- trained -------------------------------------------------------------------------------------
+
+
+def lower_rate(patch: pytest.MonkeyPatch) -> None:
+    rate = nmt.train.update.learning_rate
+    patch.setattr(nmt.train.update, "learning_rate", lambda *args: 0.1 * rate(*args))
+
+
+def smooth_more(patch: pytest.MonkeyPatch) -> None:
+    def make_objective(model: Transformer, smoothing: float) -> Objective:
+        return Objective(model, smoothing + 0.3)
+
+    patch.setattr(nmt.train.trainer, "Objective", make_objective)
+
+
+def drop_gradients(patch: pytest.MonkeyPatch) -> None:
+    """The decoder's layers learn nothing."""
+    run_update = nmt.train.trainer.run_update
+
+    def run_damaged(replica: Any, optimizer: Any, *rest: Any) -> Any:
+        for parameter in replica.objective.model.decoder.parameters():
+            parameter.register_hook(torch.zeros_like)
+        patch.setattr(nmt.train.trainer, "run_update", run_update)  # once is enough
+        return run_update(replica, optimizer, *rest)
+
+    patch.setattr(nmt.train.trainer, "run_update", run_damaged)
+
+
+DAMAGES = [lower_rate, smooth_more, drop_gradients]
+
+
+def read_validations(path: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "valid"]
+
+
+def test_an_honest_run_with_another_seed_is_within(
+    ground: Ground, installed: Path, capsys: Capture
+) -> None:
+    assert main(ground.argv("honest", *SETTINGS, "seed=4")) == 0
+    said = capsys.readouterr().err
+    assert "reference: 3 runs of toy.yaml with other seeds, to update 60" in said
+    assert said.count("; within the reference\n") == 3
+    for line in read_validations(ground.run("honest").metrics):
+        assert line["reference"] == "within"
+        assert line["nll_low"] < line["nll"] < line["nll_high"]
+        assert line["bleu_low"] <= line["bleu"] <= line["bleu_high"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_below(
+    damage: Callable[[pytest.MonkeyPatch], None],
+    ground: Ground,
+    installed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    damage(monkeypatch)
+    name = damage.__name__
+    assert main(ground.argv(name, *SETTINGS, "seed=4")) == 0
+    last = read_validations(ground.run(name).metrics)[-1]
+    assert last["reference"] == "below" and last["nll"] > last["nll_high"]
+    assert f"below the reference: dev NLL {last['nll']:.4g}, reference " in capsys.readouterr().err
+
+
+def test_without_a_reference_nothing_is_recorded(ground: Ground, shipped: Path) -> None:
+    lines = read_validations(ground.run("reference-1").metrics)
+    assert len(lines) == 3
+    for line in lines:
+        assert not {"reference", "nll_low", "bleu_high"} & set(line)
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="trains the demo, ten minutes")
+def test_the_demo_with_another_seed_is_within(tmp_path: Path) -> None:
+    words = [f"out={tmp_path}/run", f"data.store={tmp_path}/store", "seed=11"]
+    assert main(["--config", "demo.yaml", *words]) == 0
+    lines = read_validations(tmp_path / "run" / "metrics.jsonl")
+    assert [line["reference"] for line in lines] == ["within"] * 3
