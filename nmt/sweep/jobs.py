@@ -28,7 +28,7 @@ LOOK_S = 30.0  # between two looks at how far all runs are
 LONGEST_REASON = 300  # characters
 # What training takes, measured on the demo corpus (docs/sweeps.md).
 PROCESS_BYTES = 600 << 20
-TRAINING_BYTES, EMA_BYTES = 16, 4  # of a weight with its gradient and Adam's moments
+WEIGHT_TRAINING_BYTES, EMA_BYTES = 16, 4  # of a weight with its gradient and Adam's moments
 AUTO_MICRO_TOKENS = 4_096
 ENCODER_VALUES, DECODER_VALUES = 16, 26  # kept for each token, times d_model
 FFN_VALUES = 3  # times d_ff
@@ -130,7 +130,7 @@ def estimate_memory(config: RunConfig) -> int:
     a micro-batch keeps for its backward pass.
     """
     model, training = config.model, config.training
-    weight_bytes = TRAINING_BYTES + (EMA_BYTES if training.ema is not None else 0)
+    weight_bytes = WEIGHT_TRAINING_BYTES + (EMA_BYTES if training.ema is not None else 0)
     n_bytes = PROCESS_BYTES + count_model_bytes(model, config.vocab.sizes, weight_bytes)
     if isinstance(training.micro_tokens, int):
         micro_tokens = training.micro_tokens
