@@ -26,6 +26,7 @@ from nmt.config import (
 )
 from nmt.corpus.ledger import list_settings
 from nmt.corpus.reader import find_local_files
+from nmt.corpus.stages import list_bpe_parts
 from nmt.model.size import check_weights_fit
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file
@@ -287,11 +288,21 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
     check_average(config, grid.average)
     check_weights_fit(config)
     check_sinks_installed(config.training.track)
-    if not has_plain_file(Path(config.data.store) / MANIFEST_FILE):
-        for corpus in (*config.data.train, config.data.valid):
-            if corpus is not None:
-                find_local_files(corpus, config.data)
+    check_files(config, "test" in grid.score)
     check_unchanged(run)
+
+
+def check_files(config: RunConfig, is_tested: bool) -> None:
+    """Refuse what preparation, or scoring on the test set, would miss."""
+    data = config.data
+    corpora = [data.test] if is_tested else []
+    if not has_plain_file(Path(data.store) / MANIFEST_FILE):
+        corpora += [*data.train, data.valid]
+        for part in list_bpe_parts(config.vocab):
+            part.load_given(data)
+    for corpus in corpora:
+        if corpus is not None:
+            find_local_files(corpus, data)
 
 
 def check_average(config: RunConfig, n: int | None) -> None:

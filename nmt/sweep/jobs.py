@@ -52,12 +52,16 @@ class SideBySide:
         n_updates = sum(run.config.training.steps for run in runs)
         progress = Progress("sweep", n_updates, "updates", sum(map(read_step, runs)))
         looked_at = clock()
+        is_told = False
         old = {number: signal.signal(number, self.stop) for number in STOP_SIGNALS}
         try:
             while self.running or (waiting and not self.signal):
                 while waiting and len(self.running) < self.n_jobs and not self.signal:
                     self.start(waiting.pop(0))
                 time.sleep(CHECK_S)
+                if self.signal and not is_told:
+                    say("asked to stop: each training saves after its update; again: at once")
+                    is_told = True
                 for label, process in list(self.running.items()):
                     code = process.poll()
                     if code is None:
@@ -91,12 +95,10 @@ class SideBySide:
                 preexec_fn=end_with(os.getpid()),
                 process_group=0,  # Ctrl-C reaches this process alone, which hands it on
             )
+        if self.signal:  # it came while the process was made
+            self.running[run.label].terminate()
 
     def stop(self, number: int, _: FrameType | None) -> None:
-        if not self.signal:
-            say(
-                "asked to stop: each training saves after its update; a second signal stops at once"
-            )
         self.signal = self.signal or number
         for process in self.running.values():
             process.terminate()
@@ -108,6 +110,7 @@ def choose_n_jobs(runs: Sequence[PlannedRun]) -> int:
     """
     devices = {run.config.device for run in runs}
     if "auto" in devices and has_gpu():
+        say("--jobs auto: 1, which has the GPU to itself")
         return 1
     largest = max(estimate_memory(run.config) for run in runs)
     free = find_free_memory()
@@ -120,9 +123,9 @@ def choose_n_jobs(runs: Sequence[PlannedRun]) -> int:
 
 
 def has_gpu() -> bool:
-    import torch
+    from nmt.system.device import choose_device
 
-    return torch.cuda.is_available()
+    return choose_device().type != "cpu"
 
 
 def estimate_memory(config: RunConfig) -> int:
@@ -153,4 +156,4 @@ def find_reason(log: Path, code: int) -> str:
     last = lines[-1].strip()[:LONGEST_REASON] if lines else ""
     if code < 0:
         last = f"killed by {signal.Signals(-code).name}"
-    return f"{last} (exit code {code}; {log})"
+    return f"{last} (exit code {code}; {log.parent.name}/{log.name})"

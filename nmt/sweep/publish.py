@@ -7,12 +7,11 @@ No file holds a path of the machine: an absolute path becomes its last name.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nmt.config import load_recorded_config, to_plain_values
 from nmt.sweep.grid import PlannedRun, Sweep, find_grid
 from nmt.sweep.plot import PLOT_FILE
-from nmt.sweep.table import TABLE_FILES
+from nmt.sweep.table import TABLE_FILES, hide_places
 from nmt.system.errors import UserError
 from nmt.system.files import (
     has_plain_file,
@@ -43,12 +42,15 @@ def publish_sweep(sweep: Sweep, grid: str, overrides: Sequence[str], folder: Pat
     make_folder(folder)
     text = find_grid(grid).read_text("utf-8")
     if overrides:
-        words = " ".join(hide_place(word) for word in overrides)
+        words = " ".join(hide_paths(word) for word in overrides)
         text = f"# nmt-sweep {GRID_FILE} --out FOLDER {words}\n{text}"
     write_text(folder / GRID_FILE, text)
-    for name in (*TABLE_FILES, PLOT_FILE):
+    for name in TABLE_FILES:
         if has_plain_file(sweep.folder / name):
-            write_bytes(folder / name, read_bytes(sweep.folder / name))
+            text = read_bytes(sweep.folder / name).decode()
+            write_text(folder / name, hide_paths(text))
+    if has_plain_file(sweep.folder / PLOT_FILE):
+        write_bytes(folder / PLOT_FILE, read_bytes(sweep.folder / PLOT_FILE))
     for run in sweep.runs:
         publish_run(run, folder / run.label)
 
@@ -78,17 +80,6 @@ def select_lines(metrics: Path) -> list[bytes]:
     return lines
 
 
-def hide_places(values: Any) -> Any:
-    """Replace each absolute path in a tree of plain values by its last name."""
-    if isinstance(values, dict):
-        return {key: hide_places(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [hide_places(value) for value in values]
-    if isinstance(values, str) and Path(values).is_absolute():
-        return Path(values).name
-    return values
-
-
-def hide_place(setting: str) -> str:
-    """data.root=/corpora/multi30k -> data.root=multi30k, also within lists."""
-    return re.sub(r"(?<=[=\s\[{:,'\"])(/[^\s,\]}'\"]+)", lambda found: Path(found[0]).name, setting)
+def hide_paths(text: str) -> str:
+    """data.root=/corpora/multi30k -> data.root=multi30k."""
+    return re.sub(r"(?<=[=\s\[{:,'\"(])(/[^\s,\]}'\")]+)", lambda found: Path(found[0]).name, text)

@@ -20,7 +20,7 @@ from nmt.config import format_config, load_recorded_config
 from nmt.sweep.figures import RunFigures, SetScore, read_figures, write_figures
 from nmt.sweep.grid import SCORED_SETS, PlannedRun, ScoredSet, Sweep
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import FolderInUse, lock, make_folder, write_text
+from nmt.system.files import FolderInUse, has_plain_file, lock, make_folder, write_text
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
 from nmt.system.runtime import choose_matmul_library, end_with_parent
@@ -124,7 +124,7 @@ def train_run(sweep: Sweep, run: PlannedRun) -> None:
 
 def check_unlocked(run: PlannedRun) -> None:
     """Raise FolderInUse while a training that was told to end still saves."""
-    if run.folder.path.is_dir():
+    if has_plain_file(run.folder.config):
         with lock(run.folder.path, "nmt-sweep"):
             pass
 

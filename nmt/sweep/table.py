@@ -11,16 +11,18 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nmt.config import tabulate_differences
+from nmt.report.facts import read_machine
 from nmt.score.significance import student_t
 from nmt.sweep.figures import RunFigures, read_figures
 from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep, format_setting_value
 from nmt.system.files import write_text
 
 TABLE_FILES = ("table.md", "table.csv")
-NOT_SETTINGS = ("name", "out", "seed", "data.store")
+NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,20 @@ def describe_settings(runs: Sequence[PlannedRun]) -> list[str]:
         words = []
         for key, values in table.items():
             if values[i] != values[0]:
-                words.append(f"{key}={format_setting_value(values[i])}")
+                words.append(f"{key}={format_setting_value(hide_places(values[i]))}")
         texts.append(" ".join(words))
     return texts
+
+
+def hide_places(values: Any) -> Any:
+    """Replace each absolute path in a tree of plain values by its last name."""
+    if isinstance(values, dict):
+        return {key: hide_places(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [hide_places(value) for value in values]
+    if isinstance(values, str) and Path(values).is_absolute():
+        return Path(values).name
+    return values
 
 
 # ---- as text -------------------------------------------------------------------------------------
@@ -166,6 +179,10 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
         signatures = {s.signature for one in all_figures if (s := one.get_score(name))}
         for signature in sorted(signatures):
             notes.append(f"{name} BLEU: {signature}")
+    finished = [run for run in sweep.runs if read_figures(sweep, run) is not None]
+    machines = {read_machine(run.folder) for run in finished} - {""}
+    if machines:
+        notes.append(f"minutes: on {', '.join(sorted(machines))}")
     for row in rows:
         for problem in row.problems:
             notes.append(f"{row.name}, {problem}")

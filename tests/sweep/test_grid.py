@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.config import format_config
+from nmt.config import find_shipped_configs, format_config
+from nmt.sweep import grid
 from nmt.sweep.grid import Sweep, read_grid
 from nmt.system.errors import UserError
 
@@ -100,6 +101,8 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         (f"{HEAD}{TWO}", ("model.n_layers=4",), "model.n_layers=4: the runs of"),
         (f"{HEAD}{TWO}", ("seed=4",), "seed=4: give seeds"),
         (f"{HEAD}{TWO}", ("data.train=[{src: no.en, tgt: no.de}]",), "no.en"),
+        (f"{HEAD}score: [test]\n{TWO}", ("data.test={src: no.en, tgt: no.de}",), "no.en"),
+        (f"{HEAD}{TWO}", ("vocab.model=no.model",), "no.model"),
         (
             f"{HEAD}settings: {{data.store: s}}\ngrid: {{vocab.size: [500, 600]}}\n",
             (),
@@ -127,3 +130,14 @@ def test_a_run_that_exists_keeps_its_settings(tmp_path: Path) -> None:
         read(tmp_path, HEAD + TWO.replace("model.n_layers: 2", "model.n_layers: 1"))
     with pytest.raises(UserError, match=r"run 'N = 2': .*training.steps: 600 -> 900"):
         read(tmp_path, HEAD + TWO, "training.steps=900")
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in find_shipped_configs().glob("sweeps/*.yaml"))
+)
+def test_shipped_grids_can_be_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where their corpora are not here, too."""
+    monkeypatch.setattr(grid, "check_files", lambda *_: None)
+    assert read_grid(name, tmp_path).runs
