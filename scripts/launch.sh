@@ -65,7 +65,7 @@ PATH=$PATH:$here/.venv/bin
 program=$(command -v nmt-train) || refuse "nmt-train is not installed; run make install in $here"
 PATH=$(dirname -- "$program"):$PATH
 
-# Asked once before torchrun: a mistake in the arguments is told in one line, with exit code 2.
+# Asked once before torchrun: a mistake in the arguments is reported in one line, with exit code 2.
 config=$(nmt-train "$@" --print-config)
 if [[ $config != name:* ]]; then  # of nmt-train --help
     printf '%s\n' "$config"
@@ -116,7 +116,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
 fi
 
 if [[ -z $gpus ]]; then
-    # A GPU that torch cannot use is told here, in one line and with exit code 2, which torchrun would turn into 1.
+    # A GPU that torch cannot use is reported here, in one line and with exit code 2, which torchrun would turn into 1.
     gpus=$(python3 -c 'import sys
 from nmt.commands.cli import run_command
 

@@ -1,7 +1,7 @@
 """nmt-completion: what a shell needs to complete all commands, their options, files, configs and settings.
 
 shtab writes the scripts from the parsers, for bash, zsh and fish alike, so that a TAB starts no Python
-(argcomplete would start the command itself at each) and an option needs to be told nowhere else. Only
+(argcomplete would start the command itself at each) and an option need not be registered anywhere else. Only
 the words that are ours, names of configs and settings, need a line for each shell.
 """
 

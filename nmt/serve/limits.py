@@ -1,4 +1,4 @@
-"""How much a client may ask of the server, and how it is told no.
+"""How much a client may ask of the server, and how a request beyond that is refused.
 
 Each limit has a default that suits text typed by people; nmt-serve has an option for those that
 depend on the machine. A refusal is one JSON object with one clear line.

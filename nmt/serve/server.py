@@ -1,8 +1,7 @@
 """The running server: a socket, uvicorn, and an end in which nothing that was asked is lost.
 
-SIGTERM and Ctrl-C stop it gracefully. No new connection is accepted, whoever is connected is told
-with each answer to connect anew elsewhere, and requests that were begun are answered, for at most
-ten seconds in all.
+SIGTERM and Ctrl-C stop it gracefully. No new connection is accepted, each answer asks its client to
+connect anew, elsewhere, and requests that were begun are answered, for at most ten seconds in all.
 """
 
 import asyncio
@@ -65,7 +64,7 @@ class TranslationServer:
     batcher: Batcher
 
     def run(self, listener: socket.socket) -> None:
-        """Answer requests until the server is told to stop."""
+        """Answer requests until the server is asked to stop."""
         self.batcher.start()
         try:
             self.uvicorn.run([listener])

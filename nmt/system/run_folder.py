@@ -2,7 +2,7 @@
 export.
 
 Scripts of users rely on these names, so they change nowhere but here, and a format's version is
-told by its content. Most folders share names on purpose: `vocab.model` and `config.yaml` mean the
+recognised by its content. Most folders share names on purpose: `vocab.model` and `config.yaml` mean the
 same in a run, a checkpoint and an export.
 """
 

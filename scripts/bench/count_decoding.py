@@ -5,7 +5,7 @@ bf16.
 
 No GPU is needed. One step of the search by recorded steps runs on the CPU with the real model, and
 every operation is noted with the bytes that it reads and writes, for two numbers of sentences; so
-what grows with sentences is told from what does not. Then a test set of 3,003 sentences of news
+what grows with sentences is separated from what does not. Then a test set of 3,003 sentences of news
 lengths is gone through step by step, in the shapes that the search would take, at the rates of
 `roofline.py`. A model, not a measurement; the costs of recording are guesses.
 """

@@ -1132,7 +1132,7 @@ def update_and_fail(bench: Bench, world: World, folder: Path) -> None:
     world.sum(torch.zeros(1)).item()  # all have written
     if world.rank == world.size - 1:
         (folder / "failed").write_text(str(time.time()))
-        raise RuntimeError("this rank fails, as it was told to")
+        raise RuntimeError("this rank fails, as it was asked to")
     world.sum(torch.zeros(1)).item()  # never: the others wait for one that is gone
     (folder / f"survived-{world.rank}").touch()
 

@@ -406,7 +406,7 @@ def joeynmt(job: Job, meter: Meter) -> None:
     import_module("joeynmt.__main__").main()
 
 
-# And the package whose version is told
+# And the package whose version is reported
 SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {
     "plain": ("torch", lambda job, meter: loop(job, meter, Plain)),
     "lean": ("torch", lambda job, meter: loop(job, meter, Lean)),
