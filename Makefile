@@ -8,7 +8,7 @@ SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search
 	tests/translate/test_ensemble.py tests/commands/test_translate.py \
 	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
 	tests/train/test_on_track.py tests/train/test_mirror.py \
-	tests/scripts/test_launch.py
+	tests/scripts/test_launch.py tests/examples/test_sentiment.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test docs soak gpu gpu-dry check audit sbom bench bench-data clean

@@ -1,0 +1,176 @@
+"""Trains a classifier of reviews; without --data on reviews made here, in which negation decides.
+
+    python examples/sentiment/train.py
+    python examples/sentiment/train.py --data aclImdb --out runs/imdb
+
+The loop is the plain one: shuffle, pack, cross entropy, Adam. Equal seeds give equal classifiers.
+"""
+
+from nmt.system.runtime import choose_matmul_library, tune_process
+
+if __name__ == "__main__":
+    tune_process()  # before torch is imported
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from classifier import (
+    BagOfWords,
+    Classifier,
+    Recipe,
+    check_output,
+    compute_probabilities,
+    encode_texts,
+    save_classifier,
+)
+from reviews import Corpus, Review, read_corpus
+from torch import Tensor, nn
+
+from nmt.commands.cli import make_parser, parse_positive, start_command
+from nmt.config import ModelConfig, OptimizerConfig, VocabConfig
+from nmt.data.batch import pack
+from nmt.data.vocab import Vocab, tally_words, train_bpe, write_word_counts
+from nmt.system.errors import UserError
+from nmt.system.progress import Progress, say
+from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+
+N_HEADS = 4
+EXAMPLES = """\
+  python examples/sentiment/train.py                            on reviews made here: half a minute
+  python examples/sentiment/train.py --bag-of-words             the same without the order of words
+  python examples/sentiment/train.py --data reviews.tsv         lines of label, tab, text
+  python examples/sentiment/train.py --data aclImdb             film reviews, {train,test}/{pos,neg}/*.txt
+  python examples/sentiment/train.py --data stanfordnlp/imdb    the same from the hub"""
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser("train.py", "Train a classifier of reviews.", EXAMPLES)
+    add = parser.add_argument
+    add("--data", metavar="PLACE", help="a .tsv, a folder, or a dataset of the hub")
+    add("-o", "--out", type=Path, default=Path("runs/sentiment"), metavar="DIR", help="the model")
+    add("--epochs", type=parse_positive, default=4, metavar="N")
+    add("--batch", type=parse_positive, default=32, metavar="N", help="reviews in an update")
+    add("--layers", type=parse_positive, default=2, metavar="N", help="of the encoder")
+    add("--d-model", type=parse_positive, default=64, metavar="N", help=f"for {N_HEADS} heads")
+    add("--pieces", type=parse_positive, metavar="N", help="of the vocabulary")
+    add("--max-pieces", type=parse_positive, default=512, metavar="N", help="of a review")
+    add("--dropout", type=float, default=0.0, metavar="P", help="0.1 or more for real reviews")
+    add("--peak-lr", type=float, default=0.002, metavar="RATE", help="of Adam")
+    add("--seed", type=int, default=1, metavar="N")
+    add("--bag-of-words", action="store_true", help="a baseline, which is not saved")
+    args = parser.parse_args(argv)
+    if args.d_model % N_HEADS:
+        parser.error(f"--d-model {args.d_model}: must be divisible by {N_HEADS}, the heads")
+    return args
+
+
+def run_training(args: argparse.Namespace) -> int:
+    choose_matmul_library()
+    check_output(args.out)
+    corpus = read_corpus(args.data, args.seed)
+    labels = list_labels(corpus)
+    say(f"{len(corpus.train):,} reviews to train on, {len(corpus.test):,} to test with")
+    vocab = learn_vocab(corpus.train, args.pieces or (8_000 if args.data else 250))
+    config = ModelConfig(
+        d_model=args.d_model,
+        d_ff=2 * args.d_model,
+        n_heads=N_HEADS,
+        n_layers=args.layers,
+        dropout=args.dropout,
+    )
+    recipe = Recipe(tuple(labels), args.max_pieces, config)
+
+    torch.manual_seed(args.seed)
+    make_model = BagOfWords if args.bag_of_words else Classifier
+    model = make_model(recipe, vocab.size)
+    confusion = train_classifier(model, vocab, recipe, corpus, args)
+    print(format_confusion(labels, confusion))
+    if isinstance(model, Classifier):
+        save_classifier(args.out, model, vocab, recipe)
+        say(f"try it: python examples/sentiment/classify.py {args.out} 'It is not bad at all.'")
+    return 0
+
+
+def list_labels(corpus: Corpus) -> list[str]:
+    labels = sorted({review.label for review in corpus.train})
+    unknown = sorted({review.label for review in corpus.test} - {*labels})
+    if len(labels) < 2:
+        found = f"all have the label {labels[0]!r}" if labels else "there are none"
+        raise UserError(f"the reviews to train on need two labels, and {found}")
+    if unknown or not corpus.test:
+        found = f"the label {unknown[0]!r}, which no other has" if unknown else "no review"
+        raise UserError(f"the test set has {found}; give more reviews")
+    return labels
+
+
+def learn_vocab(reviews: Sequence[Review], size: int) -> Vocab:
+    with tempfile.TemporaryDirectory() as folder:
+        words = Path(folder) / "words"
+        write_word_counts(words, tally_words([review.text.encode() for review in reviews]))
+        return Vocab(train_bpe(words, VocabConfig(size=size), size_key="--pieces"))
+
+
+def train_classifier(
+    model: nn.Module, vocab: Vocab, recipe: Recipe, corpus: Corpus, args: argparse.Namespace
+) -> Tensor:
+    """Train the model; returns how often each label was taken for each, (labels, labels)."""
+    (ids, targets), (test_ids, test_targets) = [
+        encode_reviews(vocab, recipe, reviews) for reviews in corpus
+    ]
+    schedule = OptimizerConfig(schedule="cosine", warmup_steps=100, peak_lr=args.peak_lr)
+    optimizer = make_optimizer(model, schedule)
+    n_batches = -(-len(ids) // args.batch)
+    n_steps = max(args.epochs * n_batches, 1 + schedule.warmup_steps)
+    rng = random.Random(args.seed)
+    step = 0
+    progress = Progress("training", args.epochs * n_batches, "updates")
+    for epoch in range(1, args.epochs + 1):
+        model.train()
+        order = rng.sample(range(len(ids)), len(ids))
+        for first in range(0, len(ids), args.batch):
+            chosen = order[first : first + args.batch]
+            step += 1
+            set_learning_rate(
+                optimizer, learning_rate(step, recipe.model.d_model, n_steps, schedule)
+            )
+            loss = F.cross_entropy(model(pack([ids[i] for i in chosen])), targets[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            progress.advance(postfix=f"loss {loss:.3f}")
+        predicted = compute_probabilities(model, test_ids).argmax(-1)
+        accuracy = (predicted == test_targets).double().mean()
+        say(
+            f"epoch {epoch}/{args.epochs}: loss {loss:.3f}, accuracy on the test set {accuracy:.1%}"
+        )
+    progress.close()
+    n_labels = len(recipe.labels)
+    pairs = test_targets * n_labels + predicted
+    return pairs.bincount(minlength=n_labels**2).view(n_labels, n_labels)
+
+
+def encode_reviews(
+    vocab: Vocab, recipe: Recipe, reviews: Sequence[Review]
+) -> tuple[list[list[int]], Tensor]:
+    ids = encode_texts(vocab, [review.text for review in reviews], recipe.max_pieces)
+    return ids, torch.tensor([recipe.labels.index(review.label) for review in reviews])
+
+
+def format_confusion(labels: Sequence[str], confusion: Tensor) -> str:
+    """Format a table with a row for each label, and a column for what it was taken for."""
+    width = max(8, *(len(label) + 2 for label in labels))
+    lines = ["".join(f"{name:>{width}}" for name in ["", *labels])]
+    for label, counts in zip(labels, confusion.tolist(), strict=True):
+        lines.append("".join(f"{cell:>{width}}" for cell in [label, *counts]))
+    accuracy = confusion.trace() / confusion.sum()
+    return "\n".join([*lines, f"accuracy {accuracy:.1%} of {confusion.sum():,}"])
+
+
+if __name__ == "__main__":
+    sys.exit(start_command("train.py", parse_arguments, run_training, None))

@@ -1,0 +1,252 @@
+"""The classifier of examples/sentiment: padded like packed, alone like in a batch, and all its ways in and out."""
+
+import importlib.util
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.config import ModelConfig
+from nmt.data.batch import Packed, pack
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "sentiment"
+sys.path[:0] = [str(FOLDER), str(ROOT / "tests" / "model")]
+from torch_twin import make_torch_twin  # noqa: E402
+
+# mypy reads the examples by themselves
+classifier: Any = importlib.import_module("classifier")
+classify: Any = importlib.import_module("classify")
+reviews: Any = importlib.import_module("reviews")
+
+IDS = [[5, 6, 7, 3], [9, 3], [3], [*range(4, 30), 3]]
+IS_SOAK = os.environ.get("NMT_SOAK") == "1"
+SMALL = ["--epochs", "1", "--d-model", "16", "--layers", "1", "--pieces", "60", "--batch", "4"]
+TSV = "".join(
+    f"{label}\tthis is {'not ' * denied}{word}, number {n}\n"
+    for n in range(20)
+    for word, denied, label in (("good", 0, "yes"), ("good", 1, "no"), ("bad", 1, "yes"))
+)
+
+
+def load_script(name: str) -> Any:
+    """scripts/bench has a train.py too, so this one gets another name."""
+    spec = importlib.util.spec_from_file_location(f"sentiment_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+train = load_script("train")
+
+
+def run_train(*argv: str) -> int:
+    code: int = train.start_command("train.py", train.parse_arguments, train.run_training, argv)
+    return code
+
+
+def run_classify(*argv: str) -> int:
+    code: int = classify.start_command(
+        "classify.py", classify.parse_arguments, classify.classify_texts, argv
+    )
+    return code
+
+
+def make_classifier(dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    recipe = classifier.Recipe(
+        ("a", "b", "c"), 64, ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2)
+    )
+    return classifier.Classifier(recipe, 40).to(dtype).eval()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@torch.inference_mode()
+def test_packed_equals_torchs_own_encoder_on_padded_texts(dtype: torch.dtype, bound: float) -> None:
+    model = make_classifier(dtype)
+    transformer = Transformer(ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2), 40)
+    stack: Any = transformer.encoder
+    stack.load_state_dict(model.layers.state_dict())
+    encoder = make_torch_twin(transformer.double())[0].to(dtype)
+
+    longest = max(map(len, IDS))
+    padded = torch.tensor([ids + [0] * (longest - len(ids)) for ids in IDS])
+    is_padding = padded == 0
+    x = model.embedding(padded) * 4 + model.positions.table[:longest]
+    encoded = encoder(x, src_key_padding_mask=is_padding)
+    live = (~is_padding)[:, :, None].to(dtype)
+    expected = model.output((encoded * live).sum(1) / live.sum(1))
+
+    assert (model(pack(IDS)) - expected).abs().max() < bound
+
+
+@torch.inference_mode()
+def test_a_text_has_the_same_result_alone_in_any_batch_and_before_padding() -> None:
+    model = make_classifier(torch.float32)
+    together = model(pack(IDS))
+    alone = torch.cat([model(pack([ids])) for ids in IDS])
+    assert (together - alone).abs().max() < 1e-6
+    whole = pack(IDS)
+    tokens = torch.cat((whole.tokens, torch.tensor([7, 7, 7])))  # beyond the last text
+    ended = Packed(tokens, whole.offsets, whole.longest, whole.n_live)
+    assert (model(ended) - together).abs().max() < 1e-6
+
+
+DENYING = [" at all", "ardly", "anything but", "obody", "never found", "far from"]
+
+
+def test_the_label_is_what_is_said_and_what_is_denied_and_not_which_words_are_there() -> None:
+    labels = set()
+    for label, text in reviews.make_reviews(300, seed=3):
+        n_good = n_bad = 0
+        clauses = text[:-1].split(". ")
+        for clause in clauses:
+            words = f" {clause},"
+            good = [word for word in reviews.GOOD if f" {word} " in words or f" {word}," in words]
+            bad = [word for word in reviews.BAD if f" {word} " in words or f" {word}," in words]
+            is_denied = any(sign in clause for sign in DENYING)
+            assert len(good) + len(bad) == 1
+            assert (label == "pos") == (bool(good) != is_denied), clause
+            n_good, n_bad = n_good + len(good), n_bad + len(bad)
+        assert len(clauses) == 1 or n_good == n_bad
+        labels.add(label)
+    assert labels == {"pos", "neg"}
+
+
+# ---- the two scripts ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = reviews.make_reviews
+    monkeypatch.setattr(reviews, "make_reviews", lambda n, seed: make(n // 30, seed))
+
+
+def test_it_trains_saves_and_classifies(
+    few_reviews: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "model")
+    arguments = ["-o", out, "--epochs", "2", "--d-model", "16"]
+    assert run_train(*arguments) == 0
+    first = capsys.readouterr().out
+    assert first.split()[:2] == ["neg", "pos"] and "accuracy" in first
+    assert run_train(*arguments) == 0  # which replaces it
+    assert capsys.readouterr().out == first
+
+    text = "Not bad at all, this film."
+    assert run_classify(out, text, "Hardly.", "--attention", str(tmp_path / "why.html")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[2] for line in lines] == [text, "Hardly."]
+    page = (tmp_path / "why.html").read_text()
+    assert text in page and '"encoder"' in page
+
+
+def test_lines_of_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "some.tsv").write_text(TSV)
+    out = str(tmp_path / "model")
+    assert run_train("--data", str(tmp_path / "some.tsv"), "-o", out, *SMALL) == 0
+    assert capsys.readouterr().out.split()[:2] == ["no", "yes"]
+    stdin = io.TextIOWrapper(io.BytesIO("this is good\n\nça va\n".encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert run_classify(out) == 0
+    assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "this is good",
+        "",
+        "ça va",
+    ]
+
+
+def write_imdb(folder: Path) -> None:
+    for split in ("train", "test"):
+        for label, text in (("pos", "A good film.<br /><br />Really."), ("neg", "No.\nDull.")):
+            (folder / split / label).mkdir(parents=True)
+            for n in range(3):
+                (folder / split / label / f"{n}_7.txt").write_text(f"{text} {n}")
+    (folder / "train" / "unsup").mkdir()  # IMDB has some without a label
+    (folder / "train" / "unsup" / "0_0.txt").write_text("Unknown.")
+
+
+def test_folders_as_imdb_has_them(tmp_path: Path) -> None:
+    write_imdb(tmp_path)
+    corpus = reviews.read_corpus(str(tmp_path), 1)
+    assert len(corpus.train) == len(corpus.test) == 6
+    assert ("pos", "A good film.  Really. 2") in corpus.train
+    assert ("neg", "No. Dull. 0") in corpus.test
+
+
+def test_datasets_in_the_hubs_layout(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    for split in ("train", "test"):
+        rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features)
+        (tmp_path / "data").mkdir(exist_ok=True)
+        rows.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    corpus = reviews.read_corpus(str(tmp_path), 1)
+    assert corpus.train == corpus.test == [("pos", "a"), ("neg", "b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pos\tgood\nneg bad\n", "some.tsv:2: each line must be a label, a tab, and a text"),
+        ("pos\tgood\n" * 20, "need two labels, and all have the label 'pos'"),
+        ("", "some.tsv: is empty"),
+        ("pos\tgood\n", "the reviews to train on need two labels"),
+        ("pos\tgood\nneg\tbad\n", "the test set has no review"),
+        (TSV, "--pieces: 8000 is too large for so little text; use at most"),
+    ],
+)
+def test_bad_reviews_are_one_line_and_exit_code_2(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "some.tsv").write_text(text)
+    assert run_train("--data", str(tmp_path / "some.tsv"), "-o", str(tmp_path / "model")) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "model").exists()
+
+
+def test_other_mistakes_are_one_line_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    assert run_train("-o", str(tmp_path / "mine")) == 2
+    assert "is no classifier" in capsys.readouterr().err
+    assert run_train("--data", str(tmp_path / "mine"), "-o", str(tmp_path / "model")) == 2
+    assert "is no .tsv" in capsys.readouterr().err
+    assert run_classify(str(tmp_path / "mine"), "text") == 2
+    assert "manifest" in capsys.readouterr().err
+    with pytest.raises(UserError, match="has no pos"):
+        reviews.read_folder(tmp_path / "mine")
+
+
+# ---- what it learns: minutes, so behind NMT_SOAK=1 ---------------------------------------------------------------
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="trains for a minute; NMT_SOAK=1 runs it")
+@pytest.mark.timeout(600)
+def test_the_encoder_reaches_95_percent_and_a_bag_of_words_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_train("-o", str(tmp_path / "model")) == 0
+    assert read_accuracy(capsys.readouterr().out) > 95
+    assert run_train("-o", str(tmp_path / "bag"), "--bag-of-words") == 0
+    assert read_accuracy(capsys.readouterr().out) < 60
+    assert not (tmp_path / "bag").exists()
+
+
+def read_accuracy(table: str) -> float:
+    return float(table.partition("accuracy ")[2].partition("%")[0])
