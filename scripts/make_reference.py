@@ -12,6 +12,7 @@ import configparser
 import dataclasses
 import importlib
 import re
+import textwrap
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -44,11 +45,11 @@ def find_commands() -> dict[str, Any]:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.entry_points"]["console_scripts"].strip().split("\n")
-    entries = dict(re.split(r" *= *", line) for line in lines)
-    return {
-        name: importlib.import_module(target.removesuffix(":main"))
-        for name, target in sorted(entries.items())
-    }
+    commands = {}
+    for line in sorted(lines):
+        name, target = re.split(r" *= *", line)
+        commands[name] = importlib.import_module(target.removesuffix(":main"))
+    return commands
 
 
 def read_comments(kind: type) -> dict[str, str | None]:
@@ -57,13 +58,10 @@ def read_comments(kind: type) -> dict[str, str | None]:
     """
     source = Path(str(config.__file__)).read_text()
     lines = source.split("\n")
-    (node,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
-    )
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    (found,) = [node for node in classes if node.name == kind.__name__]
     comments: dict[str, str | None] = {}
-    for field in node.body:
+    for field in found.body:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         first = field.lineno - 1
@@ -88,26 +86,37 @@ def describe_values(hint: Any, rule: Any) -> str:
     if dataclasses.is_dataclass(hint):
         return "corpus"
     name = NAMES_OF_TYPES[hint]
-    return f"{name}, {rule.words.removeprefix('be ')}" if rule and hint is not bool else name
+    if rule and hint is not bool:
+        name += f", {rule.words.removeprefix('be ')}"
+    return name
 
 
 def format_default(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if value in ("", ()):
-        return "[]" if value == () else ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value == ():
+        return "[]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def format_cell(text: str, known: set[str], prefix: str) -> str:
     """Turn a comment into a cell of a table: names of settings as code, paths of pages as links."""
     for character, written in (("|", r"\|"), ("<", "&lt;"), ("*", r"\*")):
         text = text.replace(character, written)
-    words = r"(?<![\w./#-])([a-z_]+(?:\.[a-z_]+)*)(?![\w/=-]|\.\w)"
-    text = re.sub(words, lambda word: f"`{word[1]}`" if word[1] in known else word[1], text)
-    return re.sub(
-        r"docs/([\w-]+\.md)(#[\w-]*)?", lambda m: f"[{m[1]}]({prefix}{m[1]}{m[2] or ''})", text
-    )
+
+    def mark_setting(word: re.Match[str]) -> str:
+        return f"`{word[0]}`" if word[0] in known else word[0]
+
+    def link_page(path: re.Match[str]) -> str:
+        page, anchor = path[1], path[2] or ""
+        return f"[{page}]({prefix}{page}{anchor})"
+
+    text = re.sub(r"(?<![\w./#-])[a-z_]+(?:\.[a-z_]+)*(?![\w/=-]|\.\w)", mark_setting, text)
+    return re.sub(r"docs/([\w-]+\.md)(#[\w-]*)?", link_page, text)
 
 
 def list_rows(kind: type, known: set[str]) -> list[str]:
@@ -124,14 +133,18 @@ def list_rows(kind: type, known: set[str]) -> list[str]:
             groups.append([field])
     rows = []
     for group in groups:
-        values = [describe_values(hints[f.name], f.metadata.get("rule")) for f in group]
-        defaults = [format_default(f.default) for f in group]
-        cells = (
-            ", ".join(f"`{field.name}`" for field in group),
-            "; ".join(dict.fromkeys(values)),
-            ", ".join(dict.fromkeys(defaults) if len(set(defaults)) == 1 else defaults),
-            format_cell(str(comments[group[0].name]), known, "../"),
-        )
+        names = []
+        values = []
+        defaults = []
+        for field in group:
+            names.append(f"`{field.name}`")
+            values.append(describe_values(hints[field.name], field.metadata.get("rule")))
+            defaults.append(format_default(field.default))
+        if len(set(defaults)) == 1:
+            defaults = defaults[:1]
+        meaning = format_cell(str(comments[group[0].name]), known, "../")
+        distinct_values = dict.fromkeys(values)
+        cells = (", ".join(names), "; ".join(distinct_values), ", ".join(defaults), meaning)
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
@@ -148,7 +161,8 @@ def render_settings() -> str:
     parts = [SETTINGS_INTRO]
     for title, kind in sections:
         # names without a dot that no ordinary word has
-        known = dotted | {field.name for field in dataclasses.fields(kind) if "_" in field.name}
+        names = [field.name for field in dataclasses.fields(kind)]
+        known = dotted | {name for name in names if "_" in name}
         parts += [f"## {title}\n", f"{' '.join(str(kind.__doc__).split())}\n"]
         parts += ["| key | values | default | meaning |", "|---|---|---|---|"]
         parts += [*list_rows(kind, known), ""]
@@ -184,27 +198,31 @@ def format_argument(action: argparse.Action) -> str:
         values = " {" + ",".join(map(str, action.choices)) + "}"
     elif isinstance(action.metavar, tuple):
         values = " " + " ".join(action.metavar)
+    elif action.nargs == "?":
+        values = f" [{action.metavar}]"
     else:
         values = f" {action.metavar}"
-        values = f" [{action.metavar}]" if action.nargs == "?" else values
     words = ", ".join(action.option_strings) + values
     return "`" + words.strip().replace("|", r"\|") + "`"
 
 
 def format_help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    words = str(action.help) % {"prog": parser.prog, "default": action.default}
-    required = " (required)" if action.required and action.option_strings else ""
-    return format_cell(" ".join(words.split()), set(), "../") + required
+    text = str(action.help) % {"prog": parser.prog, "default": action.default}
+    meaning = format_cell(" ".join(text.split()), set(), "../")
+    if action.required and action.option_strings:
+        meaning += " (required)"
+    return meaning
 
 
 def update_recipe(text: str) -> str:
     """Replace the comparison with the paper in docs/recipe.md."""
     command = "    $ nmt-train --config base.yaml --explain model.norm=pre\n"
     shown = explain(load_config("base.yaml", ["model.norm=pre"])).splitlines()
-    lines = [f"    {line}\n" if line else "\n" for line in shown]
+    indented = textwrap.indent("\n".join(shown) + "\n", "    ")
+    last = f"    {shown[-1]}\n"
     before, _, rest = text.partition(command)
-    after = rest.partition(lines[-1])[2]
-    return before + command + "".join(lines) + after
+    _, _, after = rest.partition(last)
+    return before + command + indented + after
 
 
 def render_pages() -> dict[Path, str]:

@@ -81,7 +81,11 @@ def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
     for name, value, text in (
         ("--max-lines", 64, "lines of a request"),
         ("--max-characters", 1_000, "characters of a line"),
-        ("--max-waiting", 1_024, "lines in the queue; when it is full, requests are refused with a time to retry"),
+        (
+            "--max-waiting",
+            1_024,
+            "lines in the queue; when it is full, requests are refused with a time to retry",
+        ),
         ("--max-connections", 2_000, "connections; beyond it, one without a request is closed"),
         ("--timeout", 30, "seconds from a request to its answer"),
     ):

@@ -18,52 +18,69 @@ FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": 
 
 
 def describe_training_text(config: RunConfig) -> str:
-    return "; ".join(describe_corpus(corpus) for corpus in config.data.train) or "not recorded"
+    corpora = [describe_corpus(corpus) for corpus in config.data.train]
+    return "; ".join(corpora) or "not recorded"
 
 
 def describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
     """Return the rows for the shape of the model and for the search that it is meant for."""
     model, decoding = config.model, config.decoding
-    biases = ", biases in attention" if model.attention_bias else ""
-    others = (
-        "" if model.activation == "relu" else f", {model.activation} in the feed-forward layers"
-    )
+    parts = [
+        f"{model.encoder_depth} + {model.decoder_depth} layers",
+        f"d_model {model.d_model}",
+        f"d_ff {model.d_ff}",
+        f"{model.n_heads} heads",
+        f"{model.norm}-norm",
+        f"{model.positions} positions",
+        TIED_MATRICES[model.tied],
+    ]
+    if model.attention_bias:
+        parts.append("biases in attention")
+    if model.activation != "relu":
+        parts.append(f"{model.activation} in the feed-forward layers")
     if model.scale_embeddings != "embedding":
-        others += f", scale_embeddings: {model.scale_embeddings}"
+        parts.append(f"scale_embeddings: {model.scale_embeddings}")
     if model.embedding_norm is not None:
-        others += ", LayerNorm on embeddings"
-    rows = "" if model.vocab_rows is None else f", in matrices of {model.vocab_rows:,} rows"
+        parts.append("LayerNorm on embeddings")
+
     kind = "joint BPE" if config.vocab.joint else "BPE of each language"
+    pieces = f"{kind} (SentencePiece), {format_size(vocab)}"
+    if model.vocab_rows is not None:
+        pieces += f", in matrices of {model.vocab_rows:,} rows"
+
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
-    return {
-        "model": f"{model.encoder_depth} + {model.decoder_depth} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
-        f"{model.n_heads} heads, {model.norm}-norm, {model.positions} positions, "
-        f"{TIED_MATRICES[model.tied]}{biases}{others}",
-        "pieces": f"{kind} (SentencePiece), {format_size(vocab)}{rows}",
-        "meant to decode with": f"beam {decoding.beam}, log-probability / {penalty}, at most "
-        f"{decoding.max_extra} pieces more than the source",
-    }
+    search = (
+        f"beam {decoding.beam}, log-probability / {penalty}, at most "
+        f"{decoding.max_extra} pieces more than the source"
+    )
+    return {"model": ", ".join(parts), "pieces": pieces, "meant to decode with": search}
 
 
 def describe_training(config: RunConfig) -> dict[str, str]:
-    training, optimizer = config.training, config.optimizer
-    average: dict[str, str] = {}
-    if training.ema is not None:
-        average["moving average"] = f"of the weights, decay {training.ema:g}: it is what was saved"
-    inner = ""
-    if config.model.attention_dropout:
-        inner += f", {config.model.attention_dropout:g} in attention"
-    if config.model.ffn_dropout:
-        inner += f", {config.model.ffn_dropout:g} in the feed-forward layers"
-    name = f"AdamW, weight decay {optimizer.weight_decay:g}" if optimizer.weight_decay else "Adam"
-    return {
-        "updates planned": f"{training.steps:,} of about {training.src_tokens:,} + {training.tgt_tokens:,} tokens",
-        "optimizer": f"{name}, beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}; rate "
-        f"{_describe_rate(optimizer)}",
-        "regularisation": f"dropout {config.model.dropout:g}{inner}, label smoothing {training.label_smoothing:g}",
-        **average,
-        "precision, seed": f"{training.precision}, {config.seed}",
+    model, training, optimizer = config.model, config.training, config.optimizer
+    tokens = f"{training.src_tokens:,} + {training.tgt_tokens:,} tokens"
+
+    name = "Adam"
+    if optimizer.weight_decay:
+        name = f"AdamW, weight decay {optimizer.weight_decay:g}"
+    constants = f"beta {optimizer.beta1:g} and {optimizer.beta2:g}, epsilon {optimizer.eps:g}"
+
+    regularisation = [f"dropout {model.dropout:g}"]
+    if model.attention_dropout:
+        regularisation.append(f"{model.attention_dropout:g} in attention")
+    if model.ffn_dropout:
+        regularisation.append(f"{model.ffn_dropout:g} in the feed-forward layers")
+    regularisation.append(f"label smoothing {training.label_smoothing:g}")
+
+    rows = {
+        "updates planned": f"{training.steps:,} of about {tokens}",
+        "optimizer": f"{name}, {constants}; rate {_describe_rate(optimizer)}",
+        "regularisation": ", ".join(regularisation),
     }
+    if training.ema is not None:
+        rows["moving average"] = f"of the weights, decay {training.ema:g}: it is what was saved"
+    rows["precision, seed"] = f"{training.precision}, {config.seed}"
+    return rows
 
 
 def _describe_rate(optimizer: OptimizerConfig) -> str:

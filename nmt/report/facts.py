@@ -39,9 +39,8 @@ class LineAttention:
     name: str
     source: str
     translation: str
-    values: dict[
-        str, Any
-    ]  # unchecked if training recorded it: the view refuses what it cannot draw
+    # Unchecked if training recorded it: the view refuses what it cannot draw.
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,56 +65,82 @@ class RunFacts:
     @property
     def headline(self) -> Result | None:
         """The result of the last evaluation."""
-        return self.results[-1] if self.results else None
+        if not self.results:
+            return None
+        return self.results[-1]
 
 
 def read_run(path: Path) -> RunFacts:
     folder = RunFolder(path)
-    try:
-        settings = parse_yaml(read_bytes(folder.config).decode(), str(folder.config)).values
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UserError(f"{folder.config}: cannot be read ({reason}); give a run folder") from None
+    settings = _read_settings(folder.config)
     notes: list[str] = []
 
-    def attempt(read: Callable[[], Value]) -> Value | None:
+    def attempt(read: Callable[[Path], Value], place: Path) -> Value | None:
+        """Read something, or note why it cannot be read."""
         try:
-            return read()
+            return read(place)
         except UserError as error:
             notes.append(str(error))
         except OSError as error:
             notes.append(f"{error.filename}: cannot be read ({error.strerror})")
         return None
 
-    config = attempt(lambda: load_recorded_config(folder.config))
-    metrics, n_damaged = attempt(lambda: read_metrics(folder.metrics)) or ([], 0)
-    store = Path(config.data.store) if config is not None else None
-    has_store = store is not None and store.is_dir()
+    # the order in which notes are shown
+    config = attempt(load_recorded_config, folder.config)
+    metrics, n_damaged = attempt(read_metrics, folder.metrics) or ([], 0)
+    vocab = None
+    if any(file.exists() for file in folder.vocabs):
+        vocab = attempt(load_vocab, path)
+    results = attempt(read_results, path) or []
+    texts = attempt(read_scored_texts, path)
+    ledger = lengths = None
+    if config is not None and Path(config.data.store).is_dir():
+        store = Path(config.data.store)
+        ledger = attempt(read_ledger, store)
+        lengths = attempt(count_lengths, store)
+    machine = attempt(read_machine, path) or ""
+
     return RunFacts(
         name=escape_line(str(settings.get("name", "run"))),
         place=str(path),
         settings=settings,
         config=config,
-        vocab=attempt(lambda: load_vocab(path)) if any(map(Path.exists, folder.vocabs)) else None,
+        vocab=vocab,
         metrics=tuple(metrics),
         n_damaged=n_damaged,
-        results=tuple(attempt(lambda: read_results(path)) or ()),
-        texts=attempt(lambda: read_scored_texts(path)),
-        ledger=attempt(lambda: read_ledger(store)) if store and has_store else None,
-        lengths=attempt(lambda: count_lengths(store)) if store and has_store else None,
+        results=tuple(results),
+        texts=texts,
+        ledger=ledger,
+        lengths=lengths,
         attention=tuple(list_sampled_attention(metrics)),
-        machine=attempt(lambda: read_machine(folder)) or "",
+        machine=machine,
         notes=tuple(notes),
     )
 
 
-def read_machine(run: RunFolder) -> str:
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Read the settings of a run as they were written, even if this version would refuse them."""
+    try:
+        text = read_bytes(path).decode()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a run folder") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: cannot be read (not UTF-8); give a run folder") from None
+    return parse_yaml(text, str(path)).values
+
+
+def read_machine(run: Path) -> str:
     """Return the machine that status.json names; runs of earlier versions have none."""
-    if not has_plain_file(run.status):
+    path = RunFolder(run).status
+    if not has_plain_file(path):
         return ""
-    status = read_json(run.status)
-    machine = status.get("machine") if isinstance(status, dict) else None
-    return machine[:LONGEST_NAME] if isinstance(machine, str) else ""
+    status = read_json(path)
+    if not isinstance(status, dict):
+        return ""
+    machine = status.get("machine")
+    if not isinstance(machine, str):
+        return ""
+    return machine[:LONGEST_NAME]
 
 
 def list_sampled_attention(metrics: Iterable[MetricsLine]) -> list[LineAttention]:
@@ -125,7 +150,8 @@ def list_sampled_attention(metrics: Iterable[MetricsLine]) -> list[LineAttention
         if line.kind == "sample" and line.attention is not None and "line" in line.numbers:
             number = line.numbers["line"]
             name = f"dev line {number:.0f}, update {line.step:,}"
-            source, translation = line.texts.get("source", ""), line.texts.get("translation", "")
+            source = line.texts.get("source", "")
+            translation = line.texts.get("translation", "")
             found[number] = LineAttention(name, source, translation, line.attention)
     return list(found.values())
 

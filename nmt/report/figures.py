@@ -48,8 +48,11 @@ class FigureList:
     def _chart_to_json(self, chart: Chart) -> dict[str, Any]:
         series = []
         for one in chart.series:
-            xs = [x for x, _ in one.points]
-            ys = [round_figure(y) for _, y in one.points]
+            xs = []
+            ys = []
+            for x, y in one.points:
+                xs.append(x)
+                ys.append(round_figure(y))
             series.append({"r": one.run, "s": one.name, "x": xs, "y": ys})
         values: dict[str, Any] = {"spec": make_spec(chart, len(self.names)), "series": series}
         if chart.buckets:
@@ -63,22 +66,32 @@ def _tabulate_chart(chart: Chart, names: Sequence[str]) -> str:
     columns = []
     places: set[float] = set()
     for series in chart.series:
-        is_one_run = len(names) == 1
-        head.append(series.name if is_one_run else f"{names[series.run]}, {series.name}")
+        name = series.name
+        if len(names) > 1:
+            name = f"{names[series.run]}, {name}"
+        head.append(name)
         column = dict(series.points)
         columns.append(column)
         places |= column.keys()
 
-    shown = sorted(places)
-    if not chart.buckets:  # some of many updates
-        thinned = thin_points([(x, 0.0) for x in shown], TABLE_ROWS)
-        shown = [x for x, _ in thinned]
-
     rows: list[list[Content]] = []
-    for x in shown:
-        row: list[Content] = [chart.buckets[int(x)] if chart.buckets else f"{x:,}"]
+    for x in _choose_places(chart, sorted(places)):
+        row: list[Content] = [_name_place(chart, x)]
         for column in columns:
-            value = column.get(x)
-            row.append("" if value is None else f"{value:,.6g}")
+            row.append(f"{column[x]:,.6g}" if x in column else "")
         rows.append(row)
     return render_table(head, rows)
+
+
+def _choose_places(chart: Chart, places: list[float]) -> list[float]:
+    """Choose the places that have a row: all buckets, or some of many updates."""
+    if chart.buckets:
+        return places
+    thinned = thin_points([(x, 0.0) for x in places], TABLE_ROWS)
+    return [x for x, _ in thinned]
+
+
+def _name_place(chart: Chart, x: float) -> str:
+    if chart.buckets:
+        return chart.buckets[int(x)]
+    return f"{x:,}"

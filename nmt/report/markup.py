@@ -16,11 +16,10 @@ from typing import Any
 from nmt.system.escapes import escape_line
 
 # What HTML may not contain: lone surrogates and code points that are no characters.
-NO_CHARACTER = re.compile(
-    "[\ud800-\udfff\ufdd0-\ufdef]|["
-    + "".join(chr(plane * 0x10000 + end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
-    + "]"
-)
+N_PLANES = 17  # of Unicode; the last two code points of each are no characters
+ENDS_OF_PLANES = [chr(0x10000 * plane + 0xFFFE) for plane in range(N_PLANES)]
+ENDS_OF_PLANES += [chr(0x10000 * plane + 0xFFFF) for plane in range(N_PLANES)]
+NO_CHARACTER = re.compile(f"[\ud800-\udfff\ufdd0-\ufdef{''.join(ENDS_OF_PLANES)}]")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}")
 
 
@@ -40,7 +39,9 @@ def escape_text(text: str) -> str:
 
 
 def render(content: Content) -> str:
-    return content.text if isinstance(content, Html) else escape_text(content)
+    if isinstance(content, Html):
+        return content.text
+    return escape_text(content)
 
 
 def render_code(text: str) -> Html:
@@ -49,8 +50,10 @@ def render_code(text: str) -> Html:
 
 def render_sentence(text: Content, language: str = "") -> Html:
     """Mark text as that of a language, written in its own direction."""
-    lang = f' lang="{language}"' if LANGUAGE.fullmatch(language) else ""
-    return Html(f'<span dir="auto"{lang}>{render(text)}</span>')
+    attributes = 'dir="auto"'
+    if LANGUAGE.fullmatch(language):
+        attributes += f' lang="{language}"'
+    return Html(f"<span {attributes}>{render(text)}</span>")
 
 
 def render_rows(rows: Sequence[tuple[Content, Content]]) -> str:
@@ -77,17 +80,15 @@ def render_table(
     if caption:
         lines.append(f"<caption>{label}</caption>")
     names = [render(cell) for cell in head]
-    cells = "".join(f'<th scope="col">{name}</th>' for name in names)
-    lines.append(f"<thead><tr>{cells}</tr></thead>")
+    cells = [f'<th scope="col">{name}</th>' for name in names]
+    lines.append(f"<thead><tr>{''.join(cells)}</tr></thead>")
     lines.append("<tbody>")
     for row in rows:
-        cells = "".join(
-            f'<td data-label="{name}">{render(cell)}</td>'
-            if is_stacked
-            else f"<td>{render(cell)}</td>"
-            for name, cell in zip(names, row, strict=True)
-        )
-        lines.append(f"<tr>{cells}</tr>")
+        cells = []
+        for name, cell in zip(names, row, strict=True):
+            attribute = f' data-label="{name}"' if is_stacked else ""
+            cells.append(f"<td{attribute}>{render(cell)}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     return "\n".join([*lines, "</tbody>", "</table>", "</div>"])
 
 

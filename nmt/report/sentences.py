@@ -3,6 +3,7 @@ training translates at each validation.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.report.curves import Chart, Series
@@ -76,35 +77,49 @@ def render_test_lines(runs: Sequence[RunFacts]) -> str:
 
 def _render_extremes(texts: ScoredTexts) -> str:
     ranked = rank_lines(score_lines(texts))
-    worst, best = ranked[:LINES_SHOWN], ranked[::-1][:LINES_SHOWN]
+    table = LineTable(
+        texts,
+        ".0f",
+        ("translation", texts.translations),
+        ("reference to translation", texts.references, texts.translations),
+    )
     parts = [
         DIFF_NOTE,
-        f"<h3>Worst lines</h3>{_render_lines(texts, worst)}",
-        f"<h3>Best lines</h3>{_render_lines(texts, best)}",
+        f"<h3>Worst lines</h3>{table.render_lines(ranked[:LINES_SHOWN])}",
+        f"<h3>Best lines</h3>{table.render_lines(ranked[::-1][:LINES_SHOWN])}",
         "<h3>Lines with errors that can be counted</h3>",
         _render_faults(texts),
     ]
     return "\n".join(parts)
 
 
-def _render_lines(texts: ScoredTexts, lines: Sequence[Line]) -> str:
-    src, tgt = split_pair(texts.pair)
-    rows: list[list[Content]] = []
-    for line in lines:
-        i = line.number - 1
-        source = texts.sources[i] if texts.sources else ""
-        both = render_change(texts.references[i], texts.translations[i])
-        rows.append(
-            [
+@dataclass(frozen=True)
+class LineTable:
+    """A table of lines: number, score, source, a text, and the change between two texts."""
+
+    texts: ScoredTexts
+    score_format: str
+    text: tuple[str, Sequence[str]]  # its name, and that of each line
+    change: tuple[str, Sequence[str], Sequence[str]]  # its name, and each line before and after
+
+    def render_lines(self, lines: Sequence[Line]) -> str:
+        src, tgt = split_pair(self.texts.pair)
+        text_name, texts = self.text
+        change_name, before, after = self.change
+        rows: list[list[Content]] = []
+        for line in lines:
+            i = line.number - 1
+            source = self.texts.sources[i] if self.texts.sources else ""
+            row: list[Content] = [
                 f"{line.number}",
-                f"{line.score:.0f}",
+                format(line.score, self.score_format),
                 render_sentence(source, src),
-                render_sentence(texts.translations[i], tgt),
-                render_sentence(both, tgt),
+                render_sentence(texts[i], tgt),
+                render_sentence(render_change(before[i], after[i]), tgt),
             ]
-        )
-    head = ("line", "chrF", "source", "translation", "reference to translation")
-    return render_table(head, rows, label="Lines", is_stacked=True)
+            rows.append(row)
+        head = ("line", "chrF", "source", text_name, change_name)
+        return render_table(head, rows, label="Lines", is_stacked=True)
 
 
 def _render_faults(texts: ScoredTexts) -> str:
@@ -139,38 +154,24 @@ def _render_changes(runs: Sequence[RunFacts]) -> list[str]:
         if other.texts.references != first.texts.references:
             continue
         changes = rank_changes(before, score_lines(other.texts))
-        lost, gained = changes[:LINES_SHOWN], changes[::-1][:LINES_SHOWN]
+        table = LineTable(
+            first.texts,
+            "+.0f",
+            ("reference", first.texts.references),
+            ("from one to the other", first.texts.translations, other.texts.translations),
+        )
+        first_name, other_name = escape_text(first.name), escape_text(other.name)
         tables = [
-            f"<p>Words that only {escape_text(first.name)} has are <del>struck out</del>, words that only "
-            f"{escape_text(other.name)} has are <ins>underlined</ins>.</p>",
-            f"<h3>Better with {escape_text(other.name)}</h3>",
-            _render_changed_lines(first.texts, other.texts, gained),
-            f"<h3>Better with {escape_text(first.name)}</h3>",
-            _render_changed_lines(first.texts, other.texts, lost),
+            f"<p>Words that only {first_name} has are <del>struck out</del>, words that only "
+            f"{other_name} has are <ins>underlined</ins>.</p>",
+            f"<h3>Better with {other_name}</h3>",
+            table.render_lines(changes[::-1][:LINES_SHOWN]),
+            f"<h3>Better with {first_name}</h3>",
+            table.render_lines(changes[:LINES_SHOWN]),
         ]
         title = f"Most changed lines from {first.name} to {other.name}"
         parts.append(render_details(title, "\n".join(tables), is_open=len(runs) == 2))
     return parts
-
-
-def _render_changed_lines(a: ScoredTexts, b: ScoredTexts, lines: Sequence[Line]) -> str:
-    src, tgt = split_pair(a.pair)
-    rows: list[list[Content]] = []
-    for line in lines:
-        i = line.number - 1
-        source = a.sources[i] if a.sources else ""
-        both = render_change(a.translations[i], b.translations[i])
-        rows.append(
-            [
-                f"{line.number}",
-                f"{line.score:+.0f}",
-                render_sentence(source, src),
-                render_sentence(a.references[i], tgt),
-                render_sentence(both, tgt),
-            ]
-        )
-    head = ("line", "chrF", "source", "reference", "from one to the other")
-    return render_table(head, rows, label="Lines", is_stacked=True)
 
 
 def split_pair(pair: str) -> tuple[str, str]:

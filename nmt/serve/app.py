@@ -270,7 +270,7 @@ def queue_lines(
 
 
 def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
-    """Return the candidates of line `number`, or raise what to tell the client."""
+    """Return the candidates of line `number`, or raise the refusal that the client gets."""
     if isinstance(answer, list):
         return answer
     if isinstance(answer, LineTooLong):
@@ -298,7 +298,7 @@ def format_row(index: int, answer: LineAnswer, question: Question) -> str:
         candidates = read_answer(answer, index + 1)
     except RequestRefused as error:
         return format_error(str(error), index)
-    except Exception:
+    except Exception:  # a bug in the search, logged by the batcher; the other lines go on
         return format_error("the server failed; its log says why", index)
     row = {"index": index, "candidates": format_candidates(candidates, question)}
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
