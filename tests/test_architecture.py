@@ -165,6 +165,11 @@ def test_names_and_style(name: str) -> None:
     assert not list(style_faults(name, TREES[name]))
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/*.py")), ids=lambda path: path.name)
+def test_examples_have_the_same_style(path: Path) -> None:
+    assert not list(style_faults(path.name, ast.parse(path.read_text())))
+
+
 def test_public_names_are_defined_once() -> None:
     places = defaultdict(list)
     for name in set(FILES) - {"api.py"}:  # which gives its functions the names of the commands

@@ -12,11 +12,13 @@ if __name__ == "__main__":
     tune_process()  # before torch is imported
 
 import argparse
+import math
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,15 +40,22 @@ from nmt.data.batch import pack
 from nmt.data.vocab import Vocab, tally_words, train_bpe, write_word_counts
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, say
+from nmt.system.records import RecordReader
 from nmt.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 
 N_HEADS = 4
+WARMUP = 100  # updates
 EXAMPLES = """\
   python examples/sentiment/train.py                            on reviews made here: half a minute
   python examples/sentiment/train.py --bag-of-words             the same without the order of words
   python examples/sentiment/train.py --data reviews.tsv         lines of label, tab, text
   python examples/sentiment/train.py --data aclImdb             film reviews, {train,test}/{pos,neg}/*.txt
   python examples/sentiment/train.py --data stanfordnlp/imdb    the same from the hub"""
+
+
+class Encoded(NamedTuple):
+    ids: list[list[int]]
+    labels: Tensor  # (reviews,)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -65,31 +74,34 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1, metavar="N")
     add("--bag-of-words", action="store_true", help="a baseline, which is not saved")
     args = parser.parse_args(argv)
-    if args.d_model % N_HEADS:
-        parser.error(f"--d-model {args.d_model}: must be divisible by {N_HEADS}, the heads")
+    if args.d_model % (2 * N_HEADS):
+        parser.error(f"--d-model {args.d_model}: must be divisible by {2 * N_HEADS}")
+    if not 0 <= args.seed < 2**31:
+        parser.error(f"--seed {args.seed}: must be in [0, 2^31)")
     return args
 
 
 def run_training(args: argparse.Namespace) -> int:
+    options = RecordReader(lambda key: f"--{key.replace('_', '-')}")  # which knows the rules
+    model_options = {"d_model": args.d_model, "n_layers": args.layers, "dropout": args.dropout}
+    sizes = {"d_ff": 2 * args.d_model, "n_heads": N_HEADS}
+    config = options.read(ModelConfig, model_options | sizes)
+    rates = {"schedule": "cosine", "warmup_steps": WARMUP, "peak_lr": args.peak_lr}
+    schedule = options.read(OptimizerConfig, rates)
     choose_matmul_library()
     check_output(args.out)
     corpus = read_corpus(args.data, args.seed)
     labels = list_labels(corpus)
     say(f"{len(corpus.train):,} reviews to train on, {len(corpus.test):,} to test with")
     vocab = learn_vocab(corpus.train, args.pieces or (8_000 if args.data else 250))
-    config = ModelConfig(
-        d_model=args.d_model,
-        d_ff=2 * args.d_model,
-        n_heads=N_HEADS,
-        n_layers=args.layers,
-        dropout=args.dropout,
-    )
     recipe = Recipe(tuple(labels), args.max_pieces, config)
 
     torch.manual_seed(args.seed)
     make_model = BagOfWords if args.bag_of_words else Classifier
     model = make_model(recipe, vocab.size)
-    confusion = train_classifier(model, vocab, recipe, corpus, args)
+    train_set = encode_reviews(vocab, recipe, corpus.train)
+    test_set = encode_reviews(vocab, recipe, corpus.test)
+    confusion = train_classifier(model, recipe, train_set, test_set, schedule, args)
     print(format_confusion(labels, confusion))
     if isinstance(model, Classifier):
         save_classifier(args.out, model, vocab, recipe)
@@ -117,49 +129,54 @@ def learn_vocab(reviews: Sequence[Review], size: int) -> Vocab:
 
 
 def train_classifier(
-    model: nn.Module, vocab: Vocab, recipe: Recipe, corpus: Corpus, args: argparse.Namespace
+    model: nn.Module,
+    recipe: Recipe,
+    train_set: Encoded,
+    test_set: Encoded,
+    schedule: OptimizerConfig,
+    args: argparse.Namespace,
 ) -> Tensor:
     """Train the model; returns how often each label was taken for each, (labels, labels)."""
-    (ids, targets), (test_ids, test_targets) = [
-        encode_reviews(vocab, recipe, reviews) for reviews in corpus
-    ]
-    schedule = OptimizerConfig(schedule="cosine", warmup_steps=100, peak_lr=args.peak_lr)
+    n = len(train_set.ids)
+    n_labels = len(recipe.labels)
+    n_steps = args.epochs * math.ceil(n / args.batch)
     optimizer = make_optimizer(model, schedule)
-    n_batches = -(-len(ids) // args.batch)
-    n_steps = max(args.epochs * n_batches, 1 + schedule.warmup_steps)
     rng = random.Random(args.seed)
     step = 0
-    progress = Progress("training", args.epochs * n_batches, "updates")
+    progress = Progress("training", n_steps, "updates")
     for epoch in range(1, args.epochs + 1):
         model.train()
-        order = rng.sample(range(len(ids)), len(ids))
-        for first in range(0, len(ids), args.batch):
+        order = rng.sample(range(n), n)
+        for first in range(0, n, args.batch):
+            # the next update
             chosen = order[first : first + args.batch]
+            batch = pack([train_set.ids[i] for i in chosen])
             step += 1
-            set_learning_rate(
-                optimizer, learning_rate(step, recipe.model.d_model, n_steps, schedule)
-            )
-            loss = F.cross_entropy(model(pack([ids[i] for i in chosen])), targets[chosen])
+            # the rule of the rate wants more updates than its warm-up has
+            rate = learning_rate(step, recipe.model.d_model, max(n_steps, WARMUP + 1), schedule)
+            set_learning_rate(optimizer, rate)
+
+            # forward, backward, one step
+            loss = F.cross_entropy(model(batch), train_set.labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             progress.advance(postfix=f"loss {loss:.3f}")
-        predicted = compute_probabilities(model, test_ids).argmax(-1)
-        accuracy = (predicted == test_targets).double().mean()
-        say(
-            f"epoch {epoch}/{args.epochs}: loss {loss:.3f}, accuracy on the test set {accuracy:.1%}"
-        )
+
+        # how good it is by now
+        predicted = compute_probabilities(model, test_set.ids).argmax(-1)
+        pairs = test_set.labels * n_labels + predicted
+        confusion = pairs.bincount(minlength=n_labels**2).view(n_labels, n_labels)
+        accuracy = confusion.trace() / confusion.sum()
+        say(f"epoch {epoch}/{args.epochs}: loss {loss:.3f}, test accuracy {accuracy:.1%}")
     progress.close()
-    n_labels = len(recipe.labels)
-    pairs = test_targets * n_labels + predicted
-    return pairs.bincount(minlength=n_labels**2).view(n_labels, n_labels)
+    return confusion
 
 
-def encode_reviews(
-    vocab: Vocab, recipe: Recipe, reviews: Sequence[Review]
-) -> tuple[list[list[int]], Tensor]:
+def encode_reviews(vocab: Vocab, recipe: Recipe, reviews: Sequence[Review]) -> Encoded:
     ids = encode_texts(vocab, [review.text for review in reviews], recipe.max_pieces)
-    return ids, torch.tensor([recipe.labels.index(review.label) for review in reviews])
+    labels = [recipe.labels.index(review.label) for review in reviews]
+    return Encoded(ids, torch.tensor(labels))
 
 
 def format_confusion(labels: Sequence[str], confusion: Tensor) -> str:

@@ -26,6 +26,7 @@ from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES += sorted(ROOT.glob("examples/**/*.md"))
 COMMANDS = REFERENCE.find_commands()
 TO_FILL_IN = re.compile(r"%|=\.\.\.$|^section\.key=value$|^\.\.\.$")
 

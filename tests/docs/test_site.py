@@ -22,7 +22,7 @@ from nmt.system.strict_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
-TEXTS = [*sorted(ROOT.glob("*.md")), *PAGES]
+TEXTS = [*sorted(ROOT.glob("*.md")), *PAGES, *sorted(ROOT.glob("examples/**/*.md"))]
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 

@@ -229,6 +229,15 @@ def test_other_mistakes_are_one_line_too(
     assert "is no .tsv" in capsys.readouterr().err
     assert run_classify(str(tmp_path / "mine"), "text") == 2
     assert "manifest" in capsys.readouterr().err
+    for option, message in (
+        (["--dropout", "1.5"], "--dropout is 1.5; it must be in [0, 1)"),
+        (["--peak-lr", "nan"], "--peak-lr: nan is not a finite number"),
+    ):
+        assert run_train(*option, "-o", str(tmp_path / "model")) == 2
+        assert message in capsys.readouterr().err
+    for options in (["--d-model", "12"], ["--seed", "-1"]):
+        with pytest.raises(SystemExit, match="2"):
+            run_train(*options)
     with pytest.raises(UserError, match="has no pos"):
         reviews.read_folder(tmp_path / "mine")
 
