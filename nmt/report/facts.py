@@ -27,6 +27,7 @@ from nmt.system.strict_yaml import parse_yaml
 from nmt.train.metrics_log import MetricsLine, read_metrics
 
 Value = TypeVar("Value")
+Place = TypeVar("Place")
 LONGEST_NAME = 200  # characters of a machine
 LONGEST = 1_000  # pieces; what is longer counts with these
 Histogram = list[tuple[int, int]]  # (length, how many), ascending
@@ -75,7 +76,7 @@ def read_run(path: Path) -> RunFacts:
     settings = _read_settings(folder.config)
     notes: list[str] = []
 
-    def attempt(read: Callable[[Path], Value], place: Path) -> Value | None:
+    def attempt(read: Callable[[Place], Value], place: Place) -> Value | None:
         """Read something, or note why it cannot be read."""
         try:
             return read(place)
@@ -98,7 +99,7 @@ def read_run(path: Path) -> RunFacts:
         store = Path(config.data.store)
         ledger = attempt(read_ledger, store)
         lengths = attempt(count_lengths, store)
-    machine = attempt(read_machine, path) or ""
+    machine = attempt(read_machine, folder) or ""
 
     return RunFacts(
         name=escape_line(str(settings.get("name", "run"))),
@@ -129,12 +130,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return parse_yaml(text, str(path)).values
 
 
-def read_machine(run: Path) -> str:
+def read_machine(run: RunFolder) -> str:
     """Return the machine that status.json names; runs of earlier versions have none."""
-    path = RunFolder(run).status
-    if not has_plain_file(path):
+    if not has_plain_file(run.status):
         return ""
-    status = read_json(path)
+    status = read_json(run.status)
     if not isinstance(status, dict):
         return ""
     machine = status.get("machine")
