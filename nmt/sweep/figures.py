@@ -14,11 +14,12 @@ from nmt.system.records import read_record
 
 @dataclass(frozen=True)
 class SetScore:
-    """The BLEU of a run on its dev or its test set."""
+    """The BLEU of a run on its dev or its test set, and how far its probabilities can be trusted."""
 
     set: str  # dev or test
     bleu: float
     chrf: float
+    calibration_error: float | None  # in percent; None if no line can be scored piece by piece
     signature: str
     ref_sha256: str
 

@@ -240,16 +240,19 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
         )
         if config.dev_decoding.tag is not None:
             overrides.append(f"decoding.tag={json.dumps(config.dev_decoding.tag)}")
-    evaluation = evaluate_system(EvaluationRequest(choice, tuple(overrides)), [str(path)])
+    request = EvaluationRequest(choice, tuple(overrides))
+    evaluation = evaluate_system(request, [str(path)], with_calibration=True)
     for line in evaluation.report.split("\n"):
         say(line)
     record_scores(evaluation)
-    bleu, chrf = evaluation.scores[0]
+    scores = {score.name: score for score in evaluation.scores[0]}
+    calibration_error = scores.get("ECE")
     return SetScore(
         set=name,
-        bleu=bleu.value,
-        chrf=chrf.value,
-        signature=bleu.signature,
+        bleu=scores["BLEU"].value,
+        chrf=scores["chrF2"].value,
+        calibration_error=None if calibration_error is None else calibration_error.value,
+        signature=scores["BLEU"].signature,
         ref_sha256=evaluation.systems[0].test.ref_sha256,
     )
 

@@ -52,6 +52,9 @@ class Row:
     def score(self, name: ScoredSet) -> Mean | None:
         return self.average(lambda one: get_bleu(one, name))
 
+    def calibration_error(self, name: ScoredSet) -> Mean | None:
+        return self.average(lambda one: get_calibration_error(one, name))
+
     def difference(self, first: "Row", name: ScoredSet) -> Mean | None:
         """The difference in BLEU from the first row, over the seeds that both have."""
         differences = []
@@ -67,6 +70,11 @@ class Row:
 def get_bleu(figures: RunFigures, name: ScoredSet) -> float | None:
     score = figures.get_score(name)
     return None if score is None else score.bleu
+
+
+def get_calibration_error(figures: RunFigures, name: ScoredSet) -> float | None:
+    score = figures.get_score(name)
+    return None if score is None else score.calibration_error
 
 
 def compute_mean(values: Sequence[float | None]) -> Mean | None:
@@ -134,7 +142,7 @@ def list_cells(sweep: Sweep, rows: Sequence[Row]) -> list[list[str]]:
     """Return the table for people: its head, and a line of cells for each row."""
     head = ["run", "settings", "seeds", "parameters", "updates", "minutes", "dev NLL", "ppl"]
     for name in sweep.score:
-        head += [f"{name} BLEU", "difference"]
+        head += [f"{name} BLEU", "difference", f"{name} ECE"]
     cells = [head]
     for row in rows:
         nll = row.average(lambda one: one.nll)
@@ -153,6 +161,8 @@ def list_cells(sweep: Sweep, rows: Sequence[Row]) -> list[list[str]]:
             line.append("" if bleu is None else bleu.format(2))
             is_first = row is rows[0]
             line.append("" if difference is None or is_first else difference.format(2, "+"))
+            error = row.calibration_error(name)
+            line.append("" if error is None else f"{error.format(2)} %")
         cells.append(line)
     return cells
 
@@ -169,6 +179,9 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     if sweep.average is not None:
         weights = f"the mean of the last {sweep.average} planned checkpoints"
     notes.append(f"scored: {weights}; NLL and perplexity are per piece, without label smoothing")
+    notes.append(
+        "ECE: expected calibration error of the pieces of the reference (nmt-eval --calibration)"
+    )
     if len({one.vocab_sha256 for one in all_figures}) > 1:
         notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
     if any(len(row.figures) > 1 for row in rows):
@@ -220,6 +233,7 @@ def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
     for name in sweep.score:
         head += [f"{name}_bleu{kind}" for kind in kinds]
         head += [f"{name}_difference{kind}" for kind in kinds]
+        head += [f"{name}_ece{kind}" for kind in kinds]
     writer.writerow(head)
     for row in rows:
         line: list[Any] = [row.name, row.settings, row.n_seeds, len(row.figures)]
@@ -228,7 +242,7 @@ def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
             line.append(None if mean is None else mean.value)
         means = [row.average(lambda one: one.nll)]
         for name in sweep.score:
-            means += [row.score(name), row.difference(rows[0], name)]
+            means += [row.score(name), row.difference(rows[0], name), row.calibration_error(name)]
         for mean in means:
             line += [None] * 3 if mean is None else [mean.value, mean.plus_minus, mean.deviation]
         writer.writerow(line)

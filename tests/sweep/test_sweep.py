@@ -84,6 +84,9 @@ def test_figures_are_those_of_other_commands(
         dev, test = read_results(run.folder.path)
         assert float(row["dev_bleu"]) == dev.scores[0].value
         assert float(row["test_bleu"]) == test.scores[0].value
+        for name, recorded in (("dev", dev), ("test", test)):
+            (error,) = (score for score in recorded.scores if score.name == "ECE")
+            assert float(row[f"{name}_ece"]) == error.value
         assert dev.averaged == test.averaged == ["step-0000006", "step-0000008"]
         assert dev.checkpoint == "average"
 
