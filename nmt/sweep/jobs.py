@@ -24,7 +24,7 @@ from nmt.system.runtime import count_cores
 from nmt.train.metrics_log import read_metrics
 
 CHECK_S = 0.2
-LOOK_S = 30.0  # between two looks at how far all runs are
+LOOK_S = 60.0  # between two looks at how far all runs are
 LONGEST_REASON = 300  # characters
 # What training takes, measured on the demo corpus (docs/sweeps.md).
 PROCESS_BYTES = 600 << 20
@@ -50,7 +50,8 @@ class SideBySide:
         waiting = list(runs)
         by_label = {run.label: run for run in runs}
         n_updates = sum(run.config.training.steps for run in runs)
-        progress = Progress("sweep", n_updates, "updates", sum(map(read_step, runs)))
+        steps = {run.label: read_step(run) for run in runs}
+        progress = Progress("sweep", n_updates, "updates", sum(steps.values()))
         looked_at = clock()
         is_told = False
         old = {number: signal.signal(number, self.stop) for number in STOP_SIGNALS}
@@ -67,13 +68,15 @@ class SideBySide:
                     if code is None:
                         continue
                     del self.running[label]
+                    steps[label] = by_label[label].config.training.steps
                     if code and not self.signal:
                         self.failures[label] = find_reason(self.sweep.log(by_label[label]), code)
                     if not self.signal:
                         tell(by_label[label])
                 if clock() - looked_at > LOOK_S:
                     looked_at = clock()
-                    progress.advance(sum(map(read_step, runs)) - progress.done)
+                    steps |= {label: read_step(by_label[label]) for label in self.running}
+                    progress.advance(sum(steps.values()) - progress.done)
         finally:
             progress.close()
             for number, handler in old.items():
