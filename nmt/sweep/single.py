@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from nmt.config import format_config, load_recorded_config
+from nmt.config import RunConfig, format_config, load_recorded_config
 from nmt.sweep.figures import RunFigures, SetScore, read_figures, write_figures
 from nmt.sweep.grid import SCORED_SETS, PlannedRun, ScoredSet, Sweep
 from nmt.system.errors import Failure, UserError
@@ -82,9 +82,8 @@ def prepare_data(run: PlannedRun) -> None:
 
     provide_caches()
     config = run.config
-    wait_for_lock(
-        lambda: prepare(config.data, config.vocab, config.seed), PREPARING_S, config.data.store
-    )
+    seed = RunConfig().seed  # the store must not depend on which run comes first
+    wait_for_lock(lambda: prepare(config.data, config.vocab, seed), PREPARING_S, config.data.store)
 
 
 def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> None:
