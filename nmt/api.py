@@ -20,7 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from nmt.config import RunConfig, load_config
+import nmt.config
+from nmt.config import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,17 @@ __all__ = [
 ]
 
 EngineName = Literal["nmt", "ctranslate2"]
+
+
+def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load a config file with `section.key=value` settings. One that says `extends: suggested`, such
+    as own.yaml, is completed from its text and this machine.
+    """
+    if not nmt.config.is_suggested(name):
+        return nmt.config.load_config(name, overrides)
+    from nmt.corpus.suggestion import load_suggested_config
+
+    return load_suggested_config(name, overrides)
 
 
 def load(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          train on the embedded corpus; takes minutes on two cores
+  nmt-train --config own.yaml data.train='[{src: my.en, tgt: my.de}]'      on your own text, with settings that fit it
+  nmt-train --suggest data.train='[{src: my.en, tgt: my.de}]'              show those settings, with reasons
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then exit
@@ -39,7 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )
-    add_config_arguments(parser)
+    add_config_arguments(parser, is_required=False)
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="print a config that fits the text of the given one (default: own.yaml) and this machine, "
+        "with a reason for each choice, and exit; dev and test sets that it lacks are drawn",
+    )
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved config as YAML and exit"
     )
@@ -72,6 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
+    if args.suggest and args.config is None:
+        args.config = "own.yaml"
+    if args.config is None:
+        parser.error("the following arguments are required: -c/--config")
+    if args.suggest and (args.print_config or args.explain or args.profile or args.plan):
+        parser.error("--suggest prints a config and exits; leave the other options out")
     if args.profile and args.plan:
         parser.error("--profile and --plan cannot be combined")
     if (args.trace and not args.profile) or (args.price is not None and not args.plan):
@@ -92,6 +106,11 @@ def train_model(args: argparse.Namespace) -> int:
     from nmt.config import format_config
     from nmt.paper import explain
 
+    if args.suggest:
+        from nmt.corpus.suggestion import suggest_config
+
+        print(suggest_config(args.config, args.overrides), end="")
+        return 0
     config = api.load_config(args.config, args.overrides)
     if args.print_config:
         print(format_config(config), end="")

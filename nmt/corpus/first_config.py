@@ -7,6 +7,7 @@ stays as it is. The same text and seed give the same files.
 """
 
 import math
+import os
 import re
 import textwrap
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from nmt.corpus.survey import Survey, survey_corpus
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_bytes, write_text
+from nmt.system.memory import format_memory
 from nmt.system.progress import say
 from nmt.system.strict_yaml import format_yaml
 
@@ -38,6 +40,39 @@ PIECES_A_WORD = 1.4
 MIN_STEPS, MAX_STEPS = 2_000, 100_000
 N_CHECKPOINTS = 40
 N_VALIDATIONS = 20
+
+# A larger model than one that trains within this time is not suggested for a machine without a GPU.
+MAX_DAYS = 3
+# fp32 operations a second of a core: multi30k.yaml takes an hour on two cores of 2.5 GHz
+CORE_SPEED = 35e9
+BF16_GAIN = 2  # at least, of a core that has bf16 products
+# Weights, gradients and Adam's moments in fp32; a share of the memory is left for the rest.
+BYTES_A_WEIGHT = 16
+MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is trained on, as far as it decides what is suggested."""
+
+    n_cores: int
+    n_bytes: int  # of memory
+    has_bf16: bool  # fast products of bf16
+    has_gpu: bool
+
+    def describe(self) -> str:
+        cores = f"{self.n_cores} core{'s' if self.n_cores > 1 else ''}"
+        return "this GPU" if self.has_gpu else f"these {cores}"
+
+
+@dataclass(frozen=True)
+class ConfigPurpose:
+    """Who asks for a config, and for what."""
+
+    name: str  # of the run
+    store: str
+    author: str  # the command
+    machine: Machine | None = None  # None: for any
 
 
 @dataclass(frozen=True)
@@ -55,6 +90,38 @@ class Size:
     peak_rate: float  # of learning
     tokens: int  # of an update, on each side
     passes: int  # over the text
+
+    @property
+    def n_encoder_products(self) -> int:
+        """Multiplications for a source token; as many weights are in the encoder."""
+        return self.n_layers * (4 * self.d_model**2 + 2 * self.d_model * self.d_ff)
+
+    @property
+    def n_decoder_products(self) -> int:
+        """Those for a target token, the projection included."""
+        layers = self.n_layers * (8 * self.d_model**2 + 2 * self.d_model * self.d_ff)
+        return layers + self.d_model * self.vocab
+
+    def count_updates(self, n_words: float) -> float:
+        updates = n_words * PIECES_A_WORD * self.passes / self.tokens
+        return min(MAX_STEPS, max(MIN_STEPS, updates))
+
+    def estimate_hours(self, n_words: float, machine: Machine) -> float:
+        """Hours of training on a CPU: a rough count of products."""
+        n_products = (self.n_encoder_products + self.n_decoder_products) * self.tokens
+        speed = CORE_SPEED * machine.n_cores * (BF16_GAIN if self.has_bf16(machine) else 1)
+        # forward and twice as much backward, a multiplication and an addition each
+        return self.count_updates(n_words) * 6 * n_products / speed / 3600
+
+    def has_bf16(self, machine: Machine) -> bool:
+        return self.d_model >= 512 and (machine.has_bf16 or machine.has_gpu)
+
+    def fits(self, n_words: float, machine: Machine) -> bool:
+        if machine.has_gpu:
+            return True
+        n_bytes = BYTES_A_WEIGHT * (self.n_encoder_products + self.n_decoder_products)
+        is_quick = self.estimate_hours(n_words, machine) <= 24 * MAX_DAYS
+        return is_quick and n_bytes <= MEMORY_SHARE * machine.n_bytes
 
 
 MULTI30K = "multi30k.yaml, which reaches 38.7 BLEU from 345,000 words (docs/benchmarks.md)"
@@ -83,6 +150,32 @@ def write_first_config(path: Path, data: DataConfig, seed: int, is_forced: bool)
     """Look at the text that `data` names, choose, and write `path` and the sets that were drawn
     beside it. `UserError` if one of them exists and differs, unless `is_forced`.
     """
+    purpose = ConfigPurpose(path.stem, f"stores/{path.stem}", "nmt-init")
+    written = make_first_config(path, data, seed, purpose)
+    remedy = "give another -o FILE, or replace it with --force"
+    write_choices(written, data, remedy, is_forced)
+
+
+def write_choices(
+    written: dict[Path, str], data: DataConfig, remedy: str, is_forced: bool = False
+) -> None:
+    """Write a config and its sets. `UserError` if one exists and differs, unless `is_forced`."""
+    given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
+    inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
+    for file, content in written.items():
+        if file.resolve() in inputs:
+            raise UserError(f"{file}: is your own text; {remedy.partition(',')[0]}")
+        if file.exists() and not is_forced and read_bytes(file) != content.encode():
+            raise UserError(f"{file}: exists; {remedy}")
+    for file, content in written.items():
+        write_text(file, content)
+        say(f"wrote {file}")
+
+
+def make_first_config(
+    path: Path, data: DataConfig, seed: int, purpose: ConfigPurpose
+) -> dict[Path, str]:
+    """Look at the text that `data` names and choose: the files to write, `path` itself last."""
     data = replace(data, on_bad_line="skip")
     corpus = data.train[0]
     survey = survey_corpus(corpus, data)
@@ -102,21 +195,13 @@ def write_first_config(path: Path, data: DataConfig, seed: int, is_forced: bool)
         ):
             files.append(path.with_name(f"{path.stem}.{split}.{side}"))
             written[files[-1]] = "".join(f"{line}\n" for line in lines)
-        named[split] = CorpusConfig(src=files[0].name, tgt=files[1].name)
+        src, tgt = (os.path.relpath(file, data.root) for file in files)
+        named[split] = CorpusConfig(src=src, tgt=tgt)
     named_data = replace(
         data, valid=named.get("valid", data.valid), test=named.get("test", data.test)
     )
-    written[path] = format_first_config(path.stem, named_data, seed, survey, held_out, is_kept)
-    given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
-    inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
-    for file, content in written.items():  # the config comes last
-        if file.resolve() in inputs:
-            raise UserError(f"{file}: is your own text; give another -o FILE")
-        if file.exists() and not is_forced and read_bytes(file) != content.encode():
-            raise UserError(f"{file}: exists; give another -o FILE, or replace it with --force")
-    for file, content in written.items():
-        write_text(file, content)
-        say(f"wrote {file}")
+    written[path] = format_first_config(purpose, named_data, seed, survey, held_out, is_kept)
+    return written
 
 
 def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
@@ -159,7 +244,7 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
         raise UserError(
             f"{describe_corpus(data.train[0])}: only {len(candidates):,} pairs have no side in common "
             f"with another, too few to draw {' and '.join(wanted)} sets of {n_lines:,} from; give more "
-            "text, or sets of your own (--valid-src, --valid-tgt, --test-src, --test-tgt)"
+            "text, or sets of your own (data.valid and data.test, or --valid-src and so on of nmt-init)"
         )
     order = np.random.Generator(np.random.Philox(seed)).permutation(candidates)
     drawn = {}
@@ -230,26 +315,49 @@ def _check_amount(survey: Survey, corpus: CorpusConfig) -> None:
 # ---- the config -------------------------------------------------------------------------------------------------
 
 
+def choose_size(n_words: float, machine: Machine | None) -> tuple[Size, str]:
+    """Return the size for so much text, or a smaller one that this machine can train, and the reason."""
+    place = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
+    wanted = SIZES[place]
+    if machine is None:
+        return wanted, wanted.reason
+    while place > 0 and not SIZES[place].fits(n_words, machine):
+        place -= 1
+    size = SIZES[place]
+    if size is wanted:
+        return size, size.reason
+    days = wanted.estimate_hours(n_words, machine) / 24
+    return size, (
+        f"{size.reason}; the text is enough for a model of d_model {wanted.d_model} and d_ff {wanted.d_ff}, "
+        f"which would take about {days:,.0f} days on {machine.describe()}"
+    )
+
+
 def format_first_config(
-    name: str, data: DataConfig, seed: int, survey: Survey, held_out: HeldOut, is_kept: np.ndarray
+    purpose: ConfigPurpose,
+    data: DataConfig,
+    seed: int,
+    survey: Survey,
+    held_out: HeldOut,
+    is_kept: np.ndarray,
 ) -> str:
     """The config as YAML, with a reason above each choice. `is_kept` marks the training pairs."""
     n_words = _count_words(survey, is_kept)
-    size = next(size for size in SIZES if n_words <= size.max_words)
+    machine = purpose.machine
+    size, size_reason = choose_size(n_words, machine)
 
     # how long to train
-    updates = n_words * PIECES_A_WORD * size.passes / size.tokens
-    every = _round_up(min(MAX_STEPS, max(MIN_STEPS, updates)) / N_CHECKPOINTS)
+    every = _round_up(size.count_updates(n_words) / N_CHECKPOINTS)
     steps = N_CHECKPOINTS * every
     warmup = min(4_000, steps // 4)
     scale = round(size.peak_rate * math.sqrt(size.d_model * warmup), 2)
 
-    values: dict[str, Any] = {"name": name, "seed": seed}
+    values: dict[str, Any] = {"name": purpose.name, "seed": seed}
     values["data"] = {
         "src": data.src,
         "tgt": data.tgt,
         "root": data.root,
-        "store": f"stores/{name}",
+        "store": purpose.store,
         "train": [to_plain_values(corpus) for corpus in data.train],
         "valid": to_plain_values(data.valid),
         "test": to_plain_values(data.test),
@@ -275,7 +383,7 @@ def format_first_config(
     }
     reasons = {
         "name": f"{data.src}-{data.tgt}, from {describe_corpus(data.train[0])}: {is_kept.sum():,} "
-        f"pairs and {n_words:,.0f} words to train on. Written by nmt-init: first choices, to be changed.",
+        f"pairs and {n_words:,.0f} words to train on. Written by {purpose.author}: first choices, to be changed.",
         "data.root": "where the paths of the corpora start",
         "data.train": "more corpora: further entries of this list (docs/data.md)",
         "data.valid": _describe_sets(held_out),
@@ -283,7 +391,7 @@ def format_first_config(
         f"{survey.is_identical.sum():,} pairs here",
         "data.clean.duplicates": f"drops {survey.is_repeated.sum():,} pairs here",
         "data.clean.held_out": _describe_rule(held_out),
-        "vocab.size": f"this and the model: {size.reason}",
+        "vocab.size": f"this and the model: {size_reason}",
         "optimizer.warmup_steps": f"scale: a peak rate of {size.peak_rate:g}, reached after the "
         "warm-up",
         "training.steps": f"about {steps * size.tokens / (n_words * PIECES_A_WORD):.0f} passes over "
@@ -292,7 +400,26 @@ def format_first_config(
         "training.checkpoint_every": "10 of these, which nmt-average --last 10 takes, are the last "
         "quarter of the run",
     }
-    if size.d_model < 512:
+    if machine is not None:
+        values["training"]["micro_tokens"] = "auto"
+        reasons["training.micro_tokens"] = (
+            f"as many as are fastest within {format_memory(machine.n_bytes)}, found when training starts"
+        )
+    if machine is not None and not machine.has_gpu:
+        hours = size.estimate_hours(n_words, machine)
+        reasons["training.steps"] += (
+            f"; about {_describe_hours(hours)} on {machine.describe()}, by a rough count; "
+            "nmt-train --plan measures it"
+        )
+    if machine is not None and size.d_model >= 512:
+        is_bf16 = size.has_bf16(machine)
+        values["training"]["precision"] = "bf16" if is_bf16 else "fp32"
+        reasons["training.precision"] = (
+            "this machine has fast products of bf16"
+            if is_bf16
+            else "bf16 is slow on this processor"
+        )
+    elif size.d_model < 512:
         values["training"]["precision"] = "fp32"
         reasons["training.precision"] = (
             "a model this small gains little from bf16, which many CPUs lack"
@@ -325,6 +452,12 @@ def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
             words = survey.characters[is_kept, side].sum() / CHARACTERS_A_WORD
         n_words.append(float(words))
     return max(n_words)
+
+
+def _describe_hours(hours: float) -> str:
+    if hours < 1:
+        return f"{max(1, round(60 * hours))} minutes"
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
 
 
 def _round_up(number: float) -> int:
