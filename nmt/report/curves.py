@@ -40,6 +40,13 @@ class ReferenceLine:
 
 
 @dataclass(frozen=True)
+class ReferenceBand:
+    """Where runs of the same recipe with other seeds are."""
+
+    points: tuple[tuple[float, float, float], ...]  # x, from, to
+
+
+@dataclass(frozen=True)
 class Chart:
     title: str
     x: str  # what the axes count
@@ -49,6 +56,7 @@ class Chart:
     from_zero: bool = False
     is_main: bool = False  # goes into the image of --png
     buckets: tuple[str, ...] = ()  # names of x = 0, 1, ...: bars, not curves
+    bands: tuple[ReferenceBand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,7 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
                 references,
                 wanted.from_zero,
                 wanted.is_main,
+                bands=tuple(_list_bands(wanted.title, runs)),
             )
         )
     if len(runs) <= MOST_RUNS_BY_LAYER:
@@ -183,6 +192,20 @@ def _list_references(title: str, runs: Sequence[RunFacts]) -> dict[ReferenceLine
     return dict.fromkeys(found)
 
 
+def _list_bands(title: str, runs: Sequence[RunFacts]) -> dict[ReferenceBand, None]:
+    """Return the bands of the references that training compared its dev scores with, each once."""
+    key = {LOSS_TITLE: "nll", BLEU_TITLE: "bleu"}.get(title)
+    found: dict[ReferenceBand, None] = {}
+    for run in runs:
+        points = []
+        for line in run.metrics:
+            if line.kind == "valid" and {f"{key}_low", f"{key}_high"} <= line.numbers.keys():
+                points.append((line.step, line.numbers[f"{key}_low"], line.numbers[f"{key}_high"]))
+        if len(points) > 1:
+            found[ReferenceBand(tuple(points))] = None
+    return found
+
+
 def find_paper_references(run: RunFacts) -> list[ReferenceLine]:
     """Return the paper's dev loss and dev BLEU where this is the paper's model."""
     paper = find_dev_reference(run.config) if run.config is not None else None
@@ -230,6 +253,7 @@ def _thin_chart(chart: Chart) -> Chart:
         chart.references,
         chart.from_zero,
         chart.is_main,
+        bands=chart.bands,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from nmt.report.curves import Chart
+from nmt.report.curves import Chart, ReferenceBand
 from nmt.system.caches import find_cache_folder
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import has_plain_file, read_bytes, write_bytes
@@ -219,7 +219,25 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
                 "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "name"}},
             },
         ]
+    layers += [_make_band(chart, band) for band in chart.bands]
     return {"layer": layers}
+
+
+def _make_band(chart: Chart, band: ReferenceBand) -> Spec:
+    """An area so pale that curves are seen through it."""
+    rows = [
+        {"x": x, "low": round_figure(low), "high": round_figure(high)}
+        for x, low, high in band.points
+    ]
+    return {
+        "data": {"values": rows},
+        "mark": {"type": "area", "clip": True, "opacity": 0.18, "color": "gray"},
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "title": chart.x},
+            "y": {"field": "low", "type": "quantitative", "title": chart.y},
+            "y2": {"field": "high"},
+        },
+    }
 
 
 def _add_zoom(spec: Spec) -> None:

@@ -2,7 +2,9 @@
 
 import random
 
-from nmt.report.curves import thin_points
+from nmt.report.curves import list_curve_charts, thin_points
+from nmt.report.facts import RunFacts
+from nmt.train.metrics_log import MetricsLine
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_extremes() -> None:
@@ -21,3 +23,17 @@ def test_a_short_curve_is_left_alone() -> None:
     points = [(1, 2.0), (2, 1.0), (3, 5.0)]
     assert thin_points(points, 3) is points
     assert thin_points([(i, 0.0) for i in range(9)], 4) == [(0, 0.0), (1, 0.0), (8, 0.0)]
+
+
+def test_the_band_of_the_reference_is_behind_the_dev_scores() -> None:
+    def make_run(name: str, nll: float) -> RunFacts:
+        lines = []
+        for step in (10, 20):
+            numbers = {"nll": nll, "bleu": 3.0, "nll_low": 1.0 + step, "nll_high": 2.0 + step}
+            lines.append(MetricsLine("valid", step, numbers, {"reference": "below"}))
+        return RunFacts(name, name, {}, metrics=tuple(lines))
+
+    loss, bleu = list_curve_charts([make_run("a", 2.5), make_run("b", 2.6)])[:2]
+    [band] = loss.bands  # both runs have the same
+    assert band.points == ((10, 11.0, 12.0), (20, 21.0, 22.0))
+    assert bleu.title == "Dev BLEU" and bleu.bands == ()
