@@ -183,9 +183,10 @@ def test_folders_as_imdb_has_them(tmp_path: Path) -> None:
     assert ("neg", "No. Dull. 0") in corpus.test
 
 
-def test_datasets_in_the_hubs_layout(tmp_path: Path) -> None:
+def test_datasets_in_the_hubs_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
     )
@@ -194,6 +195,7 @@ def test_datasets_in_the_hubs_layout(tmp_path: Path) -> None:
         (tmp_path / "data").mkdir(exist_ok=True)
         rows.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
     corpus = reviews.read_corpus(str(tmp_path), 1)
+    assert (tmp_path / "cache").is_dir()  # and not at home
     assert corpus.train == corpus.test == [("pos", "a"), ("neg", "b")]
 
 

@@ -143,6 +143,7 @@ def test_view_by_keys_and_pointer(tmp_path: Path) -> None:
 
         # the table has the same numbers
         page.locator(".attention-table summary").click()
+        page.locator("tbody tr").nth(2).wait_for()  # it is made when it is opened
         cells = page.locator("tbody tr").nth(2).locator("td").all_text_contents()
         assert [float(cell) for cell in cells] == pytest.approx(100 * decoder[2, 1, 2], abs=0.3)
 
