@@ -288,11 +288,11 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
     check_average(config, grid.average)
     check_weights_fit(config)
     check_sinks_installed(config.training.track)
-    check_files(config, "test" in grid.score)
+    check_corpora(config, "test" in grid.score)
     check_unchanged(run)
 
 
-def check_files(config: RunConfig, is_tested: bool) -> None:
+def check_corpora(config: RunConfig, is_tested: bool) -> None:
     """Refuse what preparation, or scoring on the test set, would miss."""
     data = config.data
     corpora = [data.test] if is_tested else []

@@ -144,6 +144,7 @@ class StoppableProcess:
 
     def __init__(self, command: list[str]) -> None:
         self.command = command
+        self.process: subprocess.Popen[bytes] | None = None
         self.is_stopped = False
 
     def __enter__(self) -> "StoppableProcess":
@@ -163,14 +164,15 @@ class StoppableProcess:
 
     def pass_on(self, _: int, __: FrameType | None) -> None:
         self.is_stopped = True
-        if "process" in vars(self):
+        if self.process is not None:
             self.process.terminate()
 
     def wait(self) -> int:
+        assert self.process is not None
         return self.process.wait()
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         for number, handler in self.old.items():
