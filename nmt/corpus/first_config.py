@@ -48,7 +48,7 @@ CORE_SPEED = 35e9
 BF16_GAIN = 2  # at least, of a core that has bf16 products
 # Weights, gradients and Adam's moments in fp32; a share of the memory is left for the rest.
 BYTES_A_WEIGHT = 16
-MEMORY_SHARE = 0.5
+WEIGHTS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Size:
             return True
         n_bytes = BYTES_A_WEIGHT * (self.n_encoder_products + self.n_decoder_products)
         is_quick = self.estimate_hours(n_words, machine) <= 24 * MAX_DAYS
-        return is_quick and n_bytes <= MEMORY_SHARE * machine.n_bytes
+        return is_quick and n_bytes <= WEIGHTS_SHARE * machine.n_bytes
 
 
 MULTI30K = "multi30k.yaml, which reaches 38.7 BLEU from 345,000 words (docs/benchmarks.md)"

@@ -25,9 +25,9 @@ from nmt.system.strict_yaml import YamlTree, parse_yaml
 
 SUGGESTION_FILE = "suggested.yaml"
 OF_TEXT = ("data.src:", "data.tgt:", "data.root:", "data.train:")
-REMEDY = "give another data.store=FOLDER/store, or remove the file"
+REMEDY_FOR_OTHER_TEXT = "give another data.store=FOLDER/store, or remove the file"
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")
-NOTHING = YamlTree({}, {})
+NO_SUGGESTION = YamlTree({}, {})
 
 
 def look_at_machine(device: str) -> Machine:
@@ -50,11 +50,13 @@ def load_suggested_config(name: str, overrides: Sequence[str]) -> RunConfig:
     if not path.exists():
         written = _choose(config, path)
         make_folder(path.parent)
-        write_choices(written, config.data, REMEDY)
+        write_choices(written, config.data, REMEDY_FOR_OTHER_TEXT)
     suggestion = parse_yaml(read_bytes(path).decode(), str(path))
     differences = list_differences(load_config(str(path)), config, ())
     if others := [line for line in differences if line.startswith(OF_TEXT)]:
-        raise UserError(f"{path}: was made for other text ({'; '.join(others)}); {REMEDY}")
+        raise UserError(
+            f"{path}: was made for other text ({'; '.join(others)}); {REMEDY_FOR_OTHER_TEXT}"
+        )
     return load_config(name, overrides, suggestion=suggestion)
 
 
@@ -71,7 +73,7 @@ def suggest_config(name: str, overrides: Sequence[str]) -> str:
     text = written.pop(path)
     if written:
         make_folder(path.parent)
-        write_choices(written, config.data, REMEDY)
+        write_choices(written, config.data, REMEDY_FOR_OTHER_TEXT)
     return text
 
 
@@ -83,7 +85,7 @@ def _load_with_languages(name: str, overrides: Sequence[str]) -> RunConfig:
     """Load the config without a suggestion; the names of the files tell the languages if nothing else
     does.
     """
-    config = load_config(name, overrides, suggestion=NOTHING)
+    config = load_config(name, overrides, suggestion=NO_SUGGESTION)
     _check_corpora(config.data)
     corpus = config.data.train[0]
     names = [each for each in (corpus.file, corpus.src, corpus.tgt) if each is not None]

@@ -26,7 +26,7 @@ from nmt.corpus.ledger import read_ledger
 from nmt.score.significance import student_t
 from nmt.system.records import read_record
 
-PROBABILITY = 0.99
+BAND_PROBABILITY = 0.99
 NEIGHBOURS = 1  # validations on each side whose deviations are pooled
 # Other machines and precisions round differently; no band is narrower than for these deviations.
 MIN_NLL_DEVIATION = 0.005  # of the logarithm
@@ -62,7 +62,7 @@ IGNORED = (
     "training.track",
 )
 
-Verdict = Literal["within", "below", "above"]
+Standing = Literal["within", "below", "above"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Band:
 class Judgement:
     """A validation beside the reference."""
 
-    verdict: Verdict
+    verdict: Standing
     outside: tuple[str, ...]  # the figures that are not in their bands
     bands: dict[str, Band]  # nll, and bleu where it is compared
 
@@ -126,7 +126,7 @@ class Judgement:
         return values
 
 
-class Reference:
+class ShippedReference:
     """The reference curve that applies to a run."""
 
     def __init__(self, name: str, curve: ReferenceCurve, has_same_search: bool) -> None:
@@ -161,7 +161,7 @@ class Reference:
                 outside.append(
                     f"dev {name.upper()} {value:.4g}, reference {band.low:.4g} to {band.high:.4g}"
                 )
-        verdict: Verdict = "within"
+        verdict: Standing = "within"
         if verdicts:
             verdict = "below" if "below" in verdicts else "above"
         return Judgement(verdict, tuple(outside), bands)
@@ -186,7 +186,7 @@ def _predict(values: Sequence[float], near: Sequence[Sequence[float]], at_least:
     n = len(values)
     variance = statistics.fmean(statistics.variance(some) for some in near)
     deviation = max(math.sqrt(variance), at_least)
-    t = student_t(len(near) * (n - 1), PROBABILITY)
+    t = student_t(len(near) * (n - 1), BAND_PROBABILITY)
     half_width = t * deviation * math.sqrt(1 + 1 / n)
     mean = statistics.fmean(values)
     return Band(mean - half_width, mean + half_width)
@@ -195,7 +195,7 @@ def _predict(values: Sequence[float], near: Sequence[Sequence[float]], at_least:
 # ---- files -----------------------------------------------------------------------------------------
 
 
-def find_reference(config: RunConfig, store: Path) -> Reference | None:
+def find_reference(config: RunConfig, store: Path) -> ShippedReference | None:
     """Return the shipped reference that applies to a run on this store, if there is one."""
     for path in sorted((find_shipped_configs() / "references").glob("*.json")):
         reference = read_reference(path, config, store)
@@ -204,7 +204,7 @@ def find_reference(config: RunConfig, store: Path) -> Reference | None:
     return None
 
 
-def read_reference(path: Path, config: RunConfig, store: Path) -> Reference | None:
+def read_reference(path: Path, config: RunConfig, store: Path) -> ShippedReference | None:
     """Return the reference in this file if it applies to a run on this store."""
     if config.data.is_mixed:  # weights are not in the store
         return None
@@ -214,4 +214,4 @@ def read_reference(path: Path, config: RunConfig, store: Path) -> Reference | No
     if read_ledger(store).store != curve.store:
         return None
     differences = list_differences(curve.settings, config, IGNORED)
-    return Reference(f"{path.stem}.yaml", curve, has_same_search=not differences)
+    return ShippedReference(f"{path.stem}.yaml", curve, has_same_search=not differences)
