@@ -351,7 +351,7 @@ def format_by_time(groups: dict[str, list[Run]]) -> str:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Draw the curves, with a band from the least to the greatest of the seeds."""
+    """Draw the curves, a line for each seed."""
     import vl_convert
 
     values = []

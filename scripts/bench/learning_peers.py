@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 SENTENCES = 64  # of the dev set, at a time
-Hook = Callable[[nn.Module], None]
+Pair = tuple[list[int], list[int]]  # without marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ class FairseqProbe(Probe):
 # ---- judging --------------------------------------------------------------------------------------
 
 
-def measure_nll(probe: Probe, pairs: list[tuple[list[int], list[int]]]) -> float:
+def measure_nll(probe: Probe, pairs: list[Pair]) -> float:
     """Return the NLL of a target piece, end marks included, without smoothing."""
     total, n_labels = 0.0, 0
     for first in range(0, len(pairs), SENTENCES):
@@ -259,7 +259,7 @@ def translate(probe: Probe, src: Tensor, beam: int, alpha: float, extra: int) ->
     return found
 
 
-def pad_pairs(pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+def pad_pairs(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
     src = padded([[*src, EOS] for src, _ in pairs])
     return src, padded([[BOS, *tgt, EOS] for _, tgt in pairs])
 
@@ -267,11 +267,12 @@ def pad_pairs(pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]
 class Course(Meter):
     """The curve of one training. Stands where peers.py has a Meter."""
 
-    def __init__(self, job: LearningJob, pairs: list[tuple[list[int], list[int]]]) -> None:
+    def __init__(self, job: LearningJob, pairs: list[Pair]) -> None:
         super().__init__(job)
         self.job: LearningJob = job
         self.order = sorted(range(len(pairs)), key=lambda row: len(pairs[row][0]))
         self.pairs = [pairs[row] for row in self.order]
+        self.trained = take_sample(read_pairs(job, "train"), len(pairs))
         self.modules: dict[str, nn.Module] = {}  # what `watch` has seen, by class
         self.make_probe: Callable[[], Probe] | None = None
         self.points: list[dict[str, float]] = []
@@ -324,8 +325,11 @@ class Course(Meter):
         probe.model.eval()
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             point["nll"] = measure_nll(probe, self.pairs)
+            point["train_nll"] = measure_nll(probe, self.trained)
             if is_last:
                 self.translate_all(probe)
+                probe.model.train()  # what dropout alone costs
+                point["dropout_nll"] = measure_nll(probe, self.pairs)
         probe.model.train()
         self.points.append(point)
         print(json.dumps(point), file=sys.stderr, flush=True)
@@ -476,11 +480,16 @@ TRAINERS: dict[str, Callable[[LearningJob, Course], None]] = {
 }
 
 
-def read_pairs(job: LearningJob) -> list[tuple[list[int], list[int]]]:
-    """Read the dev set."""
+def take_sample(pairs: list[Pair], size: int) -> list[Pair]:
+    """Take some pairs spread evenly over a corpus, in order of length, which saves padding."""
+    step = max(1, len(pairs) // size)
+    return sorted(pairs[::step], key=lambda pair: len(pair[0]))
+
+
+def read_pairs(job: LearningJob, split: str) -> list[Pair]:
     sides = []
     for side in ("src", "tgt"):
-        lines = (Path(job.text) / f"valid.{side}").read_text(encoding="ascii").splitlines()
+        lines = (Path(job.text) / f"{split}.{side}").read_text(encoding="ascii").splitlines()
         sides.append([[int(word[1:]) for word in line.split()] for line in lines])
     return list(zip(*sides, strict=True))
 
@@ -490,7 +499,7 @@ def main(path: str) -> None:
     answer = open_answer()
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
-    course = Course(job, read_pairs(job))
+    course = Course(job, read_pairs(job, "valid"))
     with suppress(Finished):
         TRAINERS[job.system](job, course)
     assert course.make_probe is not None
