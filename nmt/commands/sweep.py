@@ -27,7 +27,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-sweep", "Train, average and score a set of runs, and compare them.", EXAMPLES
     )
-    parser.add_argument("grid", metavar="FILE", help="a GRID.yaml, which lists the runs")
+    parser.add_argument(
+        "grid",
+        metavar="FILE",
+        help="a GRID.yaml, which lists the runs, or the name of a shipped one (docs/sweeps.md)",
+    )
     add_overrides(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the sweep")
     parser.add_argument(
@@ -105,7 +109,7 @@ def sweep_runs(args: argparse.Namespace) -> int:
 
 
 def write_job_array(sweep: "Sweep", args: argparse.Namespace) -> int:
-    from nmt.sweep.figures import list_unfinished
+    from nmt.sweep.result import list_unfinished
     from nmt.sweep.slurm import write_slurm_script
     from nmt.system.progress import say
 
@@ -121,7 +125,7 @@ def write_job_array(sweep: "Sweep", args: argparse.Namespace) -> int:
 
 def list_runs(sweep: "Sweep") -> None:
     from nmt.model.size import count_weights
-    from nmt.sweep.figures import read_figures
+    from nmt.sweep.result import read_result
 
     for run in sweep.runs:
         config = run.config
@@ -129,7 +133,7 @@ def list_runs(sweep: "Sweep") -> None:
         if config.vocab.model is None:
             n_weights = count_weights(config.model, config.vocab.sizes)
             size = f"{n_weights / 1e6:.2f}M parameters"
-        state = ", finished" if read_figures(sweep, run) else ""
+        state = ", finished" if read_result(sweep, run) else ""
         print(f"{run.index}  {run.label}  {size}, {config.training.steps:,} updates{state}")
 
 
@@ -137,43 +141,43 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     """Do all runs that are not finished, and print the table."""
     import signal
 
-    from nmt.sweep.figures import list_unfinished
-    from nmt.sweep.jobs import SideBySide, choose_n_jobs
+    from nmt.sweep.jobs import RunQueue, choose_n_jobs
     from nmt.sweep.plot import write_plot
+    from nmt.sweep.result import list_unfinished
     from nmt.sweep.table import format_text, make_rows, write_tables
     from nmt.system.progress import say
 
     todo = list_unfinished(sweep)
     n_done = len(sweep.runs) - len(todo)
     say(f"{sweep.folder}: {len(sweep.runs)} runs, of which {n_done} are finished")
-    jobs = SideBySide(sweep, n_jobs or choose_n_jobs(sweep.runs))
+    queue = RunQueue(sweep, todo, n_jobs or choose_n_jobs(sweep.runs))
 
-    def tell(run: "PlannedRun") -> None:
+    def report_end(run: "PlannedRun") -> None:
         nonlocal n_done
         n_done += 1
-        say(f"[{n_done}/{len(sweep.runs)}] {run.label}: {describe_end(sweep, run, jobs.failures)}")
-        write_tables(sweep, make_rows(sweep, jobs.failures))
+        say(f"[{n_done}/{len(sweep.runs)}] {run.label}: {describe_end(sweep, run, queue.failures)}")
+        write_tables(sweep, make_rows(sweep, queue.failures))
 
-    jobs.run(todo, tell)
-    if jobs.signal:
+    stop_signal = queue.finish_runs(report_end)
+    if stop_signal:
         say("stopped, and saved; run the same command again to continue")
-        return 130 if jobs.signal == signal.SIGINT else 75
-    rows = make_rows(sweep, jobs.failures)
+        return 130 if stop_signal == signal.SIGINT else 75
+    rows = make_rows(sweep, queue.failures)
     write_tables(sweep, rows)
     write_plot(sweep, rows)
     print(format_text(sweep, rows))
-    return 1 if jobs.failures else 0
+    return 1 if queue.failures else 0
 
 
 def describe_end(sweep: "Sweep", run: "PlannedRun", failures: dict[str, str]) -> str:
-    from nmt.sweep.figures import read_figures
+    from nmt.sweep.result import read_result
 
-    figures = read_figures(sweep, run)
-    if run.label in failures or figures is None:
-        return f"failed: {failures.get(run.label, 'no figures')}"
-    scores = [f"{score.set} BLEU {score.bleu:.2f}" for score in figures.scores]
-    nll = [] if figures.nll is None else [f"dev NLL {figures.nll:.4f}"]
-    return f"{figures.updates:,} updates in {figures.minutes:.1f} min, {', '.join(nll + scores)}"
+    result = read_result(sweep, run)
+    if run.label in failures or result is None:
+        return f"failed: {failures.get(run.label, 'no result')}"
+    scores = [f"{score.set} BLEU {score.bleu:.2f}" for score in result.scores]
+    nll = [] if result.nll is None else [f"dev NLL {result.nll:.4f}"]
+    return f"{result.updates:,} updates in {result.minutes:.1f} min, {', '.join(nll + scores)}"
 
 
 if __name__ == "__main__":

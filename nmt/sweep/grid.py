@@ -1,14 +1,14 @@
 """GRID.yaml -> the runs of a sweep: every combination of a setting and a seed, each with its config.
 
-All mistakes are found here, for every run, before the first one starts: an unknown setting, a value
-that is invalid beside another, two runs of one folder, a run that cannot be averaged or scored as
-the grid says. Where the same data is prepared with the same vocabulary, runs share one store. So the
-list of runs is a function of the grid, of the command line and of nothing else.
+What can be checked without training is checked here, for every run, before the first one starts: an
+unknown setting, a value that is invalid beside another, two runs of one folder, a run that cannot be
+averaged or scored as the grid says. Runs with the same data and vocabulary settings share a store.
 """
 
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmt.config import (
+    MACHINE_KEYS,
     PlacedSetting,
     RunConfig,
     find_shipped_configs,
@@ -40,25 +41,17 @@ SCORED_SETS: tuple[ScoredSet, ...] = ("dev", "test")
 COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")
 MAX_GRID_RUNS = 1_000
 LONGEST_FOLDER_NAME = 150
-# What the sweep itself gives to each run.
-GIVEN = {
-    "name": "the name of the run is that of its folder",
-    "out": "the folder of the run follows from --out FOLDER and its name",
-    "seed": "give seeds: [1, 2, 3] instead",
+# Settings that a grid may not have, and why.
+REFUSED_KEYS = {
+    "name": "a run is named after its row and its seed",
+    "out": "the folder of a run follows from --out and its name",
+    "seed": "the grid's key seeds lists the seeds of all runs, such as seeds: [1, 2, 3]",
     "training.mirror": "one place cannot hold several runs",
 }
-# What may differ in a run that exists already: nothing that can change a score.
-WITHOUT_EFFECT = (
-    "name",
-    "out",
-    "device",
-    "data.root",
-    "data.store",
-    "data.workers",
-    "training.micro_tokens",
-    "training.compile",
+# Settings that may differ when a run is continued, because they cannot change a score.
+SCORE_NEUTRAL_KEYS = (
+    *MACHINE_KEYS,
     "training.on_nonfinite",
-    "training.log_every",
     "training.checkpoint_minutes",
     "training.keep_checkpoints",
     "training.track",
@@ -90,15 +83,23 @@ class GridFile:
             return f"seeds names a seed twice: {list(self.seeds or ())}; leave one of them out"
         if not self.score or len(set(self.score)) < len(self.score):
             return f"score is {list(self.score)}; give [dev], [test] or [dev, test]"
+        n_runs = self.count_rows() * len(self.seeds or [None])
+        if n_runs > MAX_GRID_RUNS:
+            return f"has {n_runs:,} runs; a sweep may have {MAX_GRID_RUNS:,}"
         return None
+
+    def count_rows(self) -> int:
+        if self.grid is not None:
+            return math.prod(map(len, self.grid.values()))
+        return len(self.runs or {})
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep: settings of some name, and a seed."""
+    """One run of a sweep: a row of its table, and a seed."""
 
     index: int  # from 1, as --only takes it
-    name: str  # of its settings, and of its row in the table
+    name: str  # of its row
     config: RunConfig
 
     @property
@@ -117,57 +118,54 @@ class Sweep:
     score: tuple[ScoredSet, ...]
     runs: tuple[PlannedRun, ...]
 
-    def log(self, run: PlannedRun) -> Path:
-        """Where what a run prints goes."""
+    def log_path(self, run: PlannedRun) -> Path:
+        """The file that takes the output of a run."""
         return self.folder / "logs" / f"{run.label}.log"
 
-    def config(self, run: PlannedRun) -> Path:
+    def config_path(self, run: PlannedRun) -> Path:
         """The config that `nmt-train --config` gets."""
         return self.folder / "configs" / f"{run.label}.yaml"
 
 
 def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read a grid and check all its runs; `overrides` are settings of them all."""
+    """Read a grid and check all its runs; `overrides` apply to all of them."""
     path = find_grid(name)
     tree = parse_yaml(read_config_text(path), str(path))
     grid = RecordReader(lambda key: tree.name_place(key) if key else str(path)).read(
         GridFile, tree.values
     )
-    named = list(name_settings(grid, tree))
-    check_names([name for name, _ in named], path)
-    check_keys(named, overrides, path)
+    rows = list(name_settings(grid, tree))
+    check_names([name for name, _ in rows], path)
+    check_keys(rows, overrides, path)
 
     runs: list[PlannedRun] = []
     shared = list(place_settings(grid.settings, "settings", tree))
-    for run_name, settings in named:
+    seeds = list_seed_settings(grid, tree)
+    for (row, row_settings), seed in itertools.product(rows, seeds):
+        settings = [*shared, *row_settings, *seed]
         try:
-            config = load_config(grid.base, overrides, [*shared, *settings], path.parent)
-            for seed in grid.seeds if grid.seeds is not None else (config.seed,):
-                # the rule of the setting is checked by its own reader
-                seeded = PlacedSetting("seed", seed, {"seed": tree.places.get("seeds", str(path))})
-                config = load_config(
-                    grid.base, overrides, [*shared, *settings, seeded], path.parent
-                )
-                has_store = gives_store([*shared, *settings], overrides)
-                run = plan_run(len(runs) + 1, run_name, config, folder, has_store)
-                check_run(run, grid)
-                runs.append(run)
+            config = load_config(grid.base, overrides, settings, path.parent)
+            has_store = gives_store(settings, overrides)
+            run = plan_run(len(runs) + 1, row, config, folder, has_store)
+            check_run(run, grid)
         except UserError as error:
-            raise UserError(f"run {run_name!r}: {error}") from None
-    if len(runs) > MAX_GRID_RUNS:
-        raise UserError(f"{path}: has {len(runs):,} runs; a sweep may have {MAX_GRID_RUNS:,}")
+            raise UserError(f"run {row!r}: {error}") from None
+        runs.append(run)
     check_stores(runs)
     return Sweep(folder, grid.average, grid.score, tuple(runs))
 
 
 def find_grid(name: str) -> Path:
     """Return the path `name`, or a shipped grid of this name."""
-    shipped = find_shipped_configs() / "sweeps" / name
-    if not Path(name).exists() and Path(name).name == name and shipped.is_file():
-        return shipped
-    if not Path(name).is_file():
-        raise UserError(f"{name}: not found; give a GRID.yaml (docs/sweeps.md)")
-    return Path(name)
+    if Path(name).is_file():
+        return Path(name)
+    shipped = {path.name: path for path in find_shipped_configs().glob("sweeps/*.yaml")}
+    if name in shipped and not Path(name).exists():
+        return shipped[name]
+    raise UserError(
+        f"{name}: not found; give a grid file (docs/sweeps.md), or one of the shipped grids: "
+        f"{', '.join(sorted(shipped))}"
+    )
 
 
 def name_settings(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
@@ -189,6 +187,14 @@ def name_settings(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[Pl
         yield ", ".join(words), settings
 
 
+def list_seed_settings(grid: GridFile, tree: YamlTree) -> list[list[PlacedSetting]]:
+    """Return what sets each seed: nothing if it is the config's own."""
+    if grid.seeds is None:
+        return [[]]
+    place = {"seed": tree.places["seeds"]}
+    return [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
+
+
 def place_settings(values: dict[str, Any], at: str, tree: YamlTree) -> Iterator[PlacedSetting]:
     for key, value in values.items():
         yield place_setting(key, value, f"{at}.{key}", tree)
@@ -198,8 +204,8 @@ def place_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSettin
     """Return a setting that stands at the key `at` of the grid, with the lines of what is in it."""
     if not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
         raise UserError(f"{tree.name_place(at)}: {key!r} is not the name of a setting")
-    if key in GIVEN:
-        raise UserError(f"{tree.name_place(at)}: {GIVEN[key]}; leave {key} out")
+    if key in REFUSED_KEYS:
+        raise UserError(f"{tree.name_place(at)}: {REFUSED_KEYS[key]}; leave it out")
     places = {key: tree.places[at]}
     for inner, place in tree.places.items():
         if inner.startswith((f"{at}.", f"{at}[")):
@@ -219,14 +225,15 @@ def check_names(names: Sequence[str], path: Path) -> None:
         if not re.search("[A-Za-z0-9]", folder) or len(folder) > LONGEST_FOLDER_NAME:
             raise UserError(
                 f"{path}: run {name!r} has no usable folder name; give a name of letters, digits and "
-                f"- _ . +, of at most {LONGEST_FOLDER_NAME}"
+                f"- _ . +, at most {LONGEST_FOLDER_NAME} characters"
             )
-        other = seen.setdefault(folder.casefold(), name)
-        if other is not name:
+        key = folder.casefold()  # some file systems do not tell a from A
+        if key in seen:
             raise UserError(
-                f"{path}: runs {other!r} and {name!r} would share the folder {folder}-seed...; "
+                f"{path}: runs {seen[key]!r} and {name!r} would share the folder {folder}-seed...; "
                 "rename one of them"
             )
+        seen[key] = name
 
 
 def name_folder(name: str) -> str:
@@ -235,18 +242,18 @@ def name_folder(name: str) -> str:
 
 
 def check_keys(
-    named: Sequence[tuple[str, Sequence[PlacedSetting]]], overrides: Sequence[str], path: Path
+    rows: Sequence[tuple[str, Sequence[PlacedSetting]]], overrides: Sequence[str], path: Path
 ) -> None:
     """Refuse settings of the command line that would undo the differences between runs."""
-    varied = {setting.key for _, settings in named for setting in settings}
+    varied = {setting.key for _, settings in rows for setting in settings}
     for text in overrides:
         key = text.partition("=")[0]
         if key in varied:
             raise UserError(
                 f"{text}: the runs of {path} differ in {key}; leave it out, or change the grid"
             )
-        if key in GIVEN:
-            raise UserError(f"{text}: {GIVEN[key]}; leave it out")
+        if key in REFUSED_KEYS:
+            raise UserError(f"{text}: {REFUSED_KEYS[key]}; leave it out")
 
 
 def gives_store(settings: Sequence[PlacedSetting], overrides: Sequence[str]) -> bool:
@@ -284,7 +291,7 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
     if "test" in grid.score and config.data.test is None:
         raise UserError("score has test, but data.test is not set; set it, or give score: [dev]")
     if config.training.mirror is not None:
-        raise UserError(f"training.mirror: {GIVEN['training.mirror']}; leave it out")
+        raise UserError(f"training.mirror: {REFUSED_KEYS['training.mirror']}; leave it out")
     check_average(config, grid.average)
     check_weights_fit(config)
     check_sinks_installed(config.training.track)
@@ -293,16 +300,16 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
 
 
 def check_corpora(config: RunConfig, is_tested: bool) -> None:
-    """Refuse what preparation, or scoring on the test set, would miss."""
+    """Refuse missing text and vocabularies."""
     data = config.data
     corpora = [data.test] if is_tested else []
     if not has_plain_file(Path(data.store) / MANIFEST_FILE):
         corpora += [*data.train, data.valid]
         for part in list_bpe_parts(config.vocab):
-            part.load_given(data)
+            part.load_given(data)  # raises UserError if a file is missing
     for corpus in corpora:
         if corpus is not None:
-            find_local_files(corpus, data)
+            find_local_files(corpus, data)  # raises UserError too
 
 
 def check_average(config: RunConfig, n: int | None) -> None:
@@ -311,11 +318,13 @@ def check_average(config: RunConfig, n: int | None) -> None:
         return
     training = config.training
     every = training.checkpoint_every
-    n_planned = 1 if every is None else -(-training.steps // every)
+    n_planned = 1 if every is None else math.ceil(training.steps / every)
     if n_planned < n:
         raise UserError(
-            f"average is {n}, but training.steps {training.steps} and training.checkpoint_every "
-            f"{every} plan {n_planned} checkpoints; lower one of the three"
+            f"average is {n}, but the run will write {n_planned} planned checkpoints "
+            f"(training.steps {training.steps}, training.checkpoint_every "
+            f"{format_setting_value(every)}); lower average, or set a smaller "
+            "training.checkpoint_every"
         )
     if training.keep_checkpoints < n:
         raise UserError(
@@ -328,7 +337,7 @@ def check_unchanged(run: PlannedRun) -> None:
     path = run.folder.config
     if not has_plain_file(path):
         return
-    changes = list_differences(load_recorded_config(path), run.config, WITHOUT_EFFECT)
+    changes = list_differences(load_recorded_config(path), run.config, SCORE_NEUTRAL_KEYS)
     if changes:
         raise UserError(
             f"{run.folder.path}: was begun with other settings ({'; '.join(changes)}); restore them, "

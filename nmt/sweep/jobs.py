@@ -1,7 +1,7 @@
-"""Runs side by side, each in a process of its own, so that the end of one is not that of the others.
+"""Trains several runs at once, each in its own process, so that a crash of one leaves the others alone.
 
-A signal is handed on: each training saves, and the same command continues. Processes end with this
-one, however it dies.
+Stop signals are forwarded: each training saves, and the same command continues. If this process dies,
+the others end too.
 """
 
 import os
@@ -9,14 +9,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 from nmt.config import RunConfig, format_config
 from nmt.model.size import count_model_bytes
 from nmt.sweep.grid import PlannedRun, Sweep
-from nmt.sweep.single import STOP_SIGNALS, end_with, list_words
+from nmt.sweep.processes import Children
+from nmt.sweep.single import make_command
 from nmt.system.files import make_folder, write_text
 from nmt.system.memory import find_free_memory, format_memory
 from nmt.system.progress import Progress, clock, say
@@ -35,81 +35,82 @@ FFN_VALUES = 3  # times d_ff
 VALUE_BYTES = 4
 
 
-@dataclass
-class SideBySide:
-    """The runs that are under way, and what became of the others."""
+class RunQueue:
+    """Runs that wait, runs in progress, and why others failed."""
 
-    sweep: Sweep
-    n_jobs: int
-    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)  # by label
-    signal: int = 0  # the first that asked to stop
-
-    def run(self, runs: Sequence[PlannedRun], tell: Callable[[PlannedRun], None]) -> None:
-        """Finish `runs`; `tell` is called after each of them."""
-        waiting = list(runs)
-        by_label = {run.label: run for run in runs}
+    def __init__(self, sweep: Sweep, runs: Sequence[PlannedRun], n_jobs: int) -> None:
+        self.sweep = sweep
+        self.n_jobs = n_jobs
+        self.waiting = list(runs)
+        self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
+        self.failures: dict[str, str] = {}  # by label
+        self.children = Children()
+        self.steps = {run.label: read_step(run) for run in runs}
         n_updates = sum(run.config.training.steps for run in runs)
-        steps = {run.label: read_step(run) for run in runs}
-        progress = Progress("sweep", n_updates, "updates", sum(steps.values()))
-        looked_at = clock()
-        is_told = False
-        old = {number: signal.signal(number, self.stop) for number in STOP_SIGNALS}
-        try:
-            while self.running or (waiting and not self.signal):
-                while waiting and len(self.running) < self.n_jobs and not self.signal:
-                    self.start(waiting.pop(0))
-                time.sleep(CHECK_S)
-                if self.signal and not is_told:
-                    say("asked to stop: each training saves after its update; again: at once")
-                    is_told = True
-                for label, process in list(self.running.items()):
-                    code = process.poll()
-                    if code is None:
-                        continue
-                    del self.running[label]
-                    steps[label] = by_label[label].config.training.steps
-                    if code and not self.signal:
-                        self.failures[label] = find_reason(self.sweep.log(by_label[label]), code)
-                    if not self.signal:
-                        tell(by_label[label])
-                if clock() - looked_at > LOOK_S:
-                    looked_at = clock()
-                    steps |= {label: read_step(by_label[label]) for label in self.running}
-                    progress.advance(sum(steps.values()) - progress.done)
-        finally:
-            progress.close()
-            for number, handler in old.items():
-                signal.signal(number, handler)
+        self.progress = Progress("sweep", n_updates, "updates", sum(self.steps.values()))
+        self.looked_at = clock()
 
-    def start(self, run: PlannedRun) -> None:
-        make_folder(self.sweep.config(run).parent)
-        make_folder(self.sweep.log(run).parent)
-        write_text(self.sweep.config(run), format_config(run.config))
+    def finish_runs(self, on_end: Callable[[PlannedRun], None]) -> int:
+        """Finish all runs; `on_end` is called after each. Return the signal that stopped them, or 0."""
+        with self.children, closing(self.progress):
+            while self.waiting or self.running:
+                self.start_waiting()
+                time.sleep(CHECK_S)
+                ended = self.take_ended()
+                if self.children.stop_signal:  # `ended` may have obeyed it
+                    break
+                for run, code in ended:
+                    self.record_end(run, code)
+                    on_end(run)
+                self.update_progress()
+            if self.children.stop_signal:
+                say("stopping: each training saves after its update; Ctrl-C again stops at once")
+        return self.children.stop_signal
+
+    def start_waiting(self) -> None:
+        while self.waiting and len(self.running) < self.n_jobs and not self.children.stop_signal:
+            run = self.waiting.pop(0)
+            self.running.append((run, self.start(run)))
+
+    def start(self, run: PlannedRun) -> "subprocess.Popen[bytes]":
+        config, log = self.sweep.config_path(run), self.sweep.log_path(run)
+        make_folder(config.parent)
+        make_folder(log.parent)
+        write_text(config, format_config(run.config))
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // self.n_jobs)))
-        with open(self.sweep.log(run), "ab") as log:
-            self.running[run.label] = subprocess.Popen(
-                list_words(self.sweep, run),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                preexec_fn=end_with(os.getpid()),
-                process_group=0,  # Ctrl-C reaches this process alone, which hands it on
-            )
-        if self.signal:  # it came while the process was made
-            self.running[run.label].terminate()
+        with open(log, "ab") as output:
+            return self.children.start(make_command(self.sweep, run), output, environment)
 
-    def stop(self, number: int, _: FrameType | None) -> None:
-        self.signal = self.signal or number
-        for process in self.running.values():
-            process.terminate()
+    def take_ended(self) -> list[tuple[PlannedRun, int]]:
+        """Take the runs that have ended from those in progress; return them with their exit codes."""
+        ended = []
+        for run, process in list(self.running):
+            code = process.poll()
+            if code is not None:
+                self.running.remove((run, process))
+                ended.append((run, code))
+        return ended
+
+    def record_end(self, run: PlannedRun, code: int) -> None:
+        if code:
+            self.failures[run.label] = find_reason(self.sweep.log_path(run), code)
+        else:
+            self.steps[run.label] = run.config.training.steps
+
+    def update_progress(self) -> None:
+        """Once a minute, read how far the runs in progress are."""
+        if clock() - self.looked_at < LOOK_S:
+            return
+        self.looked_at = clock()
+        for run, _ in self.running:
+            self.steps[run.label] = read_step(run)
+        self.progress.advance(sum(self.steps.values()) - self.progress.done)
 
 
 def choose_n_jobs(runs: Sequence[PlannedRun]) -> int:
-    """Choose how many runs to train side by side: one a core, as many as the memory holds; on a GPU
-    one, which uses all of it. It counts finished runs too, so that the others keep their threads.
+    """Choose how many runs to train at once: one per core, as far as the memory allows; on a GPU one,
+    which uses all of it. Finished runs count too, so that the others keep their threads.
     """
     devices = {run.config.device for run in runs}
     if "auto" in devices and has_gpu():

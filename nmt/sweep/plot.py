@@ -4,12 +4,14 @@ Each seed is a dot, their mean a bar. From three seeds on, a line is the 95 % in
 the table; that of two seeds would be so wide that nothing else could be seen.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from nmt.report.vega import COLOURS, HOW_TO_INSTALL, Spec, round_figure
 from nmt.sweep.grid import Sweep
-from nmt.sweep.table import Mean, Row, get_bleu
+from nmt.sweep.result import RunResult
+from nmt.sweep.table import Mean, Row, get_bleu, get_nll
 from nmt.system.files import write_text
 from nmt.system.progress import say
 
@@ -30,45 +32,53 @@ def write_plot(sweep: Sweep, rows: Sequence[Row]) -> None:
 
 
 def make_plot(sweep: Sweep, rows: Sequence[Row]) -> Spec:
-    """Return the specification, with a panel for each figure that some run has."""
+    """Return the specification, with a panel for each score that some run has."""
     names = [row.name for row in rows]
     panels: list[Spec] = []
-    for title, figures in list_panels(sweep, rows):
-        if any(values for _, values in figures):
-            panels.append(make_panel(title, names, figures, not panels))
+    for title, panel_rows in list_panels(sweep, rows):
+        if any(row.values for row in panel_rows):
+            panels.append(make_panel(title, names, panel_rows, not panels))
     style = {"background": "white", "view": {"stroke": None}, "font": "sans-serif"}
     return {"hconcat": panels, "spacing": 24, "padding": 12, "config": style}
 
 
-Figures = list[tuple[Mean | None, list[float]]]  # of each row: the mean, and each seed
+class PanelRow(NamedTuple):
+    mean: Mean | None
+    values: list[float]  # of each seed
 
 
-def list_panels(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, Figures]]:
-    def collect(means: list[Mean | None], values: list[list[float | None]]) -> Figures:
-        known = [[value for value in row if value is not None] for row in values]
-        return list(zip(means, known, strict=True))
-
-    panels = []
-    nlls = [[one.nll for one in row.figures.values()] for row in rows]
-    panels.append(("dev NLL", collect([row.average(lambda one: one.nll) for row in rows], nlls)))
+def list_panels(sweep: Sweep, rows: Sequence[Row]) -> list[tuple[str, list[PanelRow]]]:
+    panels = [("dev NLL", make_panel_rows(rows, get_nll))]
     for name in sweep.score:
-        bleus = [[get_bleu(one, name) for one in row.figures.values()] for row in rows]
-        panels.append((f"{name} BLEU", collect([row.score(name) for row in rows], bleus)))
+        panels.append((f"{name} BLEU", make_panel_rows(rows, partial(get_bleu, name=name))))
     return panels
 
 
-def make_panel(title: str, names: list[str], figures: Figures, has_names: bool) -> Spec:
+def make_panel_rows(
+    rows: Sequence[Row], read: Callable[[RunResult], float | None]
+) -> list[PanelRow]:
+    panel_rows = []
+    for row in rows:
+        values = [read(result) for result in row.results.values()]
+        known = [value for value in values if value is not None]
+        panel_rows.append(PanelRow(row.average(read), known))
+    return panel_rows
+
+
+def make_panel(title: str, names: list[str], rows: list[PanelRow], has_names: bool) -> Spec:
     seeds: list[dict[str, Any]] = []
     means: list[dict[str, Any]] = []
-    for name, (mean, values) in zip(names, figures, strict=True):
-        seeds += [{"run": name, "value": round_figure(value)} for value in values]
+    intervals: list[dict[str, Any]] = []
+    for name, (mean, values) in zip(names, rows, strict=True):
+        for value in values:
+            seeds.append({"run": name, "value": round_figure(value)})
         if mean is None:
             continue
         row = {"run": name, "value": round_figure(mean.value)}
-        if mean.plus_minus is not None and len(values) >= MIN_SEEDS:
-            row["low"] = round_figure(mean.value - mean.plus_minus)
-            row["high"] = round_figure(mean.value + mean.plus_minus)
         means.append(row)
+        if mean.plus_minus is not None and len(values) >= MIN_SEEDS:
+            low, high = mean.value - mean.plus_minus, mean.value + mean.plus_minus
+            intervals.append({"run": name, "low": round_figure(low), "high": round_figure(high)})
     y: Spec = {
         "field": "run",
         "type": "nominal",
@@ -89,7 +99,7 @@ def make_panel(title: str, names: list[str], figures: Figures, has_names: bool) 
     interval = {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y}
     layers: list[Spec] = [
         {
-            "data": {"values": [row for row in means if "low" in row]},
+            "data": {"values": intervals},
             "mark": {"type": "rule", "strokeWidth": 2, "color": COLOURS[0]},
             "encoding": interval,
         },

@@ -5,6 +5,7 @@ No file holds a path of the machine: an absolute path becomes its last name.
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,14 @@ from nmt.train.metrics_log import LONGEST_LINE, parse_event
 
 GRID_FILE = "grid.yaml"
 PUBLISHED_KINDS = ("train", "valid")  # of lines of metrics.jsonl
+# In text, a path begins where a value may begin, and ends at a blank unless it is quoted.
+ABSOLUTE_PATH = re.compile(
+    r"""
+      (?<= ["'] ) / [^"'\n]+ (?= ["'] )
+    | (?<! [^\s=,({\["'] ) / [^\s,)}\]"']+
+    """,
+    re.VERBOSE,
+)
 
 
 def check_publishable(folder: Path) -> None:
@@ -40,12 +49,12 @@ def check_publishable(folder: Path) -> None:
 def publish_sweep(sweep: Sweep, grid: str, overrides: Sequence[str], folder: Path) -> None:
     """Write the study into `folder`; what a run does not have yet is left out."""
     make_folder(folder)
-    text = find_grid(grid).read_text("utf-8")
+    text = hide_paths(find_grid(grid).read_text("utf-8"))
     if overrides:
-        words = " ".join(hide_paths(word) for word in overrides)
+        words = shlex.join(map(hide_override, overrides))
         text = f"# nmt-sweep {GRID_FILE} --out FOLDER {words}\n{text}"
     write_text(folder / GRID_FILE, text)
-    for name in TABLE_FILES:
+    for name in TABLE_FILES:  # their notes have messages of failed runs
         if has_plain_file(sweep.folder / name):
             text = read_bytes(sweep.folder / name).decode()
             write_text(folder / name, hide_paths(text))
@@ -80,6 +89,12 @@ def select_lines(metrics: Path) -> list[bytes]:
     return lines
 
 
+def hide_override(text: str) -> str:
+    """data.root=/my corpora/multi30k -> data.root=multi30k."""
+    key, _, value = text.partition("=")
+    return f"{key}={hide_paths(hide_places(value))}"
+
+
 def hide_paths(text: str) -> str:
-    """data.root=/corpora/multi30k -> data.root=multi30k."""
-    return re.sub(r"(?<=[=\s\[{:,'\"(])(/[^\s,\]}'\")]+)", lambda found: Path(found[0]).name, text)
+    """Replace each absolute path in a text by its last name."""
+    return ABSOLUTE_PATH.sub(lambda found: Path(found[0]).name, text)

@@ -1,14 +1,12 @@
 """One run of a sweep, from its data to its scores: prepare, nmt-train, average, nmt-eval.
 
-Each step keeps what is there and is complete, so the same call continues after any end. Training is a
-process of its own, plain `nmt-train --config`; a signal is handed on to it, it saves, and it ends
-with this process however that dies. torch is imported only when training is over.
+Each step keeps what is complete, so the same call continues after any end. Training is a process of
+its own, plain `nmt-train --config`. It saves and ends when this process receives a stop signal or dies.
+torch is imported only when training is over.
 """
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,19 +15,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from nmt.config import RunConfig, format_config, load_recorded_config
-from nmt.sweep.figures import RunFigures, SetScore, read_figures, write_figures
-from nmt.sweep.grid import SCORED_SETS, PlannedRun, ScoredSet, Sweep
+from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep
+from nmt.sweep.processes import PREEMPTED_CODE, STOP_SIGNALS, Children
+from nmt.sweep.result import RunResult, SetScore, read_result, write_result
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import FolderInUse, has_plain_file, lock, make_folder, write_text
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
-from nmt.system.runtime import choose_matmul_library, end_with_parent
+from nmt.system.runtime import choose_matmul_library
 
 if TYPE_CHECKING:
     from nmt.checkpoint import Checkpoint
 
-PREEMPTED_CODE = 75
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SAVING_S = 120.0  # how long a training that was asked to stop may take to save
 PREPARING_S = 24 * 3600.0  # how long another run may prepare the same data
 
@@ -65,14 +62,14 @@ def run_process(sweep: Sweep, run: PlannedRun) -> int:
 
 def finish_run(sweep: Sweep, run: PlannedRun) -> None:
     """Prepare, train, average and score, as far as it is not done yet."""
-    if read_figures(sweep, run) is not None:
+    if read_result(sweep, run) is not None:
         return
-    make_folder(sweep.config(run).parent)
+    make_folder(sweep.config_path(run).parent)
     with lock(run.folder.path, "nmt-sweep", f".{run.label}.lock"):
-        write_text(sweep.config(run), format_config(run.config))
+        write_text(sweep.config_path(run), format_config(run.config))
         prepare_data(run)
         train_run(sweep, run)
-        write_figures(run, score_run(sweep, run))
+        write_result(run, score_run(sweep, run))
 
 
 def prepare_data(run: PlannedRun) -> None:
@@ -109,10 +106,11 @@ def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> Non
 def train_run(sweep: Sweep, run: PlannedRun) -> None:
     """Train with plain nmt-train, in a process of its own."""
     wait_for_lock(lambda: check_unlocked(run), SAVING_S, run.label)
-    command = [sys.executable, "-m", "nmt.commands.train", "--config", str(sweep.config(run))]
-    with StoppableProcess(command) as process:
-        code = process.wait()
-    if process.is_stopped:
+    command = [sys.executable, "-m", "nmt.commands.train", "--config", str(sweep.config_path(run))]
+    children = Children()
+    with children:
+        code = children.start(command).wait()
+    if children.stop_signal:
         raise RunEnded(PREEMPTED_CODE)
     if code < 0:
         name = signal.Signals(-code).name
@@ -128,61 +126,10 @@ def check_unlocked(run: PlannedRun) -> None:
             pass
 
 
-def end_with(parent: int) -> Callable[[], None]:
-    """Return what a new process does first, so that it is told to end when its parent dies."""
-
-    def bind() -> None:
-        end_with_parent()
-        if os.getppid() != parent:  # it died before that
-            os._exit(PREEMPTED_CODE)
-
-    return bind
-
-
-class StoppableProcess:
-    """A child process that is told of each signal which asks this one to stop, and that ends with it."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.command = command
-        self.process: subprocess.Popen[bytes] | None = None
-        self.is_stopped = False
-
-    def __enter__(self) -> "StoppableProcess":
-        self.old = {}
-        for number in STOP_SIGNALS:
-            self.old[number] = signal.signal(number, self.pass_on)
-        # A group of its own: Ctrl-C reaches this process alone, which passes it on.
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=end_with(os.getpid()),
-            process_group=0,
-        )
-        if self.is_stopped:  # before there was a process
-            self.process.terminate()
-        return self
-
-    def pass_on(self, _: int, __: FrameType | None) -> None:
-        self.is_stopped = True
-        if self.process is not None:
-            self.process.terminate()
-
-    def wait(self) -> int:
-        assert self.process is not None
-        return self.process.wait()
-
-    def __exit__(self, *_: object) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        for number, handler in self.old.items():
-            signal.signal(number, handler)
-
-
 # ---- average and scores --------------------------------------------------------------------------
 
 
-def score_run(sweep: Sweep, run: PlannedRun) -> RunFigures:
+def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     """Average the last checkpoints if the grid says so, and score dev and test set as nmt-eval does."""
     from nmt.system.runtime import tune_process
 
@@ -196,7 +143,7 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunFigures:
     path = newest.path if sweep.average is None else make_average(run.folder, sweep.average)
     scored = open_checkpoint(path)
     n_parameters, nll = measure_model(run, scored)
-    return RunFigures(
+    return RunResult(
         average=sweep.average,
         averaged=scored.averaged,
         weights_sha256=scored.sha256[MODEL_FILE],
@@ -285,20 +232,23 @@ def measure_model(run: PlannedRun, scored: "Checkpoint") -> tuple[int, float | N
 # ---- a process of its own ------------------------------------------------------------------------
 
 
-def list_words(sweep: Sweep, run: PlannedRun) -> list[str]:
-    """The command line of a process that does `run_process`. It does not read the grid again, which
-    somebody may have edited meanwhile.
+def make_command(sweep: Sweep, run: PlannedRun) -> list[str]:
+    """Return the command that finishes this run in a process of its own. It gets the run's config,
+    not the grid, which may be edited meanwhile.
     """
-    average = "null" if sweep.average is None else str(sweep.average)
-    words = [str(sweep.folder), str(sweep.config(run)), average, ",".join(sweep.score)]
-    return [sys.executable, "-m", "nmt.sweep.single", *words]
+    task = {
+        "folder": str(sweep.folder),
+        "config": str(sweep.config_path(run)),
+        "average": sweep.average,
+        "score": sweep.score,
+    }
+    return [sys.executable, "-m", "nmt.sweep.single", json.dumps(task)]
 
 
 def main() -> int:
-    folder, config, average, score = sys.argv[1:]
-    run = PlannedRun(0, "", load_recorded_config(Path(config)))
-    sets = tuple(name for name in SCORED_SETS if name in score.split(","))
-    sweep = Sweep(Path(folder), None if average == "null" else int(average), sets, (run,))
+    task = json.loads(sys.argv[1])
+    run = PlannedRun(0, "", load_recorded_config(Path(task["config"])))
+    sweep = Sweep(Path(task["folder"]), task["average"], tuple(task["score"]), (run,))
     return run_process(sweep, run)
 
 

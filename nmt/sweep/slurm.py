@@ -26,7 +26,7 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={logs}/slurm-%A_%a.log
+#SBATCH --output={output}
 set -uo pipefail
 cd {place} || exit 2
 
@@ -59,7 +59,7 @@ def write_slurm_script(
     text = SCRIPT.format(
         script=shlex.quote(str(path)),
         array=format_indexes(indexes),
-        logs=logs.absolute(),
+        output=shlex.quote(f"{logs.absolute()}/slurm-%A_%a.log"),
         place=shlex.quote(str(Path.cwd())),
         command=shlex.join([*words, *overrides]),
     )

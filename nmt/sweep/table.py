@@ -1,8 +1,8 @@
 """The table of a sweep: a row for each name in the grid, with means over its seeds.
 
-An interval is the mean plus or minus the half-width of the 95 % interval of the mean by Student's t,
-as nmt-eval gives it: where the mean of ever more seeds would lie. Differences from the first row are
-taken seed by seed. The figures are those of RUN/sweep.json, so the table can be made at any time.
+± is the half-width of the 95 % confidence interval of the mean (Student's t), as in nmt-eval: the
+mean over very many seeds is expected to lie inside it. Differences from the first row are taken seed
+by seed. All numbers are read from RUN/sweep.json, so the table can be made at any time.
 """
 
 import csv
@@ -11,14 +11,15 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nmt.config import tabulate_differences
 from nmt.report.facts import read_machine
 from nmt.score.significance import student_t
-from nmt.sweep.figures import RunFigures, read_figures
 from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep, format_setting_value
+from nmt.sweep.result import RunResult, read_result
 from nmt.system.files import write_text
 
 TABLE_FILES = ("table.md", "table.csv")
@@ -27,54 +28,81 @@ NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over seeds, and the half-width of its 95 % interval; None for a single seed."""
+    """The mean over seeds, and how sure it is, which a single seed does not tell."""
 
     value: float
-    plus_minus: float | None
-    deviation: float | None  # of the seeds, over n - 1
+    plus_minus: float | None  # half-width of the 95 % confidence interval
+    deviation: float | None  # sample standard deviation
 
     def format(self, digits: int, sign: str = "") -> str:
         text = f"{self.value:{sign}.{digits}f}"
-        return text if self.plus_minus is None else f"{text} ± {self.plus_minus:.{digits}f}"
+        if self.plus_minus is not None:
+            text += f" ± {self.plus_minus:.{digits}f}"
+        return text
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
     settings: str  # in which it differs from the first row
-    figures: dict[int, RunFigures]  # by seed, of finished runs
+    results: dict[int, RunResult]  # by seed, of finished runs
     n_seeds: int  # also of the others
     problems: tuple[str, ...]  # what became of the others
+    machines: frozenset[str]  # on which finished runs trained
 
-    def average(self, read: Callable[[RunFigures], float | None]) -> Mean | None:
-        return compute_mean([read(one) for one in self.figures.values()])
+    def average(self, read: Callable[[RunResult], float | None]) -> Mean | None:
+        return compute_mean([read(result) for result in self.results.values()])
 
     def score(self, name: ScoredSet) -> Mean | None:
-        return self.average(lambda one: get_bleu(one, name))
+        return self.average(partial(get_bleu, name=name))
 
     def calibration_error(self, name: ScoredSet) -> Mean | None:
-        return self.average(lambda one: get_calibration_error(one, name))
+        return self.average(partial(get_calibration_error, name=name))
 
     def difference(self, first: "Row", name: ScoredSet) -> Mean | None:
-        """The difference in BLEU from the first row, over the seeds that both have."""
+        """The difference in BLEU from the first row, over the seeds that both have; None for the first
+        row itself.
+        """
+        if self is first:
+            return None
         differences = []
-        for seed, one in self.figures.items():
-            other = first.figures.get(seed)
-            own = get_bleu(one, name)
-            others = None if other is None else get_bleu(other, name)
-            if own is not None and others is not None:
-                differences.append(own - others)
+        for seed, result in self.results.items():
+            if seed not in first.results:
+                continue
+            bleu, first_bleu = get_bleu(result, name), get_bleu(first.results[seed], name)
+            if bleu is not None and first_bleu is not None:
+                differences.append(bleu - first_bleu)
         return compute_mean(differences)
 
 
-def get_bleu(figures: RunFigures, name: ScoredSet) -> float | None:
-    score = figures.get_score(name)
-    return None if score is None else score.bleu
+def get_parameters(result: RunResult) -> float:
+    return result.parameters
 
 
-def get_calibration_error(figures: RunFigures, name: ScoredSet) -> float | None:
-    score = figures.get_score(name)
-    return None if score is None else score.calibration_error
+def get_updates(result: RunResult) -> float:
+    return result.updates
+
+
+def get_minutes(result: RunResult) -> float:
+    return result.minutes
+
+
+def get_nll(result: RunResult) -> float | None:
+    return result.nll
+
+
+def get_bleu(result: RunResult, name: ScoredSet) -> float | None:
+    score = result.get_score(name)
+    if score is None:
+        return None
+    return score.bleu
+
+
+def get_calibration_error(result: RunResult, name: ScoredSet) -> float | None:
+    score = result.get_score(name)
+    if score is None:
+        return None
+    return score.calibration_error
 
 
 def compute_mean(values: Sequence[float | None]) -> Mean | None:
@@ -89,24 +117,26 @@ def compute_mean(values: Sequence[float | None]) -> Mean | None:
 
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
-    """Read the figures of all finished runs."""
+    """Read the results of all finished runs."""
     by_name: dict[str, list[PlannedRun]] = {}
     for run in sweep.runs:
         by_name.setdefault(run.name, []).append(run)
     settings = describe_settings([runs[0] for runs in by_name.values()])
     rows = []
     for (name, runs), text in zip(by_name.items(), settings, strict=True):
-        figures = {}
+        results = {}
         problems = []
+        machines = set()
         for run in runs:
-            found = read_figures(sweep, run)
-            if found is not None:
-                figures[run.config.seed] = found
+            result = read_result(sweep, run)
+            if result is not None:
+                results[run.config.seed] = result
+                machines.add(read_machine(run.folder))
             elif run.label in failures:
                 problems.append(f"seed {run.config.seed}: {failures[run.label]}")
             else:
                 problems.append(f"seed {run.config.seed}: not finished")
-        rows.append(Row(name, text, figures, len(runs), tuple(problems)))
+        rows.append(Row(name, text, results, len(runs), tuple(problems), frozenset(machines)))
     return rows
 
 
@@ -145,57 +175,88 @@ def list_cells(sweep: Sweep, rows: Sequence[Row]) -> list[list[str]]:
         head += [f"{name} BLEU", "difference", f"{name} ECE"]
     cells = [head]
     for row in rows:
-        nll = row.average(lambda one: one.nll)
+        nll = row.average(get_nll)
         line = [
             row.name,
             row.settings,
-            f"{len(row.figures)}/{row.n_seeds}" if row.problems else str(row.n_seeds),
-            format_mean(row.average(lambda one: one.parameters / 1e6), "{:.2f}M"),
-            format_mean(row.average(lambda one: one.updates), "{:,.0f}"),
-            format_mean(row.average(lambda one: one.minutes), "{:.1f}"),
-            "" if nll is None else nll.format(4),
-            "" if nll is None else f"{math.exp(min(nll.value, 50.0)):.3f}",
+            format_seeds(row),
+            format_parameters(row.average(get_parameters)),
+            format_mean(row.average(get_updates), 0),
+            format_mean(row.average(get_minutes), 1),
+            format_score(nll, 4),
+            format_perplexity(nll),
         ]
         for name in sweep.score:
-            bleu, difference = row.score(name), row.difference(rows[0], name)
-            line.append("" if bleu is None else bleu.format(2))
-            is_first = row is rows[0]
-            line.append("" if difference is None or is_first else difference.format(2, "+"))
-            error = row.calibration_error(name)
-            line.append("" if error is None else f"{error.format(2)} %")
+            line.append(format_score(row.score(name), 2))
+            line.append(format_score(row.difference(rows[0], name), 2, "+"))
+            line.append(format_score(row.calibration_error(name), 2, unit=" %"))
         cells.append(line)
     return cells
 
 
-def format_mean(mean: Mean | None, style: str) -> str:
-    return "" if mean is None else style.format(mean.value)
+def format_seeds(row: Row) -> str:
+    if row.problems:
+        return f"{len(row.results)}/{row.n_seeds}"
+    return str(row.n_seeds)
+
+
+def format_parameters(mean: Mean | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean.value / 1e6:.2f}M"
+
+
+def format_mean(mean: Mean | None, digits: int) -> str:
+    if mean is None:
+        return ""
+    return f"{mean.value:,.{digits}f}"
+
+
+def format_score(mean: Mean | None, digits: int, sign: str = "", unit: str = "") -> str:
+    if mean is None:
+        return ""
+    return mean.format(digits, sign) + unit
+
+
+def format_perplexity(nll: Mean | None) -> str:
+    if nll is None:
+        return ""
+    return f"{math.exp(min(nll.value, 50.0)):.3f}"
 
 
 def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
-    """Say how the figures were counted, and what is missing."""
-    notes = []
-    all_figures = [one for row in rows for one in row.figures.values()]
+    """Say how the numbers were made, and what is missing."""
     weights = "the last checkpoint"
     if sweep.average is not None:
         weights = f"the mean of the last {sweep.average} planned checkpoints"
-    notes.append(f"scored: {weights}; NLL and perplexity are per piece, without label smoothing")
-    notes.append(
-        "ECE: expected calibration error of the pieces of the reference (nmt-eval --calibration)"
-    )
-    if len({one.vocab_sha256 for one in all_figures}) > 1:
+    notes = [
+        f"scored: {weights}; NLL and perplexity are per piece, without label smoothing",
+        "ECE: expected calibration error of the pieces of the reference (nmt-eval --calibration)",
+    ]
+
+    vocabs: set[str] = set()
+    machines: set[str] = set()
+    signatures: set[tuple[str, str]] = set()  # of a set's BLEU
+    has_intervals = False
+    for row in rows:
+        has_intervals |= len(row.results) > 1
+        machines |= row.machines
+        for result in row.results.values():
+            vocabs.add(result.vocab_sha256)
+            for score in result.scores:
+                if score.set in sweep.score:
+                    signatures.add((score.set, score.signature))
+    if len(vocabs) > 1:
         notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
-    if any(len(row.figures) > 1 for row in rows):
+    if has_intervals:
         notes.append(
             "±: 95 % interval of the mean over seeds (Student's t); differences seed by seed"
         )
-    for name in sweep.score:
-        signatures = {s.signature for one in all_figures if (s := one.get_score(name))}
-        for signature in sorted(signatures):
-            notes.append(f"{name} BLEU: {signature}")
-    finished = [run for run in sweep.runs if read_figures(sweep, run) is not None]
-    machines = {read_machine(run.folder) for run in finished} - {""}
-    if machines:
-        notes.append(f"minutes: on {', '.join(sorted(machines))}")
+    for name, signature in sorted(signatures):
+        notes.append(f"{name} BLEU: {signature}")
+    known_machines = sorted(machines - {""})
+    if known_machines:
+        notes.append(f"minutes: on {', '.join(known_machines)}")
     for row in rows:
         for problem in row.problems:
             notes.append(f"{row.name}, {problem}")
@@ -228,27 +289,36 @@ def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = ["run", "settings", "seeds", "finished", "parameters", "updates", "minutes"]
-    kinds = ("", "_plus_minus", "_deviation")
-    head += [f"dev_nll{kind}" for kind in kinds]
+    head += name_columns("dev_nll")
     for name in sweep.score:
-        head += [f"{name}_bleu{kind}" for kind in kinds]
-        head += [f"{name}_difference{kind}" for kind in kinds]
-        head += [f"{name}_ece{kind}" for kind in kinds]
+        for figure in ("bleu", "difference", "ece"):
+            head += name_columns(f"{name}_{figure}")
     writer.writerow(head)
     for row in rows:
-        line: list[Any] = [row.name, row.settings, row.n_seeds, len(row.figures)]
-        for read in (lambda one: one.parameters, lambda one: one.updates, lambda one: one.minutes):
-            mean = row.average(read)
-            line.append(None if mean is None else mean.value)
-        means = [row.average(lambda one: one.nll)]
+        line: list[Any] = [row.name, row.settings, row.n_seeds, len(row.results)]
+        for read in (get_parameters, get_updates, get_minutes):
+            line.append(list_numbers(row.average(read))[0])
+        line += list_numbers(row.average(get_nll))
         for name in sweep.score:
-            means += [row.score(name), row.difference(rows[0], name), row.calibration_error(name)]
-        for mean in means:
-            line += [None] * 3 if mean is None else [mean.value, mean.plus_minus, mean.deviation]
+            line += list_numbers(row.score(name))
+            line += list_numbers(row.difference(rows[0], name))
+            line += list_numbers(row.calibration_error(name))
         writer.writerow(line)
     return text.getvalue()
 
 
+def name_columns(figure: str) -> list[str]:
+    return [figure, f"{figure}_plus_minus", f"{figure}_deviation"]
+
+
+def list_numbers(mean: Mean | None) -> list[float | None]:
+    """Return what `name_columns` names."""
+    if mean is None:
+        return [None, None, None]
+    return [mean.value, mean.plus_minus, mean.deviation]
+
+
 def write_tables(sweep: Sweep, rows: Sequence[Row]) -> None:
-    for name, text in zip(TABLE_FILES, (format_markdown, format_csv), strict=True):
-        write_text(sweep.folder / name, text(sweep, rows))
+    markdown, values = TABLE_FILES
+    write_text(sweep.folder / markdown, format_markdown(sweep, rows))
+    write_text(sweep.folder / values, format_csv(sweep, rows))

@@ -11,6 +11,7 @@ from nmt.system.errors import UserError
 
 HEAD = "base: demo.yaml\n"
 TWO = "runs:\n  base: {}\n  N = 2: {model.n_layers: 2}\n"
+MANY = "grid:\n" + "".join(f"  {key}: {list(range(100))}\n" for key in "abcdef")
 
 
 def read(folder: Path, text: str, *overrides: str) -> Sweep:
@@ -71,7 +72,7 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         (f"{HEAD}bass: 1\n{TWO}", (), "grid.yaml:2: bass: unknown key; did you mean base?"),
         (TWO, (), "base: is missing"),
         (HEAD, (), "needs either runs or grid"),
-        (f"{HEAD}grid: {{seed: [1]}}\n", (), "grid.yaml:2: grid.seed[0]: give seeds"),
+        (f"{HEAD}grid: {{seed: [1]}}\n", (), "grid.yaml:2: grid.seed[0]: the grid's key seeds"),
         (f"{HEAD}grid: {{model.dropout: []}}\n", (), "at least one value"),
         (f"{HEAD}seeds: [1, 1]\n{TWO}", (), "seeds names a seed twice"),
         (f"{HEAD}seeds: [-1]\n{TWO}", (), "grid.yaml:2: seed is -1; it must"),
@@ -93,13 +94,20 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         ),
         (f"{HEAD}{TWO}  N @ 2: {{}}\n", (), "runs 'N = 2' and 'N @ 2' would share the folder N-"),
         (f"{HEAD}{TWO}  ---: {{}}\n", (), "run '---' has no usable folder name"),
-        (f"{HEAD}{TWO}  x: {{out: y}}\n", (), "grid.yaml:5: runs.x.out: the folder of the run"),
+        (f"{HEAD}{TWO}  x: {{out: y}}\n", (), "grid.yaml:5: runs.x.out: the folder of a run"),
         (f"{HEAD}average: 0\n{TWO}", (), "grid.yaml:2: average is 0; it must be at least 1"),
         (f"{HEAD}average: 7\n{TWO}", (), "run 'base': average is 7, but training.keep_ch"),
-        (f"{HEAD}average: 13\n{TWO}", (), "plan 12 checkpoints; lower one of the three"),
+        (f"{HEAD}average: 13\n{TWO}", (), "write 12 planned checkpoints (training.steps 600, "),
+        (
+            f"{HEAD}average: 2\n{TWO}",
+            ("training.checkpoint_every=null",),
+            "training.checkpoint_every null); lower average, or set a smaller training.checkp",
+        ),
         (f"{HEAD}score: [test]\n{TWO}", ("data.test=null",), "score has test, but data.test is"),
         (f"{HEAD}{TWO}", ("model.n_layers=4",), "model.n_layers=4: the runs of"),
-        (f"{HEAD}{TWO}", ("seed=4",), "seed=4: give seeds"),
+        (f"{HEAD}{TWO}", ("seed=4",), "seed=4: the grid's key seeds"),
+        (HEAD + MANY, (), "has 1,000,000,000,000 runs; a sweep may have 1,000"),
+        (f"{HEAD}seeds: {list(range(501))}\n{TWO}", (), "has 1,002 runs; a sweep may have 1,000"),
         (f"{HEAD}{TWO}", ("data.train=[{src: no.en, tgt: no.de}]",), "no.en"),
         (f"{HEAD}score: [test]\n{TWO}", ("data.test={src: no.en, tgt: no.de}",), "no.en"),
         (f"{HEAD}{TWO}", ("vocab.model=no.model",), "no.model"),
@@ -118,6 +126,11 @@ def test_mistakes_are_refused(
     assert complaint.replace("{grid}", str(tmp_path / "grid.yaml")) in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_that_is_not_there_brings_up_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="smoothing.yaml: not found; .*label-smoothing.yaml"):
+        read_grid("smoothing.yaml", tmp_path)
 
 
 def test_a_run_that_exists_keeps_its_settings(tmp_path: Path) -> None:

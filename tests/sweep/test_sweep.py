@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,8 @@ from nmt.commands.train import main as nmt_train
 from nmt.evaluate.results import read_results
 from nmt.sweep import jobs, single
 from nmt.sweep.grid import PlannedRun, Sweep, read_grid
-from nmt.sweep.jobs import SideBySide, estimate_memory
+from nmt.sweep.jobs import RunQueue, estimate_memory
+from nmt.sweep.publish import hide_paths, publish_sweep
 from nmt.sweep.slurm import format_indexes
 from nmt.system.files import lock
 
@@ -51,7 +53,7 @@ def finish_whole(place: Path) -> Iterator[Sweep]:
     """A finished sweep, whose trainings ran in this process."""
 
     def train_here(sweep: Sweep, run: PlannedRun) -> None:
-        assert nmt_train(["--config", str(sweep.config(run))]) == 0
+        assert nmt_train(["--config", str(sweep.config_path(run))]) == 0
 
     sweep = read_grid(str(place / "grid.yaml"), place / "whole")
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +77,7 @@ def read_table(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def test_figures_are_those_of_other_commands(
+def test_scores_are_those_of_other_commands(
     whole: Sweep, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = read_table(whole.folder)
@@ -131,6 +133,32 @@ def test_a_study_is_published_without_paths(whole: Sweep, place: Path) -> None:
     assert nmt_sweep(argv(place, "whole", "--publish", f"{place}/other")) == 2
 
 
+@pytest.mark.parametrize(
+    "text, published",
+    [
+        ("settings: {data.root: /home/ann/corpora}", "settings: {data.root: corpora}"),
+        ('data.root: "/home/ann/my corpora/x"  # a/b, 1 / 2', 'data.root: "x"  # a/b, 1 / 2'),
+        (
+            "data.train: [{src: '/a b/c.en', tgt: /a/c.de}]",
+            "data.train: [{src: 'c.en', tgt: c.de}]",
+        ),
+        ("/a/grid.yaml:5: bad (/a/b.log)", "grid.yaml:5: bad (b.log)"),
+        ("it's '/a/b, not c/d", "it's 'b, not c/d"),
+        ("src: https://example.org/a/b", "src: https://example.org/a/b"),
+    ],
+)
+def test_absolute_paths_become_their_last_names(text: str, published: str) -> None:
+    assert hide_paths(text) == published
+
+
+def test_a_published_grid_has_no_paths(whole: Sweep, place: Path, tmp_path: Path) -> None:
+    grid = place / "elsewhere.yaml"
+    grid.write_text(f"# depth?\n{GRID.replace('toy.yaml', str(place / 'toy.yaml'))}")
+    publish_sweep(whole, str(grid), ["data.root=/my corpora/multi30k"], tmp_path / "p")
+    text = (tmp_path / "p" / "grid.yaml").read_text()
+    assert text == f"# nmt-sweep grid.yaml --out FOLDER data.root=multi30k\n# depth?\n{GRID}"
+
+
 def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
     assert "2  N-1-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
@@ -152,6 +180,9 @@ def test_a_job_array_names_each_run(place: Path) -> None:
     text = script.read_text()
     assert "#SBATCH --array=1-2\n" in text and '--only "$SLURM_ARRAY_TASK_ID"' in text
     assert format_indexes([9, 1, 2, 3, 5]) == "1-3,5,9"
+    assert nmt_sweep(argv(place, "an array", "--slurm")) == 0
+    output = shlex.quote(f"{place}/an array/logs/slurm-%A_%a.log")
+    assert f"#SBATCH --output={output}\n" in (place / "an array" / "slurm.sh").read_text()
 
 
 @pytest.mark.parametrize(
@@ -176,10 +207,10 @@ def pretend_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Two runs whose processes are shells."""
     sweep = read_grid(str(place / "grid.yaml"), tmp_path / "out")
 
-    def list_shell_words(_: Sweep, run: PlannedRun) -> list[str]:
+    def make_shell_command(_: Sweep, run: PlannedRun) -> list[str]:
         return ["bash", "-c", (tmp_path / f"{run.label}.sh").read_text()]
 
-    monkeypatch.setattr(jobs, "list_words", list_shell_words)
+    monkeypatch.setattr(jobs, "make_command", make_shell_command)
     yield sweep
 
 
@@ -191,10 +222,11 @@ def test_a_run_that_fails_leaves_the_others_alone(
     (tmp_path / "base-seed3.sh").write_text("echo fine; echo 'nmt-train: error: boom'; exit 2")
     (tmp_path / "N-1-seed3.sh").write_text(f"echo $OMP_NUM_THREADS > {tmp_path}/threads")
     done: list[str] = []
-    both = SideBySide(pretended, 2)
-    both.run(pretended.runs, lambda run: done.append(run.label))
+    queue = RunQueue(pretended, pretended.runs, 2)
+    assert queue.finish_runs(lambda run: done.append(run.label)) == 0
     assert sorted(done) == ["N-1-seed3", "base-seed3"]
-    (reason,) = both.failures.values()
+    assert queue.steps == {"base-seed3": 0, "N-1-seed3": 8}  # a failed run counts as far as it came
+    (reason,) = queue.failures.values()
     assert reason.startswith("nmt-train: error: boom (exit code 2; ")
     assert (tmp_path / "threads").read_text() == "4\n"
 
@@ -203,10 +235,10 @@ def test_a_signal_is_handed_on(pretended: Sweep, tmp_path: Path) -> None:
     wait = "trap 'echo heard; exit 75' TERM; kill -INT $PPID; while true; do sleep 0.05; done"
     (tmp_path / "base-seed3.sh").write_text(wait)
     (tmp_path / "N-1-seed3.sh").write_text(f"touch {tmp_path}/begun")
-    one = SideBySide(pretended, 1)
-    one.run(pretended.runs, lambda _: None)
-    assert one.signal == signal.SIGINT and one.failures == {}
-    assert pretended.log(pretended.runs[0]).read_text() == "heard\n"
+    queue = RunQueue(pretended, pretended.runs, 1)
+    assert queue.finish_runs(lambda _: None) == signal.SIGINT
+    assert queue.failures == {}
+    assert pretended.log_path(pretended.runs[0]).read_text() == "heard\n"
     assert not (tmp_path / "begun").exists()
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nmt.sweep.figures import RunFigures, SetScore, write_figures
 from nmt.sweep.grid import Sweep, read_grid
 from nmt.sweep.plot import make_plot
+from nmt.sweep.result import RunResult, SetScore, write_result
 from nmt.sweep.table import (
     compute_mean,
     format_csv,
@@ -24,9 +24,9 @@ runs: {base: {}, "deep | wide": {model.n_layers: 4, model.d_ff: 900}}
 """
 
 
-def make_figures(bleu: float, vocab: str = "v") -> RunFigures:
+def make_result(bleu: float, vocab: str = "v") -> RunResult:
     score = SetScore("dev", bleu, 50.0, bleu / 10, "signature", "digest")
-    return RunFigures(None, [], "w", vocab, 1_500_000, 600, 2.0, 2.0, [score])
+    return RunResult(None, [], "w", vocab, 1_500_000, 600, 2.0, 2.0, [score])
 
 
 @pytest.fixture(name="sweep")
@@ -35,7 +35,7 @@ def make_sweep(tmp_path: Path) -> Sweep:
     sweep = read_grid(str(tmp_path / "grid.yaml"), tmp_path / "out")
     for run, bleu in zip(sweep.runs, (30.0, 31.0, 32.0, 31.0, 33.0), strict=False):
         run.folder.path.mkdir(parents=True)
-        write_figures(run, make_figures(bleu))
+        write_result(run, make_result(bleu))
     return sweep
 
 
@@ -71,17 +71,17 @@ def test_markdown_and_csv_have_the_same_rows(sweep: Sweep) -> None:
     first, second = csv.DictReader(io.StringIO(format_csv(sweep, rows)))
     assert (first["run"], first["dev_bleu"], first["dev_nll"]) == ("base", "31.0", "2.0")
     assert (second["seeds"], second["finished"]) == ("3", "2")
-    assert second["dev_difference"] == "1.5"
+    assert (first["dev_difference"], second["dev_difference"]) == ("", "1.5")
 
 
 def test_other_vocabularies_are_mentioned(sweep: Sweep) -> None:
-    write_figures(sweep.runs[0], make_figures(30.0, "another"))
+    write_result(sweep.runs[0], make_result(30.0, "another"))
     assert "do not compare" in format_text(sweep, make_rows(sweep, {}))
 
 
-def test_figures_of_another_average_do_not_count(sweep: Sweep) -> None:
+def test_results_of_another_average_do_not_count(sweep: Sweep) -> None:
     other = Sweep(sweep.folder, 5, sweep.score, sweep.runs)
-    assert [len(row.figures) for row in make_rows(other, {})] == [0, 0]
+    assert [len(row.results) for row in make_rows(other, {})] == [0, 0]
     assert "not finished" in format_text(other, make_rows(other, {}))
 
 

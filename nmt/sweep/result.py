@@ -25,7 +25,7 @@ class SetScore:
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class RunResult:
     average: int | None  # as in the grid
     averaged: list[str]  # the checkpoints
     weights_sha256: str
@@ -37,25 +37,30 @@ class RunFigures:
     scores: list[SetScore]
 
     def get_score(self, name: str) -> SetScore | None:
-        return next((score for score in self.scores if score.set == name), None)
+        for score in self.scores:
+            if score.set == name:
+                return score
+        return None
 
 
-def read_figures(sweep: Sweep, run: PlannedRun) -> RunFigures | None:
-    """Return the figures of a finished run; None if it is not finished."""
+def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
+    """Return the result of a run, or None if it is not finished."""
     path = run.folder.sweep
     if not has_plain_file(path):
         return None
     try:
-        figures = read_record(path, RunFigures, "damaged; it is made again")
-    except UserError:  # of another version
+        result = read_record(path, RunResult, remedy="")
+    except UserError:  # damaged, or of another version: the run is scored again
         return None
-    is_scored = all(figures.get_score(name) for name in sweep.score)
-    return figures if figures.average == sweep.average and is_scored else None
+    is_scored = all(result.get_score(name) for name in sweep.score)
+    if result.average != sweep.average or not is_scored:  # the grid asks for something else now
+        return None
+    return result
 
 
 def list_unfinished(sweep: Sweep) -> list[PlannedRun]:
-    return [run for run in sweep.runs if read_figures(sweep, run) is None]
+    return [run for run in sweep.runs if read_result(sweep, run) is None]
 
 
-def write_figures(run: PlannedRun, figures: RunFigures) -> None:
-    write_json(run.folder.sweep, asdict(figures))
+def write_result(run: PlannedRun, result: RunResult) -> None:
+    write_json(run.folder.sweep, asdict(result))
