@@ -53,8 +53,8 @@ class Classifier(nn.Module):
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
 
     def forward(self, texts: Packed, weights: list[Tensor] | None = None) -> Tensor:
-        """Compute the logits of each text's labels, (S, labels); of each layer (S, H, L, L) is
-        appended to `weights`.
+        """Compute the logits of each text's labels, (S, labels). If `weights` is given, each layer's
+        attention weights (S, H, L, L) are appended to it.
         """
         x = self.embedding(texts.tokens) * self.scale
         x = self.dropout(self.positions(x, texts.positions, texts.longest))

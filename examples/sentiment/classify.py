@@ -53,14 +53,14 @@ def classify_texts(args: argparse.Namespace) -> int:
     if args.attention:
         check_writable(args.attention)
     model, vocab, recipe = load_classifier(args.model)
-    for text in args.texts or decode_stream(sys.stdin.buffer, "standard input"):
+    texts = args.texts or decode_stream(sys.stdin.buffer, "standard input")
+    for number, text in enumerate(texts):
         ids = encode_texts(vocab, [text], recipe.max_pieces)
         probability, label = compute_probabilities(model, ids)[0].max(0)
         name = recipe.labels[int(label)]
         print(name, f"{probability:.3f}", text, sep="\t", flush=True)
-        if args.attention:
+        if args.attention and number == 0:
             draw_attention_of_text(args.attention, model, vocab, ids[0], name)
-            args.attention = None  # of the first text alone
     return 0
 
 
@@ -73,6 +73,7 @@ def draw_attention_of_text(
     layers = torch.cat(weights).numpy()  # (layers, heads, L, L)
     pieces = vocab.pieces(ids)
     if path.suffix == ".png":
+        # The image is made for a translation; here the text itself takes its place.
         mean = layers[-1:].mean(1, keepdims=True)
         write_bytes(path, draw_attention_image(AttentionMap(pieces, pieces, [], memory=mean)))
         return

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nmt.corpus.text_files import TextFile, describe_error, read_lines
 from nmt.system.errors import UserError
 
-HELD_OUT = 10  # where there is no test set, one review of so many is one
+HELD_OUT = 10  # without a test set, one review in so many is held out as one
 SUBJECTS = "film,plot,story,acting,music,ending,cast,dialogue,humour,camera work".split(",")
 GOOD = "good,brilliant,funny,gripping,convincing,touching,fresh,clever,a joy,a masterpiece".split(
     ","
@@ -67,9 +67,9 @@ def read_corpus(place: str | None, seed: int) -> Corpus:
 
 
 def hold_out(reviews: list[Review], seed: int) -> Corpus:
-    random.Random(seed).shuffle(reviews)
+    shuffled = random.Random(seed).sample(reviews, len(reviews))
     n_test = len(reviews) // HELD_OUT
-    return Corpus(reviews[n_test:], reviews[:n_test])
+    return Corpus(shuffled[n_test:], shuffled[:n_test])
 
 
 def read_tsv(path: Path) -> Iterator[Review]:
@@ -135,8 +135,7 @@ def make_review(rng: random.Random) -> Review:
     def deny() -> str:
         return rng.choice(DENIALS).format(rng.choice(SUBJECTS), rng.choice(wrong))
 
-    clauses = rng.choice(
-        [[state()], [deny()], [state(), deny()], [state(), deny()] + [state(), deny()]]
-    )
+    plan = rng.choice([[state], [deny], [state, deny], [state, deny, state, deny]])
+    clauses = [make_clause() for make_clause in plan]
     rng.shuffle(clauses)
     return Review(label, " ".join(f"{clause[0].upper()}{clause[1:]}." for clause in clauses))

@@ -65,12 +65,24 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("-o", "--out", type=Path, default=Path("runs/sentiment"), metavar="DIR", help="the model")
     add("--epochs", type=parse_positive, default=4, metavar="N")
     add("--batch", type=parse_positive, default=32, metavar="N", help="reviews in an update")
-    add("--layers", type=parse_positive, default=2, metavar="N", help="of the encoder")
-    add("--d-model", type=parse_positive, default=64, metavar="N", help=f"for {N_HEADS} heads")
-    add("--pieces", type=parse_positive, metavar="N", help="of the vocabulary")
-    add("--max-pieces", type=parse_positive, default=512, metavar="N", help="of a review")
+    add("--layers", type=parse_positive, default=2, metavar="N", help="encoder layers")
+    add(
+        "--d-model",
+        type=parse_positive,
+        default=64,
+        metavar="N",
+        help=f"width of the model, of {N_HEADS} heads",
+    )
+    add("--pieces", type=parse_positive, metavar="N", help="size of the vocabulary")
+    add(
+        "--max-pieces",
+        type=parse_positive,
+        default=512,
+        metavar="N",
+        help="longest review; the rest is cut off",
+    )
     add("--dropout", type=float, default=0.0, metavar="P", help="0.1 or more for real reviews")
-    add("--peak-lr", type=float, default=0.002, metavar="RATE", help="of Adam")
+    add("--peak-lr", type=float, default=0.002, metavar="RATE", help="peak learning rate")
     add("--seed", type=int, default=1, metavar="N")
     add("--bag-of-words", action="store_true", help="a baseline, which is not saved")
     args = parser.parse_args(argv)
@@ -82,7 +94,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_training(args: argparse.Namespace) -> int:
-    options = RecordReader(lambda key: f"--{key.replace('_', '-')}")  # which knows the rules
+    # checks the options by the rules of the config
+    options = RecordReader(lambda key: f"--{key.replace('_', '-')}")
     model_options = {"d_model": args.d_model, "n_layers": args.layers, "dropout": args.dropout}
     sizes = {"d_ff": 2 * args.d_model, "n_heads": N_HEADS}
     config = options.read(ModelConfig, model_options | sizes)
@@ -112,12 +125,12 @@ def run_training(args: argparse.Namespace) -> int:
 def list_labels(corpus: Corpus) -> list[str]:
     labels = sorted({review.label for review in corpus.train})
     unknown = sorted({review.label for review in corpus.test} - {*labels})
+    if not labels or not corpus.test:
+        raise UserError("there are too few reviews to train and to test; give more")
     if len(labels) < 2:
-        found = f"all have the label {labels[0]!r}" if labels else "there are none"
-        raise UserError(f"the reviews to train on need two labels, and {found}")
-    if unknown or not corpus.test:
-        found = f"the label {unknown[0]!r}, which no other has" if unknown else "no review"
-        raise UserError(f"the test set has {found}; give more reviews")
+        raise UserError(f"all reviews to train on have the label {labels[0]!r}; give two labels")
+    if unknown:
+        raise UserError(f"no review to train on has the label {unknown[0]!r} of the test set")
     return labels
 
 
@@ -136,7 +149,9 @@ def train_classifier(
     schedule: OptimizerConfig,
     args: argparse.Namespace,
 ) -> Tensor:
-    """Train the model; returns how often each label was taken for each, (labels, labels)."""
+    """Train the model; return its confusion matrix on the test set: rows are true labels, columns
+    predicted ones.
+    """
     n = len(train_set.ids)
     n_labels = len(recipe.labels)
     n_steps = args.epochs * math.ceil(n / args.batch)
@@ -152,7 +167,7 @@ def train_classifier(
             chosen = order[first : first + args.batch]
             batch = pack([train_set.ids[i] for i in chosen])
             step += 1
-            # the rule of the rate wants more updates than its warm-up has
+            # learning_rate needs more updates than the warm-up has
             rate = learning_rate(step, recipe.model.d_model, max(n_steps, WARMUP + 1), schedule)
             set_learning_rate(optimizer, rate)
 
@@ -180,7 +195,7 @@ def encode_reviews(vocab: Vocab, recipe: Recipe, reviews: Sequence[Review]) -> E
 
 
 def format_confusion(labels: Sequence[str], confusion: Tensor) -> str:
-    """Format a table with a row for each label, and a column for what it was taken for."""
+    """Format a row for each true label, with a column for each predicted one, and the accuracy."""
     width = max(8, *(len(label) + 2 for label in labels))
     lines = ["".join(f"{name:>{width}}" for name in ["", *labels])]
     for label, counts in zip(labels, confusion.tolist(), strict=True):

@@ -203,10 +203,10 @@ def test_datasets_in_the_hubs_layout(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("text", "message"),
     [
         ("pos\tgood\nneg bad\n", "some.tsv:2: each line must be a label, a tab, and a text"),
-        ("pos\tgood\n" * 20, "need two labels, and all have the label 'pos'"),
+        ("pos\tgood\n" * 20, "all reviews to train on have the label 'pos'; give two labels"),
         ("", "some.tsv: is empty"),
-        ("pos\tgood\n", "the reviews to train on need two labels"),
-        ("pos\tgood\nneg\tbad\n", "the test set has no review"),
+        ("pos\tgood\n", "too few reviews to train and to test"),
+        ("pos\tgood\nneg\tbad\n", "too few reviews to train and to test"),
         (TSV, "--pieces: 8000 is too large for so little text; use at most"),
     ],
 )
