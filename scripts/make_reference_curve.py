@@ -1,16 +1,18 @@
-"""Writes configs/references/NAME.json: the dev scores of several runs of a shipped config, beside which
-nmt-train puts those of a user's run (nmt/train/reference_curve.py).
+"""Writes configs/references/NAME.json: the dev scores of several runs of a shipped config, with which
+nmt-train compares a user's run (nmt/train/reference_curve.py).
 
     python scripts/make_reference_curve.py demo.yaml RUN RUN RUN
-    python scripts/make_reference_curve.py small.yaml docs/results/small-seeds/*-seed* --store data/small
+    python scripts/make_reference_curve.py demo.yaml PUBLISHED PUBLISHED --store STORE
 
-A RUN has config.yaml and metrics.jsonl: a run folder, or what is published of one. The store tells on
-which text it was trained; published configs do not say where that is, hence --store.
+A RUN has config.yaml and metrics.jsonl: a run folder, or what is published of one. A published config
+does not say where its store is, hence --store.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ from nmt.corpus.ledger import read_ledger
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 from nmt.train.metrics_log import read_metrics
-from nmt.train.reference_curve import IGNORED, read_reference
+from nmt.train.reference_curve import IGNORED_KEYS, ReferenceCurve, ReferencePoint
 
 SECTIONS = ("vocab", "model", "optimizer", "training", "decoding", "evaluation")
 DIGITS = 4
+Scores = dict[int, Mapping[str, float]]  # by update: the numbers of each validation
 
 
 def main() -> int:
@@ -47,74 +50,81 @@ def main() -> int:
 
 
 def write_reference(name: str, runs: list[Path], store: str | None) -> Path:
+    curve = make_reference(name, runs, store)
+    path = find_shipped_configs() / "references" / f"{Path(name).stem}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(format_reference(curve))
+    return path
+
+
+def make_reference(name: str, runs: list[Path], store: str | None) -> ReferenceCurve:
     shipped = load_config(name)
+    if shipped.data.is_mixed:
+        raise UserError(f"{name}: mixes corpora, which the digest of a store does not cover")
     configs = [load_recorded_config(RunFolder(run).config) for run in runs]
     for run, config in zip(runs, configs, strict=True):
-        # the same task, and everything that matters for the dev scores
-        if differences := list_differences(shipped, config, IGNORED):
+        if differences := list_differences(shipped, config, IGNORED_KEYS):
             raise UserError(f"{run}: is no run of {name} ({'; '.join(differences)})")
     seeds = [config.seed for config in configs]
-    if len(set(seeds)) < max(2, len(seeds)):
-        raise UserError(f"{', '.join(map(str, runs))}: give two or more runs of different seeds")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"{name}: seeds {', '.join(map(str, seeds))}: each run needs its own")
 
     scores = [read_scores(run) for run in runs]
     steps = sorted(set(scores[0]).intersection(*scores[1:]))
     if not steps:
         raise UserError(f"{', '.join(map(str, runs))}: have no validation in common")
-    points = []
-    for step in steps:
-        nll, bleu = zip(*(own[step] for own in scores), strict=True)
-        points.append({"step": step, "nll": nll, "bleu": [] if None in bleu else bleu})
+    points = [collect_point(step, scores) for step in steps]
 
-    folder = Path(store or configs[0].data.store)
-    values = {
-        "store": read_ledger(folder).store,
-        "seeds": seeds,
-        "settings": list_sections(configs[0]),
-        "points": points,
-    }
-    path = find_shipped_configs() / "references" / f"{Path(name).stem}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(format_values(values))
-    assert read_reference(path, configs[-1], folder) is not None
-    return path
+    digest = read_ledger(Path(store or configs[0].data.store)).store
+    curve = ReferenceCurve(digest, seeds, configs[0], points)
+    if problem := curve.check():
+        raise UserError(f"{name}: {problem}")
+    return curve
 
 
-def read_scores(run: Path) -> dict[int, tuple[float, float | None]]:
-    """NLL and BLEU by update."""
+def collect_point(step: int, scores: list[Scores]) -> ReferencePoint:
+    """Collect the scores of all runs after one update; BLEU only if each run has it."""
+    nlls, bleus = [], []
+    for own in scores:
+        numbers = own[step]
+        nlls.append(round(numbers["nll"], DIGITS))
+        if "bleu" in numbers:
+            bleus.append(round(numbers["bleu"], DIGITS))
+    if len(bleus) < len(nlls):
+        bleus = []
+    return ReferencePoint(step, nlls, bleus)
+
+
+def read_scores(run: Path) -> Scores:
     lines, _ = read_metrics(RunFolder(run).metrics)
-    found = {}
-    for line in lines:
-        if line.kind == "valid":
-            bleu = line.numbers.get("bleu")
-            nll = round(line.numbers["nll"], DIGITS)
-            found[line.step] = (nll, None if bleu is None else round(bleu, DIGITS))
-    return found
+    return {line.step: line.numbers for line in lines if line.kind == "valid"}
 
 
-def list_sections(config: RunConfig) -> dict[str, Any]:
-    """The settings, without those that name places or do not matter."""
+def select_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings, by section, in which runs of the config must agree."""
     values = to_plain_values(config)
-    sections = {}
+    sections: dict[str, dict[str, Any]] = {}
     for section in SECTIONS:
-        kept = {key: value for key, value in values[section].items() if is_kept(section, key)}
-        if kept:
-            sections[section] = kept
+        for key, value in values[section].items():
+            if is_kept(section, key):
+                sections.setdefault(section, {})[key] = value
     return sections
 
 
 def is_kept(section: str, key: str) -> bool:
     name = f"{section}.{key}"
-    return name == "training.steps" or name not in IGNORED  # a cosine depends on the steps
+    # The rates of a cosine schedule depend on the steps.
+    return name == "training.steps" or name not in IGNORED_KEYS
 
 
-def format_values(values: dict[str, Any]) -> str:
+def format_reference(curve: ReferenceCurve) -> str:
     """JSON with a line for each section of the settings and for each validation."""
-    sections = [f'"{name}": {json.dumps(keys)}' for name, keys in values["settings"].items()]
-    points = [json.dumps(point) for point in values["points"]]
+    settings = select_settings(curve.settings)
+    sections = [f'"{name}": {json.dumps(values)}' for name, values in settings.items()]
+    points = [json.dumps(dataclasses.asdict(point)) for point in curve.points]
     parts = [
-        f'"store": {json.dumps(values["store"])}',
-        f'"seeds": {json.dumps(values["seeds"])}',
+        f'"store": {json.dumps(curve.store)}',
+        f'"seeds": {json.dumps(curve.seeds)}',
         '"settings": {\n  ' + ",\n  ".join(sections) + "\n }",
         '"points": [\n  ' + ",\n  ".join(points) + "\n ]",
     ]

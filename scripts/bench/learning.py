@@ -5,11 +5,11 @@ seeds.
     python scripts/bench/learning.py --data-root corpora/multi30k --peer-python build/peers/bin/python \\
         --out results model.n_layers=2 training.steps=1000
 
-(scripts/bench/train.py --make-peers installs the peers.) The config says what all do. Each run is
-one process with one thread, one after the other, and becomes one line of OUT/runs.jsonl; the same
-command continues with the runs that are missing. Then it writes OUT/table.md and OUT/plot.svg:
-dev NLL at equal updates and at equal processor time, which on a machine that does other work stands
-in for minutes, and dev BLEU by one beam search for all.
+(scripts/bench/train.py --make-peers installs the peers.) All systems train with the sizes and the
+schedule of the config, one after the other, each in a process with one thread. A run becomes a line of
+OUT/runs.jsonl, and the same command continues with the runs that are missing. Then it writes
+OUT/table.md and OUT/plot.svg: dev NLL at equal updates and at equal processor time, which replaces
+minutes where other work shares the machine, and dev BLEU by one beam search for all.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from nmt.system.runtime import tune_process
 
 SCRIPT = Path(__file__).resolve().with_name("learning_peers.py")
 TIMEOUT_S = 7200  # of a run
-# Ours with other settings, and how each system forms its batches.
+# Our trainer with other settings
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ours": (),
     "ours+length": ("training.grouping=length",),
@@ -56,12 +56,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "training.grouping=length",
     ),
 }
+# The others, and how each forms its batches
 PEERS = {
-    "plain": "like lengths: a loop over torch.nn.Transformer",
-    "lean": "like lengths: the same, dropout only where the paper has it",
+    "plain": "like lengths",  # a loop over torch.nn.Transformer
+    "lean": "like lengths",  # the same, with dropout only where the paper has it
     "eole": "like lengths, out of a bucket of 262,144 sentences",
     "opennmt": "like lengths, out of a bucket of 262,144 sentences",
-    "joeynmt": "sentences drawn at random, padded",
+    "joeynmt": "drawn at random, padded",
     "fairseq": "like lengths",
 }
 # fairseq 0.12.2 needs Python 3.10 and pip < 24.1: pip install --no-deps fairseq==0.12.2; then torch,
@@ -77,16 +78,14 @@ class Study:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.work, self.out = args, Path(args.work).resolve(), Path(args.out)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        tune_process()  # what nmt-train would set before it imports torch
+        # The peers' environment is copied before tune_process sets what nmt-train would set.
+        self.peer_environment = {**os.environ, "OMP_NUM_THREADS": "1"} | MALLOC
+        tune_process()
         self.own_environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.peer_environment = environment | MALLOC
         store = args.store or str(self.work / "store")
-        self.overrides = [
-            *([f"data.root={json.dumps(args.data_root)}"] if args.data_root else []),
-            f"data.store={json.dumps(store)}",
-            *args.overrides,
-        ]
+        self.overrides = [f"data.store={json.dumps(store)}", *args.overrides]
+        if args.data_root:
+            self.overrides.insert(0, f"data.root={json.dumps(args.data_root)}")
         self.config = load_config(args.config, self.overrides)
         prepare(self.config.data, self.config.vocab, self.config.seed)
         self.n_vocab = write_text(Path(store), self.work / "text")
@@ -134,12 +133,10 @@ class Study:
         is_ours = system in VARIANTS
         if is_ours:
             shutil.rmtree(self.work / "run", ignore_errors=True)
-        pythons = {"fairseq": self.args.fairseq_python} | dict.fromkeys(OWN, sys.executable)
-        python = sys.executable if is_ours else pythons.get(system, self.args.peer_python)
         log = self.work / f"{system}-{precision}-seed{seed}.log"
         with open(log, "wb") as file:
             done = subprocess.run(
-                [python, str(SCRIPT), str(job)],
+                [self.choose_python(system), str(SCRIPT), str(job)],
                 env=self.own_environment if is_ours else self.peer_environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -153,6 +150,13 @@ class Study:
             last = lines[-1][:200] if lines else ""
             raise UserError(f"{system}-{precision}, seed {seed}: {last!r}; see {log}")
         return json.loads(done.stdout)
+
+    def choose_python(self, system: str) -> str:
+        if system in VARIANTS or system in OWN:
+            return sys.executable
+        if system == "fairseq":
+            return self.args.fairseq_python
+        return self.args.peer_python
 
     def judge(self, result: Run) -> Run:
         """Exchange the translations, which are ids, for their BLEU."""
@@ -256,17 +260,25 @@ def check_arguments(args: argparse.Namespace) -> None:
 # ---- the report ----------------------------------------------------------------------------------
 
 
-def group_runs(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
-    groups: dict[tuple[str, str], list[Run]] = {}
+def group_by_system(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        corpus, name, _ = name_run(run)
-        groups.setdefault((corpus, name), []).append(run)
+        _, name, _ = name_run(run)
+        groups.setdefault(name, []).append(run)
     return groups
+
+
+def describe_batches(system: str) -> str:
+    if "training.grouping=length" in VARIANTS.get(system, ()):
+        return "like lengths, without padding"
+    return PEERS.get(system, "drawn at random, without padding")
 
 
 def format_mean(values: Sequence[float], digits: int) -> str:
     text = f"{fmean(values):.{digits}f}"
-    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
+    if len(values) > 1:
+        text += f" ± {stdev(values):.{digits}f}"
+    return text
 
 
 def interpolate(run: Run, key: str, cpu_s: float) -> float | None:
@@ -282,11 +294,7 @@ def interpolate(run: Run, key: str, cpu_s: float) -> float | None:
 def format_report(runs: list[Run]) -> str:
     parts = []
     for corpus in dict.fromkeys(run["corpus"] for run in runs):
-        groups = {
-            name: its
-            for (its_corpus, name), its in group_runs(runs).items()
-            if its_corpus == corpus
-        }
+        groups = group_by_system([run for run in runs if run["corpus"] == corpus])
         parts.append(f"## {corpus}\n\n{describe_runs(groups)}\n")
         parts.append(f"At equal updates:\n\n{format_by_update(groups)}")
         parts.append(f"At equal processor time:\n\n{format_by_time(groups)}")
@@ -295,59 +303,76 @@ def format_report(runs: list[Run]) -> str:
 
 def describe_runs(groups: dict[str, list[Run]]) -> str:
     first = next(iter(groups.values()))[0]
-    told = ", ".join(f"{key} {value}" for key, value in first["told"].items())
     versions: dict[str, str] = {}
-    for its in groups.values():
-        versions |= its[0]["versions"]
+    for group in groups.values():
+        versions |= group[0]["versions"]
     return (
-        f"{first['machine']}, one thread; {told}.\n"
-        f"{', '.join(f'{name} {version}' for name, version in versions.items())}. "
-        f"Mean ± standard deviation over seeds. BLEU: `{first['signature']}`.\n"
+        f"{first['machine']}, one thread; {format_pairs(first['told'])}.\n"
+        f"{format_pairs(versions)}. Mean ± standard deviation over seeds. BLEU: `{first['signature']}`.\n"
     )
+
+
+def format_pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def format_by_update(groups: dict[str, list[Run]]) -> str:
     updates = [point["update"] for point in next(iter(groups.values()))[0]["points"]]
-    head = ("system", "seeds", *(f"NLL, {n:,}" for n in updates))
     rows = []
-    for name, its in groups.items():
-        columns = zip(*([point["nll"] for point in run["points"]] for run in its), strict=True)
-        last = [run["points"][-1] for run in its]
-        rows.append(
-            (
-                name,
-                str(len(its)),
-                *(format_mean(column, 3) for column in columns),
-                format_mean([run["bleu"] for run in its], 2),
-                f"{fmean(point['tokens'] / point['update'] for point in last):,.0f}",
-                f"{fmean(point['cpu_s'] for point in last) / 60:.1f}",
-                f"{its[0]['n_parameters']:,}",
-            )
-        )
-    tail = ("BLEU", "target pieces/update", "processor min", "parameters")
-    return format_table((*head, *tail), rows)
+    for name, group in groups.items():
+        row = [name, str(len(group))]
+        for place in range(len(updates)):
+            nlls = [run["points"][place]["nll"] for run in group]
+            row.append(format_mean(nlls, 3))
+        ends = [run["points"][-1] for run in group]
+        row += [
+            format_mean([run["bleu"] for run in group], 2),
+            f"{fmean(end['tokens'] / end['update'] for end in ends):,.0f}",
+            f"{fmean(end['cpu_s'] for end in ends) / 60:.1f}",
+            f"{group[0]['n_parameters']:,}",
+            describe_batches(group[0]["system"]),
+        ]
+        rows.append(row)
+    nlls_head = [f"NLL, {n:,}" for n in updates]
+    tail = ["BLEU", "target pieces/update", "processor min", "parameters", "batches"]
+    return format_table(["system", "seeds", *nlls_head, *tail], rows)
 
 
 def format_by_time(groups: dict[str, list[Run]]) -> str:
-    """Half of the time that the quickest took, and all of it."""
-    means = [fmean(run["points"][-1]["cpu_s"] for run in its) for its in groups.values()]
-    # the least of its seeds, so that each has a value there
-    ends = [min(run["points"][-1]["cpu_s"] for run in its) for its in groups.values()]
-    end = ends[means.index(min(means))]
-    times = (end / 2, end)
-    rows = []
-    for name, its in groups.items():
-        row = [name]
-        for seconds in times:
-            for key, digits in (("nll", 3), ("update", 0)):
-                values = [interpolate(run, key, seconds) for run in its]
-                known = [value for value in values if value is not None]
-                row.append(format_mean(known, digits) if len(known) == len(values) else "-")
-        rows.append(row)
+    """Compare at the time at which the fastest system finished, and at half of it."""
+    fastest = min(groups.values(), key=compute_mean_end)
+    end = min(map(get_end, fastest))  # a time that each of its seeds reaches
     head = ["system"]
-    for seconds in times:
+    for seconds in (end / 2, end):
         head += [f"NLL, {seconds / 60:.1f} min", "updates"]
+    rows = []
+    for name, group in groups.items():
+        row = [name]
+        for seconds in (end / 2, end):
+            row.append(format_at(group, "nll", seconds, 3))
+            row.append(format_at(group, "update", seconds, 0))
+        rows.append(row)
     return format_table(head, rows)
+
+
+def format_at(group: list[Run], key: str, cpu_s: float, digits: int) -> str:
+    """Format the mean of a value at a time, or a dash if some run has none then."""
+    values = []
+    for run in group:
+        value = interpolate(run, key, cpu_s)
+        if value is None:
+            return "-"
+        values.append(value)
+    return format_mean(values, digits)
+
+
+def compute_mean_end(group: list[Run]) -> float:
+    return fmean(map(get_end, group))
+
+
+def get_end(run: Run) -> float:
+    """Seconds of processor time of the whole run."""
+    return run["points"][-1]["cpu_s"]
 
 
 def draw(runs: list[Run], path: Path) -> None:
@@ -396,7 +421,10 @@ def main(line: list[str]) -> int:
     )
     add_overrides(parser)
     parser.add_argument(
-        "--config", default="multi30k.yaml", metavar="FILE", help="of all runs (multi30k.yaml)"
+        "--config",
+        default="multi30k.yaml",
+        metavar="FILE",
+        help="of all runs (default: multi30k.yaml)",
     )
     parser.add_argument("--data-root", metavar="DIR", help="the config's data.root")
     parser.add_argument(
@@ -411,11 +439,20 @@ def main(line: list[str]) -> int:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N")
     parser.add_argument(
-        "--every", type=int, default=250, metavar="N", help="updates between two points (250)"
+        "--every",
+        type=int,
+        default=250,
+        metavar="N",
+        help="updates between two points (default: 250)",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="for runs, table and plot")
     parser.add_argument(
-        "--work", default="build/bench-learning", metavar="DIR", help="(build/bench-learning)"
+        "--out", required=True, metavar="DIR", help="the folder of the runs, the table and the plot"
+    )
+    parser.add_argument(
+        "--work",
+        default="build/bench-learning",
+        metavar="DIR",
+        help="scratch (default: build/bench-learning)",
     )
     parser.add_argument("--peer-python", metavar="PATH", help="the Python that has the peers")
     parser.add_argument(

@@ -1,19 +1,20 @@
-"""One process of scripts/bench/learning.py: a trainer at our sizes, whose model is judged from
-inside while it learns; prints one JSON object.
+"""One process of scripts/bench/learning.py: trains with one system, judges its model from inside
+the process, and prints one JSON object.
 
     PEERS/bin/python scripts/bench/learning_peers.py JOB.json
 
 A trainer runs its own loop on its own batches. This file sets only the rate of each update, and at
 some updates asks its model for the NLL of the dev set; at the end one beam search, the same for
-all, translates that set. What the judging costs is no part of the times. Ids are those of our store;
-each model's `Probe` knows its own. Of nmt only `ours` imports anything, so any Python with torch
-will do.
+all, translates that set. The time that judging takes does not count. Ids are those of our store;
+each model's `Probe` knows its own. Only `ours` imports nmt, so any Python with torch will do.
 """
 
 import json
 import os
+import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,14 +43,14 @@ class LearningJob(Job):
     arguments: list[str]  # of nmt-train, for ours
 
 
-def noam(step: int, job: LearningJob) -> float:
+def compute_rate(step: int, job: LearningJob) -> float:
     return job.scale * job.d_model**-0.5 * min(step**-0.5, step * job.warmup**-1.5)
 
 
 # ---- how to ask each model ------------------------------------------------------------------------
 
 
-class Probe:
+class Probe(ABC):
     """Encodes and decodes with a trainer's model: ids of our store in, (sentences, length) padded.
 
     Sources have their end mark, targets both marks or, for a search, only the first. `ids` gives
@@ -60,16 +61,17 @@ class Probe:
         self.model: Any = model
         self.ids = ids
 
+    @abstractmethod
     def encode(self, src: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Return the encoder's output (sentences, length, d_model)."""
 
+    @abstractmethod
     def decode(self, memory: Tensor, src: Tensor, tgt: Tensor) -> Tensor:
         """Return hidden states (sentences, length, d_model)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def project(self, hidden: Tensor) -> Tensor:
         """Return logits, in the order of the trainer's ids."""
-        raise NotImplementedError
 
 
 class PlainProbe(Probe):
@@ -201,8 +203,9 @@ def measure_nll(probe: Probe, pairs: list[Pair]) -> float:
     total, n_labels = 0.0, 0
     for first in range(0, len(pairs), SENTENCES):
         src, tgt = pad_pairs(pairs[first : first + SENTENCES])
-        hidden = probe.decode(probe.encode(src), src, tgt[:, :-1].where(tgt[:, 1:] != PAD, PAD))
         labels = tgt[:, 1:]
+        inputs = tgt[:, :-1].where(labels != PAD, PAD)  # the end mark is a label, never an input
+        hidden = probe.decode(probe.encode(src), src, inputs)
         logs = probe.project(hidden).float().log_softmax(2)
         nll = -logs.gather(2, probe.ids[labels].unsqueeze(2)).squeeze(2)
         total += float(nll[labels != PAD].double().sum())
@@ -213,8 +216,8 @@ def measure_nll(probe: Probe, pairs: list[Pair]) -> float:
 def translate(probe: Probe, src: Tensor, beam: int, alpha: float, extra: int) -> list[list[int]]:
     """Translate by beam search with the paper's length penalty.
 
-    A sentence is done when its best finished hypothesis beats the best active one, were that to end
-    now. Each step decodes whole prefixes again, so it needs no cache of any trainer's.
+    A sentence is done when no active hypothesis would beat the best finished one if it ended now. Each
+    step decodes whole prefixes again, so it needs no cache of any trainer's.
     """
     n = len(src)
     found: list[list[int]] = [[] for _ in range(n)]
@@ -265,7 +268,7 @@ def pad_pairs(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
 
 
 class Course(Meter):
-    """The curve of one training. Stands where peers.py has a Meter."""
+    """Records the learning curve of one training; takes the place of the Meter of peers.py."""
 
     def __init__(self, job: LearningJob, pairs: list[Pair]) -> None:
         super().__init__(job)
@@ -298,27 +301,27 @@ class Course(Meter):
         owner.forward = watched
 
     def set_rate(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """The same for all, whatever their own schedules make of the first update; ours is left to
-        itself.
-        """
+        """Set the same rate for all peers, whose schedules differ in the first update. nmt sets its own."""
         if self.job.system != "ours":
             for group in optimizer.param_groups:
-                group.update(lr=noam(self.n_steps + 1, self.job), betas=(0.9, 0.98), eps=1e-9)
+                group.update(
+                    lr=compute_rate(self.n_steps + 1, self.job), betas=(0.9, 0.98), eps=1e-9
+                )
 
     def stepped(self, *hooked: Any) -> None:
+        optimizer = hooked[0]
         self.n_steps += 1
         self.n_tokens, self.pending = self.n_tokens + self.pending, 0
         is_last = self.n_steps == self.job.updates
         if not is_last and self.n_steps % self.job.every:
             return
-        group = hooked[0].param_groups[0]
         now = (time.process_time(), time.perf_counter())
         point = {
             "update": self.n_steps,
             "tokens": self.n_tokens,
             "cpu_s": round(now[0] - self.began[0], 2),
             "wall_s": round(now[1] - self.began[1], 2),
-            "rate": float(group["lr"]),
+            "rate": float(optimizer.param_groups[0]["lr"]),
         }
         assert self.make_probe is not None
         probe = self.make_probe()
@@ -418,6 +421,7 @@ def train_joeynmt(job: LearningJob, course: Course) -> None:
 
 def train_fairseq(job: LearningJob, course: Course) -> None:
     text, binary = Path(job.text), Path(job.scratch) / "fairseq"
+    shutil.rmtree(binary, ignore_errors=True)  # fairseq refuses the files of an earlier seed
     words = (text / "vocab.txt").read_text().split()
     (text / "dict.txt").write_text("".join(f"{word} 1\n" for word in words))
     languages = ["--source-lang", "src", "--target-lang", "tgt"]
@@ -449,8 +453,10 @@ def train_fairseq(job: LearningJob, course: Course) -> None:
         "lr-scheduler": "fixed",
         "criterion": criterion,
         "label-smoothing": job.smoothing,
-        "max-tokens": round(job.tokens * 1.09),  # padded, of the longer side
-        "max-update": job.updates + 1,
+        "max-tokens": round(
+            job.tokens * 1.09
+        ),  # padded, of the longer side: job.tokens without padding
+        "max-update": job.updates + 1,  # so that the judgement of the last one comes first
         "seed": job.seed,
         "num-workers": 0,
         "required-batch-size-multiple": 1,
@@ -503,8 +509,8 @@ def main(path: str) -> None:
     with suppress(Finished):
         TRAINERS[job.system](job, course)
     assert course.make_probe is not None
-    package = SYSTEMS[job.system][0] if job.system in SYSTEMS else "fairseq"
-    package = "torch" if job.system == "ours" else package
+    packages = {"ours": "torch", "fairseq": "fairseq"}
+    package = packages.get(job.system) or SYSTEMS[job.system][0]
     parameters = course.make_probe().model.parameters()
     result = {
         "points": course.points,

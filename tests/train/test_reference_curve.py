@@ -30,7 +30,7 @@ from nmt.system.records import read_record
 from nmt.train import reference_curve
 from nmt.train.loss import Objective
 from nmt.train.reference_curve import (
-    IGNORED,
+    IGNORED_KEYS,
     Band,
     ReferenceCurve,
     find_bleu_band,
@@ -93,14 +93,26 @@ def test_of_further_runs_one_in_a_hundred_is_outside() -> None:
     further = 2.0 * np.exp(0.03 * rng.standard_normal(2000))
     n_outside = 0
     for near, nll in zip(drawn.tolist(), further, strict=True):
-        n_outside += find_nll_band(near[1], near).place(nll) != "inside"
+        n_outside += find_nll_band(near[1], near).judge(nll, True) != "within"
     assert 8 <= n_outside <= 36  # 20 expected
 
 
 def test_runs_that_agree_by_chance_leave_room_for_rounding() -> None:
     band = find_nll_band([2.0, 2.0], [[2.0, 2.0]] * 3)
     assert band.low < 1.97 and band.high > 2.03
-    assert Band(0.0, 1.0).place(math.nan) == "high"
+
+
+def test_a_band_knows_which_side_is_worse() -> None:
+    band = Band(1.0, 2.0)
+    for value, of_nll, of_bleu in [
+        (0.9, "above", "below"),
+        (1.0, "within", "within"),
+        (2.0, "within", "within"),
+        (2.1, "below", "above"),
+        (math.nan, "below", "below"),
+    ]:
+        assert band.judge(value, is_lower_better=True) == of_nll
+        assert band.judge(value, is_lower_better=False) == of_bleu
 
 
 # ---- where it applies ----------------------------------------------------------------------------
@@ -109,8 +121,9 @@ def test_runs_that_agree_by_chance_leave_room_for_rounding() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_reference_has_the_settings_of_its_config(path: Path) -> None:
     curve = read_record(path, ReferenceCurve, "")
+    assert load_script().format_reference(curve) == path.read_text()
     config = load_config(f"{path.stem}.yaml")
-    assert list_differences(curve.settings, config, IGNORED) == []  # else make it anew
+    assert list_differences(curve.settings, config, IGNORED_KEYS) == []  # else make it anew
     assert config.training.steps in [point.step for point in curve.points]
 
 
@@ -198,11 +211,18 @@ def test_runs_of_another_recipe_or_of_one_seed_make_no_reference(
     ground: Ground, shipped: Path
 ) -> None:
     script = load_script()
-    runs = [ground.run(f"reference-{seed}").path for seed in (1, 1)]
-    with pytest.raises(UserError, match="two or more runs of different seeds"):
-        script.write_reference(str(shipped / "toy.yaml"), runs, None)
+    run = ground.run("reference-1").path
+    toy = str(shipped / "toy.yaml")
+    with pytest.raises(UserError, match="seeds 1, 1: each run needs its own"):
+        script.make_reference(toy, [run, run], None)
+    with pytest.raises(UserError, match="at least two runs"):
+        script.make_reference(toy, [run], None)
     with pytest.raises(UserError, match="is no run of demo.yaml .*model.d_model: 128 -> 32"):
-        script.write_reference("demo.yaml", runs, None)
+        script.make_reference("demo.yaml", [run, run], None)
+    weighed = shipped / "weighed.yaml"
+    weighed.write_text("extends: toy.yaml\ndata: {train: [{src: a, tgt: b, weight: 2.0}]}\n")
+    with pytest.raises(UserError, match="mixes corpora"):
+        script.make_reference(str(weighed), [run, run], None)
 
 
 # ---- trained -------------------------------------------------------------------------------------
@@ -246,7 +266,7 @@ def test_an_honest_run_with_another_seed_is_within(
 ) -> None:
     assert main(ground.argv("honest", *SETTINGS, "seed=4")) == 0
     said = capsys.readouterr().err
-    assert "reference: 3 runs of toy.yaml with other seeds, to update 60" in said
+    assert "reference: 3 runs of toy.yaml with seeds 1, 2, 3, to update 60" in said
     assert said.count("; within the reference\n") == 3
     for line in read_validations(ground.run("honest").metrics):
         assert line["reference"] == "within"
