@@ -92,6 +92,7 @@ def test_hostile_pieces_in_a_browser(tmp_path: Path) -> None:
         for tag in ("img", "svg", "iframe", "a", "h2"):
             assert page.locator(tag).count() == 0
         page.locator(".attention-table summary").click()
+        page.locator("tbody tr").nth(1).wait_for()  # the table is made when it is opened
         rows = page.locator("tbody th bdi").all_text_contents()
         assert rows == ["\u05e9\u05dc\u05d5\u05dd", "</s>"]
         # only the map scrolls, not the page
@@ -143,7 +144,7 @@ def test_view_by_keys_and_pointer(tmp_path: Path) -> None:
 
         # the table has the same numbers
         page.locator(".attention-table summary").click()
-        page.locator("tbody tr").nth(2).wait_for()  # it is made when it is opened
+        page.locator("tbody tr").nth(2).wait_for()
         cells = page.locator("tbody tr").nth(2).locator("td").all_text_contents()
         assert [float(cell) for cell in cells] == pytest.approx(100 * decoder[2, 1, 2], abs=0.3)
 
