@@ -734,30 +734,38 @@ class RunConfig:
         return dataclasses.replace(self.decoding, tag=tag)
 
 
-# Settings that may change when a run is resumed; changing any other would make it a different run.
-CHANGEABLE_KEYS = (
+# Settings that only name places and fit the work to the machine
+MACHINE_KEYS = (
     "name",
     "out",
     "device",
     "data.root",
     "data.workers",
     "data.store",
-    "data.test",
+    "training.micro_tokens",
+    "training.compile",
+    "training.log_every",
+)
+# Settings that say when a training ends and what it saves, and change no update before that
+COURSE_KEYS = (
     "training.steps",
     "training.patience",
     "training.max_epochs",
     "training.max_hours",
-    "training.micro_tokens",
-    "training.compile",
     "training.shard",
     "training.on_nonfinite",
-    "training.log_every",
     "training.validate_every",
     "training.checkpoint_every",
     "training.checkpoint_minutes",
     "training.keep_checkpoints",
     "training.mirror",
     "training.track",
+)
+# Settings that may change when a run is resumed; changing any other would make it a different run.
+CHANGEABLE_KEYS = (
+    *MACHINE_KEYS,
+    *COURSE_KEYS,
+    "data.test",
     "decoding",
     "evaluation.sentences",
 )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import make_parser, start_command
+from nmt.commands.cli import make_parser, parse_positive, start_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -31,14 +31,14 @@ def build_parser() -> argparse.ArgumentParser:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--last",
-        type=_parse_count,
+        type=parse_positive,
         metavar="N",
         help="the newest N checkpoints of a run folder, of those planned by training.checkpoint_every "
         "if it is set (default 5; with --ema all)",
     )
     choice.add_argument(
         "--best",
-        type=_parse_count,
+        type=parse_positive,
         metavar="N",
         help="the N with the best dev score: BLEU, or what evaluation.best_by says",
     )
@@ -97,16 +97,6 @@ def _parse_number(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number; if it is the run, put it first"
         ) from None
-
-
-def _parse_count(text: str) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of at least 1")
-    return count
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """nmt-train: prepare what is missing, then train or continue a run."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          train on the embedded corpus; takes minutes on two cores
-  nmt-train --config own.yaml data.train='[{src: my.en, tgt: my.de}]'      on your own text, with settings that fit it
-  nmt-train --suggest data.train='[{src: my.en, tgt: my.de}]'              show those settings, with reasons
+  nmt-train --src my.en --tgt my.de                     on your own text, with settings that fit it (own.yaml)
+  nmt-train --src my.en --tgt my.de --suggest           show those settings, with reasons
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then exit
@@ -42,6 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )
     add_config_arguments(parser, is_required=False)
+    parser.add_argument(
+        "--src",
+        metavar="FILE",
+        help="text to train on, with --tgt: short for data.train; without --config, own.yaml is taken",
+    )
+    parser.add_argument("--tgt", metavar="FILE", help="its translation, line by line")
     parser.add_argument(
         "--suggest",
         action="store_true",
@@ -80,10 +87,16 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
-    if args.suggest and args.config is None:
+    if (args.src is None) != (args.tgt is None):
+        parser.error("--src and --tgt go together: give both")
+    if args.src is not None:
+        if any(override.startswith("data.train=") for override in args.overrides):
+            parser.error("--src and --tgt are short for data.train: leave one of them out")
+        args.overrides.append(format_train_setting(args.src, args.tgt))
+    if args.config is None and (args.suggest or args.src is not None):
         args.config = "own.yaml"
     if args.config is None:
-        parser.error("the following arguments are required: -c/--config")
+        parser.error("give --config, or --src and --tgt")
     if args.suggest and (args.print_config or args.explain or args.profile or args.plan):
         parser.error("--suggest prints a config and exits; leave the other options out")
     if args.profile and args.plan:
@@ -93,6 +106,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.price is not None and not 0 <= args.price < 1e9:
         parser.error(f"--price {args.price}: must be at least 0 and below 1e9")
     return args
+
+
+def format_train_setting(src: str, tgt: str) -> str:
+    """Return the setting that names two files."""
+    return f"data.train=[{{src: {json.dumps(src)}, tgt: {json.dumps(tgt)}}}]"  # YAML reads JSON's strings
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,16 +1,16 @@
 """A first config for somebody's own text: sizes that fit its amount, each with its reason, and a
 dev and a test set.
 
-A split is drawn from pairs of which neither side occurs twice, written as files beside the config,
-and dropped from training by data.clean.held_out: drop-sides, which costs no other pair. The corpus
-stays as it is. The same text and seed give the same files.
+Sets that are not given are drawn from pairs of which neither side occurs twice. They are written as
+files beside the config, and data.clean.held_out: drop-sides keeps them out of training, which costs
+no other pair. The corpus stays as it is. The same text and seed give the same files.
 """
 
 import math
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,38 +41,37 @@ MIN_STEPS, MAX_STEPS = 2_000, 100_000
 N_CHECKPOINTS = 40
 N_VALIDATIONS = 20
 
-# A larger model than one that trains within this time is not suggested for a machine without a GPU.
+# Without a GPU, no model is suggested that trains longer or takes more of the memory.
 MAX_DAYS = 3
+MAX_MEMORY_SHARE = 1 / 2
+BYTES_A_WEIGHT = 16  # with its gradient and Adam's two moments, in fp32
 # fp32 operations a second of a core: multi30k.yaml takes an hour on two cores of 2.5 GHz
 CORE_SPEED = 35e9
-BF16_GAIN = 2  # at least, of a core that has bf16 products
-# Weights, gradients and Adam's moments in fp32; a share of the memory is left for the rest.
-BYTES_A_WEIGHT = 16
-WEIGHTS_SHARE = 0.5
+BF16_GAIN = 1.6  # how much faster a core is that has instructions for bf16
+
+# A section of a config: values, or pairs of a value and the reason for it.
+Choices = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is trained on, as far as it decides what is suggested."""
+    """What a suggestion depends on, besides the text."""
 
     n_cores: int
     n_bytes: int  # of memory
-    has_bf16: bool  # fast products of bf16
+    has_bf16: bool  # whether its cores are fast in bf16
     has_gpu: bool
 
-    def describe(self) -> str:
-        cores = f"{self.n_cores} core{'s' if self.n_cores > 1 else ''}"
-        return "this GPU" if self.has_gpu else f"these {cores}"
+    def describe_cores(self) -> str:
+        return "this core" if self.n_cores == 1 else f"these {self.n_cores} cores"
 
 
 @dataclass(frozen=True)
-class ConfigPurpose:
-    """Who asks for a config, and for what."""
-
-    name: str  # of the run
+class ConfigRequest:
+    run_name: str
     store: str
-    author: str  # the command
-    machine: Machine | None = None  # None: for any
+    command: str  # which asks
+    machine: Machine | None = None  # None: a config for any machine
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ class Size:
     """A model for so much text."""
 
     max_words: float  # of one side of the training text
-    reason: str
     vocab: int
     d_model: int
     d_ff: int
@@ -90,48 +88,53 @@ class Size:
     peak_rate: float  # of learning
     tokens: int  # of an update, on each side
     passes: int  # over the text
+    reason: str
 
     @property
-    def n_encoder_products(self) -> int:
-        """Multiplications for a source token; as many weights are in the encoder."""
-        return self.n_layers * (4 * self.d_model**2 + 2 * self.d_model * self.d_ff)
-
-    @property
-    def n_decoder_products(self) -> int:
-        """Those for a target token, the projection included."""
-        layers = self.n_layers * (8 * self.d_model**2 + 2 * self.d_model * self.d_ff)
-        return layers + self.d_model * self.vocab
+    def n_weights(self) -> int:
+        """Each is multiplied once for a source and a target token."""
+        encoder = self.n_layers * (4 * self.d_model**2 + 2 * self.d_model * self.d_ff)
+        decoder = self.n_layers * (8 * self.d_model**2 + 2 * self.d_model * self.d_ff)
+        return encoder + decoder + self.d_model * self.vocab
 
     def count_updates(self, n_words: float) -> float:
         updates = n_words * PIECES_A_WORD * self.passes / self.tokens
         return min(MAX_STEPS, max(MIN_STEPS, updates))
 
     def estimate_hours(self, n_words: float, machine: Machine) -> float:
-        """Hours of training on a CPU: a rough count of products."""
-        n_products = (self.n_encoder_products + self.n_decoder_products) * self.tokens
-        speed = CORE_SPEED * machine.n_cores * (BF16_GAIN if self.has_bf16(machine) else 1)
+        """Hours of training on a CPU, by a rough count of operations."""
         # forward and twice as much backward, a multiplication and an addition each
-        return self.count_updates(n_words) * 6 * n_products / speed / 3600
+        n_operations = 6 * self.n_weights * self.tokens
+        speed = CORE_SPEED * machine.n_cores * (BF16_GAIN if machine.has_bf16 else 1)
+        return self.count_updates(n_words) * n_operations / speed / 3600
 
-    def has_bf16(self, machine: Machine) -> bool:
-        return self.d_model >= 512 and (machine.has_bf16 or machine.has_gpu)
-
-    def fits(self, n_words: float, machine: Machine) -> bool:
+    def find_obstacle(self, n_words: float, machine: Machine) -> str | None:
+        """Return why this machine cannot train the model, or None if it can."""
         if machine.has_gpu:
-            return True
-        n_bytes = BYTES_A_WEIGHT * (self.n_encoder_products + self.n_decoder_products)
-        is_quick = self.estimate_hours(n_words, machine) <= 24 * MAX_DAYS
-        return is_quick and n_bytes <= WEIGHTS_SHARE * machine.n_bytes
+            return None
+        days = self.estimate_hours(n_words, machine) / 24
+        if days > MAX_DAYS:
+            return f"would take about {days:,.0f} days on {machine.describe_cores()}"
+        n_bytes = BYTES_A_WEIGHT * self.n_weights
+        if n_bytes > MAX_MEMORY_SHARE * machine.n_bytes:
+            return (
+                f"needs {format_memory(n_bytes)} for weights, gradients and Adam's moments, more than "
+                f"half of this machine's {format_memory(machine.n_bytes)}"
+            )
+        return None
 
 
 MULTI30K = "multi30k.yaml, which reaches 38.7 BLEU from 345,000 words (docs/benchmarks.md)"
+SMALLEST = MULTI30K + ", with fewer pieces"
 IWSLT = "the usual model for IWSLT's 160,000 pairs (fairseq's transformer_iwslt_de_en); not measured here"
+BASE_DROPOUT = "the paper's base, with more dropout; not measured"
 SIZES = (
-    Size(150e3, MULTI30K + ", with fewer pieces", 2_000, 128, 256, 4, 4, 0.3, 5e-3, 4_096, 40),
-    Size(1e6, MULTI30K, 10_000, 128, 256, 4, 4, 0.3, 5e-3, 4_096, 40),
-    Size(10e6, IWSLT, 10_000, 512, 1024, 4, 6, 0.3, 5e-4, 4_096, 50),
-    Size(50e6, "the paper's base, with more dropout; not measured", 20_000, 512, 2048, 8, 6, 0.2, 7e-4, 12_500, 30),
-    Size(math.inf, "the paper's base", 37_000, 512, 2048, 8, 6, 0.1, 7e-4, 25_000, 20),
+    #    words     vocab   d_model d_ff  heads layers dropout rate  tokens  passes
+    Size(150e3,    2_000,  128,    256,  4,    4,     0.3,    5e-3, 4_096,  40,    SMALLEST),
+    Size(1e6,      10_000, 128,    256,  4,    4,     0.3,    5e-3, 4_096,  40,    MULTI30K),
+    Size(10e6,     10_000, 512,    1024, 4,    6,     0.3,    5e-4, 4_096,  50,    IWSLT),
+    Size(50e6,     20_000, 512,    2048, 8,    6,     0.2,    7e-4, 12_500, 30,    BASE_DROPOUT),
+    Size(math.inf, 37_000, 512,    2048, 8,    6,     0.1,    7e-4, 25_000, 20,    "the paper's base"),
 )  # fmt: skip
 
 
@@ -140,40 +143,45 @@ class HeldOut:
     """The dev and the test set, and what they cost the training text."""
 
     drawn: dict[str, np.ndarray]  # which pairs, from 0, of those that can be read
-    n_lines: int  # of each that is drawn
-    n_shared: int  # training pairs that have a side in common with what is given
-    rule: str  # of data.clean.held_out
-    is_dropped: np.ndarray  # (pairs,): for this rule
+    n_lines: int  # of each set that is drawn
+    n_shared: int  # training pairs that have a side in common with a given set
+    rule: str  # the value of data.clean.held_out
+    is_dropped: np.ndarray  # (pairs,): True for training pairs that the sets and the rule remove
 
 
 def write_first_config(path: Path, data: DataConfig, seed: int, is_forced: bool) -> None:
     """Look at the text that `data` names, choose, and write `path` and the sets that were drawn
     beside it. `UserError` if one of them exists and differs, unless `is_forced`.
     """
-    purpose = ConfigPurpose(path.stem, f"stores/{path.stem}", "nmt-init")
-    written = make_first_config(path, data, seed, purpose)
-    remedy = "give another -o FILE, or replace it with --force"
-    write_choices(written, data, remedy, is_forced)
+    request = ConfigRequest(path.stem, f"stores/{path.stem}", "nmt-init")
+    written = make_first_config(path, data, seed, request)
+    write_choices(written, data, "give another -o FILE", "replace it with --force", is_forced)
 
 
 def write_choices(
-    written: dict[Path, str], data: DataConfig, remedy: str, is_forced: bool = False
+    written: dict[Path, str],
+    data: DataConfig,
+    elsewhere: str,
+    in_place: str,
+    is_forced: bool = False,
 ) -> None:
-    """Write a config and its sets. `UserError` if one exists and differs, unless `is_forced`."""
+    """Write a config and its sets. `UserError` if one exists and differs, unless `is_forced`. Its
+    remedies are `elsewhere`, to write other files, and `in_place`, to replace these.
+    """
     given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
     inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
     for file, content in written.items():
         if file.resolve() in inputs:
-            raise UserError(f"{file}: is your own text; {remedy.partition(',')[0]}")
+            raise UserError(f"{file}: is your own text; {elsewhere}")
         if file.exists() and not is_forced and read_bytes(file) != content.encode():
-            raise UserError(f"{file}: exists; {remedy}")
+            raise UserError(f"{file}: exists; {elsewhere}, or {in_place}")
     for file, content in written.items():
         write_text(file, content)
         say(f"wrote {file}")
 
 
 def make_first_config(
-    path: Path, data: DataConfig, seed: int, purpose: ConfigPurpose
+    path: Path, data: DataConfig, seed: int, request: ConfigRequest
 ) -> dict[Path, str]:
     """Look at the text that `data` names and choose: the files to write, `path` itself last."""
     data = replace(data, on_bad_line="skip")
@@ -187,20 +195,17 @@ def make_first_config(
         is_kept &= survey.words.max(1) <= MAX_RATIO * survey.words.min(1)
 
     written: dict[Path, str] = {}
-    named = {}
+    drawn = {}
     for split, places in held_out.drawn.items():
-        files = []
-        for side, lines in zip(
-            (data.src, data.tgt), _read_pairs_at(places, corpus, data), strict=True
-        ):
-            files.append(path.with_name(f"{path.stem}.{split}.{side}"))
-            written[files[-1]] = "".join(f"{line}\n" for line in lines)
-        src, tgt = (os.path.relpath(file, data.root) for file in files)
-        named[split] = CorpusConfig(src=src, tgt=tgt)
-    named_data = replace(
-        data, valid=named.get("valid", data.valid), test=named.get("test", data.test)
-    )
-    written[path] = format_first_config(purpose, named_data, seed, survey, held_out, is_kept)
+        src_file = path.with_name(f"{path.stem}.{split}.{data.src}")
+        tgt_file = path.with_name(f"{path.stem}.{split}.{data.tgt}")
+        src_lines, tgt_lines = _read_pairs_at(places, corpus, data)
+        written[src_file] = "".join(f"{line}\n" for line in src_lines)
+        written[tgt_file] = "".join(f"{line}\n" for line in tgt_lines)
+        src, tgt = (os.path.relpath(file, data.root) for file in (src_file, tgt_file))
+        drawn[split] = CorpusConfig(src=src, tgt=tgt)
+    data = replace(data, valid=drawn.get("valid", data.valid), test=drawn.get("test", data.test))
+    written[path] = format_first_config(request, data, seed, survey, held_out, is_kept)
     return written
 
 
@@ -222,37 +227,42 @@ def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
-    """Draw the sets that are not given."""
+    """Draw the sets that are not given, and choose the rule that keeps all sets out of training."""
     given = {"valid": data.valid, "test": data.test}
     shares_a_side = np.zeros(survey.n_pairs, bool)
     for corpus in given.values():
         if corpus is not None:
             shares_a_side |= survey.shares_a_side(survey_corpus(corpus, data))
-    if shares_a_side.sum() > survey.n_pairs / 2:
-        raise UserError(
-            f"{shares_a_side.sum():,} of {survey.n_pairs:,} training pairs have a side in common with "
-            "the dev or test set; give sets of other text"
-        )
     n_shared = int(shares_a_side.sum())
+    if n_shared > survey.n_pairs / 2:
+        raise UserError(
+            f"{n_shared:,} of {survey.n_pairs:,} training pairs have a side in common with the dev or "
+            "test set; give sets of other text"
+        )
     rule = "drop-sides" if n_shared <= MAX_SHARED * survey.n_pairs else "drop-pairs"
+    is_dropped = shares_a_side if rule == "drop-sides" else np.zeros(survey.n_pairs, bool)
 
-    wanted = [split for split, corpus in given.items() if corpus is None]
+    missing = [split for split, corpus in given.items() if corpus is None]
     is_usable = survey.is_usable & ~shares_a_side
     candidates = np.flatnonzero(is_usable & survey.is_unique)
     n_lines = int(min(MAX_HELD_OUT, max(MIN_HELD_OUT, HELD_OUT_SHARE * is_usable.sum())))
-    if len(candidates) < 2 * len(wanted) * n_lines:
+    # at least as many stay for training as are drawn
+    if len(candidates) < 2 * len(missing) * n_lines:
         raise UserError(
             f"{describe_corpus(data.train[0])}: only {len(candidates):,} pairs have no side in common "
-            f"with another, too few to draw {' and '.join(wanted)} sets of {n_lines:,} from; give more "
+            f"with another, too few to draw {n_lines:,} for each of {_name_sets(missing)} from; give more "
             "text, or sets of your own (data.valid and data.test, or --valid-src and so on of nmt-init)"
         )
     order = np.random.Generator(np.random.Philox(seed)).permutation(candidates)
     drawn = {}
-    is_dropped = shares_a_side if rule == "drop-sides" else np.zeros(survey.n_pairs, bool)
-    for number, split in enumerate(wanted):
+    for number, split in enumerate(missing):
         drawn[split] = np.sort(order[number * n_lines : (number + 1) * n_lines])
         is_dropped[drawn[split]] = True
     return HeldOut(drawn, n_lines, n_shared, rule, is_dropped)
+
+
+def _name_sets(splits: Iterable[str]) -> str:
+    return " and ".join("dev" if split == "valid" else split for split in splits)
 
 
 def _read_pairs_at(
@@ -321,20 +331,19 @@ def choose_size(n_words: float, machine: Machine | None) -> tuple[Size, str]:
     wanted = SIZES[place]
     if machine is None:
         return wanted, wanted.reason
-    while place > 0 and not SIZES[place].fits(n_words, machine):
+    while place > 0 and SIZES[place].find_obstacle(n_words, machine):
         place -= 1
     size = SIZES[place]
     if size is wanted:
         return size, size.reason
-    days = wanted.estimate_hours(n_words, machine) / 24
     return size, (
-        f"{size.reason}; the text is enough for a model of d_model {wanted.d_model} and d_ff {wanted.d_ff}, "
-        f"which would take about {days:,.0f} days on {machine.describe()}"
+        f"{size.reason}; the text is enough for a model of d_model {wanted.d_model} and d_ff "
+        f"{wanted.d_ff}, which {wanted.find_obstacle(n_words, machine)}"
     )
 
 
 def format_first_config(
-    purpose: ConfigPurpose,
+    request: ConfigRequest,
     data: DataConfig,
     seed: int,
     survey: Survey,
@@ -343,104 +352,117 @@ def format_first_config(
 ) -> str:
     """The config as YAML, with a reason above each choice. `is_kept` marks the training pairs."""
     n_words = _count_words(survey, is_kept)
-    machine = purpose.machine
-    size, size_reason = choose_size(n_words, machine)
+    size, size_reason = choose_size(n_words, request.machine)
+    choices: Choices = {
+        "name": (
+            request.run_name,
+            f"{data.src}-{data.tgt}, from {describe_corpus(data.train[0])}: {is_kept.sum():,} pairs and "
+            f"{n_words:,.0f} words to train on. Written by {request.command}: first choices, to be changed.",
+        ),
+        "seed": seed,
+        "data": _choose_data(request.store, data, survey, held_out),
+        "vocab": _choose_vocab(size, size_reason, survey.alphabet),
+        "model": {
+            "d_model": size.d_model,
+            "d_ff": size.d_ff,
+            "n_heads": size.n_heads,
+            "n_layers": size.n_layers,
+            "dropout": size.dropout,
+        },
+        **_choose_schedule(size, n_words, request.machine),
+    }
+    return "\n".join(_format_choices(choices)) + "\n"
 
-    # how long to train
+
+def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut) -> Choices:
+    n_identical, n_repeated = survey.is_identical.sum(), survey.is_repeated.sum()
+    clean: Choices = {
+        "identical": (
+            True,
+            f"text that was not translated teaches to copy; drops {n_identical:,} pairs here",
+        ),
+        "duplicates": (True, f"drops {n_repeated:,} pairs here"),
+        "held_out": (held_out.rule, _describe_rule(held_out)),
+    }
+    if has_spaces(survey):
+        n_uneven = (survey.words.max(1) > MAX_RATIO * survey.words.min(1)).sum()
+        clean["max_ratio"] = MAX_RATIO, f"as Moses does; drops {n_uneven:,} pairs here"
+    choices: Choices = {
+        "src": data.src,
+        "tgt": data.tgt,
+        "root": (data.root, "where the paths of the corpora start"),
+        "store": store,
+        "train": (
+            [to_plain_values(corpus) for corpus in data.train],
+            "more corpora: further entries of this list (docs/data.md)",
+        ),
+        "valid": (to_plain_values(data.valid), _describe_sets(held_out)),
+        "test": to_plain_values(data.test),
+        "clean": clean,
+    }
+    if survey.n_unreadable:
+        choices["on_bad_line"] = (
+            "skip",
+            f"drops {survey.n_unreadable:,} unreadable pairs here, such as {survey.complaint}",
+        )
+    return choices
+
+
+def _choose_vocab(size: Size, reason: str, alphabet: int) -> Choices:
+    choices: Choices = {"size": (size.vocab, f"this and the model: {reason}")}
+    if alphabet > size.vocab // 4:
+        choices["character_coverage"] = (
+            0.9995,
+            f"the text has {alphabet:,} different characters; rare ones become bytes, so that pieces "
+            "are left for words",
+        )
+        choices["byte_fallback"] = True
+    return choices
+
+
+def _choose_schedule(size: Size, n_words: float, machine: Machine | None) -> Choices:
     every = _round_up(size.count_updates(n_words) / N_CHECKPOINTS)
     steps = N_CHECKPOINTS * every
     warmup = min(4_000, steps // 4)
     scale = round(size.peak_rate * math.sqrt(size.d_model * warmup), 2)
-
-    values: dict[str, Any] = {"name": purpose.name, "seed": seed}
-    values["data"] = {
-        "src": data.src,
-        "tgt": data.tgt,
-        "root": data.root,
-        "store": purpose.store,
-        "train": [to_plain_values(corpus) for corpus in data.train],
-        "valid": to_plain_values(data.valid),
-        "test": to_plain_values(data.test),
-        "clean": {"identical": True, "duplicates": True, "held_out": held_out.rule},
-    }
-    values["vocab"] = {"size": size.vocab}
-    values["model"] = {
-        "d_model": size.d_model,
-        "d_ff": size.d_ff,
-        "n_heads": size.n_heads,
-        "n_layers": size.n_layers,
-        "dropout": size.dropout,
-    }
-    values["optimizer"] = {"warmup_steps": warmup, "scale": scale}
-    values["training"] = {
-        "steps": steps,
-        "patience": N_VALIDATIONS // 4,
+    n_passes = steps * size.tokens / (n_words * PIECES_A_WORD)
+    length = f"about {n_passes:.0f} passes over the text, at {PIECES_A_WORD} pieces a word"
+    if machine is not None and not machine.has_gpu:
+        hours = _describe_hours(size.estimate_hours(n_words, machine))
+        length += (
+            f"; about {hours} on {machine.describe_cores()}, by a rough count; "
+            "nmt-train --plan measures it"
+        )
+    training: Choices = {
+        "steps": (steps, length),
+        "patience": (N_VALIDATIONS // 4, "a quarter of the run without a better dev BLEU ends it"),
         "src_tokens": size.tokens,
         "tgt_tokens": size.tokens,
         "validate_every": steps // N_VALIDATIONS,
-        "checkpoint_every": every,
+        "checkpoint_every": (
+            every,
+            f"{N_CHECKPOINTS} checkpoints: the 10 that nmt-average --last 10 averages span the last "
+            "quarter of the run",
+        ),
         "keep_checkpoints": 12,
     }
-    reasons = {
-        "name": f"{data.src}-{data.tgt}, from {describe_corpus(data.train[0])}: {is_kept.sum():,} "
-        f"pairs and {n_words:,.0f} words to train on. Written by {purpose.author}: first choices, to be changed.",
-        "data.root": "where the paths of the corpora start",
-        "data.train": "more corpora: further entries of this list (docs/data.md)",
-        "data.valid": _describe_sets(held_out),
-        "data.clean.identical": "text that was not translated teaches to copy; drops "
-        f"{survey.is_identical.sum():,} pairs here",
-        "data.clean.duplicates": f"drops {survey.is_repeated.sum():,} pairs here",
-        "data.clean.held_out": _describe_rule(held_out),
-        "vocab.size": f"this and the model: {size_reason}",
-        "optimizer.warmup_steps": f"scale: a peak rate of {size.peak_rate:g}, reached after the "
-        "warm-up",
-        "training.steps": f"about {steps * size.tokens / (n_words * PIECES_A_WORD):.0f} passes over "
-        f"the text, at {PIECES_A_WORD} pieces a word",
-        "training.patience": "a quarter of the run without a better dev BLEU ends it",
-        "training.checkpoint_every": "10 of these, which nmt-average --last 10 takes, are the last "
-        "quarter of the run",
+    if machine is None:
+        if size.d_model < 512:
+            reason = "bf16 is faster on CPUs with AVX512-BF16 or AMX, else slower"
+            training["precision"] = "fp32", reason
+    else:
+        memory = format_memory(machine.n_bytes)
+        reason = f"as many as are fastest within {memory}, found when training starts"
+        training["micro_tokens"] = "auto", reason
+        if machine.has_bf16 or machine.has_gpu:
+            training["precision"] = "bf16", "bf16 is fast on this machine"
+        else:
+            training["precision"] = "fp32", "bf16 is slow on this processor"
+    peak = f"a peak rate of {size.peak_rate:g}, reached after the warm-up"
+    return {
+        "optimizer": {"warmup_steps": warmup, "scale": (scale, peak)},
+        "training": training,
     }
-    if machine is not None:
-        values["training"]["micro_tokens"] = "auto"
-        reasons["training.micro_tokens"] = (
-            f"as many as are fastest within {format_memory(machine.n_bytes)}, found when training starts"
-        )
-    if machine is not None and not machine.has_gpu:
-        hours = size.estimate_hours(n_words, machine)
-        reasons["training.steps"] += (
-            f"; about {_describe_hours(hours)} on {machine.describe()}, by a rough count; "
-            "nmt-train --plan measures it"
-        )
-    if machine is not None and size.d_model >= 512:
-        is_bf16 = size.has_bf16(machine)
-        values["training"]["precision"] = "bf16" if is_bf16 else "fp32"
-        reasons["training.precision"] = (
-            "this machine has fast products of bf16"
-            if is_bf16
-            else "bf16 is slow on this processor"
-        )
-    elif size.d_model < 512:
-        values["training"]["precision"] = "fp32"
-        reasons["training.precision"] = (
-            "a model this small gains little from bf16, which many CPUs lack"
-        )
-    if has_spaces(survey):
-        values["data"]["clean"]["max_ratio"] = MAX_RATIO
-        too_long = survey.words.max(1) > MAX_RATIO * survey.words.min(1)
-        reasons["data.clean.max_ratio"] = f"as Moses does; drops {too_long.sum():,} pairs here"
-    if survey.n_unreadable:
-        values["data"]["on_bad_line"] = "skip"
-        reasons["data.on_bad_line"] = (
-            f"drops {survey.n_unreadable:,} unreadable pairs here, such as {survey.complaint}"
-        )
-    if survey.alphabet > size.vocab // 4:
-        values["vocab"]["character_coverage"] = 0.9995
-        values["vocab"]["byte_fallback"] = True
-        reasons["vocab.character_coverage"] = (
-            f"the text has {survey.alphabet:,} different characters; rare ones become bytes, so that "
-            "pieces are left for words"
-        )
-    return _add_comments(format_yaml(values), reasons)
 
 
 def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
@@ -469,10 +491,9 @@ def _round_up(number: float) -> int:
 def _describe_sets(held_out: HeldOut) -> str:
     if not held_out.drawn:
         return ""
-    names = " and ".join("dev" if split == "valid" else split for split in held_out.drawn)
     return (
-        f"{names}: sets of {held_out.n_lines:,} pairs, drawn by the seed from those that have no side in "
-        "common with another"
+        f"{_name_sets(held_out.drawn)}: sets of {held_out.n_lines:,} pairs, drawn by the seed from those "
+        "that have no side in common with another"
     )
 
 
@@ -485,27 +506,22 @@ def _describe_rule(held_out: HeldOut) -> str:
     )
 
 
-def _format_comment(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        escape_line(text),
-        96,
-        initial_indent=f"{indent}# ",
-        break_on_hyphens=False,
-        subsequent_indent=f"{indent}# ",
-    )
-
-
-def _add_comments(yaml: str, comments: dict[str, str]) -> str:
-    """Write each comment above the line of its key."""
+def _format_choices(choices: Choices, indent: str = "") -> list[str]:
+    """Lines of YAML, with each reason above its key."""
     lines: list[str] = []
-    sections: list[str] = []
-    for line in yaml.splitlines():
-        found = re.match(r"( *)(\w+):", line)
-        if found:
-            indent = found[1]
-            sections = [*sections[: len(indent) // 2], found[2]]
-            if not indent and len(sections) == 1 and lines and line.endswith(":"):
+    for key, choice in choices.items():
+        value, reason = choice if isinstance(choice, tuple) else (choice, "")
+        lines += textwrap.wrap(
+            escape_line(reason),
+            96,
+            initial_indent=f"{indent}# ",
+            subsequent_indent=f"{indent}# ",
+            break_on_hyphens=False,
+        )
+        if isinstance(value, dict):
+            if not indent:
                 lines.append("")
-            lines += _format_comment(comments.get(".".join(sections), ""), indent)
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+            lines += [f"{indent}{key}:", *_format_choices(value, indent + "  ")]
+        else:
+            lines += [indent + line for line in format_yaml({key: value}).splitlines()]
+    return lines

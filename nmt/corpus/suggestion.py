@@ -1,17 +1,17 @@
-"""`extends: suggested`: a config that its text and this machine complete, such as own.yaml.
+"""`extends: suggested`: settings that follow from the training text and this machine, as in own.yaml.
 
 The choices are nmt-init's, from the same table (first_config.py), and made once: suggested.yaml and the
 sets that were drawn are written beside the store. Later starts read that file, so a run continues
-exactly, whatever the machine or this code would choose then. It ranks below all that the config and
-the command line say, and the run's config.yaml records the values, not where they came from.
+exactly, whatever the machine or this code would choose then. Settings in the config and on the command
+line override it. The run's config.yaml records the values, not where they came from.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.config import DataConfig, RunConfig, is_suggested, list_differences, load_config
+from nmt.config import DataConfig, RunConfig, is_suggested, load_config, to_plain_values
 from nmt.corpus.first_config import (
-    ConfigPurpose,
+    ConfigRequest,
     Machine,
     guess_languages,
     make_first_config,
@@ -24,8 +24,9 @@ from nmt.system.runtime import count_cores, read_cpu_info, tune_process
 from nmt.system.strict_yaml import YamlTree, parse_yaml
 
 SUGGESTION_FILE = "suggested.yaml"
-OF_TEXT = ("data.src:", "data.tgt:", "data.root:", "data.train:")
-REMEDY_FOR_OTHER_TEXT = "give another data.store=FOLDER/store, or remove the file"
+TEXT_KEYS = ("src", "tgt", "root", "train")  # of data
+ELSEWHERE = "give another data.store=FOLDER/store"
+IN_PLACE = "remove the file"
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 NO_SUGGESTION = YamlTree({}, {})
 
@@ -48,21 +49,15 @@ def load_suggested_config(name: str, overrides: Sequence[str]) -> RunConfig:
     config = _load_with_languages(name, overrides)
     path = _locate(config)
     if not path.exists():
-        written = _choose(config, path)
-        make_folder(path.parent)
-        write_choices(written, config.data, REMEDY_FOR_OTHER_TEXT)
+        _write(_choose(config, path), config.data)
+    _check_text(path, config.data)
     suggestion = parse_yaml(read_bytes(path).decode(), str(path))
-    differences = list_differences(load_config(str(path)), config, ())
-    if others := [line for line in differences if line.startswith(OF_TEXT)]:
-        raise UserError(
-            f"{path}: was made for other text ({'; '.join(others)}); {REMEDY_FOR_OTHER_TEXT}"
-        )
     return load_config(name, overrides, suggestion=suggestion)
 
 
 def suggest_config(name: str, overrides: Sequence[str]) -> str:
-    """Return the YAML that fits the text of a config and this machine. Sets that it lacks are drawn and
-    written.
+    """Return the YAML that fits the text of a config and this machine. Dev and test sets that the
+    config does not name are drawn and written.
     """
     if is_suggested(name):
         config = load_suggested_config(name, overrides)
@@ -71,9 +66,7 @@ def suggest_config(name: str, overrides: Sequence[str]) -> str:
     path = _locate(config)
     written = _choose(config, path)
     text = written.pop(path)
-    if written:
-        make_folder(path.parent)
-        write_choices(written, config.data, REMEDY_FOR_OTHER_TEXT)
+    _write(written, config.data)
     return text
 
 
@@ -99,8 +92,24 @@ def _load_with_languages(name: str, overrides: Sequence[str]) -> RunConfig:
 def _choose(config: RunConfig, path: Path) -> dict[Path, str]:
     _check_corpora(config.data)
     machine = look_at_machine(config.device)
-    purpose = ConfigPurpose(config.name, config.data.store, "nmt-train --suggest", machine)
-    return make_first_config(path, config.data, config.seed, purpose)
+    request = ConfigRequest(config.name, config.data.store, "nmt-train --suggest", machine)
+    return make_first_config(path, config.data, config.seed, request)
+
+
+def _write(written: dict[Path, str], data: DataConfig) -> None:
+    for file in written:
+        make_folder(file.parent)
+    write_choices(written, data, ELSEWHERE, IN_PLACE)
+
+
+def _check_text(path: Path, data: DataConfig) -> None:
+    """Refuse a suggestion that was made for other text."""
+    old, new = to_plain_values(load_config(str(path)).data), to_plain_values(data)
+    others = [f"data.{key}: {old[key]} -> {new[key]}" for key in TEXT_KEYS if old[key] != new[key]]
+    if others:
+        raise UserError(
+            f"{path}: was made for other text ({'; '.join(others)}); {ELSEWHERE}, or {IN_PLACE}"
+        )
 
 
 def _check_corpora(data: DataConfig) -> None:

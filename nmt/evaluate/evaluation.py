@@ -425,8 +425,8 @@ def _describe_calibration(calibration: Calibration) -> dict[str, Any]:
                     "from": number / N_BINS,
                     "to": (number + 1) / N_BINS,
                     "pieces": n_pieces,
-                    "confidence": calibration.confidences[number] / n_pieces,
-                    "accuracy": calibration.correct[number] / n_pieces,
+                    "confidence": calibration.confidence_sums[number] / n_pieces,
+                    "accuracy": calibration.correct_counts[number] / n_pieces,
                 }
             )
     return {

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from nmt.checkpoint import Average, Checkpoint, Origin
-from nmt.config import list_differences, override_config
+from nmt.config import MACHINE_KEYS, list_differences, override_config
 from nmt.evaluate.systems import System
 from nmt.known_test_sets import PAPER_TEST_SET
 from nmt.paper import CHECKPOINT_UPDATES, Conformance, check_conformance
@@ -38,18 +38,10 @@ EVERY_TOLERANCE = 0.25
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
 # What may differ between runs that are judged together: the seed, names, places and the machine.
 SEED_RUN_KEYS = (
+    *MACHINE_KEYS,
     "seed",
-    "name",
-    "out",
-    "device",
-    "data.root",
-    "data.store",
-    "data.workers",
     "data.test",  # the test set that was really scored is the same
-    "training.micro_tokens",
-    "training.compile",
     "training.shard",
-    "training.log_every",
     "decoding.batch_tokens",
 )
 

@@ -1,11 +1,10 @@
-"""Whether a model's probabilities are as they claim: of the pieces that it is 70 % sure of, are 70 %
-right?
+"""Are a model's probabilities trustworthy: is it right on 70 % of the pieces to which it gives 70 %?
 
 Each piece of a reference is predicted from the true pieces before it. The confidence is the
-probability of the most probable piece; it is right if that is the reference's. The expected
-calibration error of Guo et al. (2017) sorts pieces into bins by confidence and takes the mean distance
-of confidence and accuracy over the bins, weighed by their pieces. The loss hands out no
-probabilities, so this is a pass of its own: forward only, a small share of what a search costs.
+probability of the most probable piece, which is right if it is the reference's. The expected
+calibration error of Guo et al. (2017) sorts the predictions into bins by confidence. It is the mean
+distance between confidence and accuracy, weighted by the number of predictions in each bin. The
+training loss does not compute probabilities, so this is a separate forward pass.
 """
 
 import math
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nmt.model.transformer import Transformer
 from nmt.system.progress import track
 from nmt.translate.pair_scores import (
     PairScorer,
@@ -31,8 +31,8 @@ class Calibration:
     """Sums over the pieces, end marks included, by the bin of their confidence."""
 
     counts: list[int]
-    confidences: list[float]
-    correct: list[int]
+    confidence_sums: list[float]
+    correct_counts: list[int]
     nll_sum: float
     impossible: int = 0  # pairs that the model cannot have translated; not counted
 
@@ -50,24 +50,25 @@ class Calibration:
 
     @property
     def confidence(self) -> float:
-        return math.fsum(self.confidences) / self.n_pieces
+        return math.fsum(self.confidence_sums) / self.n_pieces
 
     @property
     def accuracy(self) -> float:
-        return sum(self.correct) / self.n_pieces
+        return sum(self.correct_counts) / self.n_pieces
 
     @property
     def error(self) -> float:
         """The expected calibration error, 0 to 1."""
-        distances = [
-            abs(confidence - correct)
-            for confidence, correct in zip(self.confidences, self.correct, strict=True)
-        ]
-        return math.fsum(distances) / self.n_pieces
+        # In each bin, this is the count times |mean confidence - accuracy|.
+        sums = zip(self.confidence_sums, self.correct_counts, strict=True)
+        weighted_distances = [abs(confidence - n_correct) for confidence, n_correct in sums]
+        return math.fsum(weighted_distances) / self.n_pieces
 
 
 def sum_bins(log_probs: Tensor, gold: Tensor) -> Tensor:
-    """Sum over the rows of log_probs (T, V): pieces, confidence and correct ones of each bin, (3, bins)."""
+    """Return the pieces, the sum of confidence and the correct pieces of each bin, (3, bins), for
+    log_probs (T, V).
+    """
     highest, best = log_probs.max(1)
     confidence = highest.exp()
     # a confidence of 1 belongs to the last bin
@@ -86,30 +87,35 @@ def measure_calibration(
     """
     models, device = scorer.translator.prepared_models, scorer.translator.device
     pairs = scorer.encode_pairs(sources, targets)
+    if not pairs.places:
+        return None
     batches = batch_pairs(pairs.sources, pairs.targets, device, scorer.batch_tokens)
     sums = torch.zeros(3, N_BINS, dtype=torch.float64, device=device)
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     n_rows = min(count_scored_rows(model) for model in models)
     for batch in track(batches, "reading references", "batches"):
         with report_short_memory():
-            hidden = [model(batch.src, batch.tgt).split(n_rows) for model in models]
-            for *rows, gold in zip(*hidden, batch.gold.split(n_rows), strict=True):
-                each = []
-                for model, states in zip(models, rows, strict=True):
-                    each.append(model.projection(states).float().log_softmax(1))  # (C, V)
-                log_probs = each[0]
-                if len(each) > 1:  # the mean of their probabilities, as in a search
-                    log_probs = torch.stack(each).logsumexp(0) - math.log(len(each))
-                # the authors' model has rows after those of the pieces
+            states_by_model = [model(batch.src, batch.tgt).split(n_rows) for model in models]
+            for i, gold in enumerate(batch.gold.split(n_rows)):
+                log_probs = _average_log_probs(models, [states[i] for states in states_by_model])
+                # the authors' vocabulary is padded: its last rows are no pieces
                 sums += sum_bins(log_probs[:, : models[0].n_pieces], gold)
                 nll_sum -= log_probs.gather(1, gold[:, None]).double().sum()
-    if not pairs.places:
-        return None
-    counts, confidences, correct = sums.cpu()
+    counts, confidence_sums, correct_counts = sums.cpu()
     return Calibration(
         [round(n) for n in counts.tolist()],
-        confidences.tolist(),
-        [round(n) for n in correct.tolist()],
+        confidence_sums.tolist(),
+        [round(n) for n in correct_counts.tolist()],
         float(nll_sum),
         len(pairs.problems),
     )
+
+
+def _average_log_probs(models: Sequence[Transformer], states: Sequence[Tensor]) -> Tensor:
+    """Return the logarithms of the mean of the models' probabilities, as a search does, (T, V)."""
+    log_probs = []
+    for model, model_states in zip(models, states, strict=True):
+        log_probs.append(model.projection(model_states).float().log_softmax(1))
+    if len(log_probs) == 1:
+        return log_probs[0]
+    return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

@@ -41,7 +41,7 @@ def test_a_process_answers_until_sigterm(checkpoint: Path, tmp_path: Path) -> No
         (["a", "model.d_model=2"], "model.d_model=2: was fixed by training"),
         (["a", "--port", "65536"], "'65536' is not a port"),
         (["a", "--max-waiting", "10"], "--max-waiting 10 is less than the 64 lines"),
-        (["a", "--timeout", "0"], "0 is less than 1"),
+        (["a", "--timeout", "0"], "0: give a number of at least 1"),
     ],
 )
 def test_bad_options(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,14 +110,15 @@ def test_nothing_is_overwritten_unless_forced(
     command = ["--src", "train.en", "--tgt", "train.de", "-o", "my.yaml"]
     (pair / "my.yaml").write_text("name: mine\n")
     assert nmt_init(command) == 2
-    assert "my.yaml: exists" in capsys.readouterr().err
+    remedy = "give another -o FILE, or replace it with --force"
+    assert f"my.yaml: exists; {remedy}\n" in capsys.readouterr().err
     assert (pair / "my.yaml").read_text() == "name: mine\n" and not list(pair.glob("my.test.*"))
     assert nmt_init([*command, "--force"]) == 0
     assert nmt_init(command) == 0  # it would write what is there
     # never one's own text
     (pair / "my.test.en").write_bytes((pair / "train.en").read_bytes())
     assert nmt_init(["--src", "my.test.en", *command[2:], "--force"]) == 2
-    assert "my.test.en: is your own text" in capsys.readouterr().err
+    assert "my.test.en: is your own text; give another -o FILE\n" in capsys.readouterr().err
     assert (pair / "my.test.en").read_bytes() == (pair / "train.en").read_bytes()
 
 
@@ -127,12 +128,14 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
     write_lines(pair / "short.de", make_sentences(1_299, "xyz", 1))
     (pair / "train.fr").write_bytes((pair / "train.en").read_bytes())
     write_lines(pair / "empty.en", [])
+    write_lines(pair / "twice.en", 2 * read_lines_of(pair / "train.en")[:650])
     texts = ["--src", "train.en", "--tgt", "train.de"]
     refusals = {
         "has 50 different usable pairs": ["--src", "few.en", "--tgt", "few.de"],
         "has 1,300 lines but": ["--src", "train.en", "--tgt", "short.de", "--languages", "en-de"],
         "1,300 of 1,300 pairs have equal sides": ["--src", "train.en", "--tgt", "train.fr"],
         "both train.en": ["--src", "train.en", "--tgt", "train.en"],
+        "too few to draw 100 for each of dev and test": ["--src", "twice.en", "--tgt", "train.de"],
         "is empty": ["--src", "empty.en", "--tgt", "train.de"],
         "do not tell the languages": ["--src", "train.en", "--tgt", "x.txt"],
         "not a pair of languages": [*texts, "--languages", "en"],

@@ -103,6 +103,14 @@ def test_who_does_not_look_at_the_text_refuses_the_config(text: Path) -> None:
 # ---- the machine ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("machine, precision", [(LAPTOP, "fp32"), (SERVER, "bf16"), (GPU, "bf16")])
+def test_the_precision_is_the_fast_one(
+    text: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, precision: str
+) -> None:
+    monkeypatch.setattr(suggestion, "look_at_machine", lambda device: machine)
+    assert load_config("own.yaml", [TRAIN]).training.precision == precision
+
+
 def test_a_machine_gets_the_largest_size_that_it_can_train() -> None:
     for n_words in (1e5, 5e5, 5e6, 3e7, 1e9):
         by_text, _ = choose_size(n_words, None)
@@ -114,6 +122,13 @@ def test_a_machine_gets_the_largest_size_that_it_can_train() -> None:
             assert f"d_model {by_text.d_model}" in reason and "these 2 cores" in reason
     assert choose_size(5e6, LAPTOP)[0].d_model == 128
     assert choose_size(5e6, SERVER)[0].d_model == 512
+
+
+def test_the_reason_for_a_smaller_model_is_what_the_machine_lacks() -> None:
+    _, reason = choose_size(5e6, replace(SERVER, n_bytes=1 << 30))
+    assert "which needs 0.5 GiB for weights" in reason and "days" not in reason
+    _, reason = choose_size(5e6, replace(LAPTOP, n_cores=1))
+    assert reason.endswith("days on this core")
 
 
 def test_the_rough_count_is_the_measured_hour_of_multi30k() -> None:
@@ -153,7 +168,8 @@ def test_a_run_records_the_values_and_continues(
 ) -> None:
     quick = ["model.d_model=16", "model.n_layers=1", "training.micro_tokens=600", "data.workers=1"]
     tokens = ["training.src_tokens=600", "training.tgt_tokens=600", "vocab.size=200"]
-    command = ["--config", "own.yaml", TRAIN, *quick, *tokens, "evaluation.bleu=false"]
+    files = ["--src", "my.en", "--tgt", "my.sv"]
+    command = [*files, *quick, *tokens, "evaluation.bleu=false"]
     assert nmt_train([*command, "training.steps=2"]) == 0
     recorded = (text / "runs" / "own" / "config.yaml").read_text()
     assert "suggested" not in recorded.replace("data/own/suggested.", "")
@@ -163,11 +179,22 @@ def test_a_run_records_the_values_and_continues(
     assert "continuing after update 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["my.en", 'a "b", c: {d}.en', "~x #1, é.en", "back\\slash.en"])
+def test_files_may_have_any_name(text: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (text / "my.en").rename(text / name)
+    assert nmt_train(["--src", name, "--tgt", "my.sv", "--suggest"]) == 0
+    assert f"{name} + my.sv: en to sv, 1,300 pairs" in capsys.readouterr().err
+    assert nmt_train(["--src", name, "--tgt", "my.sv", "--print-config"]) == 0
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
         ("--suggest --explain --config own.yaml", "--suggest prints a config and exits"),
-        ("training.steps=3", "the following arguments are required: -c/--config"),
+        ("training.steps=3", "give --config, or --src and --tgt"),
+        ("--src my.en", "--src and --tgt go together"),
+        ("--tgt my.en --config own.yaml", "--src and --tgt go together"),
+        ("--src a.en --tgt a.sv data.train=[]", "leave one of them out"),
     ],
 )
 def test_misuse(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,8 +89,8 @@ def test_a_model_or_several_by_plain_full_forward_passes(
             correct[place] += probabilities.argmax() == gold
             nll -= math.log(probabilities[gold])
     assert found is not None
-    assert (found.counts, found.correct) == (counts.tolist(), correct.tolist())
-    assert found.confidences == pytest.approx(confidences.tolist(), abs=1e-4)
+    assert (found.counts, found.correct_counts) == (counts.tolist(), correct.tolist())
+    assert found.confidence_sums == pytest.approx(confidences.tolist(), abs=1e-4)
     assert found.nll == pytest.approx(nll / counts.sum(), abs=1e-5)
     assert found.impossible == 1
 
