@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.model.attention_choice import locate_cache_file, measure_attention
-from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
+from nmt.profile.cost import TRAINING_BYTES, Flop, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.parts import sum_kernels, sum_operations
 from nmt.system.files import check_not_ours, check_writable, sync_to_disk
@@ -82,6 +82,8 @@ def profile_training(
 
     mean_lengths = [float(side.lengths.mean()) for side in (dry_run.store.src, dry_run.store.tgt)]
     flop = count_flop(config.model, dry_run.model.n_vocab, *mean_lengths)
+    if config.training.rdrop is not None:  # two passes
+        flop = Flop(2 * flop.src, 2 * flop.tgt)
     rows = min(micro_tokens, timing.n_tgt // timing.n_updates)
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     ceiling = measure_ceiling(config.model, rows, dtype, world.device)
