@@ -513,6 +513,11 @@ class TrainingConfig:
     # offers (docs/tracking.md).
     track: tuple[str, ...] = ()
 
+    @property
+    def n_passes(self) -> int:
+        """How often each pair passes through the model in an update."""
+        return 1 if self.rdrop is None else 2
+
     def is_checkpoint_step(self, step: int) -> bool:
         """Whether a checkpoint of this update is planned, whatever the clock says."""
         is_due = self.checkpoint_every is not None and step % self.checkpoint_every == 0

@@ -82,8 +82,8 @@ def profile_training(
 
     mean_lengths = [float(side.lengths.mean()) for side in (dry_run.store.src, dry_run.store.tgt)]
     flop = count_flop(config.model, dry_run.model.n_vocab, *mean_lengths)
-    if config.training.rdrop is not None:  # two passes
-        flop = Flop(2 * flop.src, 2 * flop.tgt)
+    n_passes = config.training.n_passes
+    flop = Flop(n_passes * flop.src, n_passes * flop.tgt)
     rows = min(micro_tokens, timing.n_tgt // timing.n_updates)
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     ceiling = measure_ceiling(config.model, rows, dtype, world.device)

@@ -37,6 +37,8 @@ from nmt.system.runtime import tune_process
 
 SCRIPT = Path(__file__).resolve().with_name("learning_peers.py")
 TIMEOUT_S = 7200  # of a run
+# What the peers have no switch for is off for all, whatever the config says.
+COMMON = ("model.norm=post", "training.rdrop=null")
 # Our trainer with other settings
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ours": (),
@@ -83,7 +85,7 @@ class Study:
         tune_process()
         self.own_environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         store = args.store or str(self.work / "store")
-        self.overrides = [f"data.store={json.dumps(store)}", *args.overrides]
+        self.overrides = [f"data.store={json.dumps(store)}", *COMMON, *args.overrides]
         if args.data_root:
             self.overrides.insert(0, f"data.root={json.dumps(args.data_root)}")
         self.config = load_config(args.config, self.overrides)
