@@ -335,10 +335,6 @@ class ModelConfig:
             return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
         return None
 
-    @property
-    def has_dropout(self) -> bool:
-        return max(self.dropout, self.attention_dropout, self.ffn_dropout) > 0
-
     def count_rows(self, vocab_size: int) -> int:
         """Return the number of rows of the embeddings and the projection."""
         if self.vocab_rows is None:
@@ -464,11 +460,6 @@ class TrainingConfig:
     micro_tokens: int | Literal["auto"] = default("auto", SIZE)
     # The share of the loss that is spread over all other pieces.
     label_smoothing: float = default(0.1, FRACTION)
-    # R-Drop (Liang et al. 2021, who use 5): each pair passes through the model twice, and the two
-    # predictions, which dropout makes different, are drawn together with this weight. An update takes
-    # twice the time; it helps on a small corpus
-    # (docs/benchmarks.md#how-good-is-a-model-trained-on-multi30k-english-german). null: one pass.
-    rdrop: float | None = default(None, POSITIVE)
     # Gradients of a larger norm are scaled down to this one; null: never.
     clip_norm: float | None = default(None, POSITIVE)
     # The decay, such as 0.999, of an exponential moving average of the weights: after update n it is
@@ -512,11 +503,6 @@ class TrainingConfig:
     # What else shows the figures of metrics.jsonl: tensorboard, wandb, or what an installed package
     # offers (docs/tracking.md).
     track: tuple[str, ...] = ()
-
-    @property
-    def n_passes(self) -> int:
-        """How often each pair passes through the model in an update."""
-        return 1 if self.rdrop is None else 2
 
     def is_checkpoint_step(self, step: int) -> bool:
         """Whether a checkpoint of this update is planned, whatever the clock says."""
@@ -691,11 +677,6 @@ class RunConfig:
             return (
                 f"optimizer.warmup_steps is {warmup_steps}, but training.steps is {steps}, so the "
                 "cosine would never begin; lower optimizer.warmup_steps"
-            )
-        if self.training.rdrop is not None and not self.model.has_dropout:
-            return (
-                f"training.rdrop is {self.training.rdrop:g}, but without dropout both passes are equal; "
-                "set model.dropout above 0, or training.rdrop=null"
             )
         if complaint := self._check_tags():
             return complaint

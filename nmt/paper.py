@@ -822,13 +822,6 @@ def list_training_rows(config: RunConfig, model: Model, pair: str) -> list[Paper
         state_rule(
             "label smoothing rule", paper=SILENT, code_2017="1-eps; eps/(V-1) to each other"
         ),
-        compare(
-            "R-Drop",
-            ComparedSetting("training.rdrop", None, ours.rdrop),
-            paper=SILENT,
-            code_2017="none",
-            ours=format_value(ours.rdrop),
-        ),
         state_rule(
             "loss",
             paper=SILENT,

@@ -170,10 +170,6 @@ BAD = [
     # ranges
     ("training:\n  steps: -5", "c.yaml:2: training.steps is -5; it must be at least 1"),
     ("training: {steps: 0}", "steps is 0"),
-    (
-        "training: {rdrop: 5}\nmodel: {dropout: 0}",
-        "training.rdrop is 5, but without dropout both passes are equal; set model.dropout above 0",
-    ),
     ("training: {label_smoothing: 1}", "label_smoothing is 1; it must be in [0, 1)"),
     ("training: {checkpoint_minutes: -1}", "checkpoint_minutes is -1; it must be positive"),
     ("training: {checkpoint_every: 0}", "checkpoint_every is 0"),

@@ -169,10 +169,7 @@ SMALL = [
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [
-        ("demo", []),
-        ("multi30k", ["model.dropout", "model.norm", "optimizer.scale", "training.rdrop"]),
-    ],
+    [("demo", []), ("multi30k", ["model.dropout", "model.norm", "optimizer.scale"])],
 )
 def test_the_small_configs_deviate_in_what_they_are_small_in(name: str, more: list[str]) -> None:
     found = check_conformance(load_config(f"{name}.yaml"))
@@ -229,7 +226,6 @@ FLIPS = [
         "learning rate",
     ),
     ("base", "training.label_smoothing=0", "label smoothing"),
-    ("base", "training.rdrop=5", "R-Drop"),
     ("base", "training.src_tokens=4096", "source tokens per update"),
     ("base", "training.tgt_tokens=32768", "target tokens per update"),
     ("base", "training.steps=300000", "updates"),

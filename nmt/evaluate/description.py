@@ -71,8 +71,6 @@ def describe_training(config: RunConfig) -> dict[str, str]:
     if model.ffn_dropout:
         regularisation.append(f"{model.ffn_dropout:g} in the feed-forward layers")
     regularisation.append(f"label smoothing {training.label_smoothing:g}")
-    if training.rdrop is not None:
-        regularisation.append(f"R-Drop, alpha {training.rdrop:g}")
 
     rows = {
         "updates planned": f"{training.steps:,} of about {tokens}",

@@ -26,8 +26,8 @@ from nmt.profile.parts import UPDATE
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
+from nmt.train.loss import Objective
 from nmt.train.memory_probe import choose_batch_shape, explain_out_of_memory, load_excerpt
-from nmt.train.objective import make_objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica
 from nmt.train.update import run_update
@@ -64,7 +64,7 @@ class DryRun:
         self.mixture = read_mixture(self.folder, config.data, len(self.store))
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, *self.vocab.sizes).to(world.device)
-        self.objective = make_objective(self.model, config.training)
+        self.objective = Objective(self.model, config.training.label_smoothing)
         self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
         self.replica = make_replica(self.objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(

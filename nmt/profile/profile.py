@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.model.attention_choice import locate_cache_file, measure_attention
-from nmt.profile.cost import TRAINING_BYTES, Flop, count_flop, count_parameters, measure_ceiling
+from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.parts import sum_kernels, sum_operations
 from nmt.system.files import check_not_ours, check_writable, sync_to_disk
@@ -82,8 +82,6 @@ def profile_training(
 
     mean_lengths = [float(side.lengths.mean()) for side in (dry_run.store.src, dry_run.store.tgt)]
     flop = count_flop(config.model, dry_run.model.n_vocab, *mean_lengths)
-    n_passes = config.training.n_passes
-    flop = Flop(n_passes * flop.src, n_passes * flop.tgt)
     rows = min(micro_tokens, timing.n_tgt // timing.n_updates)
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     ceiling = measure_ceiling(config.model, rows, dtype, world.device)

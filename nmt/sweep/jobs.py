@@ -145,7 +145,7 @@ def estimate_memory(config: RunConfig) -> int:
         micro_tokens = min(AUTO_MICRO_TOKENS, max(training.src_tokens, training.tgt_tokens))
     encoder = model.encoder_depth * (ENCODER_VALUES * model.d_model + FFN_VALUES * model.d_ff)
     decoder = model.decoder_depth * (DECODER_VALUES * model.d_model + FFN_VALUES * model.d_ff)
-    return n_bytes + VALUE_BYTES * micro_tokens * training.n_passes * (encoder + decoder)
+    return n_bytes + VALUE_BYTES * micro_tokens * (encoder + decoder)
 
 
 def read_step(run: PlannedRun) -> int:

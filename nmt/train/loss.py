@@ -11,8 +11,10 @@ computes the losses and gradients of a row at once (`loss_triton.py`).
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nmt.data.batch import Batch
+from nmt.model.transformer import Transformer
 from nmt.train.loss_triton import fused_loss_forward, supports_fused_loss
 
 CHUNK_LOGITS = 48_000_000  # held at a time
@@ -125,3 +127,15 @@ def compute_loss_sums(
     """Compute the label-smoothed loss and the plain NLL, each summed over the labels that count."""
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _FusedLoss.apply(hidden, weight, labels, smoothing, needs_grad)
+
+
+class Objective(nn.Module):
+    """The model with its loss as one module, which is what gets compiled or sharded."""
+
+    def __init__(self, model: Transformer, smoothing: float) -> None:
+        super().__init__()
+        self.model, self.smoothing = model, smoothing
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        hidden = self.model(batch.src, batch.tgt)
+        return compute_loss_sums(hidden, self.model.projection.weight, batch.labels, self.smoothing)

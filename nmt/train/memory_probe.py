@@ -29,7 +29,7 @@ from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train.objective import make_objective
+from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, has_fixed_shape, make_replica
 
@@ -239,7 +239,7 @@ def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
     model = Transformer(config.model, *vocab.sizes).to(world.device)
-    objective = make_objective(model, config.training)
+    objective = Objective(model, config.training.label_smoothing)
     shape = choose_batch_shape(config, micro_tokens, store, world)
     replica = make_replica(objective, world, config.training, shape)
     optimizer = make_optimizer(model, config.optimizer, ema=config.training.ema)

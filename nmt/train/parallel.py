@@ -22,7 +22,7 @@ from nmt.system.cuda_graph import capture
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World, gather_shards
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 
 BACKEND = "inductor"
 # Elements; each gradient starts at a multiple of this in the flat buffer, so that kernels can use

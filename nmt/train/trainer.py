@@ -43,6 +43,7 @@ from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.layer_norms import LAYER_FIGURES, LayerNorms
+from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
     choose_batch_shape,
     explain_out_of_memory,
@@ -52,7 +53,6 @@ from nmt.train.memory_probe import (
 from nmt.train.metrics_log import MetricsLog, read_metrics, round_digits
 from nmt.train.mirror import Mirror, claim_mirror
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
-from nmt.train.objective import make_objective
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
@@ -118,7 +118,7 @@ class Trainer:
         # model and optimizer, initialised from the seed or restored from the newest checkpoint
         torch.manual_seed(config.seed)
         self.model = Transformer(config.model, *self.vocab.sizes).to(world.device)
-        objective = make_objective(self.model, config.training)
+        objective = Objective(self.model, config.training.label_smoothing)
         self.replica = make_replica(objective, world, config.training, self.shape)
         self.optimizer = make_optimizer(
             self.model, config.optimizer, self.replica.frozen, config.training.ema

@@ -68,7 +68,7 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     from nmt.data.batch import Batch, BatchShape, Packed
     from nmt.data.plan import ROW_MULTIPLE, divide_tokens
     from nmt.model.transformer import Transformer
-    from nmt.train.objective import Objective
+    from nmt.train.loss import Objective
     from nmt.train.parallel import CompiledObjective
 
     config = load_config(config_name, overrides)

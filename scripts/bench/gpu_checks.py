@@ -41,8 +41,8 @@ from nmt.system.ranks import World, join_world
 from nmt.system.run_folder import RunFolder
 from nmt.train import loss as loss_module
 from nmt.train import loss_triton, parallel
+from nmt.train.loss import Objective
 from nmt.train.loss_triton import rows_in_place
-from nmt.train.objective import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica, forward_backward
 from nmt.train.update import dropout_seed, run_update

@@ -35,8 +35,8 @@ from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.progress import clock, say
 from nmt.system.ranks import World
+from nmt.train.loss import Objective
 from nmt.train.memory_probe import is_out_of_memory
-from nmt.train.objective import make_objective
 from nmt.train.optimizer import Adam, make_optimizer
 from nmt.train.parallel import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
@@ -140,8 +140,9 @@ def try_out(
         shape = None
         if is_compiled(config.training, world.device.type):
             shape = shape_for(store, micro_tokens)
-        objective = make_objective(model, config.training)
-        replica = make_replica(objective, world, config.training, shape)
+        replica = make_replica(
+            Objective(model, config.training.label_smoothing), world, config.training, shape
+        )
         optimizer = make_optimizer(model, config.optimizer)
         began = clock()
         with Loader(

@@ -45,7 +45,7 @@ from nmt.system.device import read_peak_memory
 from nmt.system.files import make_folder
 from nmt.system.progress import track
 from nmt.system.ranks import World, join_world
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import make_replica
 from nmt.train.update import run_update

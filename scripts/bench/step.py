@@ -35,8 +35,8 @@ def work(args: argparse.Namespace) -> int:
     from nmt.model.transformer import Transformer
     from nmt.system.progress import clock
     from nmt.system.ranks import join_world
+    from nmt.train.loss import Objective
     from nmt.train.memory_probe import choose_batch_shape, resolve_micro_tokens
-    from nmt.train.objective import make_objective
     from nmt.train.optimizer import make_optimizer
     from nmt.train.parallel import make_replica
     from nmt.train.update import run_update
@@ -51,8 +51,9 @@ def work(args: argparse.Namespace) -> int:
         model = Transformer(config.model, vocab.size).to(world.device)
         store = open_store(folder, "train")
         shape = choose_batch_shape(config, micro_tokens, store, world)
-        objective = make_objective(model, config.training)
-        replica = make_replica(objective, world, config.training, shape)
+        replica = make_replica(
+            Objective(model, config.training.label_smoothing), world, config.training, shape
+        )
         optimizer = make_optimizer(model, config.optimizer)
         tokens, seconds = [], []
         with Loader(

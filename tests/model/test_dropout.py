@@ -13,7 +13,7 @@ from nmt.data.plan import Cursor
 from nmt.model.dropout import BITS, Dropout
 from nmt.model.transformer import Transformer
 from nmt.system.ranks import World
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import Replica
 from nmt.train.update import dropout_seed, run_update

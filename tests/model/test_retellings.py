@@ -22,7 +22,7 @@ from nmt.data.batch import Batch, pack
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.paper import check_conformance, explain
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 
 V, D = 23, 16
 SRC = [[5, 6, 7, 3], [8, 3], [9, 10, 11, 12, 13, 3]]

@@ -21,7 +21,7 @@ from nmt.model.transformer import (
     SelfAttention,
     Transformer,
 )
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is None, reason="needs the CUDA build of torch: make gpu-dry"

@@ -22,13 +22,13 @@ from soaking import IS_SOAK, Ground, make_ground
 import nmt.train.trainer
 import nmt.train.update
 from nmt.commands.train import main
-from nmt.config import TrainingConfig, find_shipped_configs, list_differences, load_config
+from nmt.config import find_shipped_configs, list_differences, load_config
 from nmt.corpus.ledger import read_ledger
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.records import read_record
 from nmt.train import reference_curve
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 from nmt.train.reference_curve import (
     IGNORED_KEYS,
     Band,
@@ -234,10 +234,10 @@ def lower_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 def smooth_more(patch: pytest.MonkeyPatch) -> None:
-    def make_objective(model: Transformer, training: TrainingConfig) -> Objective:
-        return Objective(model, training.label_smoothing + 0.3)
+    def make_objective(model: Transformer, smoothing: float) -> Objective:
+        return Objective(model, smoothing + 0.3)
 
-    patch.setattr(nmt.train.trainer, "make_objective", make_objective)
+    patch.setattr(nmt.train.trainer, "Objective", make_objective)
 
 
 def drop_gradients(patch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,7 @@ from nmt.system.run_folder import RunFolder
 SHARD = "training.shard=true"
 # At a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
 CALM = ("training.log_every=1", "optimizer.scale=0.05")
-EXTRAS = (
-    "optimizer.weight_decay=0.5",
-    "training.clip_norm=0.5",
-    "training.ema=0.5",
-    "training.rdrop=2",
-)
+EXTRAS = ("optimizer.weight_decay=0.5", "training.clip_norm=0.5", "training.ema=0.5")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +98,7 @@ BETWEEN_MICRO_BATCHES = """
     from test_fast_paths import POST, batch_of, draw, make
 
     from nmt.system.ranks import join_world
-    from nmt.train.objective import Objective
+    from nmt.train.loss import Objective
     from nmt.train.parallel import Replica
 
     with join_world("cpu") as world:

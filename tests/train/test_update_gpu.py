@@ -24,7 +24,7 @@ from nmt.model.embedding_lookup import _LookUp, look_up
 from nmt.model.transformer import Transformer
 from nmt.system.memory import is_out_of_memory
 from nmt.system.ranks import World
-from nmt.train.objective import Objective
+from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import FlatGradients, Replica
 from nmt.train.update import Outcomes, run_update
