@@ -1,18 +1,34 @@
 """A model prepared for decoding on the CPU: matrices in oneDNN's layout, in bf16 if asked for.
 
 torch would convert the layout in every product, and so read each matrix twice, which for a few rows
-is most of the time. Bias and activation are applied before the product leaves the registers. The result
-computes what the model computes, but it cannot be trained.
+is most of the time. Bias and activation are applied before the product leaves the registers. The layers
+of a small decoder are compiled for steps of few hypotheses (`compiled_decoder.py`). The result computes
+what the model computes, but it cannot be trained.
 """
+
+import importlib.util
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from nmt.model.cache import Cache, Step
 from nmt.model.transformer import ActivatedLinear, Transformer
+
+if TYPE_CHECKING:
+    from nmt.model.compiled_decoder import CompiledDecoder
 
 LAYOUT_ROWS = (
     16  # the layout is chosen for so many; it serves any number, but one for a single row is slow
 )
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+# Where compiled layers are faster: so many hypotheses, and weights of a layer that a core's own cache
+# holds.
+MAX_COMPILED_HYPOTHESES = 16
+MAX_COMPILED_WEIGHTS = 1 << 20
+# A process that translates little would lose more by loading compiled code than it gains.
+STEPS_BEFORE_COMPILING = 200
 
 
 class CpuLinear(nn.Module):
@@ -32,6 +48,32 @@ class CpuLinear(nn.Module):
         return y
 
 
+class CpuTransformer(Transformer):
+    """A model for decoding. Its linear layers are packed; `source` has their weights."""
+
+    def set_source(self, source: Transformer) -> None:
+        self.sources = (source,)  # in a tuple, because it is no part of this module
+        layer = source.decoder[0]
+        n_weights = sum(weight.numel() for weight in layer.parameters())
+        self.is_compilable = HAS_NUMBA and n_weights <= MAX_COMPILED_WEIGHTS
+        self.n_small_steps = 0
+
+    @cached_property
+    def compiled_decoder(self) -> "CompiledDecoder":
+        from nmt.model.compiled_decoder import CompiledDecoder
+
+        return CompiledDecoder(self.sources[0])
+
+    def step_layers(self, x: Tensor, step: Step) -> Tensor:
+        is_small = self.is_compilable and len(x) <= MAX_COMPILED_HYPOTHESES
+        if not is_small or not isinstance(step.cache, Cache):
+            return super().step_layers(x, step)
+        self.n_small_steps += 1
+        if self.n_small_steps <= STEPS_BEFORE_COMPILING:
+            return super().step_layers(x, step)
+        return self.compiled_decoder.advance(x, step.cache)
+
+
 @torch.inference_mode()
 def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     """Return a copy for decoding, which shares what it can with `model`, or `model` itself if
@@ -47,7 +89,9 @@ def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     if not (is_bf16 or can_pack):
         return model
     with torch.device("meta"):
-        ready = Transformer(model.config, *model.sizes).eval()
+        ready = CpuTransformer(model.config, *model.sizes).eval()
+    ready.set_source(model)
+    ready.is_compilable &= can_pack and not is_bf16
     ready.load_state_dict(model.state_dict(), assign=True)
     for mine, its in (
         (ready.src_positions, model.src_positions),

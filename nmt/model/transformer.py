@@ -424,6 +424,9 @@ class Transformer(nn.Module):
         # 0 for a static cache: `refill_cache` made the table long enough.
         longest = cache.length if isinstance(cache, Cache) else 0
         x = self.tgt_embedding_norm(self.tgt_positions(x, cache.positions(tokens), longest))
+        return self.finish_decoder(self.step_layers(x, step))
+
+    def step_layers(self, x: Tensor, step: Step) -> Tensor:
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
-        return self.finish_decoder(x)
+        return x

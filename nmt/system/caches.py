@@ -16,7 +16,11 @@ from nmt.system.errors import UserError
 from nmt.system.files import make_folder
 from nmt.system.progress import say
 
-COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+COMPILER_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "NUMBA_CACHE_DIR": "numba",
+}
 
 
 def provide_caches() -> None:

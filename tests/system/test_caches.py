@@ -12,7 +12,13 @@ from nmt.system import caches
 from nmt.system.caches import provide_caches
 from nmt.system.errors import UserError
 
-VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "SACREBLEU")
+VARIABLES = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "NUMBA_CACHE_DIR",
+    "HF_HOME",
+    "SACREBLEU",
+)
 
 
 @pytest.fixture

@@ -1,0 +1,283 @@
+"""The layers of a small decoder as one compiled function, for steps of few hypotheses.
+
+A step for one sentence is some 30 small operations a layer, and torch takes longer to start them than
+they take to compute. Here numba compiles a whole layer, which works on the matrices and the cache of the
+model, in fp32, on one core. With more hypotheses or larger matrices the products are what takes time, and
+torch's are faster; `cpu_linear.py` decides.
+
+The first use on a machine compiles for some seconds. The result is kept beside torch's compiled code.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nmt.model.attention import MASKED_SCORE
+from nmt.model.cache import Cache
+from nmt.model.transformer import DecoderLayer, Transformer
+
+ACTIVATIONS = ("relu", "gelu", "swish")
+BLOCK = 4  # inputs multiplied at once
+# Sums may be reordered, but NaN stays NaN: the search must notice it.
+compiled = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True)
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Product(NamedTuple):
+    """A linear layer: x @ matrix + bias."""
+
+    matrix: Floats  # (inputs, outputs)
+    bias: Floats  # (outputs,)
+
+
+class Norm(NamedTuple):
+    weight: Floats
+    bias: Floats
+
+
+class Layer(NamedTuple):
+    qkv: Product
+    output: Product
+    norm: Norm
+    memory_q: Product
+    memory_output: Product
+    memory_norm: Norm
+    inner: Product
+    outer: Product
+    ffn_norm: Norm
+
+
+class Past(NamedTuple):
+    """Keys and values that a layer attends to, of which a mask hides some."""
+
+    keys: Floats  # (S * H, L, K)
+    values: Floats  # (S * H, L, V)
+    mask: Floats  # (S, 1, B or 1, L): 0 where a place is visible
+    first: int  # place that may be visible
+    last: int
+
+
+# ---- what numba compiles -------------------------------------------------------------------------
+
+
+@compiled
+def multiply(x: Floats, product: Product) -> Floats:
+    matrix, bias = product.matrix, product.bias
+    n, n_outputs = x.shape[0], matrix.shape[1]
+    y = np.empty((n, n_outputs), np.float32)
+    for row in range(n):
+        y[row] = bias
+    n_inputs = x.shape[1]
+    whole = n_inputs // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
+        for row in range(n):
+            a, b, c, d = x[row, i], x[row, i + 1], x[row, i + 2], x[row, i + 3]
+            for j in range(n_outputs):
+                y[row, j] += (
+                    a * matrix[i, j]
+                    + b * matrix[i + 1, j]
+                    + c * matrix[i + 2, j]
+                    + d * matrix[i + 3, j]
+                )
+    for i in range(whole, n_inputs):
+        for row in range(n):
+            for j in range(n_outputs):
+                y[row, j] += x[row, i] * matrix[i, j]
+    return y
+
+
+@compiled
+def normalize(x: Floats, norm: Norm, epsilon: float) -> Floats:
+    y = np.empty_like(x)
+    size = x.shape[1]
+    for row in range(x.shape[0]):
+        mean = np.float32(0.0)
+        for i in range(size):
+            mean += x[row, i]
+        mean /= size
+        square = np.float32(0.0)
+        for i in range(size):
+            square += (x[row, i] - mean) ** 2
+        scale = np.float32(1.0 / math.sqrt(square / size + epsilon))
+        for i in range(size):
+            y[row, i] = (x[row, i] - mean) * scale * norm.weight[i] + norm.bias[i]
+    return y
+
+
+@compiled
+def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
+    """(S * B, H * K) -> (S * B, H * V); further columns of `q` are not read."""
+    keys, values, mask = past.keys, past.values, past.mask
+    n_sentences, n_masks = mask.shape[0], mask.shape[2]
+    beam = q.shape[0] // n_sentences
+    k_size, v_size = keys.shape[2], values.shape[2]
+    scale = np.float32(1.0 / math.sqrt(k_size))
+    output = np.zeros((q.shape[0], n_heads * v_size), np.float32)
+    weights = np.empty(keys.shape[1], np.float32)
+    for row in range(q.shape[0]):
+        sentence, own_mask = row // beam, min(row % beam, n_masks - 1)
+        for head in range(n_heads):
+            cells, q_first, v_first = sentence * n_heads + head, head * k_size, head * v_size
+            top = np.float32(MASKED_SCORE)
+            for place in range(past.first, past.last):
+                if mask[sentence, 0, own_mask, place] != 0:
+                    continue
+                score = np.float32(0.0)
+                for i in range(k_size):
+                    score += q[row, q_first + i] * keys[cells, place, i]
+                weights[place] = score * scale
+                if not weights[place] <= top:  # NaN too
+                    top = weights[place]
+            total = np.float32(0.0)
+            for place in range(past.first, past.last):
+                if mask[sentence, 0, own_mask, place] != 0:
+                    continue
+                weight = np.float32(math.exp(weights[place] - top))
+                total += weight
+                for i in range(v_size):
+                    output[row, v_first + i] += weight * values[cells, place, i]
+            if total != 0:
+                for i in range(v_size):
+                    output[row, v_first + i] /= total
+    return output
+
+
+@compiled
+def activate(x: Floats, activation: int) -> None:
+    for row in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            value = x[row, i]
+            if activation == 0:
+                x[row, i] = max(value, np.float32(0.0))
+            elif activation == 1:
+                x[row, i] = np.float32(0.5) * value * np.float32(1 + math.erf(value / math.sqrt(2)))
+            else:
+                x[row, i] = value / np.float32(1 + math.exp(-value))
+
+
+@compiled
+def write(
+    columns: Floats, first_column: int, cells: Floats, first_place: int, n_heads: int
+) -> None:
+    """Write the keys or values of this step, columns of a product, into those of all steps."""
+    size = cells.shape[2]
+    beam = columns.shape[0] * n_heads // cells.shape[0]
+    for row in range(columns.shape[0]):
+        for head in range(n_heads):
+            cell, place = row // beam * n_heads + head, first_place + row % beam
+            column = first_column + head * size
+            for i in range(size):
+                cells[cell, place, i] = columns[row, column + i]
+
+
+@compiled
+def advance(
+    x: Floats,
+    layer: Layer,
+    past: Past,
+    memory: Past,
+    here: int,
+    n_heads: int,
+    is_post: bool,
+    activation: int,
+    epsilon: float,
+) -> Floats:
+    """Apply one layer to the newest position of each hypothesis, (S * B, d_model); its keys and values
+    are written to the places from `here` on.
+    """
+    k_size = past.keys.shape[2]
+    qkv = multiply(x if is_post else normalize(x, layer.norm, epsilon), layer.qkv)
+    write(qkv, n_heads * k_size, past.keys, here, n_heads)
+    write(qkv, 2 * n_heads * k_size, past.values, here, n_heads)
+    x = x + multiply(attend_rows(qkv, past, n_heads), layer.output)
+    if is_post:
+        x = normalize(x, layer.norm, epsilon)
+
+    q = multiply(x if is_post else normalize(x, layer.memory_norm, epsilon), layer.memory_q)
+    x = x + multiply(attend_rows(q, memory, n_heads), layer.memory_output)
+    if is_post:
+        x = normalize(x, layer.memory_norm, epsilon)
+
+    inner = multiply(x if is_post else normalize(x, layer.ffn_norm, epsilon), layer.inner)
+    activate(inner, activation)
+    x = x + multiply(inner, layer.outer)
+    if is_post:
+        x = normalize(x, layer.ffn_norm, epsilon)
+    return x
+
+
+# ---- the model and its cache ---------------------------------------------------------------------
+
+
+def make_product(linear: nn.Linear) -> Product:
+    matrix = linear.weight.detach().numpy().T.copy()
+    bias = np.zeros(matrix.shape[1], np.float32)
+    if linear.bias is not None:
+        bias[:] = linear.bias.detach().numpy()
+    return Product(matrix, bias)
+
+
+def make_norm(norm: nn.LayerNorm) -> Norm:
+    return Norm(norm.weight.detach().numpy().copy(), norm.bias.detach().numpy().copy())
+
+
+def make_layer(layer: DecoderLayer) -> Layer:
+    return Layer(
+        qkv=make_product(layer.attention.qkv),
+        output=make_product(layer.attention.output),
+        norm=make_norm(layer.attention_residual.norm),
+        memory_q=make_product(layer.memory_attention.q),
+        memory_output=make_product(layer.memory_attention.output),
+        memory_norm=make_norm(layer.memory_residual.norm),
+        inner=make_product(layer.feed_forward.inner),
+        outer=make_product(layer.feed_forward.outer),
+        ffn_norm=make_norm(layer.feed_forward_residual.norm),
+    )
+
+
+class CompiledDecoder:
+    """The layers of a model's decoder, in fp32."""
+
+    def __init__(self, model: Transformer) -> None:
+        config = model.config
+        self.layers = [make_layer(layer) for layer in model.decoder]
+        self.n_heads, self.window = config.n_heads, config.window
+        self.is_post = config.norm == "post"
+        self.activation = ACTIVATIONS.index(config.activation)
+        self.epsilon = model.decoder[0].attention_residual.norm.eps
+
+    def advance(self, x: Tensor, cache: Cache) -> Tensor:
+        """Apply all layers to this step's embeddings, (S * B, d_model)."""
+        last = cache.length * cache.beam
+        first = 0
+        if self.window is not None:
+            first = max(0, last - (self.window + 1) * cache.beam)
+        mask, memory_mask = cache.mask.numpy(), cache.memory_mask.numpy()
+        n_source = memory_mask.shape[3]
+        y = x.numpy()
+        for number, layer in enumerate(self.layers):
+            past = Past(cache.keys[number].numpy(), cache.values[number].numpy(), mask, first, last)
+            memory = Past(
+                cache.memory_keys[number].numpy(),
+                cache.memory_values[number].numpy(),
+                memory_mask,
+                0,
+                n_source,
+            )
+            y = advance(
+                y,
+                layer,
+                past,
+                memory,
+                last - cache.beam,
+                self.n_heads,
+                self.is_post,
+                self.activation,
+                self.epsilon,
+            )
+        return torch.from_numpy(y)
