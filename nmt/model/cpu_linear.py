@@ -2,7 +2,7 @@
 
 torch would convert the layout in every product, and so read each matrix twice, which for a few rows
 is most of the time. Bias and activation are applied before the product leaves the registers. The layers
-of a small decoder are compiled for steps of few hypotheses (`compiled_decoder.py`). The result computes
+of a small model are compiled for lone sentences and few hypotheses (`compiled_layers.py`). The result computes
 what the model computes, but it cannot be trained.
 """
 
@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from nmt.data.batch import Packed
 from nmt.model.cache import Cache, Step
 from nmt.model.transformer import ActivatedLinear, Transformer
 
 if TYPE_CHECKING:
-    from nmt.model.compiled_decoder import CompiledDecoder
+    from nmt.model.compiled_layers import CompiledLayers
 
 LAYOUT_ROWS = (
     16  # the layout is chosen for so many; it serves any number, but one for a single row is slow
 )
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
-# Where compiled layers are faster: so many hypotheses, and weights of a layer that a core's own cache
-# holds.
+# Where compiled layers are faster: few hypotheses, a lone source of few pieces, and as many weights of a
+# layer as a core's own cache holds.
 MAX_COMPILED_HYPOTHESES = 16
+MAX_COMPILED_PIECES = 128
 MAX_COMPILED_WEIGHTS = 1 << 20
 # A process that translates little would lose more by loading compiled code than it gains.
 STEPS_BEFORE_COMPILING = 200
@@ -59,19 +61,26 @@ class CpuTransformer(Transformer):
         self.n_small_steps = 0
 
     @cached_property
-    def compiled_decoder(self) -> "CompiledDecoder":
-        from nmt.model.compiled_decoder import CompiledDecoder
+    def compiled_layers(self) -> "CompiledLayers":
+        from nmt.model.compiled_layers import CompiledLayers
 
-        return CompiledDecoder(self.sources[0])
+        return CompiledLayers(self.sources[0])
+
+    def is_worth_compiling(self) -> bool:
+        return self.is_compilable and self.n_small_steps > STEPS_BEFORE_COMPILING
+
+    def encode_layers(self, x: Tensor, src: Packed, weights: list[Tensor] | None) -> Tensor:
+        is_lone = src.n_sentences == 1 and len(x) == src.longest <= MAX_COMPILED_PIECES
+        if is_lone and weights is None and self.is_worth_compiling():
+            return self.compiled_layers.encode(x)
+        return super().encode_layers(x, src, weights)
 
     def step_layers(self, x: Tensor, step: Step) -> Tensor:
-        is_small = self.is_compilable and len(x) <= MAX_COMPILED_HYPOTHESES
-        if not is_small or not isinstance(step.cache, Cache):
-            return super().step_layers(x, step)
-        self.n_small_steps += 1
-        if self.n_small_steps <= STEPS_BEFORE_COMPILING:
-            return super().step_layers(x, step)
-        return self.compiled_decoder.advance(x, step.cache)
+        if len(x) <= MAX_COMPILED_HYPOTHESES and isinstance(step.cache, Cache):
+            self.n_small_steps += 1
+            if self.is_worth_compiling():
+                return self.compiled_layers.step(x, step.cache)
+        return super().step_layers(x, step)
 
 
 @torch.inference_mode()

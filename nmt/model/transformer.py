@@ -308,6 +308,9 @@ class Transformer(nn.Module):
         For each layer, the weights of its self-attention, (S, H, Ls, Ls), are appended to `weights`.
         """
         x = self.embed(self.src_embedding, self.src_positions, self.src_embedding_norm, src)
+        return self.encoder_norm(self.encode_layers(x, src, weights))
+
+    def encode_layers(self, x: Tensor, src: Packed, weights: AttentionWeights) -> Tensor:
         mask = AttentionMask(
             src,
             src,
@@ -317,7 +320,7 @@ class Transformer(nn.Module):
         )
         for layer in self.encoder:
             x = layer(x, mask, weights)
-        return self.encoder_norm(x)
+        return x
 
     def decode(
         self,

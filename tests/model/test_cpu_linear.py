@@ -145,7 +145,7 @@ def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def uses_compiled_layers(ready: Transformer) -> bool:
-    return "compiled_decoder" in vars(ready)
+    return "compiled_layers" in vars(ready)
 
 
 @NEEDS_PACKING
@@ -159,6 +159,9 @@ def test_compiled_layers_compute_what_the_model_computes(
     ready = prepare_for_decoding(ours, False)
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
         torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
+    for sentence in SENTENCES:
+        source = pack([sentence])
+        torch.testing.assert_close(ready.encode(source), ours.encode(source), atol=FP32, rtol=0)
     assert uses_compiled_layers(ready)
 
 

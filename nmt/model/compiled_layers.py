@@ -1,4 +1,4 @@
-"""The layers of a small decoder as one compiled function, for steps of few hypotheses.
+"""The layers of a small model as compiled functions, for one sentence and for steps of few hypotheses.
 
 A step for one sentence is some 30 small operations a layer, and torch takes longer to start them than
 they take to compute. Here numba compiles a whole layer, which works on the matrices and the cache of the
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nmt.model.attention import MASKED_SCORE
 from nmt.model.cache import Cache
-from nmt.model.transformer import DecoderLayer, Transformer
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 ACTIVATIONS = ("relu", "gelu", "swish")
 BLOCK = 4  # inputs multiplied at once
@@ -40,13 +40,22 @@ class Norm(NamedTuple):
     bias: Floats
 
 
-class Layer(NamedTuple):
+class DecoderWeights(NamedTuple):
     qkv: Product
     output: Product
     norm: Norm
     memory_q: Product
     memory_output: Product
     memory_norm: Norm
+    inner: Product
+    outer: Product
+    ffn_norm: Norm
+
+
+class EncoderWeights(NamedTuple):
+    qkv: Product
+    output: Product
+    norm: Norm
     inner: Product
     outer: Product
     ffn_norm: Norm
@@ -176,9 +185,9 @@ def write(
 
 
 @compiled
-def advance(
+def step(
     x: Floats,
-    layer: Layer,
+    layer: DecoderWeights,
     past: Past,
     memory: Past,
     here: int,
@@ -211,10 +220,42 @@ def advance(
     return x
 
 
+@compiled
+def encode(
+    x: Floats,
+    layer: EncoderWeights,
+    mask: Floats,
+    n_heads: int,
+    k_size: int,
+    is_post: bool,
+    activation: int,
+    epsilon: float,
+) -> Floats:
+    """Apply one layer of the encoder to a sentence, (L, d_model), with a mask (1, 1, 1 or L, L)."""
+    length = x.shape[0]
+    v_size = layer.output.matrix.shape[0] // n_heads
+    qkv = multiply(x if is_post else normalize(x, layer.norm, epsilon), layer.qkv)
+    keys = np.empty((n_heads, length, k_size), np.float32)
+    values = np.empty((n_heads, length, v_size), np.float32)
+    write(qkv, n_heads * k_size, keys, 0, n_heads)
+    write(qkv, 2 * n_heads * k_size, values, 0, n_heads)
+    own = Past(keys, values, mask, 0, length)
+    x = x + multiply(attend_rows(qkv, own, n_heads), layer.output)
+    if is_post:
+        x = normalize(x, layer.norm, epsilon)
+
+    inner = multiply(x if is_post else normalize(x, layer.ffn_norm, epsilon), layer.inner)
+    activate(inner, activation)
+    x = x + multiply(inner, layer.outer)
+    if is_post:
+        x = normalize(x, layer.ffn_norm, epsilon)
+    return x
+
+
 # ---- the model and its cache ---------------------------------------------------------------------
 
 
-def make_product(linear: nn.Linear) -> Product:
+def copy_product(linear: nn.Linear) -> Product:
     matrix = linear.weight.detach().numpy().T.copy()
     bias = np.zeros(matrix.shape[1], np.float32)
     if linear.bias is not None:
@@ -222,37 +263,71 @@ def make_product(linear: nn.Linear) -> Product:
     return Product(matrix, bias)
 
 
-def make_norm(norm: nn.LayerNorm) -> Norm:
+def copy_norm(norm: nn.LayerNorm) -> Norm:
     return Norm(norm.weight.detach().numpy().copy(), norm.bias.detach().numpy().copy())
 
 
-def make_layer(layer: DecoderLayer) -> Layer:
-    return Layer(
-        qkv=make_product(layer.attention.qkv),
-        output=make_product(layer.attention.output),
-        norm=make_norm(layer.attention_residual.norm),
-        memory_q=make_product(layer.memory_attention.q),
-        memory_output=make_product(layer.memory_attention.output),
-        memory_norm=make_norm(layer.memory_residual.norm),
-        inner=make_product(layer.feed_forward.inner),
-        outer=make_product(layer.feed_forward.outer),
-        ffn_norm=make_norm(layer.feed_forward_residual.norm),
+def copy_decoder_layer(layer: DecoderLayer) -> DecoderWeights:
+    return DecoderWeights(
+        qkv=copy_product(layer.attention.qkv),
+        output=copy_product(layer.attention.output),
+        norm=copy_norm(layer.attention_residual.norm),
+        memory_q=copy_product(layer.memory_attention.q),
+        memory_output=copy_product(layer.memory_attention.output),
+        memory_norm=copy_norm(layer.memory_residual.norm),
+        inner=copy_product(layer.feed_forward.inner),
+        outer=copy_product(layer.feed_forward.outer),
+        ffn_norm=copy_norm(layer.feed_forward_residual.norm),
     )
 
 
-class CompiledDecoder:
-    """The layers of a model's decoder, in fp32."""
+def copy_encoder_layer(layer: EncoderLayer) -> EncoderWeights:
+    return EncoderWeights(
+        qkv=copy_product(layer.attention.qkv),
+        output=copy_product(layer.attention.output),
+        norm=copy_norm(layer.attention_residual.norm),
+        inner=copy_product(layer.feed_forward.inner),
+        outer=copy_product(layer.feed_forward.outer),
+        ffn_norm=copy_norm(layer.feed_forward_residual.norm),
+    )
+
+
+class CompiledLayers:
+    """The layers of a model, in fp32."""
 
     def __init__(self, model: Transformer) -> None:
         config = model.config
-        self.layers = [make_layer(layer) for layer in model.decoder]
-        self.n_heads, self.window = config.n_heads, config.window
+        self.encoder = [copy_encoder_layer(layer) for layer in model.encoder]
+        self.decoder = [copy_decoder_layer(layer) for layer in model.decoder]
+        self.n_heads, self.key_size, self.window = config.n_heads, config.key_size, config.window
         self.is_post = config.norm == "post"
         self.activation = ACTIVATIONS.index(config.activation)
         self.epsilon = model.decoder[0].attention_residual.norm.eps
 
-    def advance(self, x: Tensor, cache: Cache) -> Tensor:
-        """Apply all layers to this step's embeddings, (S * B, d_model)."""
+    def encode(self, x: Tensor) -> Tensor:
+        """Apply the encoder's layers to the embeddings of one sentence, (L, d_model)."""
+        length = len(x)
+        mask = np.zeros((1, 1, 1, length), np.float32)
+        if self.window is not None:
+            places = np.arange(length)
+            is_far = abs(places[:, None] - places) > self.window
+            mask = is_far[None, None].astype(np.float32)
+        y = x.numpy()
+        for layer in self.encoder:
+            y = encode(
+                y,
+                layer,
+                mask,
+                self.n_heads,
+                self.key_size,
+                self.is_post,
+                self.activation,
+                self.epsilon,
+            )
+        return torch.from_numpy(y)
+
+    def step(self, x: Tensor, cache: Cache) -> Tensor:
+        """Apply the decoder's layers to this step's embeddings, (S * B, d_model)."""
         last = cache.length * cache.beam
         first = 0
         if self.window is not None:
@@ -260,7 +335,7 @@ class CompiledDecoder:
         mask, memory_mask = cache.mask.numpy(), cache.memory_mask.numpy()
         n_source = memory_mask.shape[3]
         y = x.numpy()
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.decoder):
             past = Past(cache.keys[number].numpy(), cache.values[number].numpy(), mask, first, last)
             memory = Past(
                 cache.memory_keys[number].numpy(),
@@ -269,7 +344,7 @@ class CompiledDecoder:
                 0,
                 n_source,
             )
-            y = advance(
+            y = step(
                 y,
                 layer,
                 past,
