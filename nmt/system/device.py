@@ -79,4 +79,5 @@ def name_machine(device: torch.device, n_ranks: int) -> str:
     n_threads = n_ranks * torch.get_num_threads()
     found = re.search(r"^model name\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
     model = found[1].strip() if found else platform.machine()
-    return f"{n_threads} threads on {model}"
+    threads = "1 thread" if n_threads == 1 else f"{n_threads} threads"
+    return f"{threads} on {model}"
