@@ -105,11 +105,11 @@ def normalize(x: Floats, norm: Norm, epsilon: float) -> Floats:
     y = np.empty_like(x)
     size = x.shape[1]
     for row in range(x.shape[0]):
-        mean = np.float32(0.0)
+        total = 0.0  # fp64, so that a score differs from torch's by torch's own rounding alone
         for i in range(size):
-            mean += x[row, i]
-        mean /= size
-        square = np.float32(0.0)
+            total += x[row, i]
+        mean = np.float32(total / size)
+        square = 0.0
         for i in range(size):
             square += (x[row, i] - mean) ** 2
         scale = np.float32(1.0 / math.sqrt(square / size + epsilon))
@@ -142,7 +142,7 @@ def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
                 weights[place] = score * scale
                 if not weights[place] <= top:  # NaN too
                     top = weights[place]
-            total = np.float32(0.0)
+            total = 0.0
             for place in range(past.first, past.last):
                 if mask[sentence, 0, own_mask, place] != 0:
                     continue
@@ -152,7 +152,7 @@ def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
                     output[row, v_first + i] += weight * values[cells, place, i]
             if total != 0:
                 for i in range(v_size):
-                    output[row, v_first + i] /= total
+                    output[row, v_first + i] /= np.float32(total)
     return output
 
 
