@@ -30,7 +30,7 @@ MAX_COMPILED_HYPOTHESES = 16
 MAX_COMPILED_PIECES = 128
 MAX_COMPILED_WEIGHTS = 1 << 20
 # A process that translates little would lose more by loading compiled code than it gains.
-STEPS_BEFORE_COMPILING = 200
+STEPS_BEFORE_COMPILING = 1_000
 
 
 class CpuLinear(nn.Module):
