@@ -147,7 +147,7 @@ def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
                 if mask[sentence, 0, own_mask, place] != 0:
                     continue
                 weight = np.float32(math.exp(weights[place] - top))
-                total += weight
+                total += float(weight)
                 for i in range(v_size):
                     output[row, v_first + i] += weight * values[cells, place, i]
             if total != 0:
