@@ -29,8 +29,9 @@ HAS_NUMBA = importlib.util.find_spec("numba") is not None
 MAX_COMPILED_HYPOTHESES = 16
 MAX_COMPILED_PIECES = 128
 MAX_COMPILED_WEIGHTS = 1 << 20
-# A process that translates little would lose more by loading compiled code than it gains.
-STEPS_BEFORE_COMPILING = 1_000
+# A process that translates little would lose more by loading compiled code than it gains; some 600 lone
+# sentences take so many steps.
+STEPS_BEFORE_COMPILING = 10_000
 
 
 class CpuLinear(nn.Module):
