@@ -8,7 +8,9 @@ torch's are faster; `cpu_linear.py` decides.
 The first use on a machine compiles for some seconds. The result is kept beside torch's compiled code.
 """
 
+import hashlib
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -18,10 +20,15 @@ from torch import Tensor, nn
 
 from nmt.model.attention import MASKED_SCORE
 from nmt.model.cache import Cache
-from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Residual, Transformer
 
 ACTIVATIONS = ("relu", "gelu", "swish")
 BLOCK = 4  # inputs multiplied at once
+# Kept code names the types of this file, so each version of the file keeps its own.
+settings: Any = numba.config
+if settings.CACHE_DIR:
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    settings.CACHE_DIR = str(Path(settings.CACHE_DIR) / digest[:16])
 # Sums may be reordered, but NaN stays NaN: the search must notice it.
 compiled = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True)
 
@@ -40,25 +47,37 @@ class Norm(NamedTuple):
     bias: Floats
 
 
-class DecoderWeights(NamedTuple):
-    qkv: Product
+class AttentionArrays(NamedTuple):
+    inputs: Product  # queries, keys and values in one; of attention to the memory, queries alone
     output: Product
     norm: Norm
-    memory_q: Product
-    memory_output: Product
-    memory_norm: Norm
+
+
+class FeedForwardArrays(NamedTuple):
     inner: Product
     outer: Product
-    ffn_norm: Norm
-
-
-class EncoderWeights(NamedTuple):
-    qkv: Product
-    output: Product
     norm: Norm
-    inner: Product
-    outer: Product
-    ffn_norm: Norm
+
+
+class EncoderArrays(NamedTuple):
+    attention: AttentionArrays
+    feed_forward: FeedForwardArrays
+
+
+class DecoderArrays(NamedTuple):
+    attention: AttentionArrays
+    memory_attention: AttentionArrays
+    feed_forward: FeedForwardArrays
+
+
+class Shape(NamedTuple):
+    """What all layers of a model share."""
+
+    n_heads: int
+    key_size: int
+    is_post: bool
+    activation: int  # an index of ACTIVATIONS
+    epsilon: float
 
 
 class Past(NamedTuple):
@@ -185,71 +204,62 @@ def write(
 
 
 @compiled
-def step(
-    x: Floats,
-    layer: DecoderWeights,
-    past: Past,
-    memory: Past,
-    here: int,
-    n_heads: int,
-    is_post: bool,
-    activation: int,
-    epsilon: float,
-) -> Floats:
-    """Apply one layer to the newest position of each hypothesis, (S * B, d_model); its keys and values
-    are written to the places from `here` on.
-    """
-    k_size = past.keys.shape[2]
-    qkv = multiply(x if is_post else normalize(x, layer.norm, epsilon), layer.qkv)
-    write(qkv, n_heads * k_size, past.keys, here, n_heads)
-    write(qkv, 2 * n_heads * k_size, past.values, here, n_heads)
-    x = x + multiply(attend_rows(qkv, past, n_heads), layer.output)
-    if is_post:
-        x = normalize(x, layer.norm, epsilon)
-
-    q = multiply(x if is_post else normalize(x, layer.memory_norm, epsilon), layer.memory_q)
-    x = x + multiply(attend_rows(q, memory, n_heads), layer.memory_output)
-    if is_post:
-        x = normalize(x, layer.memory_norm, epsilon)
-
-    inner = multiply(x if is_post else normalize(x, layer.ffn_norm, epsilon), layer.inner)
-    activate(inner, activation)
-    x = x + multiply(inner, layer.outer)
-    if is_post:
-        x = normalize(x, layer.ffn_norm, epsilon)
-    return x
+def before(x: Floats, norm: Norm, shape: Shape) -> Floats:
+    return x if shape.is_post else normalize(x, norm, shape.epsilon)
 
 
 @compiled
-def encode(
-    x: Floats,
-    layer: EncoderWeights,
-    mask: Floats,
-    n_heads: int,
-    k_size: int,
-    is_post: bool,
-    activation: int,
-    epsilon: float,
-) -> Floats:
-    """Apply one layer of the encoder to a sentence, (L, d_model), with a mask (1, 1, 1 or L, L)."""
-    length = x.shape[0]
-    v_size = layer.output.matrix.shape[0] // n_heads
-    qkv = multiply(x if is_post else normalize(x, layer.norm, epsilon), layer.qkv)
-    keys = np.empty((n_heads, length, k_size), np.float32)
-    values = np.empty((n_heads, length, v_size), np.float32)
-    write(qkv, n_heads * k_size, keys, 0, n_heads)
-    write(qkv, 2 * n_heads * k_size, values, 0, n_heads)
-    own = Past(keys, values, mask, 0, length)
-    x = x + multiply(attend_rows(qkv, own, n_heads), layer.output)
-    if is_post:
-        x = normalize(x, layer.norm, epsilon)
+def after(x: Floats, y: Floats, norm: Norm, shape: Shape) -> Floats:
+    total = x + y
+    return normalize(total, norm, shape.epsilon) if shape.is_post else total
 
-    inner = multiply(x if is_post else normalize(x, layer.ffn_norm, epsilon), layer.inner)
-    activate(inner, activation)
-    x = x + multiply(inner, layer.outer)
-    if is_post:
-        x = normalize(x, layer.ffn_norm, epsilon)
-    return x
+
+@compiled
+def attend_to_self(
+    x: Floats, weights: AttentionArrays, past: Past, here: int, shape: Shape
+) -> Floats:
+    """Write the keys and values of `x` to the places from `here` on, and attend."""
+    heads = shape.n_heads
+    qkv = multiply(before(x, weights.norm, shape), weights.inputs)
+    write(qkv, heads * shape.key_size, past.keys, here, heads)
+    write(qkv, 2 * heads * shape.key_size, past.values, here, heads)
+    return after(x, multiply(attend_rows(qkv, past, heads), weights.output), weights.norm, shape)
+
+
+@compiled
+def attend_to_memory(x: Floats, weights: AttentionArrays, memory: Past, shape: Shape) -> Floats:
+    q = multiply(before(x, weights.norm, shape), weights.inputs)
+    y = multiply(attend_rows(q, memory, shape.n_heads), weights.output)
+    return after(x, y, weights.norm, shape)
+
+
+@compiled
+def feed_forward(x: Floats, weights: FeedForwardArrays, shape: Shape) -> Floats:
+    inner = multiply(before(x, weights.norm, shape), weights.inner)
+    activate(inner, shape.activation)
+    return after(x, multiply(inner, weights.outer), weights.norm, shape)
+
+
+@compiled
+def encode(x: Floats, layer: EncoderArrays, mask: Floats, shape: Shape) -> Floats:
+    """Apply one layer of the encoder to a sentence, (L, d_model), with a mask (1, 1, 1 or L, L)."""
+    length, heads = x.shape[0], shape.n_heads
+    value_size = layer.attention.output.matrix.shape[0] // heads
+    keys = np.empty((heads, length, shape.key_size), np.float32)
+    values = np.empty((heads, length, value_size), np.float32)
+    own = Past(keys, values, mask, 0, length)
+    x = attend_to_self(x, layer.attention, own, 0, shape)
+    return feed_forward(x, layer.feed_forward, shape)
+
+
+@compiled
+def step(
+    x: Floats, layer: DecoderArrays, past: Past, memory: Past, here: int, shape: Shape
+) -> Floats:
+    """Apply one layer of the decoder to the newest position of each hypothesis, (S * B, d_model)."""
+    x = attend_to_self(x, layer.attention, past, here, shape)
+    x = attend_to_memory(x, layer.memory_attention, memory, shape)
+    return feed_forward(x, layer.feed_forward, shape)
 
 
 # ---- the model and its cache ---------------------------------------------------------------------
@@ -267,29 +277,29 @@ def copy_norm(norm: nn.LayerNorm) -> Norm:
     return Norm(norm.weight.detach().numpy().copy(), norm.bias.detach().numpy().copy())
 
 
-def copy_decoder_layer(layer: DecoderLayer) -> DecoderWeights:
-    return DecoderWeights(
-        qkv=copy_product(layer.attention.qkv),
-        output=copy_product(layer.attention.output),
-        norm=copy_norm(layer.attention_residual.norm),
-        memory_q=copy_product(layer.memory_attention.q),
-        memory_output=copy_product(layer.memory_attention.output),
-        memory_norm=copy_norm(layer.memory_residual.norm),
-        inner=copy_product(layer.feed_forward.inner),
-        outer=copy_product(layer.feed_forward.outer),
-        ffn_norm=copy_norm(layer.feed_forward_residual.norm),
-    )
+def copy_attention(inputs: nn.Linear, output: nn.Linear, residual: Residual) -> AttentionArrays:
+    return AttentionArrays(copy_product(inputs), copy_product(output), copy_norm(residual.norm))
 
 
-def copy_encoder_layer(layer: EncoderLayer) -> EncoderWeights:
-    return EncoderWeights(
-        qkv=copy_product(layer.attention.qkv),
-        output=copy_product(layer.attention.output),
-        norm=copy_norm(layer.attention_residual.norm),
-        inner=copy_product(layer.feed_forward.inner),
-        outer=copy_product(layer.feed_forward.outer),
-        ffn_norm=copy_norm(layer.feed_forward_residual.norm),
-    )
+def copy_feed_forward(layer: EncoderLayer | DecoderLayer) -> FeedForwardArrays:
+    weights = layer.feed_forward
+    norm = copy_norm(layer.feed_forward_residual.norm)
+    return FeedForwardArrays(copy_product(weights.inner), copy_product(weights.outer), norm)
+
+
+def copy_self_attention(layer: EncoderLayer | DecoderLayer) -> AttentionArrays:
+    weights = layer.attention
+    return copy_attention(weights.qkv, weights.output, layer.attention_residual)
+
+
+def copy_decoder_layer(layer: DecoderLayer) -> DecoderArrays:
+    weights = layer.memory_attention
+    memory = copy_attention(weights.q, weights.output, layer.memory_residual)
+    return DecoderArrays(copy_self_attention(layer), memory, copy_feed_forward(layer))
+
+
+def copy_encoder_layer(layer: EncoderLayer) -> EncoderArrays:
+    return EncoderArrays(copy_self_attention(layer), copy_feed_forward(layer))
 
 
 class CompiledLayers:
@@ -299,10 +309,14 @@ class CompiledLayers:
         config = model.config
         self.encoder = [copy_encoder_layer(layer) for layer in model.encoder]
         self.decoder = [copy_decoder_layer(layer) for layer in model.decoder]
-        self.n_heads, self.key_size, self.window = config.n_heads, config.key_size, config.window
-        self.is_post = config.norm == "post"
-        self.activation = ACTIVATIONS.index(config.activation)
-        self.epsilon = model.decoder[0].attention_residual.norm.eps
+        self.window = config.window
+        self.shape = Shape(
+            n_heads=config.n_heads,
+            key_size=config.key_size,
+            is_post=config.norm == "post",
+            activation=ACTIVATIONS.index(config.activation),
+            epsilon=model.decoder[0].attention_residual.norm.eps,
+        )
 
     def encode(self, x: Tensor) -> Tensor:
         """Apply the encoder's layers to the embeddings of one sentence, (L, d_model)."""
@@ -314,16 +328,7 @@ class CompiledLayers:
             mask = is_far[None, None].astype(np.float32)
         y = x.numpy()
         for layer in self.encoder:
-            y = encode(
-                y,
-                layer,
-                mask,
-                self.n_heads,
-                self.key_size,
-                self.is_post,
-                self.activation,
-                self.epsilon,
-            )
+            y = encode(y, layer, mask, self.shape)
         return torch.from_numpy(y)
 
     def step(self, x: Tensor, cache: Cache) -> Tensor:
@@ -344,15 +349,5 @@ class CompiledLayers:
                 0,
                 n_source,
             )
-            y = step(
-                y,
-                layer,
-                past,
-                memory,
-                last - cache.beam,
-                self.n_heads,
-                self.is_post,
-                self.activation,
-                self.epsilon,
-            )
+            y = step(y, layer, past, memory, last - cache.beam, self.shape)
         return torch.from_numpy(y)

@@ -7,6 +7,7 @@ what the model computes, but it cannot be trained.
 """
 
 import importlib.util
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from nmt.data.batch import Packed
 from nmt.model.cache import Cache, Step
 from nmt.model.transformer import ActivatedLinear, Transformer
+from nmt.system.progress import say
 
 if TYPE_CHECKING:
     from nmt.model.compiled_layers import CompiledLayers
@@ -70,17 +72,35 @@ class CpuTransformer(Transformer):
     def is_worth_compiling(self) -> bool:
         return self.is_compilable and self.n_small_steps > STEPS_BEFORE_COMPILING
 
+    def try_compiled(self, compute: Callable[["CompiledLayers"], Tensor]) -> Tensor | None:
+        """Compute with compiled layers; None, once and for all, where numba does not work: with this
+        numpy, say, or because compiled code that was kept is damaged.
+        """
+        try:
+            return compute(self.compiled_layers)
+        except Exception as error:
+            say(
+                f"warning: layers are not compiled ({type(error).__name__}: {error}); it goes on slower"
+            )
+            self.is_compilable = False
+            return None
+
     def encode_layers(self, x: Tensor, src: Packed, weights: list[Tensor] | None) -> Tensor:
         is_lone = src.n_sentences == 1 and len(x) == src.longest <= MAX_COMPILED_PIECES
         if is_lone and weights is None and self.is_worth_compiling():
-            return self.compiled_layers.encode(x)
+            encoded = self.try_compiled(lambda layers: layers.encode(x))
+            if encoded is not None:
+                return encoded
         return super().encode_layers(x, src, weights)
 
     def step_layers(self, x: Tensor, step: Step) -> Tensor:
-        if len(x) <= MAX_COMPILED_HYPOTHESES and isinstance(step.cache, Cache):
+        cache = step.cache
+        if len(x) <= MAX_COMPILED_HYPOTHESES and isinstance(cache, Cache):
             self.n_small_steps += 1
             if self.is_worth_compiling():
-                return self.compiled_layers.step(x, step.cache)
+                decoded = self.try_compiled(lambda layers: layers.step(x, cache))
+                if decoded is not None:
+                    return decoded
         return super().step_layers(x, step)
 
 

@@ -97,7 +97,7 @@ class Ours:
         from safetensors.torch import load_file
 
         from nmt.config import load_config
-        from nmt.model.cpu_linear import prepare_for_decoding
+        from nmt.model import cpu_linear
         from nmt.model.transformer import Transformer
         from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
         from nmt.system.runtime import choose_matmul_library
@@ -110,7 +110,9 @@ class Ours:
         for name, p in model.named_parameters():
             p.copy_(weights[name])
         self.config = replace(config.decoding, precision=precision)
-        self.model = prepare_for_decoding(model, precision == "bf16")
+        # as in a process that has translated for a while
+        cpu_linear.STEPS_BEFORE_COMPILING = 0
+        self.model = cpu_linear.prepare_for_decoding(model, precision == "bf16")
         self.device = torch.device("cpu")
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:

@@ -2,7 +2,13 @@
 and trainable.
 """
 
+import hashlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,3 +200,44 @@ def test_compiled_layers_do_not_hide_nan(compiled_at_once: None) -> None:
     with pytest.raises(Failure, match="NaN or infinite"):
         search(ready, SRC, DecodingConfig())
     assert uses_compiled_layers(ready)
+
+
+@NEEDS_PACKING
+@torch.inference_mode()
+def test_where_numba_fails_torch_goes_on(
+    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damaged compiled code, found in the second layer: the first has written to the cache already."""
+    from nmt.model import compiled_layers
+
+    calls = []
+
+    def fail_in_second_layer(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise EOFError("ran out of input")
+        return real_step(*args)
+
+    real_step = compiled_layers.step
+    monkeypatch.setattr(compiled_layers, "step", fail_in_second_layer)
+    ours = model(SHAPE).eval()
+    ready = prepare_for_decoding(ours, False)
+    for mine, expected in zip(steps(ready), steps(ours), strict=True):
+        torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
+    assert len(calls) == 2
+    assert (
+        capsys.readouterr().err.count("layers are not compiled (EOFError: ran out of input)") == 1
+    )
+
+
+def test_each_version_of_the_file_keeps_its_own_compiled_code(tmp_path: Path) -> None:
+    """An older version's code may name types that are gone."""
+    pytest.importorskip("numba")
+    code = "import numba, nmt.model.compiled_layers; print(numba.config.CACHE_DIR)"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    folder = Path(done.stdout.strip())
+    source = Path(cpu_linear.__file__).with_name("compiled_layers.py").read_bytes()
+    assert folder == tmp_path / hashlib.sha256(source).hexdigest()[:16]
