@@ -469,8 +469,9 @@ class TrainingConfig:
     # third more memory for weights and moments, and larger checkpoints by as much. null: none.
     ema: float | None = default(None, DECAY)
     # The precision of products and activations; weights, statistics and Adam's moments are always
-    # fp32. On a CPU without AVX512-BF16 or AMX, bf16 is slow.
-    precision: Literal["bf16", "fp32"] = "bf16"
+    # fp32. On a CPU without AVX512-BF16 or AMX, bf16 is slow. auto: the one that is faster on the machine
+    # on which the run begins; the run keeps it.
+    precision: Literal["bf16", "fp32", "auto"] = "bf16"
     # on: all micro-batches have one shape and run through torch.compile, on a GPU as one CUDA graph.
     # auto: on for GPUs only, because on a CPU compiling takes a minute and gains nothing. Compiled
     # code is kept in ~/.cache/nmt, so a second start is quick; where the home cannot be written, in a
@@ -1141,6 +1142,8 @@ def list_differences(
     if "cosine" in (old.optimizer.schedule, new.optimizer.schedule):
         # Every rate follows from the number of updates, also those of updates that are done.
         ignored = tuple(key for key in ignored if key != "training.steps")
+    if new.training.precision == "auto":
+        ignored = (*ignored, "training.precision")  # the run keeps the one that it began with
     before = _flatten(to_plain_values(old))
     after = _flatten(to_plain_values(new))
     lines = []

@@ -166,7 +166,7 @@ BAD = [
     ("data: {train: [5]}", "data.train[0]: 5 is not a section"),
     ("model: {norm: prenorm}", "model.norm: 'prenorm' is not one of post, pre; did you mean pre?"),
     ("model: {norm: [pre]}", "is not one of post, pre"),
-    ("training: {precision: fp16}", "'fp16' is not one of bf16, fp32"),
+    ("training: {precision: fp16}", "'fp16' is not one of bf16, fp32, auto"),
     # ranges
     ("training:\n  steps: -5", "c.yaml:2: training.steps is -5; it must be at least 1"),
     ("training: {steps: 0}", "steps is 0"),
@@ -453,7 +453,7 @@ CONFIGS = st.builds(
     training=st.builds(
         TrainingConfig,
         steps=COUNTS,
-        precision=st.sampled_from(["bf16", "fp32"]),
+        precision=st.sampled_from(["bf16", "fp32", "auto"]),
         checkpoint_minutes=st.none() | numbers(1e-9, 1e18),
     ),
     decoding=st.builds(DecodingConfig, length_penalty=numbers(0, 10)),

@@ -453,19 +453,15 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine | None) -> Cho
             "quarter of the run",
         ),
         "keep_checkpoints": 12,
+        "precision": (
+            "auto",
+            "bf16 where it is faster: on GPUs, and on CPUs with AVX512-BF16 or AMX",
+        ),
     }
-    if machine is None:
-        if size.d_model < 512:
-            reason = "bf16 is faster on CPUs with AVX512-BF16 or AMX, else slower"
-            training["precision"] = "fp32", reason
-    else:
+    if machine is not None:
         memory = format_memory(machine.n_bytes)
         reason = f"as many as are fastest within {memory}, found when training starts"
         training["micro_tokens"] = "auto", reason
-        if machine.has_bf16 or machine.has_gpu:
-            training["precision"] = "bf16", "bf16 is fast on this machine"
-        else:
-            training["precision"] = "fp32", "bf16 is slow on this processor"
     peak = f"a peak rate of {size.peak_rate:g}, reached after the warm-up"
     return {
         "optimizer": {"warmup_steps": warmup, "scale": (scale, peak)},

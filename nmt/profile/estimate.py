@@ -15,6 +15,7 @@ from nmt.system.errors import UserError
 from nmt.system.progress import format_duration
 from nmt.system.ranks import World
 from nmt.train.memory_probe import load_excerpt, order_by_memory, resolve_micro_tokens
+from nmt.train.precision import resolve_precision
 
 TIMED_S = 35.0
 
@@ -73,6 +74,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
             "training.shard: --plan tries the largest micro-batches on one rank, but with sharding a "
             "rank holds only a share of the model; use --profile"
         )
+    config = resolve_precision(config, world)
     dry_run = DryRun(config, resolve_micro_tokens(config, world), world)
     largest = world.on_main(lambda: _peaks_of_largest(dry_run)) or (0, 0)
     with dry_run.updates() as updates:

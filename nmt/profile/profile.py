@@ -22,6 +22,7 @@ from nmt.system.files import check_not_ours, check_writable, sync_to_disk
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
+from nmt.train.precision import resolve_precision
 
 PROFILED_MICROS = 12  # micro-batches of some 10,000 events, each of which must be read
 WAITING, IDLE = "waiting for data", "GPU idle"
@@ -70,6 +71,7 @@ def profile_training(
     if trace is not None:
         world.on_main(lambda: check_not_ours(trace))
         world.on_main(lambda: check_writable(trace))
+    config = resolve_precision(config, world)
     micro_tokens = resolve_micro_tokens(config, world)
     is_bf16 = config.training.precision == "bf16"
     if world.device.type == "cuda" and is_bf16:

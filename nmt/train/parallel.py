@@ -245,6 +245,7 @@ def make_replica(
     if world.device.type == "cuda":
         config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
         objective.model.attention_path = choose_attention(gpu, config.key_size, config.value_size)
+    assert training.precision != "auto"
     replica = Replica(objective, world, training.precision == "bf16", shape, training.shard)
     replica.freeze(training.freeze)
     return replica

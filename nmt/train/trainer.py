@@ -56,6 +56,7 @@ from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
 from nmt.train.optimizer import make_optimizer
 from nmt.train.parallel import gather_model, make_replica, total_norm
+from nmt.train.precision import resolve_precision
 from nmt.train.reference_curve import find_reference
 from nmt.train.samples import mean_entropies
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
@@ -657,6 +658,7 @@ class Trainer:
 
 def train(config: RunConfig, world: World) -> int:
     """Start or continue the run in `config.folder`; return its exit code."""
+    config = resolve_precision(config, world)
     micro_tokens = resolve_micro_tokens(config, world)
     config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
     run, stop = RunFolder(config.folder), StopRequest()

@@ -39,6 +39,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.train.memory_probe import choose_batch_shape, resolve_micro_tokens
     from nmt.train.optimizer import make_optimizer
     from nmt.train.parallel import make_replica
+    from nmt.train.precision import resolve_precision
     from nmt.train.update import run_update
 
     config = load_config(args.config, args.overrides)
@@ -46,6 +47,7 @@ def work(args: argparse.Namespace) -> int:
     folder = Path(config.data.store)
     vocab = Vocab.load(folder / "vocab.model")
     with join_world() as world:
+        config = resolve_precision(config, world)
         micro_tokens = resolve_micro_tokens(config, world)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, vocab.size).to(world.device)

@@ -103,14 +103,6 @@ def test_who_does_not_look_at_the_text_refuses_the_config(text: Path) -> None:
 # ---- the machine ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("machine, precision", [(LAPTOP, "fp32"), (SERVER, "bf16"), (GPU, "bf16")])
-def test_the_precision_is_the_fast_one(
-    text: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, precision: str
-) -> None:
-    monkeypatch.setattr(suggestion, "look_at_machine", lambda device: machine)
-    assert load_config("own.yaml", [TRAIN]).training.precision == precision
-
-
 def test_a_machine_gets_the_largest_size_that_it_can_train() -> None:
     for n_words in (1e5, 5e5, 5e6, 3e7, 1e9):
         by_text, _ = choose_size(n_words, None)
