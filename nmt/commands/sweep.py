@@ -92,7 +92,7 @@ def sweep_runs(args: argparse.Namespace) -> int:
     if args.only is not None and args.only > len(sweep.runs):
         raise UserError(f"--only {args.only}: the grid has {len(sweep.runs)} runs")
     if args.publish is not None:
-        check_publishable(Path(args.publish))
+        check_publishable(Path(args.publish), args.grid)
     if args.dry_run:
         list_runs(sweep)
         return 0

@@ -131,21 +131,23 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a grid and check all its runs; `overrides` apply to all of them."""
     path = find_grid(name)
     tree = parse_yaml(read_config_text(path), str(path))
-    grid = RecordReader(lambda key: tree.name_place(key) if key else str(path)).read(
-        GridFile, tree.values
-    )
-    rows = list(name_settings(grid, tree))
+
+    def name_place(key: str) -> str:
+        return tree.name_place(key) if key else str(path)
+
+    grid = RecordReader(name_place).read(GridFile, tree.values)
+    rows = list(list_rows(grid, tree))
     check_names([name for name, _ in rows], path)
     check_keys(rows, overrides, path)
 
     runs: list[PlannedRun] = []
-    shared = list(place_settings(grid.settings, "settings", tree))
+    shared = list(locate_settings(grid.settings, "settings", tree))
     seeds = list_seed_settings(grid, tree)
     for (row, row_settings), seed in itertools.product(rows, seeds):
         settings = [*shared, *row_settings, *seed]
         try:
             config = load_config(grid.base, overrides, settings, path.parent)
-            has_store = gives_store(settings, overrides)
+            has_store = has_own_store(settings, overrides)
             run = plan_run(len(runs) + 1, row, config, folder, has_store)
             check_run(run, grid)
         except UserError as error:
@@ -168,11 +170,11 @@ def find_grid(name: str) -> Path:
     )
 
 
-def name_settings(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
-    """Yield the settings of each run but for its seed, with a name for them."""
+def list_rows(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
+    """Yield the name and the settings of each row of the table, without the seed."""
     if grid.runs is not None:
         for name, values in grid.runs.items():
-            yield name, list(place_settings(values, f"runs.{name}", tree))
+            yield name, list(locate_settings(values, f"runs.{name}", tree))
         return
     assert grid.grid is not None
     keys = list(grid.grid)
@@ -183,7 +185,7 @@ def name_settings(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[Pl
         settings = []
         for key, word, (i, value) in zip(keys, short, chosen, strict=True):
             words.append(f"{word} {format_setting_value(value)}")
-            settings.append(place_setting(key, value, f"grid.{key}[{i}]", tree))
+            settings.append(locate_setting(key, value, f"grid.{key}[{i}]", tree))
         yield ", ".join(words), settings
 
 
@@ -195,13 +197,13 @@ def list_seed_settings(grid: GridFile, tree: YamlTree) -> list[list[PlacedSettin
     return [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
 
 
-def place_settings(values: dict[str, Any], at: str, tree: YamlTree) -> Iterator[PlacedSetting]:
+def locate_settings(values: dict[str, Any], at: str, tree: YamlTree) -> Iterator[PlacedSetting]:
     for key, value in values.items():
-        yield place_setting(key, value, f"{at}.{key}", tree)
+        yield locate_setting(key, value, f"{at}.{key}", tree)
 
 
-def place_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetting:
-    """Return a setting that stands at the key `at` of the grid, with the lines of what is in it."""
+def locate_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetting:
+    """Return the setting at the key `at` of the grid, with the lines of all that is in it."""
     if not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
         raise UserError(f"{tree.name_place(at)}: {key!r} is not the name of a setting")
     if key in REFUSED_KEYS:
@@ -221,7 +223,7 @@ def check_names(names: Sequence[str], path: Path) -> None:
     """Refuse names that cannot be those of folders, and two that would be one folder."""
     seen: dict[str, str] = {}
     for name in names:
-        folder = name_folder(name)
+        folder = make_folder_name(name)
         if not re.search("[A-Za-z0-9]", folder) or len(folder) > LONGEST_FOLDER_NAME:
             raise UserError(
                 f"{path}: run {name!r} has no usable folder name; give a name of letters, digits and "
@@ -236,7 +238,7 @@ def check_names(names: Sequence[str], path: Path) -> None:
         seen[key] = name
 
 
-def name_folder(name: str) -> str:
+def make_folder_name(name: str) -> str:
     """N = 2 -> N-2."""
     return re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-.")
 
@@ -245,10 +247,11 @@ def check_keys(
     rows: Sequence[tuple[str, Sequence[PlacedSetting]]], overrides: Sequence[str], path: Path
 ) -> None:
     """Refuse settings of the command line that would undo the differences between runs."""
-    varied = {setting.key for _, settings in rows for setting in settings}
+    # A setting may be a whole section, whose keys have places of their own.
+    varied = {key for _, settings in rows for setting in settings for key in setting.places}
     for text in overrides:
         key = text.partition("=")[0]
-        if key in varied:
+        if key in varied or any(inner.startswith(f"{key}.") for inner in varied):
             raise UserError(
                 f"{text}: the runs of {path} differ in {key}; leave it out, or change the grid"
             )
@@ -256,17 +259,18 @@ def check_keys(
             raise UserError(f"{text}: {REFUSED_KEYS[key]}; leave it out")
 
 
-def gives_store(settings: Sequence[PlacedSetting], overrides: Sequence[str]) -> bool:
-    keys = [setting.key for setting in settings]
-    keys += [text.partition("=")[0] for text in overrides]
-    return "data.store" in keys
+def has_own_store(settings: Sequence[PlacedSetting], overrides: Sequence[str]) -> bool:
+    """Whether the grid or the command line sets data.store."""
+    if any(text.startswith("data.store=") for text in overrides):
+        return True
+    return any("data.store" in setting.places for setting in settings)
 
 
 def plan_run(index: int, name: str, config: RunConfig, folder: Path, has_store: bool) -> PlannedRun:
-    """Give a run its folder, and a store that it shares with runs of the same data, unless the user
-    has chosen one.
+    """Give a run its folder, and a store that it shares with runs of the same data, unless the grid
+    or the command line sets one.
     """
-    label = f"{name_folder(name)}-seed{config.seed}"
+    label = f"{make_folder_name(name)}-seed{config.seed}"
     data = config.data
     if not has_store:
         data = replace(data, store=str(folder / "stores" / digest_data(config)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from nmt.config import load_recorded_config, to_plain_values
 from nmt.sweep.grid import PlannedRun, Sweep, find_grid
 from nmt.sweep.plot import PLOT_FILE
-from nmt.sweep.table import TABLE_FILES, hide_places
+from nmt.sweep.table import TABLE_FILES, shorten_path_values
 from nmt.system.errors import UserError
 from nmt.system.files import (
     has_plain_file,
@@ -38,8 +38,13 @@ ABSOLUTE_PATH = re.compile(
 )
 
 
-def check_publishable(folder: Path) -> None:
-    """Refuse a folder that holds something else than a published sweep."""
+def check_publishable(folder: Path, grid: str) -> None:
+    """Refuse a folder that holds something else than a published sweep, or the grid itself."""
+    target = folder / GRID_FILE
+    if target.exists() and target.samefile(find_grid(grid)):
+        raise UserError(
+            f"--publish {folder}: holds the grid that is being run; give another folder"
+        )
     if folder.is_dir() and any(folder.iterdir()) and not (folder / GRID_FILE).is_file():
         raise UserError(
             f"--publish {folder}: is not empty, and has no {GRID_FILE}; give a new folder"
@@ -49,7 +54,7 @@ def check_publishable(folder: Path) -> None:
 def publish_sweep(sweep: Sweep, grid: str, overrides: Sequence[str], folder: Path) -> None:
     """Write the study into `folder`; what a run does not have yet is left out."""
     make_folder(folder)
-    text = hide_paths(find_grid(grid).read_text("utf-8"))
+    text = shorten_paths_in_text(find_grid(grid).read_text("utf-8"))
     if overrides:
         words = shlex.join(map(hide_override, overrides))
         text = f"# nmt-sweep {GRID_FILE} --out FOLDER {words}\n{text}"
@@ -57,7 +62,7 @@ def publish_sweep(sweep: Sweep, grid: str, overrides: Sequence[str], folder: Pat
     for name in TABLE_FILES:  # their notes have messages of failed runs
         if has_plain_file(sweep.folder / name):
             text = read_bytes(sweep.folder / name).decode()
-            write_text(folder / name, hide_paths(text))
+            write_text(folder / name, shorten_paths_in_text(text))
     if has_plain_file(sweep.folder / PLOT_FILE):
         write_bytes(folder / PLOT_FILE, read_bytes(sweep.folder / PLOT_FILE))
     for run in sweep.runs:
@@ -69,7 +74,7 @@ def publish_run(run: PlannedRun, folder: Path) -> None:
     if not has_plain_file(source.config):
         return
     make_folder(folder)
-    values = hide_places(to_plain_values(load_recorded_config(source.config)))
+    values = shorten_path_values(to_plain_values(load_recorded_config(source.config)))
     write_text(target.config, format_yaml(values))
     write_bytes(target.metrics, b"".join(select_lines(source.metrics)))
     if has_plain_file(source.results):
@@ -92,9 +97,9 @@ def select_lines(metrics: Path) -> list[bytes]:
 def hide_override(text: str) -> str:
     """data.root=/my corpora/multi30k -> data.root=multi30k."""
     key, _, value = text.partition("=")
-    return f"{key}={hide_paths(hide_places(value))}"
+    return f"{key}={shorten_paths_in_text(shorten_path_values(value))}"
 
 
-def hide_paths(text: str) -> str:
+def shorten_paths_in_text(text: str) -> str:
     """Replace each absolute path in a text by its last name."""
     return ABSOLUTE_PATH.sub(lambda found: Path(found[0]).name, text)

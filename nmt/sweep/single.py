@@ -32,7 +32,7 @@ PREPARING_S = 24 * 3600.0  # how long another run may prepare the same data
 
 
 class RunEnded(Exception):
-    """A run ended before it was finished, and somebody has said why already: its exit code."""
+    """Ends a run early with an exit code; the reason has already been printed."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -160,14 +160,17 @@ def make_average(run: RunFolder, n: int) -> Path:
     """Write RUN/average, the mean of the last `n` planned checkpoints, unless it is there."""
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints
-    from nmt.checkpoint import open_checkpoint
+    from nmt.checkpoint import Average, open_checkpoint
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import read_results
 
     chosen, _ = choose_checkpoints(run, n, None, None, None)
     paths = [run.checkpoint(candidate.step) for candidate in chosen]
-    if run.average.is_dir() and open_checkpoint(run.average).averaged == [p.name for p in paths]:
-        return run.average
+    if run.average.is_dir():
+        origin = open_checkpoint(run.average).origin
+        names = [path.name for path in paths]
+        if isinstance(origin, Average) and origin.averaged == names and origin.weights is None:
+            return run.average
     average_checkpoints(paths, run.average)
     write_average_card(run.average, read_results(run.path))
     return run.average

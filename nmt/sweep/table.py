@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nmt.config import tabulate_differences
+from nmt.config import load_recorded_config, tabulate_differences
 from nmt.report.facts import read_machine
 from nmt.score.significance import student_t
 from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep, format_setting_value
@@ -49,6 +49,7 @@ class Row:
     n_seeds: int  # also of the others
     problems: tuple[str, ...]  # what became of the others
     machines: frozenset[str]  # on which finished runs trained
+    precisions: frozenset[str]  # in which they trained
 
     def average(self, read: Callable[[RunResult], float | None]) -> Mean | None:
         return compute_mean([read(result) for result in self.results.values()])
@@ -127,16 +128,28 @@ def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
         results = {}
         problems = []
         machines = set()
+        precisions = set()
         for run in runs:
             result = read_result(sweep, run)
             if result is not None:
                 results[run.config.seed] = result
                 machines.add(read_machine(run.folder))
+                precisions.add(load_recorded_config(run.folder.config).training.precision)
             elif run.label in failures:
                 problems.append(f"seed {run.config.seed}: {failures[run.label]}")
             else:
                 problems.append(f"seed {run.config.seed}: not finished")
-        rows.append(Row(name, text, results, len(runs), tuple(problems), frozenset(machines)))
+        rows.append(
+            Row(
+                name,
+                text,
+                results,
+                n_seeds=len(runs),
+                problems=tuple(problems),
+                machines=frozenset(machines),
+                precisions=frozenset(precisions),
+            )
+        )
     return rows
 
 
@@ -149,17 +162,17 @@ def describe_settings(runs: Sequence[PlannedRun]) -> list[str]:
         words = []
         for key, values in table.items():
             if values[i] != values[0]:
-                words.append(f"{key}={format_setting_value(hide_places(values[i]))}")
+                words.append(f"{key}={format_setting_value(shorten_path_values(values[i]))}")
         texts.append(" ".join(words))
     return texts
 
 
-def hide_places(values: Any) -> Any:
-    """Replace each absolute path in a tree of plain values by its last name."""
+def shorten_path_values(values: Any) -> Any:
+    """Replace each string in a tree of plain values that is an absolute path by its last name."""
     if isinstance(values, dict):
-        return {key: hide_places(value) for key, value in values.items()}
+        return {key: shorten_path_values(value) for key, value in values.items()}
     if isinstance(values, list):
-        return [hide_places(value) for value in values]
+        return [shorten_path_values(value) for value in values]
     if isinstance(values, str) and Path(values).is_absolute():
         return Path(values).name
     return values
@@ -236,11 +249,13 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
 
     vocabs: set[str] = set()
     machines: set[str] = set()
+    precisions: set[str] = set()
     signatures: set[tuple[str, str]] = set()  # of a set's BLEU
     has_intervals = False
     for row in rows:
         has_intervals |= len(row.results) > 1
         machines |= row.machines
+        precisions |= row.precisions
         for result in row.results.values():
             vocabs.add(result.vocab_sha256)
             for score in result.scores:
@@ -248,6 +263,11 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
                     signatures.add((score.set, score.signature))
     if len(vocabs) > 1:
         notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
+    if len(precisions) > 1:
+        chosen = "; ".join(f"{row.name}: {', '.join(sorted(row.precisions))}" for row in rows)
+        notes.append(
+            f"the runs were trained in different precisions ({chosen}); set training.precision"
+        )
     if has_intervals:
         notes.append(
             "±: 95 % interval of the mean over seeds (Student's t); differences seed by seed"

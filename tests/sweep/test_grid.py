@@ -58,6 +58,8 @@ def test_runs_of_the_same_data_share_a_store(tmp_path: Path) -> None:
     assert len({a, c, d}) == 3
     given = read(tmp_path, HEAD + TWO, "data.store=there")
     assert {run.config.data.store for run in given.runs} == {"there"}
+    given = read(tmp_path, f"{HEAD}settings: {{data: {{store: here}}}}\n{TWO}")
+    assert {run.config.data.store for run in given.runs} == {"here"}
 
 
 def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
@@ -105,6 +107,12 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         ),
         (f"{HEAD}score: [test]\n{TWO}", ("data.test=null",), "score has test, but data.test is"),
         (f"{HEAD}{TWO}", ("model.n_layers=4",), "model.n_layers=4: the runs of"),
+        (
+            f"{HEAD}runs: {{a: {{}}, b: {{model: {{n_layers: 2}}}}}}\n",
+            ("model.n_layers=4",),
+            "model.n_layers=4: the runs of",
+        ),
+        (f"{HEAD}{TWO}", ("model={n_layers: 4}",), "differ in model; leave it out"),
         (f"{HEAD}{TWO}", ("seed=4",), "seed=4: the grid's key seeds"),
         (HEAD + MANY, (), "has 1,000,000,000,000 runs; a sweep may have 1,000"),
         (f"{HEAD}seeds: {list(range(501))}\n{TWO}", (), "has 1,002 runs; a sweep may have 1,000"),

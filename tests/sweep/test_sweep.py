@@ -18,13 +18,14 @@ from soaking import IS_SOAK
 from waiting import is_alive, until
 
 import nmt.api
+from nmt.commands.average import main as nmt_average
 from nmt.commands.sweep import main as nmt_sweep
 from nmt.commands.train import main as nmt_train
 from nmt.evaluate.results import read_results
 from nmt.sweep import jobs, single
 from nmt.sweep.grid import PlannedRun, Sweep, read_grid
 from nmt.sweep.jobs import RunQueue, estimate_memory
-from nmt.sweep.publish import hide_paths, publish_sweep
+from nmt.sweep.publish import publish_sweep, shorten_paths_in_text
 from nmt.sweep.slurm import format_indexes
 from nmt.system.files import lock
 
@@ -116,6 +117,22 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
     assert run.folder.average.is_dir() and len(read_results(run.folder.path)) == 2
 
 
+def test_an_average_with_weights_is_replaced(whole: Sweep) -> None:
+    table = read_table(whole.folder)
+    run = whole.runs[0]
+    run.folder.sweep.unlink()
+    line = [str(run.folder.path), "--last", "2", "--ema", "0.5", "--force"]
+    assert nmt_average(line) == 0
+    single.finish_run(whole, run)
+    assert read_table(whole.folder) == table
+
+
+def test_a_study_never_replaces_its_own_grid(place: Path) -> None:
+    grid = (place / "grid.yaml").read_bytes()
+    assert nmt_sweep(argv(place, "whole", "--publish", str(place))) == 2
+    assert (place / "grid.yaml").read_bytes() == grid
+
+
 def test_a_study_is_published_without_paths(whole: Sweep, place: Path) -> None:
     assert (
         nmt_sweep(argv(place, "whole", f"data.root={place}/corpus", "--publish", f"{place}/p")) == 0
@@ -148,7 +165,7 @@ def test_a_study_is_published_without_paths(whole: Sweep, place: Path) -> None:
     ],
 )
 def test_absolute_paths_become_their_last_names(text: str, published: str) -> None:
-    assert hide_paths(text) == published
+    assert shorten_paths_in_text(text) == published
 
 
 def test_a_published_grid_has_no_paths(whole: Sweep, place: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config import format_config
 from nmt.sweep.grid import Sweep, read_grid
 from nmt.sweep.plot import make_plot
 from nmt.sweep.result import RunResult, SetScore, write_result
@@ -16,6 +17,7 @@ from nmt.sweep.table import (
     format_text,
     make_rows,
 )
+from nmt.system.files import write_text
 
 GRID = """
 base: demo.yaml
@@ -35,6 +37,7 @@ def make_sweep(tmp_path: Path) -> Sweep:
     sweep = read_grid(str(tmp_path / "grid.yaml"), tmp_path / "out")
     for run, bleu in zip(sweep.runs, (30.0, 31.0, 32.0, 31.0, 33.0), strict=False):
         run.folder.path.mkdir(parents=True)
+        write_text(run.folder.config, format_config(run.config))
         write_result(run, make_result(bleu))
     return sweep
 
@@ -48,6 +51,14 @@ def test_an_interval_is_that_of_students_t() -> None:
     one = compute_mean([5.0, None])
     assert one is not None and one.format(1) == "5.0"
     assert compute_mean([None]) is None
+
+
+def test_runs_of_different_precisions_are_named(sweep: Sweep) -> None:
+    assert "different precisions" not in format_text(sweep, make_rows(sweep, {}))
+    config = sweep.runs[3].folder.config
+    config.write_text(config.read_text().replace("precision: fp32", "precision: bf16", 1))
+    text = format_text(sweep, make_rows(sweep, {}))
+    assert "different precisions (base: fp32; deep | wide: bf16, fp32)" in text
 
 
 def test_rows_have_means_differences_and_what_is_missing(sweep: Sweep) -> None:
