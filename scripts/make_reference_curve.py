@@ -26,6 +26,7 @@ from nmt.config import (
 )
 from nmt.corpus.ledger import read_ledger
 from nmt.system.errors import UserError
+from nmt.system.files import write_text
 from nmt.system.run_folder import RunFolder
 from nmt.train.metrics_log import read_metrics
 from nmt.train.reference_curve import IGNORED_KEYS, ReferenceCurve, ReferencePoint
@@ -53,7 +54,7 @@ def write_reference(name: str, runs: list[Path], store: str | None) -> Path:
     curve = make_reference(name, runs, store)
     path = find_shipped_configs() / "references" / f"{Path(name).stem}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(format_reference(curve))
+    write_text(path, format_reference(curve))
     return path
 
 
@@ -97,7 +98,8 @@ def collect_point(step: int, scores: list[Scores]) -> ReferencePoint:
 
 def read_scores(run: Path) -> Scores:
     lines, _ = read_metrics(RunFolder(run).metrics)
-    return {line.step: line.numbers for line in lines if line.kind == "valid"}
+    validations = [line for line in lines if line.kind == "valid" and "nll" in line.numbers]
+    return {line.step: line.numbers for line in validations}
 
 
 def select_settings(config: RunConfig) -> dict[str, Any]:

@@ -5,31 +5,32 @@
 
 Each RUN is a run folder of one recipe on one corpus, with another seed. For each update of --ends it
 scores on the test set the checkpoint of that update, and means of it and earlier ones. The best are
-chosen by dev NLL, which is computed for each checkpoint. A run becomes a line of OUT/runs.jsonl; the same
-command continues, and other runs may be added with another --name. Then it writes OUT/table.md.
+chosen by dev NLL, which is computed for each checkpoint. Each run becomes a line of OUT/runs.jsonl, so the
+same command continues where it stopped. Runs of another recipe can be added under another --name. At the
+end it writes OUT/table.md.
 """
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from train import describe_machine, format_table
 
 from nmt.average.mean import combine, load_mean, open_all
-from nmt.average.select import list_all
+from nmt.average.select import list_candidates
 from nmt.checkpoint import Checkpoint
 from nmt.commands.cli import run_command
-from nmt.score.score import score_bleu
-from nmt.score.significance import student_t
+from nmt.corpus.text_files import TextFile, read_lines
+from nmt.score.score import check_lengths, score_bleu
+from nmt.sweep.table import compute_mean
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
-from nmt.system.files import write_bytes
+from nmt.system.files import digest_file, write_bytes
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
@@ -74,9 +75,8 @@ class Judge:
     """Scores means of one run's checkpoints."""
 
     def __init__(
-        self, run: RunFolder, last: int, sources: list[str], references: list[str]
+        self, run: RunFolder, steps: list[int], sources: list[str], references: list[str]
     ) -> None:
-        steps = [candidate.step for candidate in list_all(run) if candidate.step <= last]
         opened = open_all([run.checkpoint(step) for step in steps])
         self.checkpoints = dict(zip(steps, opened, strict=True))
         newest = opened[-1]
@@ -108,10 +108,13 @@ class Judge:
 
 
 def measure_run(path: Path, ends: Sequence[int], sources: list[str], references: list[str]) -> Line:
-    judge = Judge(RunFolder(path), max(ends), sources, references)
-    missing = [end for end in ends if end not in judge.checkpoints]
-    if missing:
-        raise UserError(f"--ends {missing[0]}: {path} has no checkpoint of this update")
+    run = RunFolder(path)
+    steps = [candidate.step for candidate in list_candidates(run, None)]
+    for end in ends:
+        if end not in steps:
+            raise UserError(f"--ends {end}: {path} has no planned checkpoint of this update")
+    steps = [step for step in steps if step <= max(ends)]
+    judge = Judge(run, steps, sources, references)
     dev_nll = {}
     for step in judge.checkpoints:
         dev_nll[step] = judge.measure_nll(judge.load(Kind("", [step], [1.0])))
@@ -129,10 +132,9 @@ def measure_run(path: Path, ends: Sequence[int], sources: list[str], references:
 
 def format_gain(values: Sequence[float]) -> str:
     """Return the mean, with its 95 % interval if there are several."""
-    text = f"{fmean(values):+.2f}"
-    if len(values) > 1:
-        text += f" ± {student_t(len(values) - 1) * stdev(values) / math.sqrt(len(values)):.2f}"
-    return text
+    mean = compute_mean(values)
+    assert mean is not None
+    return mean.format(2, "+")
 
 
 def format_report(lines: Sequence[Line]) -> str:
@@ -142,8 +144,8 @@ def format_report(lines: Sequence[Line]) -> str:
         signature = runs[0]["points"][0]["signature"]
         seeds = ", ".join(str(run["seed"]) for run in runs)
         parts.append(
-            f"## {name}\n\nTest BLEU (`{signature}`) of one checkpoint, and how much a mean of checkpoints up to "
-            f"the same update is above it; seeds {seeds}.\n\n{format_runs(runs)}"
+            f"## {name}\n\nTest BLEU (`{signature}`) of one checkpoint, and the gain over it of each mean of "
+            f"checkpoints up to the same update; seeds {seeds}.\n\n{format_runs(runs)}"
         )
     return "\n".join(parts)
 
@@ -171,18 +173,25 @@ def format_runs(runs: Sequence[Line]) -> str:
 
 
 def work(args: argparse.Namespace) -> int:
-    sources, references = (Path(path).read_text("utf-8").splitlines() for path in args.test)
+    sources, references = (list(read_lines(TextFile(Path(path)))) for path in args.test)
+    check_lengths(references, sources)
+    told = {"ends": args.ends, "test_sha256": [digest_file(Path(path)) for path in args.test]}
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "runs.jsonl"
     lines = []
     if path.exists():
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    for line in lines:
+        if line["name"] == args.name and line["told"] != told:
+            raise UserError(
+                f"{path}: its runs of {args.name} had {line['told']}; give another --name"
+            )
     done = {(line["name"], line["run"]) for line in lines}
     for run in map(Path, args.runs):
         if (args.name, run.name) in done:
             continue
-        line = {"name": args.name, "run": run.name}
+        line = {"name": args.name, "run": run.name, "told": told}
         lines.append(line | measure_run(run, args.ends, sources, references))
         write_bytes(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
     report = format_report(lines)

@@ -29,6 +29,7 @@ from nmt.commands.cli import add_overrides, run_command
 from nmt.config import RunConfig, load_config
 from nmt.corpus.prepare import prepare
 from nmt.data.vocab import Vocab
+from nmt.report.vega import HOW_TO_INSTALL
 from nmt.system.errors import UserError
 from nmt.system.files import write_bytes
 from nmt.system.progress import say
@@ -60,12 +61,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 # The others, and how each forms its batches
 PEERS = {
-    "plain": "like lengths",  # a loop over torch.nn.Transformer
-    "lean": "like lengths",  # the same, with dropout only where the paper has it
-    "eole": "like lengths, out of a bucket of 262,144 sentences",
-    "opennmt": "like lengths, out of a bucket of 262,144 sentences",
+    "plain": "of similar lengths",  # a loop over torch.nn.Transformer
+    "lean": "of similar lengths",  # the same, with dropout only where the paper has it
+    "eole": "of similar lengths, out of a bucket of 262,144 sentences",
+    "opennmt": "of similar lengths, out of a bucket of 262,144 sentences",
     "joeynmt": "drawn at random, padded",
-    "fairseq": "like lengths",
+    "fairseq": "of similar lengths",
 }
 # fairseq 0.12.2 needs Python 3.10 and pip < 24.1: pip install --no-deps fairseq==0.12.2; then torch,
 # "numpy<1.24", omegaconf==2.0.6, hydra-core==1.0.7, cffi, cython, regex, sacrebleu, bitarray, tqdm,
@@ -136,17 +137,22 @@ class Study:
         if is_ours:
             shutil.rmtree(self.work / "run", ignore_errors=True)
         log = self.work / f"{system}-{precision}-seed{seed}.log"
-        with open(log, "wb") as file:
-            done = subprocess.run(
-                [self.choose_python(system), str(SCRIPT), str(job)],
-                env=self.own_environment if is_ours else self.peer_environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                check=False,
-                timeout=TIMEOUT_S,
-            )
+        try:
+            with open(log, "wb") as file:
+                done = subprocess.run(
+                    [self.choose_python(system), str(SCRIPT), str(job)],
+                    env=self.own_environment if is_ours else self.peer_environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
+                    check=False,
+                    timeout=TIMEOUT_S,
+                )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"{system}-{precision}, seed {seed}: not done after {TIMEOUT_S:,} s; see {log}"
+            ) from None
         if done.returncode or not done.stdout.strip():
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = lines[-1][:200] if lines else ""
@@ -208,9 +214,12 @@ def work(args: argparse.Namespace) -> int:
     path, corpus = study.out / "runs.jsonl", study.config.name
     runs, failed = read_runs(path), set()
     told = describe_work(study.config) | {"n_vocab": study.n_vocab}
+    asked = {"every": args.every, "overrides": args.overrides}
     for run in runs:
         if run["corpus"] == corpus and run["told"] != told:
             raise UserError(f"{path}: its runs of {corpus} had {run['told']}; give another --out")
+        if run["corpus"] == corpus and run.get("asked", asked) != asked:
+            raise UserError(f"{path}: its runs of {corpus} had {run['asked']}; give another --out")
     done = {name_run(run) for run in runs}
     for seed in args.seeds:
         for name in args.systems:
@@ -224,7 +233,7 @@ def work(args: argparse.Namespace) -> int:
                 failed.add(name)
                 continue
             run = {"corpus": corpus, "system": system, "precision": precision, "seed": seed}
-            run |= {"machine": describe_machine(), "told": told, **result}
+            run |= {"machine": describe_machine(), "told": told, "asked": asked, **result}
             runs.append(run)
             write_bytes(path, "".join(json.dumps(run) + "\n" for run in runs).encode())
             last = run["points"][-1]
@@ -233,9 +242,10 @@ def work(args: argparse.Namespace) -> int:
                 f"{last['cpu_s'] / 60:.1f} processor minutes"
             )
     if runs:
-        write_bytes(study.out / "table.md", format_report(runs).encode())
+        report = format_report(runs)
+        write_bytes(study.out / "table.md", report.encode())
+        print(report, end="")
         draw(runs, study.out / "plot.svg")
-        print(format_report(runs), end="")
     return 1 if failed else 0
 
 
@@ -272,7 +282,7 @@ def group_by_system(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def describe_batches(system: str) -> str:
     if "training.grouping=length" in VARIANTS.get(system, ()):
-        return "like lengths, without padding"
+        return "of similar lengths, without padding"
     return PEERS.get(system, "drawn at random, without padding")
 
 
@@ -306,10 +316,12 @@ def format_report(runs: list[Run]) -> str:
 def describe_runs(groups: dict[str, list[Run]]) -> str:
     first = next(iter(groups.values()))[0]
     versions: dict[str, str] = {}
+    machines: list[str] = []
     for group in groups.values():
         versions |= group[0]["versions"]
+        machines += [run["machine"] for run in group]
     return (
-        f"{first['machine']}, one thread; {format_pairs(first['told'])}.\n"
+        f"{' and '.join(dict.fromkeys(machines))}, one thread; {format_pairs(first['told'])}.\n"
         f"{format_pairs(versions)}. Mean ± standard deviation over seeds. BLEU: `{first['signature']}`.\n"
     )
 
@@ -323,9 +335,9 @@ def format_by_update(groups: dict[str, list[Run]]) -> str:
     rows = []
     for name, group in groups.items():
         row = [name, str(len(group))]
-        for place in range(len(updates)):
-            nlls = [run["points"][place]["nll"] for run in group]
-            row.append(format_mean(nlls, 3))
+        curves = [{point["update"]: point["nll"] for point in run["points"]} for run in group]
+        for update in updates:
+            row.append(format_mean([curve[update] for curve in curves], 3))
         ends = [run["points"][-1] for run in group]
         row += [
             format_mean([run["bleu"] for run in group], 2),
@@ -378,8 +390,12 @@ def get_end(run: Run) -> float:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Draw the curves, a line for each seed."""
-    import vl_convert
+    """Draw the curves, a line for each seed; without vl-convert, say how to install it."""
+    try:
+        import vl_convert
+    except ImportError:
+        say(f"no {path.name}: it needs vl-convert; {HOW_TO_INSTALL}")
+        return
 
     values = []
     for run in runs:
