@@ -113,7 +113,11 @@ def load_dataset(name: str, seed: int) -> Corpus:
 def list_rows(rows: Any) -> list[Review]:
     feature = rows.features["label"]
     names = getattr(feature, "names", None)  # of a ClassLabel, whose rows are numbers
-    labels = [names[label] if names else str(label) for label in rows["label"]]
+    labels = []
+    for label in rows["label"]:
+        if label is None or label == -1:  # the hub's sign of a test set whose labels are kept back
+            raise UserError(f"--data: has rows without a label (label {label})")
+        labels.append(names[label] if names else str(label))
     return [Review(*row) for row in zip(labels, rows["text"], strict=True)]
 
 

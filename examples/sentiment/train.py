@@ -102,7 +102,8 @@ def run_training(args: argparse.Namespace) -> int:
     rates = {"schedule": "cosine", "warmup_steps": WARMUP, "peak_lr": args.peak_lr}
     schedule = options.read(OptimizerConfig, rates)
     choose_matmul_library()
-    check_output(args.out)
+    if not args.bag_of_words:
+        check_output(args.out)
     corpus = read_corpus(args.data, args.seed)
     labels = list_labels(corpus)
     say(f"{len(corpus.train):,} reviews to train on, {len(corpus.test):,} to test with")
@@ -153,7 +154,6 @@ def train_classifier(
     predicted ones.
     """
     n = len(train_set.ids)
-    n_labels = len(recipe.labels)
     n_steps = args.epochs * math.ceil(n / args.batch)
     optimizer = make_optimizer(model, schedule)
     rng = random.Random(args.seed)
@@ -179,13 +179,21 @@ def train_classifier(
             progress.advance(postfix=f"loss {loss:.3f}")
 
         # how good it is by now
-        predicted = compute_probabilities(model, test_set.ids).argmax(-1)
-        pairs = test_set.labels * n_labels + predicted
-        confusion = pairs.bincount(minlength=n_labels**2).view(n_labels, n_labels)
-        accuracy = confusion.trace() / confusion.sum()
+        confusion = count_confusion(model, test_set, len(recipe.labels))
+        accuracy = compute_accuracy(confusion)
         say(f"epoch {epoch}/{args.epochs}: loss {loss:.3f}, test accuracy {accuracy:.1%}")
     progress.close()
     return confusion
+
+
+def count_confusion(model: nn.Module, test_set: Encoded, n_labels: int) -> Tensor:
+    predicted = compute_probabilities(model, test_set.ids).argmax(-1)
+    pairs = test_set.labels * n_labels + predicted  # true and predicted label as one number
+    return pairs.bincount(minlength=n_labels**2).view(n_labels, n_labels)
+
+
+def compute_accuracy(confusion: Tensor) -> float:
+    return float(confusion.trace() / confusion.sum())
 
 
 def encode_reviews(vocab: Vocab, recipe: Recipe, reviews: Sequence[Review]) -> Encoded:
@@ -200,8 +208,7 @@ def format_confusion(labels: Sequence[str], confusion: Tensor) -> str:
     lines = ["".join(f"{name:>{width}}" for name in ["", *labels])]
     for label, counts in zip(labels, confusion.tolist(), strict=True):
         lines.append("".join(f"{cell:>{width}}" for cell in [label, *counts]))
-    accuracy = confusion.trace() / confusion.sum()
-    return "\n".join([*lines, f"accuracy {accuracy:.1%} of {confusion.sum():,}"])
+    return "\n".join([*lines, f"accuracy {compute_accuracy(confusion):.1%} of {confusion.sum():,}"])
 
 
 if __name__ == "__main__":

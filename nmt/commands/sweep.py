@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def sweep_runs(args: argparse.Namespace) -> int:
     from nmt.sweep.grid import read_grid
     from nmt.sweep.publish import check_publishable, publish_sweep
-    from nmt.sweep.single import run_process
+    from nmt.sweep.single import run_process, write_run_config
     from nmt.system.errors import UserError
     from nmt.system.files import lock, make_folder
 
@@ -98,7 +98,9 @@ def sweep_runs(args: argparse.Namespace) -> int:
         return 0
     make_folder(sweep.folder)
     if args.only is not None:
-        return run_process(sweep, sweep.runs[args.only - 1])
+        run = sweep.runs[args.only - 1]
+        write_run_config(sweep, run)
+        return run_process(sweep, run)
     with lock(sweep.folder, "nmt-sweep"):
         if args.slurm:
             return write_job_array(sweep, args)

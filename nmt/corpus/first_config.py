@@ -45,7 +45,7 @@ N_VALIDATIONS = 20
 MAX_DAYS = 3
 MAX_MEMORY_SHARE = 1 / 2
 BYTES_A_WEIGHT = 16  # with its gradient and Adam's two moments, in fp32
-# fp32 operations a second of a core: multi30k.yaml takes an hour on two cores of 2.5 GHz
+# fp32 operations a second of a core of 2.5 GHz with AVX-512, measured with multi30k.yaml
 CORE_SPEED = 35e9
 BF16_GAIN = 1.6  # how much faster a core is that has instructions for bf16
 
@@ -92,7 +92,7 @@ class Size:
 
     @property
     def n_weights(self) -> int:
-        """Each is multiplied once for a source and a target token."""
+        """The weights that a source token and a target token are multiplied with, each counted once."""
         encoder = self.n_layers * (4 * self.d_model**2 + 2 * self.d_model * self.d_ff)
         decoder = self.n_layers * (8 * self.d_model**2 + 2 * self.d_model * self.d_ff)
         return encoder + decoder + self.d_model * self.vocab
@@ -130,8 +130,8 @@ IWSLT = "the usual model for IWSLT's 160,000 pairs (fairseq's transformer_iwslt_
 BASE_DROPOUT = "the paper's base, with more dropout; not measured"
 SIZES = (
     #    words     vocab   d_model d_ff  heads layers dropout rate  tokens  passes
-    Size(150e3,    2_000,  128,    256,  4,    4,     0.3,    5e-3, 4_096,  40,    SMALLEST),
-    Size(1e6,      10_000, 128,    256,  4,    4,     0.3,    5e-3, 4_096,  40,    MULTI30K),
+    Size(150e3,    2_000,  128,    256,  4,    4,     0.3,    5e-3, 4_096,  70,    SMALLEST),
+    Size(1e6,      10_000, 128,    256,  4,    4,     0.3,    5e-3, 4_096,  70,    MULTI30K),
     Size(10e6,     10_000, 512,    1024, 4,    6,     0.3,    5e-4, 4_096,  50,    IWSLT),
     Size(50e6,     20_000, 512,    2048, 8,    6,     0.2,    7e-4, 12_500, 30,    BASE_DROPOUT),
     Size(math.inf, 37_000, 512,    2048, 8,    6,     0.1,    7e-4, 25_000, 20,    "the paper's base"),
@@ -161,20 +161,20 @@ def write_first_config(path: Path, data: DataConfig, seed: int, is_forced: bool)
 def write_choices(
     written: dict[Path, str],
     data: DataConfig,
-    elsewhere: str,
-    in_place: str,
+    remedy_elsewhere: str,
+    remedy_in_place: str,
     is_forced: bool = False,
 ) -> None:
-    """Write a config and its sets. `UserError` if one exists and differs, unless `is_forced`. Its
-    remedies are `elsewhere`, to write other files, and `in_place`, to replace these.
+    """Write a config and its sets. Raise UserError if one of them exists with other content, unless
+    `is_forced`; its message offers the two remedies.
     """
     given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
     inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
     for file, content in written.items():
         if file.resolve() in inputs:
-            raise UserError(f"{file}: is your own text; {elsewhere}")
+            raise UserError(f"{file}: is your own text; {remedy_elsewhere}")
         if file.exists() and not is_forced and read_bytes(file) != content.encode():
-            raise UserError(f"{file}: exists; {elsewhere}, or {in_place}")
+            raise UserError(f"{file}: exists; {remedy_elsewhere}, or {remedy_in_place}")
     for file, content in written.items():
         write_text(file, content)
         say(f"wrote {file}")
@@ -240,7 +240,9 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
             "test set; give sets of other text"
         )
     rule = "drop-sides" if n_shared <= MAX_SHARED * survey.n_pairs else "drop-pairs"
-    is_dropped = shares_a_side if rule == "drop-sides" else np.zeros(survey.n_pairs, bool)
+    is_dropped = np.zeros(survey.n_pairs, bool)
+    if rule == "drop-sides":
+        is_dropped |= shares_a_side
 
     missing = [split for split, corpus in given.items() if corpus is None]
     is_usable = survey.is_usable & ~shares_a_side
@@ -300,8 +302,8 @@ def _describe(survey: Survey, data: DataConfig) -> None:
     stretches = survey.find_misaligned()
     for first, last in stretches[:3]:
         say(
-            f"warning: pairs {first:,} to {last:,} do not look like translations: long lines do not "
-            "meet long lines there; is a line missing on one side?"
+            f"warning: pairs {first:,} to {last:,} do not look like translations: the lengths of the "
+            "two sides do not go together there; is a line missing on one side?"
         )
     if len(stretches) > 3:
         say(f"warning: {len(stretches) - 3:,} more stretches look like that")
@@ -334,12 +336,16 @@ def choose_size(n_words: float, machine: Machine | None) -> tuple[Size, str]:
     while place > 0 and SIZES[place].find_obstacle(n_words, machine):
         place -= 1
     size = SIZES[place]
-    if size is wanted:
-        return size, size.reason
-    return size, (
-        f"{size.reason}; the text is enough for a model of d_model {wanted.d_model} and d_ff "
-        f"{wanted.d_ff}, which {wanted.find_obstacle(n_words, machine)}"
-    )
+    reason = size.reason
+    if size is not wanted:
+        reason += (
+            f"; the text is enough for a larger one ({wanted.vocab:,} pieces, d_model {wanted.d_model}, "
+            f"d_ff {wanted.d_ff}, updates of {wanted.tokens:,} tokens), which "
+            f"{wanted.find_obstacle(n_words, machine)}"
+        )
+    elif obstacle := size.find_obstacle(n_words, machine):
+        reason += f"; it {obstacle}, and nothing smaller is worth training"
+    return size, reason
 
 
 def format_first_config(
@@ -387,7 +393,7 @@ def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut
     clean: Choices = {
         "identical": (
             True,
-            f"text that was not translated teaches to copy; drops {n_identical:,} pairs here",
+            f"untranslated text teaches the model to copy; drops {n_identical:,} pairs here",
         ),
         "duplicates": (True, f"drops {n_repeated:,} pairs here"),
         "held_out": (held_out.rule, _describe_rule(held_out)),

@@ -20,12 +20,17 @@ from nmt.corpus.first_config import (
 from nmt.system.errors import UserError
 from nmt.system.files import make_folder, read_bytes
 from nmt.system.memory import find_memory_limit
-from nmt.system.runtime import count_cores, read_cpu_info, tune_process
+from nmt.system.runtime import (
+    count_cores,
+    read_cpu_info,
+    read_rank_variable,
+    tune_process,
+)
 from nmt.system.strict_yaml import YamlTree, parse_yaml
 
 SUGGESTION_FILE = "suggested.yaml"
 TEXT_KEYS = ("src", "tgt", "root", "train")  # of data
-ELSEWHERE = "give another data.store=FOLDER/store"
+ELSEWHERE = "give another data.store=FOLDER/store and another name=NAME"
 IN_PLACE = "remove the file"
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 NO_SUGGESTION = YamlTree({}, {})
@@ -49,6 +54,11 @@ def load_suggested_config(name: str, overrides: Sequence[str]) -> RunConfig:
     config = _load_with_languages(name, overrides)
     path = _locate(config)
     if not path.exists():
+        if read_rank_variable("WORLD_SIZE", 1) > 1:
+            raise UserError(
+                f"{path}: is not written yet; run nmt-prepare with the same settings once, without "
+                "torchrun, so that all ranks read the same choices"
+            )
         _write(_choose(config, path), config.data)
     _check_text(path, config.data)
     suggestion = parse_yaml(read_bytes(path).decode(), str(path))

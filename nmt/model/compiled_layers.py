@@ -25,12 +25,14 @@ from nmt.model.transformer import DecoderLayer, EncoderLayer, Residual, Transfor
 ACTIVATIONS = ("relu", "gelu", "swish")
 BLOCK = 4  # inputs multiplied at once
 # Kept code names the types of this file, so each version of the file keeps its own.
-settings: Any = numba.config
-if settings.CACHE_DIR:
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    settings.CACHE_DIR = str(Path(settings.CACHE_DIR) / digest[:16])
+numba_config: Any = numba.config
+if numba_config.CACHE_DIR:
+    file_digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    numba_config.CACHE_DIR = str(Path(numba_config.CACHE_DIR) / file_digest[:16])
 # Sums may be reordered, but NaN stays NaN: the search must notice it.
-compiled = numba.njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True)
+compile_function = numba.njit(
+    fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True
+)
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -93,7 +95,7 @@ class Past(NamedTuple):
 # ---- what numba compiles -------------------------------------------------------------------------
 
 
-@compiled
+@compile_function
 def multiply(x: Floats, product: Product) -> Floats:
     matrix, bias = product.matrix, product.bias
     n, n_outputs = x.shape[0], matrix.shape[1]
@@ -119,7 +121,7 @@ def multiply(x: Floats, product: Product) -> Floats:
     return y
 
 
-@compiled
+@compile_function
 def normalize(x: Floats, norm: Norm, epsilon: float) -> Floats:
     y = np.empty_like(x)
     size = x.shape[1]
@@ -137,7 +139,7 @@ def normalize(x: Floats, norm: Norm, epsilon: float) -> Floats:
     return y
 
 
-@compiled
+@compile_function
 def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
     """(S * B, H * K) -> (S * B, H * V); further columns of `q` are not read."""
     keys, values, mask = past.keys, past.values, past.mask
@@ -148,9 +150,12 @@ def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
     output = np.zeros((q.shape[0], n_heads * v_size), np.float32)
     weights = np.empty(keys.shape[1], np.float32)
     for row in range(q.shape[0]):
-        sentence, own_mask = row // beam, min(row % beam, n_masks - 1)
+        sentence = row // beam
+        own_mask = min(row % beam, n_masks - 1)
         for head in range(n_heads):
-            cells, q_first, v_first = sentence * n_heads + head, head * k_size, head * v_size
+            cells = sentence * n_heads + head
+            q_first = head * k_size
+            v_first = head * v_size
             top = np.float32(MASKED_SCORE)
             for place in range(past.first, past.last):
                 if mask[sentence, 0, own_mask, place] != 0:
@@ -175,7 +180,7 @@ def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
     return output
 
 
-@compiled
+@compile_function
 def activate(x: Floats, activation: int) -> None:
     for row in range(x.shape[0]):
         for i in range(x.shape[1]):
@@ -188,8 +193,8 @@ def activate(x: Floats, activation: int) -> None:
                 x[row, i] = value / np.float32(1 + math.exp(-value))
 
 
-@compiled
-def write(
+@compile_function
+def write_to_cache(
     columns: Floats, first_column: int, cells: Floats, first_place: int, n_heads: int
 ) -> None:
     """Write the keys or values of this step, columns of a product, into those of all steps."""
@@ -203,45 +208,46 @@ def write(
                 cells[cell, place, i] = columns[row, column + i]
 
 
-@compiled
-def before(x: Floats, norm: Norm, shape: Shape) -> Floats:
+@compile_function
+def normalize_before(x: Floats, norm: Norm, shape: Shape) -> Floats:
     return x if shape.is_post else normalize(x, norm, shape.epsilon)
 
 
-@compiled
-def after(x: Floats, y: Floats, norm: Norm, shape: Shape) -> Floats:
+@compile_function
+def add_and_normalize(x: Floats, y: Floats, norm: Norm, shape: Shape) -> Floats:
     total = x + y
     return normalize(total, norm, shape.epsilon) if shape.is_post else total
 
 
-@compiled
+@compile_function
 def attend_to_self(
     x: Floats, weights: AttentionArrays, past: Past, here: int, shape: Shape
 ) -> Floats:
     """Write the keys and values of `x` to the places from `here` on, and attend."""
     heads = shape.n_heads
-    qkv = multiply(before(x, weights.norm, shape), weights.inputs)
-    write(qkv, heads * shape.key_size, past.keys, here, heads)
-    write(qkv, 2 * heads * shape.key_size, past.values, here, heads)
-    return after(x, multiply(attend_rows(qkv, past, heads), weights.output), weights.norm, shape)
+    qkv = multiply(normalize_before(x, weights.norm, shape), weights.inputs)
+    write_to_cache(qkv, heads * shape.key_size, past.keys, here, heads)
+    write_to_cache(qkv, 2 * heads * shape.key_size, past.values, here, heads)
+    y = multiply(attend_rows(qkv, past, heads), weights.output)
+    return add_and_normalize(x, y, weights.norm, shape)
 
 
-@compiled
+@compile_function
 def attend_to_memory(x: Floats, weights: AttentionArrays, memory: Past, shape: Shape) -> Floats:
-    q = multiply(before(x, weights.norm, shape), weights.inputs)
+    q = multiply(normalize_before(x, weights.norm, shape), weights.inputs)
     y = multiply(attend_rows(q, memory, shape.n_heads), weights.output)
-    return after(x, y, weights.norm, shape)
+    return add_and_normalize(x, y, weights.norm, shape)
 
 
-@compiled
+@compile_function
 def feed_forward(x: Floats, weights: FeedForwardArrays, shape: Shape) -> Floats:
-    inner = multiply(before(x, weights.norm, shape), weights.inner)
+    inner = multiply(normalize_before(x, weights.norm, shape), weights.inner)
     activate(inner, shape.activation)
-    return after(x, multiply(inner, weights.outer), weights.norm, shape)
+    return add_and_normalize(x, multiply(inner, weights.outer), weights.norm, shape)
 
 
-@compiled
-def encode(x: Floats, layer: EncoderArrays, mask: Floats, shape: Shape) -> Floats:
+@compile_function
+def apply_encoder_layer(x: Floats, layer: EncoderArrays, mask: Floats, shape: Shape) -> Floats:
     """Apply one layer of the encoder to a sentence, (L, d_model), with a mask (1, 1, 1 or L, L)."""
     length, heads = x.shape[0], shape.n_heads
     value_size = layer.attention.output.matrix.shape[0] // heads
@@ -252,8 +258,8 @@ def encode(x: Floats, layer: EncoderArrays, mask: Floats, shape: Shape) -> Float
     return feed_forward(x, layer.feed_forward, shape)
 
 
-@compiled
-def step(
+@compile_function
+def apply_decoder_layer(
     x: Floats, layer: DecoderArrays, past: Past, memory: Past, here: int, shape: Shape
 ) -> Floats:
     """Apply one layer of the decoder to the newest position of each hypothesis, (S * B, d_model)."""
@@ -328,7 +334,7 @@ class CompiledLayers:
             mask = is_far[None, None].astype(np.float32)
         y = x.numpy()
         for layer in self.encoder:
-            y = encode(y, layer, mask, self.shape)
+            y = apply_encoder_layer(y, layer, mask, self.shape)
         return torch.from_numpy(y)
 
     def step(self, x: Tensor, cache: Cache) -> Tensor:
@@ -349,5 +355,5 @@ class CompiledLayers:
                 0,
                 n_source,
             )
-            y = step(y, layer, past, memory, last - cache.beam, self.shape)
+            y = apply_decoder_layer(y, layer, past, memory, last - cache.beam, self.shape)
         return torch.from_numpy(y)

@@ -1,9 +1,10 @@
-"""A model prepared for decoding on the CPU: matrices in oneDNN's layout, in bf16 if asked for.
+"""A copy of a model, prepared for decoding: on the CPU its matrices are in oneDNN's layout; in bf16 if
+asked for, on a GPU too.
 
 torch would convert the layout in every product, and so read each matrix twice, which for a few rows
 is most of the time. Bias and activation are applied before the product leaves the registers. The layers
-of a small model are compiled for lone sentences and few hypotheses (`compiled_layers.py`). The result computes
-what the model computes, but it cannot be trained.
+of a small model are compiled for single sentences and few hypotheses (`compiled_layers.py`). The copy
+computes what the model computes, but it cannot be trained.
 """
 
 import importlib.util
@@ -22,17 +23,16 @@ from nmt.system.progress import say
 if TYPE_CHECKING:
     from nmt.model.compiled_layers import CompiledLayers
 
-LAYOUT_ROWS = (
-    16  # the layout is chosen for so many; it serves any number, but one for a single row is slow
-)
+# The layout is chosen for this many rows. It serves any number, but one chosen for a single row is slow.
+LAYOUT_ROWS = 16
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 # Where compiled layers are faster: few hypotheses, a lone source of few pieces, and as many weights of a
 # layer as a core's own cache holds.
 MAX_COMPILED_HYPOTHESES = 16
 MAX_COMPILED_PIECES = 128
 MAX_COMPILED_WEIGHTS = 1 << 20
-# A process that translates little would lose more by loading compiled code than it gains; some 600 lone
-# sentences take so many steps.
+# Loading compiled code costs a process that translates little more than it gains. About 600 single
+# sentences take this many steps.
 STEPS_BEFORE_COMPILING = 10_000
 
 
@@ -43,45 +43,46 @@ class CpuLinear(nn.Module):
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), LAYOUT_ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
-        self.after = linear.activation if isinstance(linear, ActivatedLinear) else "none"
-        self.how = "none" if self.after == "gelu" else ""  # GELU itself, not its approximation
+        self.activation = linear.activation if isinstance(linear, ActivatedLinear) else "none"
+        self.algorithm = (
+            "none" if self.activation == "gelu" else ""
+        )  # GELU itself, not its approximation
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, self.after, [], self.how
+            x, self.weight, self.bias, self.activation, [], self.algorithm
         )
         return y
 
 
-class CpuTransformer(Transformer):
-    """A model for decoding. Its linear layers are packed; `source` has their weights."""
+class DecodingTransformer(Transformer):
+    """A model for decoding. Its linear layers may be packed; `source` has their weights."""
 
-    def set_source(self, source: Transformer) -> None:
-        self.sources = (source,)  # in a tuple, because it is no part of this module
+    def set_source(self, source: Transformer, can_compile: bool) -> None:
+        self.source_holder = (source,)  # in a tuple, because it is no part of this module
         layer = source.decoder[0]
         n_weights = sum(weight.numel() for weight in layer.parameters())
-        self.is_compilable = HAS_NUMBA and n_weights <= MAX_COMPILED_WEIGHTS
+        self.is_compilable = can_compile and HAS_NUMBA and n_weights <= MAX_COMPILED_WEIGHTS
         self.n_small_steps = 0
 
     @cached_property
     def compiled_layers(self) -> "CompiledLayers":
         from nmt.model.compiled_layers import CompiledLayers
 
-        return CompiledLayers(self.sources[0])
+        return CompiledLayers(self.source_holder[0])
 
     def is_worth_compiling(self) -> bool:
         return self.is_compilable and self.n_small_steps > STEPS_BEFORE_COMPILING
 
     def try_compiled(self, compute: Callable[["CompiledLayers"], Tensor]) -> Tensor | None:
-        """Compute with compiled layers; None, once and for all, where numba does not work: with this
-        numpy, say, or because compiled code that was kept is damaged.
+        """Compute with the compiled layers. Return None if numba fails, for example with this numpy or
+        on damaged compiled code, and never try again.
         """
         try:
             return compute(self.compiled_layers)
         except Exception as error:
-            say(
-                f"warning: layers are not compiled ({type(error).__name__}: {error}); it goes on slower"
-            )
+            reason = f"{type(error).__name__}: {error}"
+            say(f"warning: the layers cannot be compiled ({reason}); decoding goes on more slowly")
             self.is_compilable = False
             return None
 
@@ -119,9 +120,8 @@ def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     if not (is_bf16 or can_pack):
         return model
     with torch.device("meta"):
-        ready = CpuTransformer(model.config, *model.sizes).eval()
-    ready.set_source(model)
-    ready.is_compilable &= can_pack and not is_bf16
+        ready = DecodingTransformer(model.config, *model.sizes).eval()
+    ready.set_source(model, can_compile=can_pack and not is_bf16)
     ready.load_state_dict(model.state_dict(), assign=True)
     for mine, its in (
         (ready.src_positions, model.src_positions),

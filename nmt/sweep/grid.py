@@ -136,7 +136,7 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
         return tree.name_place(key) if key else str(path)
 
     grid = RecordReader(name_place).read(GridFile, tree.values)
-    rows = list(list_rows(grid, tree))
+    rows = list(list_named_rows(grid, tree))
     check_names([name for name, _ in rows], path)
     check_keys(rows, overrides, path)
 
@@ -170,7 +170,7 @@ def find_grid(name: str) -> Path:
     )
 
 
-def list_rows(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
+def list_named_rows(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
     """Yield the name and the settings of each row of the table, without the seed."""
     if grid.runs is not None:
         for name, values in grid.runs.items():

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from nmt.config import RunConfig, format_config
+from nmt.config import RunConfig
 from nmt.model.size import count_model_bytes
 from nmt.sweep.grid import PlannedRun, Sweep
 from nmt.sweep.processes import Children
-from nmt.sweep.single import make_command
-from nmt.system.files import make_folder, write_text
+from nmt.sweep.single import make_command, write_run_config
+from nmt.system.files import make_folder
 from nmt.system.memory import find_free_memory, format_memory
 from nmt.system.progress import Progress, clock, say
 from nmt.system.runtime import count_cores
@@ -73,10 +73,9 @@ class RunQueue:
             self.running.append((run, self.start(run)))
 
     def start(self, run: PlannedRun) -> "subprocess.Popen[bytes]":
-        config, log = self.sweep.config_path(run), self.sweep.log_path(run)
-        make_folder(config.parent)
+        log = self.sweep.log_path(run)
         make_folder(log.parent)
-        write_text(config, format_config(run.config))
+        write_run_config(self.sweep, run)
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // self.n_jobs)))
         with open(log, "ab") as output:

@@ -37,7 +37,8 @@ def make_plot(sweep: Sweep, rows: Sequence[Row]) -> Spec:
     panels: list[Spec] = []
     for title, panel_rows in list_panels(sweep, rows):
         if any(row.values for row in panel_rows):
-            panels.append(make_panel(title, names, panel_rows, not panels))
+            is_first = not panels
+            panels.append(make_panel(title, names, panel_rows, has_names=is_first))
     style = {"background": "white", "view": {"stroke": None}, "font": "sans-serif"}
     return {"hconcat": panels, "spacing": 24, "padding": 12, "config": style}
 
@@ -65,10 +66,14 @@ def make_panel_rows(
     return panel_rows
 
 
-def make_panel(title: str, names: list[str], rows: list[PanelRow], has_names: bool) -> Spec:
-    seeds: list[dict[str, Any]] = []
-    means: list[dict[str, Any]] = []
-    intervals: list[dict[str, Any]] = []
+Marks = list[dict[str, Any]]  # what Vega-Lite draws: an object for each
+
+
+def list_marks(names: list[str], rows: list[PanelRow]) -> tuple[Marks, Marks, Marks]:
+    """Return the seeds, the means and their intervals."""
+    seeds: Marks = []
+    means: Marks = []
+    intervals: Marks = []
     for name, (mean, values) in zip(names, rows, strict=True):
         for value in values:
             seeds.append({"run": name, "value": round_figure(value)})
@@ -79,6 +84,11 @@ def make_panel(title: str, names: list[str], rows: list[PanelRow], has_names: bo
         if mean.plus_minus is not None and len(values) >= MIN_SEEDS:
             low, high = mean.value - mean.plus_minus, mean.value + mean.plus_minus
             intervals.append({"run": name, "low": round_figure(low), "high": round_figure(high)})
+    return seeds, means, intervals
+
+
+def make_panel(title: str, names: list[str], rows: list[PanelRow], has_names: bool) -> Spec:
+    seeds, means, intervals = list_marks(names, rows)
     y: Spec = {
         "field": "run",
         "type": "nominal",

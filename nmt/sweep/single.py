@@ -39,6 +39,13 @@ class RunEnded(Exception):
         self.code = code
 
 
+def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
+    """Write the config that nmt-train gets."""
+    path = sweep.config_path(run)
+    make_folder(path.parent)
+    write_text(path, format_config(run.config))
+
+
 def run_process(sweep: Sweep, run: PlannedRun) -> int:
     """Do what is left to do of a run; return an exit code, as commands do."""
 
@@ -64,9 +71,7 @@ def finish_run(sweep: Sweep, run: PlannedRun) -> None:
     """Prepare, train, average and score, as far as it is not done yet."""
     if read_result(sweep, run) is not None:
         return
-    make_folder(sweep.config_path(run).parent)
     with lock(run.folder.path, "nmt-sweep", f".{run.label}.lock"):
-        write_text(sweep.config_path(run), format_config(run.config))
         prepare_data(run)
         train_run(sweep, run)
         write_result(run, score_run(sweep, run))

@@ -77,7 +77,7 @@ class ReferenceCurve:
             return "a spread needs at least two runs"
         for point in self.points:
             if len(point.nll) != n_runs or len(point.bleu) not in (0, n_runs):
-                return f"has not one score for each run at update {point.step}"
+                return f"does not have exactly one score per run at update {point.step}"
             if min(point.nll) <= 0:
                 return f"an NLL at update {point.step} is not positive"
         return None
@@ -133,7 +133,7 @@ class ShippedReference:
         last = max(self.index_by_step)
         return (
             f"reference: {len(self.curve.seeds)} runs of {self.name} with seeds {seeds}, to update "
-            f"{last:,}; validations say whether this run learns as well"
+            f"{last:,}; each validation is compared with them"
         )
 
     def judge(self, step: int, nll: float, bleu: float | None) -> Judgement | None:
@@ -155,7 +155,7 @@ class ShippedReference:
             standing = band.judge(values[name], is_lower_better=name == "nll")
             if standing == "within":
                 continue
-            if verdict != "below":  # which outweighs above
+            if verdict != "below":  # `below` outweighs `above`
                 verdict = standing
             outside.append(
                 f"dev {name.upper()} {values[name]:.4g}, reference {band.low:.4g} to {band.high:.4g}"

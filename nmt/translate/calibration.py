@@ -28,7 +28,7 @@ N_BINS = 20  # of equal width
 
 @dataclass(frozen=True)
 class Calibration:
-    """Sums over the pieces, end marks included, by the bin of their confidence."""
+    """Sums over the pieces, end marks included, for each bin of confidence."""
 
     counts: list[int]
     confidence_sums: list[float]
@@ -66,8 +66,8 @@ class Calibration:
 
 
 def sum_bins(log_probs: Tensor, gold: Tensor) -> Tensor:
-    """Return the pieces, the sum of confidence and the correct pieces of each bin, (3, bins), for
-    log_probs (T, V).
+    """Return for each bin the number of pieces, the sum of their confidences and the number of correct
+    ones, (3, bins); `log_probs` is (T, V).
     """
     highest, best = log_probs.max(1)
     confidence = highest.exp()

@@ -216,17 +216,18 @@ def test_where_numba_fails_torch_goes_on(
         calls.append(args)
         if len(calls) == 2:
             raise EOFError("ran out of input")
-        return real_step(*args)
+        return real_layer(*args)
 
-    real_step = compiled_layers.step
-    monkeypatch.setattr(compiled_layers, "step", fail_in_second_layer)
+    real_layer = compiled_layers.apply_decoder_layer
+    monkeypatch.setattr(compiled_layers, "apply_decoder_layer", fail_in_second_layer)
     ours = model(SHAPE).eval()
     ready = prepare_for_decoding(ours, False)
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
         torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
     assert len(calls) == 2
     assert (
-        capsys.readouterr().err.count("layers are not compiled (EOFError: ran out of input)") == 1
+        capsys.readouterr().err.count("the layers cannot be compiled (EOFError: ran out of input)")
+        == 1
     )
 
 

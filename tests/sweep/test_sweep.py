@@ -60,6 +60,7 @@ def finish_whole(place: Path) -> Iterator[Sweep]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(single, "train_run", train_here)
         for run in sweep.runs:
+            single.write_run_config(sweep, run)
             single.finish_run(sweep, run)
         assert nmt_sweep(argv(place, "whole")) == 0
         yield sweep
