@@ -30,6 +30,7 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	$(BIN)/nmt-train --config demo.yaml out=runs/demo
 	$(BIN)/nmt-average runs/demo --last 5
 	$(BIN)/nmt-eval runs/demo/average
+	$(BIN)/nmt-report runs/demo
 	@cat scripts/demo.en >&2
 	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 

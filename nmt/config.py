@@ -538,8 +538,9 @@ class TrainingConfig:
 class DecodingConfig:
     """How to search for a translation; the defaults are those of section 6.1."""
 
-    # Which toolkit's search to reproduce: the preset sets those of the next eight keys that are not
-    # given (docs/decoding.md#search). vaswani2017 is the paper's.
+    # Which toolkit's search to reproduce: the preset sets beam, penalty, length_penalty, max_ratio,
+    # max_extra, min_length, finishing and stopping where they are not given (docs/decoding.md#search).
+    # vaswani2017 is the paper's.
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
     # Hypotheses per sentence; 1 is greedy.
     beam: int = default(4, BEAM_SIZE)
@@ -579,7 +580,7 @@ class DecodingConfig:
     # dev set and the test set have their own.
     tag: str | None = None
     # How many source pieces to decode together; null: 4,096 on a CPU, as many as fit into memory on
-    # a GPU. It does not change results.
+    # a GPU. In fp32 it does not change results.
     batch_tokens: int | None = default(None, SIZE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

@@ -20,8 +20,8 @@ usage: scripts/launch.sh [options] [--] NMT-TRAIN-ARGUMENTS
 examples:
   scripts/launch.sh --config base.yaml
   scripts/launch.sh --gpus 4 --config base.yaml out=runs/four
-  scripts/launch.sh --hosts 2 --host-rank 0 --main-host node1 -- --config big.yaml     on node1
-  scripts/launch.sh --hosts 2 --host-rank 1 --main-host node1 -- --config big.yaml     on node2
+  scripts/launch.sh --hosts 2 --host-rank 0 --main-host node1 -- --config big.yaml out=/shared/big data.store=/shared/wmt14     on node1
+  scripts/launch.sh --hosts 2 --host-rank 1 --main-host node1 -- --config big.yaml out=/shared/big data.store=/shared/wmt14     on node2
 
 SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) save a checkpoint and end the run; the same command goes on from there.
 Exit code: 0 done, 1 failed or killed, 2 a mistake in what was asked, 75 preempted, 130 interrupted.

@@ -1,9 +1,9 @@
 #!/bin/bash
 # A Slurm job that trains on one node or many, and comes back by itself until the run is done. From the checkout:
 #     sbatch --nodes 2 --gpus-per-node 8 --cpus-per-task 64 --time 24:00:00 \
-#         scripts/slurm.sh --config big.yaml out=/shared/runs/big
+#         scripts/slurm.sh --config big.yaml out=/shared/runs/big data.store=/shared/wmt14
 # With --array each %a in the arguments becomes the number of the task, one run each:
-#     sbatch --array 1-5 scripts/slurm.sh --config big.yaml seed=%a out=/shared/runs/big-%a
+#     sbatch --array 1-5 scripts/slurm.sh --config big.yaml seed=%a out=/shared/runs/big-%a data.store=/shared/wmt14
 # --cpus-per-task is for all ranks of a node together. Without it Slurm gives them a single core; the
 # 8 below suffice for one or two GPUs, so ask for more where there are more: 8 for each GPU is plenty,
 # fewer than 2 slow training down.

@@ -134,7 +134,7 @@ def _name_corpus(
         return path.removeprefix(os.path.join(root, ""))
 
     if archive is not None:
-        return CorpusConfig(src, tgt, locate(archive))
+        return CorpusConfig(src, tgt, locate(archive), file)
     return CorpusConfig(locate(src), locate(tgt), file=locate(file))
 
 

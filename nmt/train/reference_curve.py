@@ -6,9 +6,10 @@ config at each validation; scripts/make_reference_curve.py writes them. A refere
 has the same digest and all settings agree, except the seed, those of the machine, and how often the run
 saves and validates.
 
-A run with another seed falls into the band with a probability of 99 %: Student's prediction interval.
-Two or three runs say little about a deviation, so those of neighbouring validations are pooled. The
-spread of NLL is proportional to it, so its band is computed on logarithms.
+The band of each figure is Student's 99 % prediction interval for a run with another seed. Two or three
+runs say little about a deviation, so those of neighbouring validations are pooled, as if they were
+independent; they are not quite, so the true probability is somewhat lower. The spread of NLL is
+proportional to it, so its band is computed on logarithms.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ and nothing is overwritten.
 
 import gzip
 import random
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,14 @@ def test_tables_and_packed_text_give_the_same_sets(pair: Path) -> None:
     assert nmt_init(["--src", "train.en", "--tgt", "train.de", "-o", "a.yaml"]) == 0
     assert nmt_init(["--file", "t.en-de.tsv", "-o", "b.yaml"]) == 0
     assert nmt_init(["--src", "train.en.gz", "--tgt", "train.de.gz", "-o", "c/c.yaml"]) == 0
+    with zipfile.ZipFile(pair / "t.zip", "w") as archive:
+        archive.write(pair / "t.en-de.tsv", "inside/t.en-de.tsv")
+    member = ["--archive", "t.zip", "--file", "inside/t.en-de.tsv"]
+    assert nmt_init([*member, "-o", "z.yaml"]) == 0
     assert nmt_init(["--src", "train.en", "--tgt", "train.de", "-o", "d.yaml", "--seed", "2"]) == 0
     drawn = read_lines_of(pair / "a.test.en")
     assert drawn == read_lines_of(pair / "b.test.en") == read_lines_of(pair / "c" / "c.test.en")
+    assert drawn == read_lines_of(pair / "z.test.en")
     assert drawn != read_lines_of(pair / "d.test.en")
     assert load_config("c/c.yaml").data.train[0].src == str(pair / "train.en.gz")
 
