@@ -42,6 +42,7 @@ from nmt.translate.sampling import draw_uniforms, sample_step
 
 # Pieces per group in `find_topk_by_group`, which first compares only the best of each group
 GROUP_SIZE = 64
+MAX_SMALL_LOGITS = 1 << 15  # for which the steps of `find_topk_by_group` cost more than they save
 
 
 @torch.inference_mode()
@@ -214,7 +215,8 @@ def _best_continuations(
 def find_topk_by_group(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Compute logits.topk(n, 1) faster: the n highest logits all lie in the n groups with the highest maxima."""
     n_groups = logits.shape[1] // GROUP_SIZE
-    if n_groups < 4 * n:  # too few groups to be faster
+    is_small = logits.device.type == "cpu" and logits.numel() <= MAX_SMALL_LOGITS
+    if n_groups < 4 * n or is_small:
         return logits.topk(min(n, logits.shape[1]), 1)
     n_grouped = n_groups * GROUP_SIZE
     grouped = logits[:, :n_grouped].unflatten(1, (n_groups, GROUP_SIZE))

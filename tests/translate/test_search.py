@@ -219,9 +219,13 @@ def test_presets_are_their_recursion(preset: str) -> None:
             assert_same(some, recursion(toy, src, PRESETS[preset], 3), f"{preset} {seed}")
 
 
+@pytest.mark.parametrize("max_small", [0, 1 << 15])
 @pytest.mark.parametrize("beam", [1, 2, 5])
-def test_a_vocabulary_of_many_groups(beam: int) -> None:
+def test_a_vocabulary_of_many_groups(
+    beam: int, max_small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the best pieces are found by way of the best groups; the last group is not full."""
+    monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", max_small)
     toy = Toy(3, n=64 * 40 + 17, ending=5.0, n_rows=211)
     toy.table[:, -9:] += 2.0
     given = sources(random.Random(4), 4, 5, 2_000)
@@ -234,7 +238,8 @@ def test_a_vocabulary_of_many_groups(beam: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 255, 256, 257, 511, 512, 640, 2_111])
-def test_the_best_of_groups_are_the_best(size: int) -> None:
+def test_the_best_of_groups_are_the_best(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", 0)
     torch.manual_seed(size)
     for n in (1, 2, 8):
         logits = torch.randn(50, size)
