@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--src", "the source text, one sentence per line"),
         ("--tgt", "its translation, line by line"),
         ("--archive", "the archive of which --src and --tgt are members"),
-        ("--file", "instead: one table with both sides, .tsv, .jsonl or .parquet"),
+        ("--file", "instead: one table with both sides, .tsv, .jsonl, .tmx or .parquet"),
         ("--valid-src", "the dev set; by default one is drawn"),
         ("--valid-tgt", "its translation"),
         ("--valid-file", "or one table with both sides"),

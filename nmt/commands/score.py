@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a checkpoint folder, an average, or a run folder; several with one vocabulary score "
         "together. Settings may follow: decoding.key=value, device=cpu",
     )
-    parser.add_argument("--src", metavar="FILE", help="the sources, one per line; also packed")
+    parser.add_argument("--src", metavar="FILE", help="the sources, one per line; also compressed")
     parser.add_argument("--tgt", metavar="FILE", help="their translations, line by line")
     parser.add_argument(
         "--n-best",

@@ -35,7 +35,7 @@ EXAMPLES = """\
 Run the same command again to continue where it stopped. Results go to the run folder (out=DIR, by default runs/NAME):
 config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, with links `last` and `best`.
 Ctrl-C (exit code 130), SIGTERM and SIGUSR1 (exit code 75) stop it after the current update and save a checkpoint; a
-second signal stops it at once."""
+second one, 5 s later or more (Ctrl-C: half a second), stops it at once."""
 
 
 def build_parser() -> argparse.ArgumentParser:
