@@ -41,8 +41,8 @@ check: $(INSTALLED)  ## format, lint, types, architecture
 	$(BIN)/mypy examples  # by themselves, because scripts/ has files of the same names
 	$(BIN)/pytest tests/test_architecture.py
 
-test: check  ## check, then every test, three at a time, because much of their time is waiting
-	$(BIN)/pytest -n 3 --dist worksteal --durations 20
+test: check  ## check, then every test, two at a time
+	$(BIN)/pytest -n 2 --dist worksteal --durations 20
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
 	$(BIN)/python scripts/make_reference.py
