@@ -120,7 +120,8 @@ def measure_run(path: Path, ends: Sequence[int], sources: list[str], references:
         dev_nll[step] = judge.measure_nll(judge.load(Kind("", [step], [1.0])))
     points = []
     for end in ends:
-        for kind in list_kinds([step for step in judge.checkpoints if step <= end], dev_nll):
+        so_far = steps[: steps.index(end) + 1]
+        for kind in list_kinds(so_far, dev_nll):
             point = {"end": end, "kind": kind.name, "steps": kind.steps, **judge.score(kind)}
             say(f"{path.name}, update {end:,}, {kind.name}: BLEU {point['bleu']:.2f}")
             points.append(point)
@@ -131,9 +132,10 @@ def measure_run(path: Path, ends: Sequence[int], sources: list[str], references:
 
 
 def format_gain(values: Sequence[float]) -> str:
-    """Return the mean, with its 95 % interval if there are several."""
+    """Return the mean, with its 95 % interval if there are several; nothing if there is none."""
     mean = compute_mean(values)
-    assert mean is not None
+    if mean is None:
+        return ""
     return mean.format(2, "+")
 
 
@@ -151,22 +153,23 @@ def format_report(lines: Sequence[Line]) -> str:
 
 
 def format_runs(runs: Sequence[Line]) -> str:
-    gains: dict[tuple[int, str], list[float]] = {}
-    singles: dict[int, list[float]] = {}
+    singles: dict[int, list[float]] = {}  # by update
+    gains: dict[str, dict[int, list[float]]] = {}  # by kind and update
     for run in runs:
-        bleu = {(point["end"], point["kind"]): point["bleu"] for point in run["points"]}
-        for (end, kind), value in bleu.items():
-            single = bleu[end, "last 1"]
-            if kind == "last 1":
-                singles.setdefault(end, []).append(single)
+        for point in run["points"]:
+            end, kind, bleu = point["end"], point["kind"], point["bleu"]
+            if kind == "last 1":  # it comes first
+                singles.setdefault(end, []).append(bleu)
+                single = bleu
             else:
-                gains.setdefault((end, kind), []).append(value - single)
-    kinds = list(dict.fromkeys(kind for _, kind in gains))
+                gains.setdefault(kind, {}).setdefault(end, []).append(bleu - single)
     rows = []
     for end, values in singles.items():
-        cells = [format_gain(gains[end, kind]) if (end, kind) in gains else "" for kind in kinds]
-        rows.append([f"{end:,}", f"{fmean(values):.2f}", *cells])
-    return format_table(["update", "one checkpoint", *kinds], rows)
+        row = [f"{end:,}", f"{fmean(values):.2f}"]
+        for by_update in gains.values():
+            row.append(format_gain(by_update.get(end, [])))
+        rows.append(row)
+    return format_table(["update", "one checkpoint", *gains], rows)
 
 
 # ---- the command ---------------------------------------------------------------------------------

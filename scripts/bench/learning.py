@@ -16,14 +16,13 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from train import MALLOC, OWN, describe_machine, format_table, write_text
+from train import MALLOC, OWN, describe_machine, format_table, run_logged, write_text
 
 from nmt.commands.cli import add_overrides, run_command
 from nmt.config import RunConfig, load_config
@@ -137,27 +136,13 @@ class Study:
         if is_ours:
             shutil.rmtree(self.work / "run", ignore_errors=True)
         log = self.work / f"{system}-{precision}-seed{seed}.log"
-        try:
-            with open(log, "wb") as file:
-                done = subprocess.run(
-                    [self.choose_python(system), str(SCRIPT), str(job)],
-                    env=self.own_environment if is_ours else self.peer_environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=file,
-                    text=True,
-                    check=False,
-                    timeout=TIMEOUT_S,
-                )
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"{system}-{precision}, seed {seed}: not done after {TIMEOUT_S:,} s; see {log}"
-            ) from None
-        if done.returncode or not done.stdout.strip():
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = lines[-1][:200] if lines else ""
-            raise UserError(f"{system}-{precision}, seed {seed}: {last!r}; see {log}")
-        return json.loads(done.stdout)
+        command = [self.choose_python(system), str(SCRIPT), str(job)]
+        env = self.own_environment if is_ours else self.peer_environment
+        name = f"{system}-{precision}, seed {seed}"
+        printed = run_logged(name, command, env, log, TIMEOUT_S)
+        if not printed.strip():
+            raise UserError(f"{name}: printed nothing; see {log}")
+        return json.loads(printed)
 
     def choose_python(self, system: str) -> str:
         if system in VARIANTS or system in OWN:

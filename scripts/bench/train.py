@@ -193,6 +193,30 @@ def average_ceiling(precision: str, measured: Sequence[dict[str, float]]) -> flo
     return fmean(fastest)
 
 
+def run_logged(
+    name: str, command: list[str], env: dict[str, str], log: Path, timeout_s: float
+) -> str:
+    """Run one process from start to end, and return what it printed; a log has its stderr."""
+    try:
+        with open(log, "wb") as file:
+            done = subprocess.run(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                check=True,
+                timeout=timeout_s,
+            )
+    except subprocess.SubprocessError as error:
+        # The error tells what ran, the last line of the log why it failed.
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = lines[-1][:200] if lines else ""
+        raise UserError(f"{name}: {error}; {last!r}, see {log}") from None
+    return done.stdout
+
+
 class Bench:
     """What all processes share: the store, the text made of it, the environment they start in."""
 
@@ -257,24 +281,9 @@ class Bench:
         system, precision = name.split("-")
         log = self.work / f"{name}-{size}.log"
         env = self.env if system == "ours" else self.env | MALLOC
-        try:
-            with open(log, "wb") as file:
-                done = subprocess.run(
-                    self.make_command(system, precision, size),
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=file,
-                    text=True,
-                    check=True,
-                    timeout=TIMEOUT_S,
-                )
-        except subprocess.SubprocessError as error:
-            # The error tells what ran, the last line of the log why it failed.
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = lines[-1][:200] if lines else ""
-            raise UserError(f"{name}, {size}: {error}; {last!r}, see {log}") from None
-        return done.stdout
+        return run_logged(
+            f"{name}, {size}", self.make_command(system, precision, size), env, log, TIMEOUT_S
+        )
 
     def measure(self) -> Measurements:
         """Run each system at each size, round after round; a system that fails runs no more."""
