@@ -442,7 +442,7 @@ class TrainingConfig:
     # Its vocabulary is used too, unless vocab.model says otherwise, and must be that of the store, or
     # have its pieces in the same order and further ones at the end, whose rows of the embeddings then
     # begin as the mean of all others. Data, optimizer, schedule and run folder are new. What it gains:
-    # docs/benchmarks.md#what-helps-with-10000-pairs-2026-11-22.
+    # docs/learning.md#what-helps-with-10000-pairs-2026-11-22.
     init_from: str | None = None
     # Parts of the model that keep the weights they began with; the projection goes with embeddings,
     # tied or not.
@@ -452,7 +452,7 @@ class TrainingConfig:
     tgt_tokens: int = default(25_000, SIZE)
     # Which pairs form an update: those of about the same length, as in the paper (section 5.1) and in
     # its configs, with the updates in random order; or any, which learns better on a small corpus
-    # (docs/benchmarks.md#does-grouping-by-length-learn-as-well-2026-11-22) and is what we recommend
+    # (docs/learning.md#does-grouping-by-length-learn-as-well-2026-11-22) and is what we recommend
     # for your own data.
     grouping: Grouping = "random"
     # The maximum number of tokens per side in one forward and backward pass; auto: chosen for

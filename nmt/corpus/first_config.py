@@ -124,7 +124,7 @@ class Size:
         return None
 
 
-MULTI30K = "multi30k.yaml, which reaches 40.7 BLEU from 345,000 words (docs/benchmarks.md)"
+MULTI30K = "multi30k.yaml, which reaches 40.7 BLEU from 345,000 words (docs/learning.md)"
 SMALLEST = MULTI30K + ", with fewer pieces"
 IWSLT = "the usual model for IWSLT's 160,000 pairs (fairseq's transformer_iwslt_de_en); not measured here"
 BASE_DROPOUT = "the paper's base, with more dropout; not measured"
@@ -383,7 +383,7 @@ def _choose_model(size: Size) -> Choices:
         "dropout": size.dropout,
     }
     if size.d_model < 512:
-        reason = "a small model learns faster with it than with the paper's post-norm (docs/benchmarks.md)"
+        reason = "a small model learns faster with it than with the paper's post-norm (docs/learning.md)"
         model["norm"] = "pre", reason
     return model
 
