@@ -383,7 +383,9 @@ def _choose_model(size: Size) -> Choices:
         "dropout": size.dropout,
     }
     if size.d_model < 512:
-        reason = "a small model learns faster with it than with the paper's post-norm (docs/learning.md)"
+        reason = (
+            "a small model learns faster with it than with the paper's post-norm (docs/learning.md)"
+        )
         model["norm"] = "pre", reason
     return model
 

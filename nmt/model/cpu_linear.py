@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from nmt.data.batch import Packed
 from nmt.model.cache import Cache, Step
-from nmt.model.transformer import ActivatedLinear, Transformer
+from nmt.model.linear import ActivatedLinear
+from nmt.model.transformer import Transformer
 from nmt.system.progress import say
 
 if TYPE_CHECKING:

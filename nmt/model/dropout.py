@@ -1,48 +1,62 @@
 """Dropout (section 5.4) whose masks cost less than the products that they follow.
 
 On the CPU torch draws a Bernoulli number for each element, which takes longer than the matrix
-product before it. Here one 64-bit draw serves four elements: each compares 16 bits with a
-threshold, and what is kept is scaled by the exact share that is kept. The draws are seeded by
-torch's default generator, so `torch.manual_seed` determines them as everywhere. On a GPU torch's
-own fused kernel is used.
+product before it. Here a compiled loop scrambles the position of each element with the seed of its
+call and compares the result with a threshold (`dropout_masks.py`). torch's default generator draws the
+seeds, so `torch.manual_seed` determines the masks as everywhere. On a GPU torch's own fused kernel is
+used.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BITS = 16
+from nmt.model.dropout_masks import BITS, fill_masked
+
+STORED_AS = {  # numpy has no bf16, and bits are enough for a constant
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
 
 
 def draw_dropout(x: Tensor, rate: float) -> Tensor:
     """Draw a factor for each element of `x`: 0 with probability `rate`, else 1 / (1 - rate)."""
     if x.device.type != "cpu":
         return F.dropout(torch.ones_like(x), rate, True)
+    return make_factors(x, rate, draw_seed())
+
+
+def draw_seed() -> int:
+    return int(torch.randint(2**63 - 1, ()))
+
+
+def make_factors(x: Tensor, rate: float, seed: int) -> Tensor:
     threshold = min(round(rate * 2**BITS), 2**BITS - 1)
-    n = x.numel()
-    # half again as fast as torch's generator
-    stream = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
-    bits = torch.from_numpy(stream.random_raw((n + 3) // 4)).view(torch.int16)[:n].view(x.shape)
-    keep = torch.empty(x.shape, dtype=x.dtype)
-    torch.ge(bits, threshold - 2 ** (BITS - 1), out=keep)
-    return keep.mul_(2**BITS / (2**BITS - threshold))
+    scale = torch.tensor([2**BITS / (2**BITS - threshold)], dtype=x.dtype)
+    factors = torch.empty(x.shape, dtype=x.dtype)
+    as_bits = STORED_AS[x.dtype]
+    fill_masked(
+        factors.view(-1).view(as_bits).numpy(), scale.view(as_bits).numpy(), seed, threshold
+    )
+    return factors
 
 
 class _CheapDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        keep = draw_dropout(x, rate)
-        ctx.save_for_backward(keep)
-        return x * keep
+        ctx.rate, ctx.seed = rate, draw_seed()
+        return x * make_factors(x, rate, ctx.seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.saved_tensors[0], None
+        # Making the factors again is cheaper than keeping them until now.
+        return grad * make_factors(grad, ctx.rate, ctx.seed), None
 
 
 class Dropout(nn.Module):

@@ -13,7 +13,6 @@ import math
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
@@ -30,6 +29,7 @@ from nmt.model.cache import (
 )
 from nmt.model.dropout import Dropout
 from nmt.model.embedding_lookup import look_up
+from nmt.model.linear import ActivatedLinear, BiasedLinear
 from nmt.model.positions import Positions
 
 # Pass a list to collect attention weights in; with None they are not kept.
@@ -110,28 +110,6 @@ class MemoryAttention(Attention):
 
     def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
         return self.output(step.attend_memory(self.split_heads(self.q(x)), layer))
-
-
-class BiasedLinear(nn.Linear):
-    """nn.Linear that adds its bias in place: torch's CPU kernel first fills the output with the
-    bias and reads it back.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight)
-        return y.add_(self.bias.to(y.dtype))
-
-
-class ActivatedLinear(BiasedLinear):
-    def __init__(self, n_inputs: int, n_outputs: int, activation: str) -> None:
-        super().__init__(n_inputs, n_outputs)
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        if self.activation == "gelu":
-            return F.gelu(y)
-        return F.relu_(y) if self.activation == "relu" else F.silu(y)
 
 
 class FeedForward(nn.Module):

@@ -188,7 +188,7 @@ def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
 def test_a_run_that_collapses_at_the_peak_of_its_rate_draws_a_warning(
     ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rates = ("optimizer.warmup_steps=100", "optimizer.scale=45", "training.log_every=10")
+    rates = ("optimizer.warmup_steps=100", "optimizer.scale=25", "training.log_every=10")
     steps = f"training.steps={counted(120, 560)}"
     assert main(ground.argv("collapsed", *SETTINGS, *rates, steps)) == 0
     [warning] = read_warnings(ground.run("collapsed"))
