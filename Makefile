@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# examples apart, because scripts/ has files of the same names
+TYPES := $(BIN)/mypy && $(BIN)/mypy examples
 SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search.py tests/translate/test_graph_search.py \
 	tests/translate/test_ensemble.py tests/commands/test_translate.py \
 	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
@@ -11,7 +13,7 @@ SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search
 	tests/scripts/test_launch.py tests/examples/test_sentiment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs soak gpu gpu-dry check audit sbom bench bench-data clean
+.PHONY: help install demo check style types test docs soak gpu gpu-dry audit sbom bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,15 +36,22 @@ demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translat
 	@cat scripts/demo.en >&2
 	@$(BIN)/nmt-translate runs/demo/average < scripts/demo.en
 
-check: $(INSTALLED)  ## format, lint, types, architecture
-	$(BIN)/ruff format --check nmt tests scripts examples
-	$(BIN)/ruff check nmt tests scripts examples
-	$(BIN)/mypy
-	$(BIN)/mypy examples  # by themselves, because scripts/ has files of the same names
+check: style types  ## format, lint, types, architecture
 	$(BIN)/pytest tests/test_architecture.py
 
-test: check  ## check, then every test, two at a time
-	$(BIN)/pytest -n 2 --dist worksteal --durations 20
+style: $(INSTALLED)
+	$(BIN)/ruff format --check nmt tests scripts examples
+	$(BIN)/ruff check nmt tests scripts examples
+
+types: $(INSTALLED)
+	$(TYPES)
+
+# The tests often wait, so types are checked beside them.
+test: style  ## format, lint, types and every test, two at a time
+	@mkdir -p build
+	@{ $(TYPES); } > build/types.log 2>&1 & types=$$!; \
+	$(BIN)/pytest -n 2 --dist worksteal --durations 20; status=$$?; \
+	wait $$types || status=1; cat build/types.log; exit $$status
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
 	$(BIN)/python scripts/make_reference.py

@@ -77,7 +77,7 @@ def make_reference(name: str, runs: list[Path], store: str | None) -> ReferenceC
     points = [collect_point(step, scores) for step in steps]
 
     digest = read_ledger(Path(store or configs[0].data.store)).store
-    curve = ReferenceCurve(digest, seeds, configs[0], points)
+    curve = ReferenceCurve(digest, seeds, shipped, points)
     if problem := curve.check():
         raise UserError(f"{name}: {problem}")
     return curve
