@@ -4,8 +4,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# examples apart, because scripts/ has files of the same names
-TYPES := $(BIN)/mypy && $(BIN)/mypy examples
 SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search.py tests/translate/test_graph_search.py \
 	tests/translate/test_ensemble.py tests/commands/test_translate.py \
 	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
@@ -13,7 +11,7 @@ SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search
 	tests/scripts/test_launch.py tests/examples/test_sentiment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check style types test docs soak gpu gpu-dry audit sbom bench bench-data clean
+.PHONY: help install demo check style types test tests docs soak gpu gpu-dry audit sbom bench bench-data clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,15 +41,16 @@ style: $(INSTALLED)
 	$(BIN)/ruff format --check nmt tests scripts examples
 	$(BIN)/ruff check nmt tests scripts examples
 
-types: $(INSTALLED)
-	$(TYPES)
+types: $(INSTALLED)  # examples/ apart, because scripts/ has modules of the same names
+	$(BIN)/mypy
+	$(BIN)/mypy examples
 
-# The tests often wait, so types are checked beside them.
+# The tests leave processor time idle, so types are checked alongside them.
 test: style  ## format, lint, types and every test, two at a time
-	@mkdir -p build
-	@{ $(TYPES); } > build/types.log 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist worksteal --durations 20; status=$$?; \
-	wait $$types || status=1; cat build/types.log; exit $$status
+	$(MAKE) --no-print-directory --jobs 2 --keep-going types tests
+
+tests: $(INSTALLED)
+	$(BIN)/pytest -n 2 --dist worksteal --durations 20
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
 	$(BIN)/python scripts/make_reference.py

@@ -1,10 +1,9 @@
 """Dropout (section 5.4) whose masks cost less than the products that they follow.
 
 On the CPU torch draws a Bernoulli number for each element, which takes longer than the matrix
-product before it. Here a compiled loop scrambles the position of each element with the seed of its
-call and compares the result with a threshold (`dropout_masks.py`). torch's default generator draws the
-seeds, so `torch.manual_seed` determines the masks as everywhere. On a GPU torch's own fused kernel is
-used.
+product before it. Here a mask is a hash of a seed and of each element's index (`dropout_masks.py`), and
+the backward pass computes it again instead of keeping it. torch's default generator draws the seeds, so
+`torch.manual_seed` determines the masks as everywhere. On a GPU torch's own fused kernel is used.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from nmt.model.dropout_masks import BITS, fill_masked
 
-STORED_AS = {  # numpy has no bf16, and bits are enough for a constant
+INTEGER_OF_SAME_WIDTH = {  # numpy has no bf16, so factors are written as integers
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
     torch.float32: torch.int32,
@@ -33,17 +32,17 @@ def draw_dropout(x: Tensor, rate: float) -> Tensor:
 
 
 def draw_seed() -> int:
-    return int(torch.randint(2**63 - 1, ()))
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
+@torch.compiler.disable  # numba's loop cannot be traced
 def make_factors(x: Tensor, rate: float, seed: int) -> Tensor:
     threshold = min(round(rate * 2**BITS), 2**BITS - 1)
-    scale = torch.tensor([2**BITS / (2**BITS - threshold)], dtype=x.dtype)
-    factors = torch.empty(x.shape, dtype=x.dtype)
-    as_bits = STORED_AS[x.dtype]
-    fill_masked(
-        factors.view(-1).view(as_bits).numpy(), scale.view(as_bits).numpy(), seed, threshold
-    )
+    scale = torch.tensor([2**BITS / (2**BITS - threshold)], dtype=x.dtype, device="cpu")
+    factors = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    integer = INTEGER_OF_SAME_WIDTH[x.dtype]
+    cells, value = factors.view(-1).view(integer), scale.view(integer)
+    fill_masked(cells.numpy(), value.numpy(), seed, threshold)
     return factors
 
 
@@ -55,7 +54,7 @@ class _CheapDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # Making the factors again is cheaper than keeping them until now.
+        # Computing the factors again saves their memory, and in a large model time as well.
         return grad * make_factors(grad, ctx.rate, ctx.seed), None
 
 

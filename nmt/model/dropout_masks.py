@@ -1,9 +1,9 @@
-"""The random masks of dropout on a CPU: which elements are kept, a function of a seed and the place.
+"""Dropout masks on the CPU, as a pure function of a seed and the index of an element.
 
-Each place is scrambled with both halves of the seed: the multiplications and shifts of a hash spread
-every bit of the input over all bits of the output, and a processor does sixteen places at once. numba
-compiles the loop, six times as fast as numpy's quickest generator. Where numba cannot be used, numpy
-computes the same masks, seven times as slowly as that.
+A 32-bit hash mixes the index with both halves of the seed, and the element is dropped if the result is
+below a threshold. numba compiles the loop for the processor's vector registers, on one core: 0.27 ms for
+4,096 x 512 elements, where numpy's fastest generator and the comparison took 1.6 ms. Without numba, numpy
+computes the same masks, several times as slowly as that generator.
 """
 
 import functools
@@ -14,11 +14,11 @@ import numpy as np
 
 from nmt.system.progress import say
 
-BITS = 32  # a place is dropped if its hash, of so many bits, is below the threshold
-WEYL = np.uint32(0x9E3779B9)  # odd, so that no two places of a block start alike
-# of Wellons' hash with the least bias known for two rounds
+BITS = 32  # of the hash
+STRIDE = np.uint32(0x9E3779B9)  # odd, so the map is one-to-one; neighbours then differ in many bits
+# multipliers and shifts of Chris Wellons' lowbias32 (github.com/skeeto/hash-prospector)
 FIRST_FACTOR, SECOND_FACTOR = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
-SHORT, LONG = np.uint32(15), np.uint32(16)
+SHIFT_15, SHIFT_16 = np.uint32(15), np.uint32(16)
 
 MaskArray = np.ndarray[Any, np.dtype[Any]]
 Fill = Callable[[MaskArray, Any, np.uint32, np.uint32, np.uint32], None]
@@ -29,18 +29,18 @@ def fill_masked(out: MaskArray, value: MaskArray, seed: int, threshold: int) -> 
     `value` (1,).
     """
     low, high = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
-    find_fill()(out, value[0], low, high, np.uint32(threshold))
+    load_fill(out.dtype)(out, value[0], low, high, np.uint32(threshold))
 
 
 @functools.cache
-def find_fill() -> Fill:
+def load_fill(dtype: np.dtype[Any]) -> Fill:
+    """Return the compiled loop for elements of this type, or numpy's substitute."""
     try:
         import numba
 
-        # Its work may go on while Python does something else.
+        # nogil: other Python threads may run meanwhile
         compiled: Fill = numba.njit(nogil=True, cache=True)(fill_by_loop)
-        for dtype in (np.int16, np.int32, np.int64):
-            compiled(np.zeros(1, dtype), dtype(1), *np.ones(3, np.uint32))
+        compiled(np.zeros(1, dtype), dtype.type(1), *np.ones(3, np.uint32))
         return compiled
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -52,20 +52,20 @@ def fill_by_loop(out: MaskArray, value: Any, low: Any, high: Any, threshold: Any
     zero = out.dtype.type(0)
     for i in range(out.size):
         # numba computes with 64 bits unless it is told otherwise
-        x = np.uint32(np.uint32(i) * WEYL + low)
-        x = np.uint32((x ^ (x >> LONG)) * FIRST_FACTOR)
-        x = np.uint32((x ^ (x >> SHORT)) * SECOND_FACTOR)
-        x = np.uint32((x ^ (x >> LONG)) + high)
-        x = np.uint32((x ^ (x >> LONG)) * FIRST_FACTOR)
-        x = np.uint32((x ^ (x >> SHORT)) * SECOND_FACTOR)
-        x = np.uint32(x ^ (x >> LONG))
+        x = np.uint32(np.uint32(i) * STRIDE + low)
+        x = np.uint32((x ^ (x >> SHIFT_16)) * FIRST_FACTOR)
+        x = np.uint32((x ^ (x >> SHIFT_15)) * SECOND_FACTOR)
+        x = np.uint32((x ^ (x >> SHIFT_16)) + high)
+        x = np.uint32((x ^ (x >> SHIFT_16)) * FIRST_FACTOR)
+        x = np.uint32((x ^ (x >> SHIFT_15)) * SECOND_FACTOR)
+        x = np.uint32(x ^ (x >> SHIFT_16))
         out[i] = value if x >= threshold else zero
 
 
 def fill_by_arrays(out: MaskArray, value: Any, low: Any, high: Any, threshold: Any) -> None:
-    x = np.arange(out.size, dtype=np.uint32) * WEYL + low
+    x = np.arange(out.size, dtype=np.uint32) * STRIDE + low
     for added in (high, np.uint32(0)):
-        x = (x ^ (x >> LONG)) * FIRST_FACTOR
-        x = (x ^ (x >> SHORT)) * SECOND_FACTOR
-        x = (x ^ (x >> LONG)) + added
+        x = (x ^ (x >> SHIFT_16)) * FIRST_FACTOR
+        x = (x ^ (x >> SHIFT_15)) * SECOND_FACTOR
+        x = (x ^ (x >> SHIFT_16)) + added
     out[:] = np.where(x >= threshold, value, 0)

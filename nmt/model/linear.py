@@ -1,23 +1,25 @@
-"""The linear layers of the feed-forward network, with a bias and perhaps an activation.
+"""The linear layers of the feed-forward network, with a bias and an optional activation.
 
-Torch's own CPU kernel for products with a bias first fills the output with it and reads it back. In
-bf16 oneDNN adds the bias and applies ReLU before the product leaves the registers; elsewhere both follow
-in place.
+torch's own CPU kernel for products with a bias first fills the output with it and reads it back. In
+bf16, oneDNN adds the bias before it writes the product; otherwise it is added afterwards, in place. The
+activation follows apart: oneDNN's ReLU would turn NaN into 0.
 """
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class BiasedLinear(nn.Linear):
     """nn.Linear, faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if can_fuse(x):
-            return _FusedLinear.apply(x, self.weight, self.bias, "none")
+        if can_fuse(x, self.weight):
+            return _FusedLinear.apply(x, self.weight, self.bias)
         y = F.linear(x, self.weight)
         return y.add_(self.bias.to(y.dtype))
 
@@ -28,41 +30,49 @@ class ActivatedLinear(BiasedLinear):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.activation == "relu" and can_fuse(x):
-            return _FusedLinear.apply(x, self.weight, self.bias, "relu")
         y = super().forward(x)
         if self.activation == "gelu":
             return F.gelu(y)
         return F.relu_(y) if self.activation == "relu" else F.silu(y)
 
 
-def can_fuse(x: Tensor) -> bool:
-    """Whether oneDNN multiplies these inputs, and a compiler does not see to the rest."""
+def can_fuse(x: Tensor, weight: Tensor) -> bool:
+    """Whether to use oneDNN's fused kernel: for rows in bf16 on a CPU that supports it, outside
+    torch.compile, which fuses by itself.
+    """
     return (
         x.device.type == "cpu"
         and x.dtype == torch.bfloat16
+        and x.dim() == 2
+        and (x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"))
         and not torch.compiler.is_compiling()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        and has_bf16_products()
     )
+
+
+@functools.cache
+def has_bf16_products() -> bool:
+    has_onednn = torch.backends.mkldnn.is_available()
+    return bool(has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _FusedLinear(torch.autograd.Function):
     """(inputs (T, I), weight (O, I), bias (O,)) -> (T, O), in the inputs' precision."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-        fast_weight = weight.to(x.dtype)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, fast_weight, bias.to(x.dtype), activation, [], ""
-        )
-        ctx.save_for_backward(x, fast_weight, y if activation == "relu" else None)
-        ctx.exact = weight.dtype
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        cast_weight, cast_bias = weight.to(x.dtype), bias.to(x.dtype)
+        ctx.save_for_backward(x, cast_weight)
+        ctx.weight_dtype = weight.dtype
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, cast_weight, cast_bias, "none", [], "")
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight, y = ctx.saved_tensors
-        if y is not None:
-            grad = torch.ops.aten.threshold_backward(grad, y, 0)  # 0 where ReLU was 0
-        d_weight = (grad.T @ x).to(ctx.exact)
-        return grad @ weight, d_weight, grad.sum(0).to(ctx.exact), None
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        d_x = grad @ weight if for_x else None
+        d_weight = (grad.T @ x).to(ctx.weight_dtype) if for_weight else None
+        d_bias = grad.sum(0).to(ctx.weight_dtype) if for_bias else None
+        return d_x, d_weight, d_bias

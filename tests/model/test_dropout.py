@@ -1,7 +1,7 @@
 """The cheap CPU dropout: rate, scale, independence, and that the seed governs it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +13,8 @@ from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch, pack
 from nmt.data.loader import MicroBatch, Update
 from nmt.data.plan import Cursor
-from nmt.model import dropout_masks
 from nmt.model.dropout import Dropout
-from nmt.model.dropout_masks import BITS, fill_by_arrays, fill_masked, find_fill
+from nmt.model.dropout_masks import BITS, fill_by_arrays, fill_masked, load_fill
 from nmt.model.transformer import Transformer
 from nmt.system.ranks import World
 from nmt.train.loss import Objective
@@ -147,15 +146,16 @@ def test_the_same_update_twice_gives_the_same_bits() -> None:
 @pytest.fixture
 def fresh_fill() -> Iterator[None]:
     """Forget which function fills masks, before and after a test that breaks numba."""
-    find_fill.cache_clear()
+    load_fill.cache_clear()
     yield
-    find_fill.cache_clear()
+    load_fill.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1 - 2**-BITS])
 def test_compiled_masks_are_those_of_numpy(dtype: type[np.signedinteger], rate: float) -> None:
-    """Masks that come out of numba's loop are plain arithmetic of 32 bits."""
+    """numba's loop and numpy's arrays give identical masks."""
+    assert load_fill(np.dtype(dtype)) is not fill_by_arrays
     random = np.random.default_rng(3)
     for size in (0, 1, 17, 100_003):
         seed, threshold = int(random.integers(2**63)), round(rate * 2**BITS)
@@ -175,11 +175,24 @@ def test_without_numba_the_masks_are_the_same(
         return Dropout(0.3)(torch.ones(50, 60, dtype=torch.bfloat16))
 
     compiled = draw()
-    find_fill.cache_clear()
+    load_fill.cache_clear()
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
     assert torch.equal(draw(), compiled)
-    assert dropout_masks.find_fill() is fill_by_arrays
+    assert load_fill(np.dtype(np.int16)) is fill_by_arrays
     assert "warning: numba cannot compile dropout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_layer_drops_the_same(dtype: torch.dtype) -> None:
+    layer, x = Dropout(0.3), torch.ones(40, 50, dtype=dtype, requires_grad=True)
+
+    def run(call: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(7)
+        y = call(x)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    plain, compiled = run(layer), run(torch.compile(layer, backend="aot_eager"))
+    assert torch.equal(plain[0], compiled[0]) and torch.equal(plain[1], compiled[1])
 
 
 def test_a_bit_of_the_seed_changes_half_of_the_mask() -> None:

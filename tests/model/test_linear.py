@@ -1,4 +1,4 @@
-"""Linear layers with their bias and ReLU inside the product compute what they compute apart."""
+"""Fused linear layers give the same results as a product, a bias and an activation one after another."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.model.linear import ActivatedLinear, BiasedLinear, can_fuse
+from nmt.model.linear import ActivatedLinear, BiasedLinear, can_fuse, has_bf16_products
 
 needs_bf16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this processor"
+    not has_bf16_products(), reason="oneDNN has no bf16 on this processor"
 )
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -37,8 +37,8 @@ def test_a_fused_layer_and_its_gradients_are_those_of_the_formula(
     torch.nn.init.normal_(layer.bias)
     x = torch.randn(n_rows, n_inputs).bfloat16().requires_grad_()
     d_y = torch.randn(n_rows, n_outputs).bfloat16()
-    assert can_fuse(x)
     with torch.autocast("cpu", torch.bfloat16):
+        assert can_fuse(x, layer.weight)
         y = layer(x)
     gradients = torch.autograd.grad(y, [x, layer.weight, layer.bias], d_y)
 
@@ -56,10 +56,39 @@ def test_a_fused_layer_and_its_gradients_are_those_of_the_formula(
         assert error < 2**-7, error  # a rounding or two of bf16
 
 
-def test_in_fp32_the_layer_is_exact() -> None:
+@needs_bf16
+@pytest.mark.parametrize("where", ["input", "weight", "bias"])
+def test_nan_stays_nan(where: str) -> None:
+    layer, x = ActivatedLinear(8, 4, "relu").bfloat16(), torch.ones(3, 8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.bias.zero_()
+        {"input": x, "weight": layer.weight, "bias": layer.bias}[where].view(-1)[0] = torch.nan
+        assert can_fuse(x, layer.weight)
+        assert layer(x).isnan().any()
+
+
+@needs_bf16
+def test_what_cannot_be_fused_is_computed_apart() -> None:
+    layer, x = BiasedLinear(8, 4).bfloat16(), torch.ones(2, 3, 8, dtype=torch.bfloat16)
+    assert not can_fuse(x, layer.weight) and layer(x).shape == (2, 3, 4)
+    layer.float()
+    assert not can_fuse(x[0], layer.weight)
+    with pytest.raises(RuntimeError, match="dtype"):
+        layer(x[0])
+
+
+@needs_bf16
+def test_frozen_weights_get_no_gradient() -> None:
+    layer, x = BiasedLinear(8, 4).bfloat16(), torch.ones(2, 8, dtype=torch.bfloat16)
+    layer.weight.requires_grad_(False)
+    layer(x).sum().backward()
+    assert layer.weight.grad is None and layer.bias.grad is not None
+
+
+def test_in_fp32_a_layer_is_not_fused_and_matches_fp64() -> None:
     torch.manual_seed(2)
     layer, x = ActivatedLinear(16, 24, "relu"), torch.randn(5, 16)
     torch.nn.init.normal_(layer.bias)
-    assert not can_fuse(x)
+    assert not can_fuse(x, layer.weight)
     exact = F.relu(F.linear(x.double(), layer.weight.double(), layer.bias.double()))
     assert torch.allclose(layer(x).double(), exact, atol=1e-6)

@@ -124,7 +124,8 @@ def test_a_shipped_reference_has_the_settings_of_its_config(path: Path) -> None:
     assert load_script().format_reference(curve) == path.read_text()
     config = load_config(f"{path.stem}.yaml")
     assert list_differences(curve.settings, config, IGNORED_KEYS) == []  # else make it anew
-    # The config validates at two of its points or more, though perhaps not at all; longer runs cost hours.
+    # The config validates at two or more of these points, though not necessarily at all of them, and
+    # they need not reach its end: longer reference runs would cost hours.
     compared = [point for point in curve.points if point.step % config.training.validate_every == 0]
     assert len(compared) >= 2 and compared[-1].step <= config.training.steps
 
