@@ -44,7 +44,7 @@ SIZES = {"base": (512, 2048, 8, 6), "small": (256, 1024, 4, 3), "tiny": (32, 64,
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
     "plain": "a loop over torch.nn.Transformer: labels that are not padding",
-    "lean": "the same, dropout only where the paper has it, attention by plain products on CPU",
+    "lean": "plain with dropout only where the paper has it, attention by plain products on CPU",
     "marian": "a loop over Hugging Face's MarianMTModel, eager attention on CPU: labels that are not padding",
     "eole": "`eole train`: labels that its nn.CrossEntropyLoss counts",
     "opennmt": "`onmt_train`: labels that its nn.CrossEntropyLoss counts",
