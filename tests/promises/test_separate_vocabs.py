@@ -209,7 +209,8 @@ def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: P
         engine = ctranslate2.Translator(str(out))
         text = read_lines(ground, "test.en")[0]
         pieces = src.encode(text, out_type=str)
-        (found,) = engine.translate_batch([pieces], beam_size=1, max_decoding_length=5)
+        limits = {"min_decoding_length": 0, "max_decoding_length": 5}  # its own minimum is 1
+        (found,) = engine.translate_batch([pieces], beam_size=1, **limits)
         expected = nmt.api.load(
             ground / "run" / "average", settings=["decoding.beam=1", "decoding.max_ratio=0"]
         )
