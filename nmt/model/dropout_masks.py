@@ -51,7 +51,7 @@ def load_fill(dtype: np.dtype[Any]) -> Fill:
 def fill_by_loop(out: MaskArray, value: Any, low: Any, high: Any, threshold: Any) -> None:
     zero = out.dtype.type(0)
     for i in range(out.size):
-        # numba computes with 64 bits unless it is told otherwise
+        # numba promotes to 64 bits, so each step casts its result back to 32
         x = np.uint32(np.uint32(i) * STRIDE + low)
         x = np.uint32((x ^ (x >> SHIFT_16)) * FIRST_FACTOR)
         x = np.uint32((x ^ (x >> SHIFT_15)) * SECOND_FACTOR)

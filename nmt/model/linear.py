@@ -31,9 +31,11 @@ class ActivatedLinear(BiasedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
+        if self.activation == "relu":
+            return F.relu_(y)
         if self.activation == "gelu":
             return F.gelu(y)
-        return F.relu_(y) if self.activation == "relu" else F.silu(y)
+        return F.silu(y)
 
 
 def can_fuse(x: Tensor, weight: Tensor) -> bool:
@@ -72,7 +74,11 @@ class _FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
-        d_x = grad @ weight if for_x else None
-        d_weight = (grad.T @ x).to(ctx.weight_dtype) if for_weight else None
-        d_bias = grad.sum(0).to(ctx.weight_dtype) if for_bias else None
+        d_x = d_weight = d_bias = None
+        if for_x:
+            d_x = grad @ weight
+        if for_weight:
+            d_weight = (grad.T @ x).to(ctx.weight_dtype)
+        if for_bias:
+            d_bias = grad.sum(0).to(ctx.weight_dtype)
         return d_x, d_weight, d_bias
