@@ -196,7 +196,7 @@ def _arm(order: Order, folder: Path) -> None:
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
     rooms = {
         "save": (nmt.system.tensor_files, "open_plain_file"),
-        "decode": (nmt.translate.batching, "search"),
+        "decode": (nmt.translate.batching, "search_on_cpu"),
         "update": (nmt.train.trainer, "run_update"),
     }
     for what, seconds in order.slow.items():

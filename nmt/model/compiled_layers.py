@@ -1,64 +1,62 @@
-"""The layers of a small model as compiled functions, for one sentence and for steps of few hypotheses.
+"""A Transformer's layers as compiled functions, for searching on a CPU.
 
-A step for one sentence is some 30 small operations a layer, and torch takes longer to start them than
-they take to compute. Here numba compiles a whole layer, which works on the matrices and the cache of the
-model, in fp32, on one core. With more hypotheses or larger matrices the products are what takes time, and
-torch's are faster; `cpu_linear.py` decides.
+A step of a small model is some 30 small operations a layer, and torch takes longer to start them than
+they take to compute. Here the layers are plain loops that numba compiles, so a step starts nothing.
+
+Sentences are packed: the rows of one follow those of the one before. Keys and values are columns of one
+row, called a cell, for each piece and layer; a list of cells says what a row attends to.
 
 The first use on a machine compiles for some seconds. The result is kept beside torch's compiled code.
 """
 
-import hashlib
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nmt.model.attention import MASKED_SCORE
-from nmt.model.cache import Cache
-from nmt.model.transformer import DecoderLayer, EncoderLayer, Residual, Transformer
+from nmt.model import compiled_products
+from nmt.model.compiled_products import (
+    LANES,
+    Floats,
+    Products,
+    add_weighted_rows,
+    exp,
+    multiply,
+    pack_products,
+    point_at,
+)
+from nmt.model.positions import Positions
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from nmt.system.compiled_code import make_compiler
 
 ACTIVATIONS = ("relu", "gelu", "swish")
-BLOCK = 4  # inputs multiplied at once
-# Kept code names the types of this file, so each version of the file keeps its own.
-numba_config: Any = numba.config
-if numba_config.CACHE_DIR:
-    file_digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    numba_config.CACHE_DIR = str(Path(numba_config.CACHE_DIR) / file_digest[:16])
-# Sums may be reordered, but NaN stays NaN: the search must notice it.
-compile_function = numba.njit(
-    fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True
-)
+NO_WINDOW = 1 << 30
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+compile_layer = make_compiler(__file__, compiled_products.__file__)
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Layers = Sequence[EncoderLayer] | Sequence[DecoderLayer]
 
 
-class Product(NamedTuple):
-    """A linear layer: x @ matrix + bias."""
+class Norms(NamedTuple):
+    """A LayerNorm of each layer."""
 
-    matrix: Floats  # (inputs, outputs)
-    bias: Floats  # (outputs,)
-
-
-class Norm(NamedTuple):
-    weight: Floats
-    bias: Floats
+    weight: Floats  # (n, d_model)
+    bias: Floats  # (n, d_model)
 
 
 class AttentionArrays(NamedTuple):
-    inputs: Product  # queries, keys and values in one; of attention to the memory, queries alone
-    output: Product
-    norm: Norm
+    inputs: Products  # queries, keys and values in one; of attention to the memory, queries alone
+    output: Products
+    norm: Norms
 
 
 class FeedForwardArrays(NamedTuple):
-    inner: Product
-    outer: Product
-    norm: Norm
+    inner: Products
+    outer: Products
+    norm: Norms
 
 
 class EncoderArrays(NamedTuple):
@@ -68,8 +66,18 @@ class EncoderArrays(NamedTuple):
 
 class DecoderArrays(NamedTuple):
     attention: AttentionArrays
+    memory_inputs: Products  # the memory's keys and values in one
     memory_attention: AttentionArrays
     feed_forward: FeedForwardArrays
+
+
+class Ends(NamedTuple):
+    """What is before and after the layers of a stack."""
+
+    embedding: Floats  # (pieces, d_model)
+    positions: Floats  # (positions, d_model)
+    embedding_norm: Norms  # used if the shape says so
+    final_norm: Norms  # used with pre-norm
 
 
 class Shape(NamedTuple):
@@ -77,52 +85,21 @@ class Shape(NamedTuple):
 
     n_heads: int
     key_size: int
+    value_size: int
     is_post: bool
     activation: int  # an index of ACTIVATIONS
     epsilon: float
-
-
-class Past(NamedTuple):
-    """Keys and values that a layer attends to, of which a mask hides some."""
-
-    keys: Floats  # (S * H, L, K)
-    values: Floats  # (S * H, L, V)
-    mask: Floats  # (S, 1, B or 1, L): 0 where a place is visible
-    first: int  # place that may be visible
-    last: int
+    window: int
+    embedding_scale: float
+    hidden_scale: float
+    has_embedding_norm: bool
 
 
 # ---- what numba compiles -------------------------------------------------------------------------
 
 
-@compile_function
-def multiply(x: Floats, product: Product) -> Floats:
-    matrix, bias = product.matrix, product.bias
-    n, n_outputs = x.shape[0], matrix.shape[1]
-    y = np.empty((n, n_outputs), np.float32)
-    for row in range(n):
-        y[row] = bias
-    n_inputs = x.shape[1]
-    whole = n_inputs // BLOCK * BLOCK
-    for i in range(0, whole, BLOCK):
-        for row in range(n):
-            a, b, c, d = x[row, i], x[row, i + 1], x[row, i + 2], x[row, i + 3]
-            for j in range(n_outputs):
-                y[row, j] += (
-                    a * matrix[i, j]
-                    + b * matrix[i + 1, j]
-                    + c * matrix[i + 2, j]
-                    + d * matrix[i + 3, j]
-                )
-    for i in range(whole, n_inputs):
-        for row in range(n):
-            for j in range(n_outputs):
-                y[row, j] += x[row, i] * matrix[i, j]
-    return y
-
-
-@compile_function
-def normalize(x: Floats, norm: Norm, epsilon: float) -> Floats:
+@compile_layer
+def normalize(x: Floats, norm: Norms, layer: int, epsilon: float) -> Floats:
     y = np.empty_like(x)
     size = x.shape[1]
     for row in range(x.shape[0]):
@@ -135,225 +112,323 @@ def normalize(x: Floats, norm: Norm, epsilon: float) -> Floats:
             square += (x[row, i] - mean) ** 2
         scale = np.float32(1.0 / math.sqrt(square / size + epsilon))
         for i in range(size):
-            y[row, i] = (x[row, i] - mean) * scale * norm.weight[i] + norm.bias[i]
+            y[row, i] = (x[row, i] - mean) * scale * norm.weight[layer, i] + norm.bias[layer, i]
     return y
 
 
-@compile_function
-def attend_rows(q: Floats, past: Past, n_heads: int) -> Floats:
-    """(S * B, H * K) -> (S * B, H * V); further columns of `q` are not read."""
-    keys, values, mask = past.keys, past.values, past.mask
-    n_sentences, n_masks = mask.shape[0], mask.shape[2]
-    beam = q.shape[0] // n_sentences
-    k_size, v_size = keys.shape[2], values.shape[2]
-    scale = np.float32(1.0 / math.sqrt(k_size))
-    output = np.zeros((q.shape[0], n_heads * v_size), np.float32)
-    weights = np.empty(keys.shape[1], np.float32)
-    for row in range(q.shape[0]):
-        sentence = row // beam
-        own_mask = min(row % beam, n_masks - 1)
-        for head in range(n_heads):
-            cells = sentence * n_heads + head
-            q_first = head * k_size
-            v_first = head * v_size
-            top = np.float32(MASKED_SCORE)
-            for place in range(past.first, past.last):
-                if mask[sentence, 0, own_mask, place] != 0:
-                    continue
-                score = np.float32(0.0)
-                for i in range(k_size):
-                    score += q[row, q_first + i] * keys[cells, place, i]
-                weights[place] = score * scale
-                if not weights[place] <= top:  # NaN too
-                    top = weights[place]
-            total = 0.0
-            for place in range(past.first, past.last):
-                if mask[sentence, 0, own_mask, place] != 0:
-                    continue
-                weight = np.float32(math.exp(weights[place] - top))
-                total += float(weight)
-                for i in range(v_size):
-                    output[row, v_first + i] += weight * values[cells, place, i]
-            if total != 0:
-                for i in range(v_size):
-                    output[row, v_first + i] /= np.float32(total)
-    return output
+@compile_layer
+def normalize_before(x: Floats, norm: Norms, layer: int, shape: Shape) -> Floats:
+    if shape.is_post:
+        return x
+    return normalize(x, norm, layer, shape.epsilon)
 
 
-@compile_function
-def activate(x: Floats, activation: int) -> None:
+@compile_layer
+def add_and_normalize(x: Floats, y: Floats, norm: Norms, layer: int, shape: Shape) -> Floats:
+    """Add the first columns of `y`."""
+    total = np.empty_like(x)
     for row in range(x.shape[0]):
         for i in range(x.shape[1]):
-            value = x[row, i]
-            if activation == 0:
-                x[row, i] = max(value, np.float32(0.0))
-            elif activation == 1:
+            total[row, i] = x[row, i] + y[row, i]
+    if shape.is_post:
+        return normalize(total, norm, layer, shape.epsilon)
+    return total
+
+
+@compile_layer
+def embed(piece: int, position: int, ends: Ends, shape: Shape, x: Floats) -> None:
+    """Write the embedding of a piece into the row `x`."""
+    scale = np.float32(shape.embedding_scale)
+    for i in range(x.shape[0]):
+        x[i] = ends.embedding[piece, i] * scale + ends.positions[position, i]
+
+
+@compile_layer
+def normalize_embeddings(x: Floats, ends: Ends, shape: Shape) -> Floats:
+    if shape.has_embedding_norm:
+        return normalize(x, ends.embedding_norm, 0, shape.epsilon)
+    return x
+
+
+@compile_layer
+def normalize_at_the_end(x: Floats, ends: Ends, shape: Shape) -> Floats:
+    if shape.is_post:
+        return x
+    return normalize(x, ends.final_norm, 0, shape.epsilon)
+
+
+@compile_layer
+def write_cells(
+    columns: Floats, first_column: int, cells: Floats, first_cell: int, layer: int
+) -> None:
+    """Write keys and values, columns of a product, into the cells from `first_cell` on."""
+    for row in range(columns.shape[0]):
+        for i in range(cells.shape[2]):
+            cells[first_cell + row, layer, i] = columns[row, first_column + i]
+
+
+@compile_layer
+def add_values(
+    weights: Floats, places: Integers, cells: Floats, layer: int, first_column: int, sums: Floats
+) -> None:
+    """Set `sums` to the weighted sum of some columns of the cells at `places`."""
+    sums[:] = 0
+    n_columns = len(sums)
+    n_in_vectors = n_columns - n_columns % LANES
+    stride = cells.shape[1] * cells.shape[2]
+    weight, place, first = point_at(weights, 0), point_at(places, 0), layer * cells.shape[2]
+    for column in range(0, n_in_vectors, LANES):
+        table = point_at(cells, first + first_column + column)
+        add_weighted_rows(weight, place, len(places), table, stride, point_at(sums, column))
+    for column in range(n_in_vectors, n_columns):
+        for number, cell in enumerate(places):
+            sums[column] += weights[number] * cells[cell, layer, first_column + column]
+
+
+@compile_layer
+def attend_to_cells(
+    q: Floats, row: int, cells: Floats, layer: int, places: Integers, shape: Shape, output: Floats
+) -> None:
+    """Attend from one row of `q` to the cells at `places`; write the same row of `output`."""
+    key_size, value_size = shape.key_size, shape.value_size
+    scale = np.float32(1.0 / math.sqrt(key_size))
+    weights = np.empty(len(places), np.float32)
+    for head in range(shape.n_heads):
+        first_key = head * key_size
+        first = head * value_size
+        last = first + value_size
+        first_value_column = shape.n_heads * key_size + first
+        top = np.float32(-np.inf)
+        for number, cell in enumerate(places):
+            score = np.float32(0.0)
+            for i in range(key_size):
+                score += q[row, first_key + i] * cells[cell, layer, first_key + i]
+            weights[number] = score * scale
+            if not weights[number] <= top:  # NaN too
+                top = weights[number]
+        total = 0.0
+        for number in range(len(places)):
+            weights[number] = exp(weights[number] - top)
+            total += weights[number]
+        for number in range(len(places)):
+            weights[number] = np.float32(weights[number] / total)
+        add_values(weights, places, cells, layer, first_value_column, output[row, first:last])
+
+
+@compile_layer
+def activate(x: Floats, activation: int) -> None:
+    for row in range(x.shape[0]):
+        if activation == 0:
+            for i in range(x.shape[1]):
+                x[row, i] = max(x[row, i], np.float32(0.0))
+        elif activation == 1:
+            for i in range(x.shape[1]):
+                value = x[row, i]
                 x[row, i] = np.float32(0.5) * value * np.float32(1 + math.erf(value / math.sqrt(2)))
-            else:
+        else:
+            for i in range(x.shape[1]):
+                value = x[row, i]
                 x[row, i] = value / np.float32(1 + math.exp(-value))
 
 
-@compile_function
-def write_to_cache(
-    columns: Floats, first_column: int, cells: Floats, first_place: int, n_heads: int
-) -> None:
-    """Write the keys or values of this step, columns of a product, into those of all steps."""
-    size = cells.shape[2]
-    beam = columns.shape[0] * n_heads // cells.shape[0]
-    for row in range(columns.shape[0]):
-        for head in range(n_heads):
-            cell, place = row // beam * n_heads + head, first_place + row % beam
-            column = first_column + head * size
-            for i in range(size):
-                cells[cell, place, i] = columns[row, column + i]
-
-
-@compile_function
-def normalize_before(x: Floats, norm: Norm, shape: Shape) -> Floats:
-    return x if shape.is_post else normalize(x, norm, shape.epsilon)
-
-
-@compile_function
-def add_and_normalize(x: Floats, y: Floats, norm: Norm, shape: Shape) -> Floats:
-    total = x + y
-    return normalize(total, norm, shape.epsilon) if shape.is_post else total
-
-
-@compile_function
-def attend_to_self(
-    x: Floats, weights: AttentionArrays, past: Past, here: int, shape: Shape
-) -> Floats:
-    """Write the keys and values of `x` to the places from `here` on, and attend."""
-    heads = shape.n_heads
-    qkv = multiply(normalize_before(x, weights.norm, shape), weights.inputs)
-    write_to_cache(qkv, heads * shape.key_size, past.keys, here, heads)
-    write_to_cache(qkv, 2 * heads * shape.key_size, past.values, here, heads)
-    y = multiply(attend_rows(qkv, past, heads), weights.output)
-    return add_and_normalize(x, y, weights.norm, shape)
-
-
-@compile_function
-def attend_to_memory(x: Floats, weights: AttentionArrays, memory: Past, shape: Shape) -> Floats:
-    q = multiply(normalize_before(x, weights.norm, shape), weights.inputs)
-    y = multiply(attend_rows(q, memory, shape.n_heads), weights.output)
-    return add_and_normalize(x, y, weights.norm, shape)
-
-
-@compile_function
-def feed_forward(x: Floats, weights: FeedForwardArrays, shape: Shape) -> Floats:
-    inner = multiply(normalize_before(x, weights.norm, shape), weights.inner)
+@compile_layer
+def feed_forward(x: Floats, weights: FeedForwardArrays, layer: int, shape: Shape) -> Floats:
+    inner = multiply(normalize_before(x, weights.norm, layer, shape), weights.inner, layer)
     activate(inner, shape.activation)
-    return add_and_normalize(x, multiply(inner, weights.outer), weights.norm, shape)
+    y = multiply(inner, weights.outer, layer)
+    return add_and_normalize(x, y, weights.norm, layer, shape)
 
 
-@compile_function
-def apply_encoder_layer(x: Floats, layer: EncoderArrays, mask: Floats, shape: Shape) -> Floats:
-    """Apply one layer of the encoder to a sentence, (L, d_model), with a mask (1, 1, 1 or L, L)."""
-    length, heads = x.shape[0], shape.n_heads
-    value_size = layer.attention.output.matrix.shape[0] // heads
-    keys = np.empty((heads, length, shape.key_size), np.float32)
-    values = np.empty((heads, length, value_size), np.float32)
-    own = Past(keys, values, mask, 0, length)
-    x = attend_to_self(x, layer.attention, own, 0, shape)
-    return feed_forward(x, layer.feed_forward, shape)
-
-
-@compile_function
-def apply_decoder_layer(
-    x: Floats, layer: DecoderArrays, past: Past, memory: Past, here: int, shape: Shape
+@compile_layer
+def encode(
+    pieces: Integers, starts: Integers, ends: Ends, layers: EncoderArrays, shape: Shape
 ) -> Floats:
-    """Apply one layer of the decoder to the newest position of each hypothesis, (S * B, d_model)."""
-    x = attend_to_self(x, layer.attention, past, here, shape)
-    x = attend_to_memory(x, layer.memory_attention, memory, shape)
-    return feed_forward(x, layer.feed_forward, shape)
+    """Compute the encoder's output for packed sentences, which begin at `starts`; the last start is the end
+    of all.
+    """
+    attention = layers.attention
+    n_keys = shape.n_heads * shape.key_size
+    n_values = shape.n_heads * shape.value_size
+    cells = np.empty((len(pieces), 1, n_keys + n_values), np.float32)
+    every_cell = np.arange(len(pieces))
+    heads = np.empty((len(pieces), n_values), np.float32)
+    x = np.empty((len(pieces), ends.embedding.shape[1]), np.float32)
+    for sentence in range(len(starts) - 1):
+        for row in range(starts[sentence], starts[sentence + 1]):
+            embed(pieces[row], row - starts[sentence], ends, shape, x[row])
+    x = normalize_embeddings(x, ends, shape)
+
+    for layer in range(attention.norm.weight.shape[0]):
+        before = normalize_before(x, attention.norm, layer, shape)
+        qkv = multiply(before, attention.inputs, layer)
+        write_cells(qkv, n_keys, cells, 0, 0)
+        for sentence in range(len(starts) - 1):
+            start, end = starts[sentence], starts[sentence + 1]
+            for row in range(start, end):
+                first = max(start, row - shape.window)
+                last = min(end, row + shape.window + 1)
+                attend_to_cells(qkv, row, cells, 0, every_cell[first:last], shape, heads)
+        y = multiply(heads, attention.output, layer)
+        x = add_and_normalize(x, y, attention.norm, layer, shape)
+        x = feed_forward(x, layers.feed_forward, layer, shape)
+    return normalize_at_the_end(x, ends, shape)
 
 
-# ---- the model and its cache ---------------------------------------------------------------------
+@compile_layer
+def project_memory(memory: Floats, layers: DecoderArrays, shape: Shape) -> Floats:
+    """Compute each layer's keys and values of the memory: one cell for each of its rows."""
+    n_layers = layers.memory_inputs.bias.shape[0]
+    n_columns = shape.n_heads * (shape.key_size + shape.value_size)
+    cells = np.empty((len(memory), n_layers, n_columns), np.float32)
+    for layer in range(n_layers):
+        write_cells(multiply(memory, layers.memory_inputs, layer), 0, cells, 0, layer)
+    return cells
 
 
-def copy_product(linear: nn.Linear) -> Product:
-    matrix = linear.weight.detach().numpy().T.copy()
-    bias = np.zeros(matrix.shape[1], np.float32)
-    if linear.bias is not None:
-        bias[:] = linear.bias.detach().numpy()
-    return Product(matrix, bias)
+class Past(NamedTuple):
+    """The cells that the rows of a step attend to."""
+
+    cells: Floats  # of earlier pieces and, from `first_new` on, of this step
+    first_new: int
+    places: Integers  # (rows, steps): the cells of each row's hypothesis
+    memory_cells: Floats
+    memory_places: Integers  # all of them
+    memory_starts: Integers  # (rows,): where each row's sentence begins
+    memory_ends: Integers  # (rows,)
 
 
-def copy_norm(norm: nn.LayerNorm) -> Norm:
-    return Norm(norm.weight.detach().numpy().copy(), norm.bias.detach().numpy().copy())
+@compile_layer
+def step(x: Floats, past: Past, layers: DecoderArrays, shape: Shape) -> Floats:
+    """Apply the decoder's layers to the newest piece of each hypothesis."""
+    attention, memory_attention = layers.attention, layers.memory_attention
+    n_rows = x.shape[0]
+    n_places = past.places.shape[1]
+    first_place = max(0, n_places - 1 - shape.window)
+    heads = np.empty((n_rows, shape.n_heads * shape.value_size), np.float32)
+    for layer in range(attention.norm.weight.shape[0]):
+        qkv = multiply(normalize_before(x, attention.norm, layer, shape), attention.inputs, layer)
+        write_cells(qkv, shape.n_heads * shape.key_size, past.cells, past.first_new, layer)
+        for row in range(n_rows):
+            attend_to_cells(
+                qkv, row, past.cells, layer, past.places[row, first_place:], shape, heads
+            )
+        y = multiply(heads, attention.output, layer)
+        x = add_and_normalize(x, y, attention.norm, layer, shape)
+
+        before = normalize_before(x, memory_attention.norm, layer, shape)
+        q = multiply(before, memory_attention.inputs, layer)
+        for row in range(n_rows):
+            places = past.memory_places[past.memory_starts[row] : past.memory_ends[row]]
+            attend_to_cells(q, row, past.memory_cells, layer, places, shape, heads)
+        y = multiply(heads, memory_attention.output, layer)
+        x = add_and_normalize(x, y, memory_attention.norm, layer, shape)
+
+        x = feed_forward(x, layers.feed_forward, layer, shape)
+    return x
 
 
-def copy_attention(inputs: nn.Linear, output: nn.Linear, residual: Residual) -> AttentionArrays:
-    return AttentionArrays(copy_product(inputs), copy_product(output), copy_norm(residual.norm))
+# ---- the model's weights -------------------------------------------------------------------------
 
 
-def copy_feed_forward(layer: EncoderLayer | DecoderLayer) -> FeedForwardArrays:
-    weights = layer.feed_forward
-    norm = copy_norm(layer.feed_forward_residual.norm)
-    return FeedForwardArrays(copy_product(weights.inner), copy_product(weights.outer), norm)
+class CompiledModel:
+    """The weights of a model in fp32, packed for the functions above; matrices in bf16 if asked for."""
 
-
-def copy_self_attention(layer: EncoderLayer | DecoderLayer) -> AttentionArrays:
-    weights = layer.attention
-    return copy_attention(weights.qkv, weights.output, layer.attention_residual)
-
-
-def copy_decoder_layer(layer: DecoderLayer) -> DecoderArrays:
-    weights = layer.memory_attention
-    memory = copy_attention(weights.q, weights.output, layer.memory_residual)
-    return DecoderArrays(copy_self_attention(layer), memory, copy_feed_forward(layer))
-
-
-def copy_encoder_layer(layer: EncoderLayer) -> EncoderArrays:
-    return EncoderArrays(copy_self_attention(layer), copy_feed_forward(layer))
-
-
-class CompiledLayers:
-    """The layers of a model, in fp32."""
-
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, is_bf16: bool) -> None:
+        self.model, self.is_bf16 = model, is_bf16
+        memory_attentions = [layer.memory_attention for layer in model.decoder]
+        self.encoder = EncoderArrays(
+            self._pack_self_attention(model.encoder), self._pack_feed_forward(model.encoder)
+        )
+        self.decoder = DecoderArrays(
+            attention=self._pack_self_attention(model.decoder),
+            memory_inputs=self._pack([one.kv for one in memory_attentions]),
+            memory_attention=AttentionArrays(
+                inputs=self._pack([one.q for one in memory_attentions]),
+                output=self._pack([one.output for one in memory_attentions]),
+                norm=copy_norms([layer.memory_residual.norm for layer in model.decoder]),
+            ),
+            feed_forward=self._pack_feed_forward(model.decoder),
+        )
+        self.projection = self._pack([model.projection])
         config = model.config
-        self.encoder = [copy_encoder_layer(layer) for layer in model.encoder]
-        self.decoder = [copy_decoder_layer(layer) for layer in model.decoder]
-        self.window = config.window
         self.shape = Shape(
             n_heads=config.n_heads,
             key_size=config.key_size,
+            value_size=config.value_size,
             is_post=config.norm == "post",
             activation=ACTIVATIONS.index(config.activation),
             epsilon=model.decoder[0].attention_residual.norm.eps,
+            window=NO_WINDOW if config.window is None else config.window,
+            embedding_scale=model.embedding_scale,
+            hidden_scale=model.hidden_scale,
+            has_embedding_norm=config.embedding_norm is not None,
         )
 
-    def encode(self, x: Tensor) -> Tensor:
-        """Apply the encoder's layers to the embeddings of one sentence, (L, d_model)."""
-        length = len(x)
-        mask = np.zeros((1, 1, 1, length), np.float32)
-        if self.window is not None:
-            places = np.arange(length)
-            is_far = abs(places[:, None] - places) > self.window
-            mask = is_far[None, None].astype(np.float32)
-        y = x.numpy()
-        for layer in self.encoder:
-            y = apply_encoder_layer(y, layer, mask, self.shape)
-        return torch.from_numpy(y)
+    def describe_source(self, longest: int) -> Ends:
+        """Describe the encoder's ends, for sentences of at most `longest` pieces."""
+        model = self.model
+        return make_ends(
+            model.src_embedding,
+            model.src_positions,
+            longest,
+            model.src_embedding_norm,
+            model.encoder_norm,
+        )
 
-    def step(self, x: Tensor, cache: Cache) -> Tensor:
-        """Apply the decoder's layers to this step's embeddings, (S * B, d_model)."""
-        last = cache.length * cache.beam
-        first = 0
-        if self.window is not None:
-            first = max(0, last - (self.window + 1) * cache.beam)
-        mask, memory_mask = cache.mask.numpy(), cache.memory_mask.numpy()
-        n_source = memory_mask.shape[3]
-        y = x.numpy()
-        for number, layer in enumerate(self.decoder):
-            past = Past(cache.keys[number].numpy(), cache.values[number].numpy(), mask, first, last)
-            memory = Past(
-                cache.memory_keys[number].numpy(),
-                cache.memory_values[number].numpy(),
-                memory_mask,
-                0,
-                n_source,
-            )
-            y = apply_decoder_layer(y, layer, past, memory, last - cache.beam, self.shape)
-        return torch.from_numpy(y)
+    def describe_target(self, longest: int) -> Ends:
+        """Describe the decoder's ends, for sentences of at most `longest` pieces."""
+        model = self.model
+        return make_ends(
+            model.tgt_embedding,
+            model.tgt_positions,
+            longest,
+            model.tgt_embedding_norm,
+            model.decoder_norm,
+        )
+
+    def _pack(self, linears: Sequence[nn.Linear]) -> Products:
+        weights = [linear.weight.detach() for linear in linears]
+        biases = [None if linear.bias is None else linear.bias.detach() for linear in linears]
+        return pack_products(weights, biases, self.is_bf16)
+
+    def _pack_self_attention(self, layers: Layers) -> AttentionArrays:
+        return AttentionArrays(
+            inputs=self._pack([layer.attention.qkv for layer in layers]),
+            output=self._pack([layer.attention.output for layer in layers]),
+            norm=copy_norms([layer.attention_residual.norm for layer in layers]),
+        )
+
+    def _pack_feed_forward(self, layers: Layers) -> FeedForwardArrays:
+        return FeedForwardArrays(
+            inner=self._pack([layer.feed_forward.inner for layer in layers]),
+            outer=self._pack([layer.feed_forward.outer for layer in layers]),
+            norm=copy_norms([layer.feed_forward_residual.norm for layer in layers]),
+        )
+
+
+def make_ends(
+    embedding: nn.Embedding,
+    positions: Positions,
+    longest: int,
+    embedding_norm: nn.Module,
+    final_norm: nn.Module,
+) -> Ends:
+    table = positions.table
+    if longest > len(table):
+        table = positions.make_longer_table(longest)
+    return Ends(
+        embedding.weight.detach().numpy(),
+        table.detach().numpy(),
+        copy_norms([embedding_norm]),
+        copy_norms([final_norm]),
+    )
+
+
+def copy_norms(norms: Sequence[nn.Module]) -> Norms:
+    """Copy the weights of one LayerNorm of each layer; for a model without it, nothing."""
+    layer_norms = [norm for norm in norms if isinstance(norm, nn.LayerNorm)]
+    if not layer_norms:
+        return Norms(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
+    weights = torch.stack([norm.weight.detach() for norm in layer_norms])
+    biases = torch.stack([norm.bias.detach() for norm in layer_norms])
+    return Norms(weights.numpy(), biases.numpy())

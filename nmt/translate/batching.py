@@ -21,6 +21,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.system.memory import is_out_of_memory
 from nmt.translate.beams import Decodable, Hypothesis
+from nmt.translate.cpu_search import search_on_cpu
 from nmt.translate.graph_search import GraphSearch, measure_free_bytes
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search import search
@@ -28,6 +29,7 @@ from nmt.translate.search import search
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
 EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
+MAX_HYPOTHESES = 256  # of a batch on a CPU: with more, products are not faster, and threads wait
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
 # The indices of some sentences, and the best hypotheses of each.
 SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
@@ -127,9 +129,9 @@ def search_batches(
     def search_batch(batch: list[int]) -> SearchedBatch:
         packed, forced = _pack_batch(batch, sources, prefixes, device)
         own = None if phrases is None else [phrases[i] for i in batch]
-        return batch, search(model, packed, config, n_best, forced, own)
+        return batch, search_on_cpu(model, packed, config, n_best, forced, own)
 
-    batches = list(split_by_budget(sources, config, n_best))
+    batches = list(split_by_budget(sources, config, n_best, MAX_HYPOTHESES))
     n_threads = min(len(batches), torch.get_num_threads(), MAX_THREADS)
     if n_threads <= 1:
         yield from map(search_batch, batches)
@@ -152,7 +154,10 @@ def _pack_batch(
 
 
 def split_by_budget(
-    sources: Sequence[Sequence[int]], config: DecodingConfig, n_best: int = 1
+    sources: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    n_best: int = 1,
+    max_hypotheses: int | None = None,
 ) -> Iterator[list[int]]:
     """Indices of the sentences of each batch, long ones first.
 
@@ -165,7 +170,11 @@ def split_by_budget(
     for i in _sort_by_length(sources):
         longest = len(sources[batch[0]]) if batch else 0
         hypotheses_cost = beam * (longest + EXTRA_PIECES) / SOURCE_COST
-        if batch and (len(batch) + 1) * max(longest, hypotheses_cost) > budget:
+        n = len(batch) + 1
+        is_over_budget = n * max(longest, hypotheses_cost) > budget
+        if max_hypotheses is not None and n * beam > max_hypotheses:
+            is_over_budget = True
+        if batch and is_over_budget:
             yield batch
             batch = []
         batch.append(i)

@@ -101,6 +101,7 @@ class Ours:
         from nmt.model.transformer import Transformer
         from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
         from nmt.system.runtime import choose_matmul_library
+        from nmt.translate import cpu_search
 
         choose_matmul_library()
         config = load_config(str(folder / CONFIG_FILE))
@@ -111,7 +112,7 @@ class Ours:
             p.copy_(weights[name])
         self.config = replace(config.decoding, precision=precision)
         # as in a process that has translated for a while
-        cpu_linear.STEPS_BEFORE_COMPILING = 0
+        cpu_search.SENTENCES_BEFORE_LOADING = cpu_search.SENTENCES_BEFORE_COMPILING = 0
         self.model = cpu_linear.prepare_for_decoding(model, precision == "bf16")
         self.device = torch.device("cpu")
 

@@ -303,7 +303,7 @@ def test_options_are_overrides_and_explicit_overrides_win(
         seen.append(config)
         return [[Hypothesis([5], -1.0)] * n for _ in range(src.n_sentences)]
 
-    monkeypatch.setattr("nmt.translate.batching.search", fake)
+    monkeypatch.setattr("nmt.translate.batching.search_on_cpu", fake)
     run_translate(
         tmp_path,
         "a\n",
@@ -357,7 +357,7 @@ def test_each_prefix_reaches_the_search_with_its_line(
         )
         return [[Hypothesis(prefix, -1.0)] for prefix in prefixes]
 
-    monkeypatch.setattr("nmt.translate.batching.search", fake)
+    monkeypatch.setattr("nmt.translate.batching.search_on_cpu", fake)
     lines = sorted({line for line in LINES})
     begins = ["" if i % 3 else f"hund {line}" for i, line in enumerate(lines)]
     file = tmp_path / "begins"

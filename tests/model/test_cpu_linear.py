@@ -2,13 +2,7 @@
 and trainable.
 """
 
-import hashlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +10,8 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
-from nmt.model import cpu_linear
 from nmt.model.cpu_linear import CpuLinear, prepare_for_decoding
 from nmt.model.transformer import Transformer
-from nmt.system.errors import Failure
 from nmt.translate.search import search
 
 V = 50
@@ -139,106 +131,3 @@ def test_sinusoids_grow_here_and_there() -> None:
     ours = model(replace(SHAPE, max_positions=8)).eval()
     ready, long = prepare_for_decoding(ours, False), pack([[*range(4, 34), 3]])
     torch.testing.assert_close(ready.encode(long), ours.encode(long), atol=FP32, rtol=0)
-
-
-# ---- few hypotheses of a small model ------------------------------------------------------------
-
-
-@pytest.fixture
-def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
-    monkeypatch.setattr(cpu_linear, "STEPS_BEFORE_COMPILING", 0)
-
-
-def uses_compiled_layers(ready: Transformer) -> bool:
-    return "compiled_layers" in vars(ready)
-
-
-@NEEDS_PACKING
-@pytest.mark.timeout(300)  # numba compiles, unless it did so before
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@torch.inference_mode()
-def test_compiled_layers_compute_what_the_model_computes(
-    shape: ModelConfig, compiled_at_once: None
-) -> None:
-    ours = model(shape).eval()
-    ready = prepare_for_decoding(ours, False)
-    for mine, expected in zip(steps(ready), steps(ours), strict=True):
-        torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
-    for sentence in SENTENCES:
-        source = pack([sentence])
-        torch.testing.assert_close(ready.encode(source), ours.encode(source), atol=FP32, rtol=0)
-    assert uses_compiled_layers(ready)
-
-
-@NEEDS_PACKING
-@pytest.mark.parametrize(
-    ("limit", "value"),
-    [
-        ("MAX_COMPILED_HYPOTHESES", 3),
-        ("MAX_COMPILED_WEIGHTS", 1000),
-        ("STEPS_BEFORE_COMPILING", 6),
-        ("HAS_NUMBA", False),
-    ],
-)
-@torch.inference_mode()
-def test_when_layers_are_not_compiled(
-    limit: str, value: int, compiled_at_once: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_linear, limit, value)
-    ready = prepare_for_decoding(model(SHAPE).eval(), False)
-    steps(ready, n=6)
-    assert not uses_compiled_layers(ready)
-
-
-@NEEDS_PACKING
-def test_compiled_layers_do_not_hide_nan(compiled_at_once: None) -> None:
-    ours = model(SHAPE).eval()
-    with torch.no_grad():
-        ours.decoder[1].feed_forward.inner.weight[3, 4] = float("nan")
-    ready = prepare_for_decoding(ours, False)
-    with pytest.raises(Failure, match="NaN or infinite"):
-        search(ready, SRC, DecodingConfig())
-    assert uses_compiled_layers(ready)
-
-
-@NEEDS_PACKING
-@torch.inference_mode()
-def test_where_numba_fails_torch_goes_on(
-    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Damaged compiled code, found in the second layer: the first has written to the cache already."""
-    from nmt.model import compiled_layers
-
-    calls = []
-
-    def fail_in_second_layer(*args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 2:
-            raise EOFError("ran out of input")
-        return real_layer(*args)
-
-    real_layer = compiled_layers.apply_decoder_layer
-    monkeypatch.setattr(compiled_layers, "apply_decoder_layer", fail_in_second_layer)
-    ours = model(SHAPE).eval()
-    ready = prepare_for_decoding(ours, False)
-    for mine, expected in zip(steps(ready), steps(ours), strict=True):
-        torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
-    assert len(calls) == 2
-    assert (
-        capsys.readouterr().err.count("the layers cannot be compiled (EOFError: ran out of input)")
-        == 1
-    )
-
-
-def test_each_version_of_the_file_keeps_its_own_compiled_code(tmp_path: Path) -> None:
-    """An older version's code may name types that are gone."""
-    pytest.importorskip("numba")
-    code = "import numba, nmt.model.compiled_layers; print(numba.config.CACHE_DIR)"
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    folder = Path(done.stdout.strip())
-    source = Path(cpu_linear.__file__).with_name("compiled_layers.py").read_bytes()
-    assert folder == tmp_path / hashlib.sha256(source).hexdigest()[:16]

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from nmt.config import DecodingConfig
-from nmt.translate.batching import split_by_budget
+import torch
+
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.model.transformer import Transformer
+from nmt.translate.batching import MAX_HYPOTHESES, search_batches, split_by_budget
 
 
 def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
@@ -19,3 +22,11 @@ def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
     assert sizes(1_000, 20, beam=16) == {3}
     assert sizes(1_000, 20, beam=1_000) == {1}
     assert sizes(32, 100, sample=True) == {2}
+
+
+def test_a_batch_on_a_cpu_has_a_number_of_hypotheses_that_threads_can_share() -> None:
+    shape = ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1)
+    model, config = Transformer(shape, 9).eval(), DecodingConfig(max_extra=0, beam=4)
+    given = [[5, 3]] * (MAX_HYPOTHESES // 2)
+    batches = search_batches(model, given, config, torch.device("cpu"))
+    assert [len(batch) for batch, _ in batches] == [MAX_HYPOTHESES // 4] * 2

@@ -1,0 +1,260 @@
+"""Matrix products for compiled code, on one core, as fast for one row as for many.
+
+A matrix is stored in panels of neighbouring columns. A tile of the result, some rows of one panel, stays
+in the registers until it is finished: numba's own loops would store and load it again for every input, and
+reach half the speed. Each element is the same sum, in the same order, whatever the number of rows, so a
+row's result does not depend on its neighbours. Matrices in bf16 are widened in the registers, which
+halves what is read from memory.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from torch import Tensor
+
+from nmt.system.compiled_code import make_compiler
+
+compile_product = make_compiler(__file__)
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+# Of the vector registers, 16 hold a tile where there are 32 of 512 bits, and 8 where there are 16 of 256.
+HAS_LARGE_REGISTERS = binding.get_host_cpu_features().get("avx512f", False)
+LANES = 16 if HAS_LARGE_REGISTERS else 8
+VECTORS = 4 if HAS_LARGE_REGISTERS else 2
+PANEL = LANES * VECTORS  # columns
+TILE_ROWS = 4
+
+
+class Products(NamedTuple):
+    """A linear layer, x @ matrix + bias, of each of n layers."""
+
+    panels: Any  # (n, panels, inputs, PANEL) in fp32, or in bf16 as integers
+    bias: Floats  # (n, panels * PANEL)
+
+
+def pack_products(
+    weights: list[Tensor], biases: Sequence[Tensor | None], is_bf16: bool
+) -> Products:
+    """Pack the weights (outputs, inputs) of one linear layer of each layer. Added columns are zero."""
+    n_outputs, n_inputs = weights[0].shape
+    n_panels = -(-n_outputs // PANEL)
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
+    panels = torch.zeros(len(weights), n_panels, n_inputs, PANEL, dtype=dtype)
+    bias = torch.zeros(len(weights), n_panels * PANEL)
+    for layer, (weight, its_bias) in enumerate(zip(weights, biases, strict=True)):
+        for panel in range(n_panels):
+            columns = weight[panel * PANEL : (panel + 1) * PANEL]
+            panels[layer, panel, :, : len(columns)] = columns.T
+        if its_bias is not None:
+            bias[layer, :n_outputs] = its_bias
+    if is_bf16:
+        return Products(panels.view(torch.int16).numpy().view(np.uint16), bias.numpy())
+    return Products(panels.numpy(), bias.numpy())
+
+
+# ---- what LLVM is told directly ------------------------------------------------------------------
+
+generate_code: Any = intrinsic
+INT64, INT32, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+WIDE_INTEGERS = ir.VectorType(INT32, LANES)
+BF16_VECTOR = ir.VectorType(ir.IntType(16), LANES)
+
+
+@generate_code
+def point_at(_context: Any, array: Any, index: Any) -> Any:
+    """Return the address of an element of a contiguous array, counted from its beginning."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.gep(data, [arguments[1]])
+
+    return types.CPointer(array.dtype)(array, index), generate
+
+
+@generate_code
+def reinterpret_bits(_context: Any, bits: Any) -> Any:
+    """Return the number of type float32 that has the bits of this int32."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+def make_tile(n_rows: int) -> Any:
+    """Make the function that computes y = x @ panel + bias for `n_rows` rows of one panel.
+
+    It takes addresses: of x, the columns of x, of the panel, its inputs, of the bias, of y, the columns of y.
+    """
+
+    @generate_code
+    def multiply_tile(
+        _: Any, x: Any, x_stride: Any, panel: Any, n_inputs: Any, bias: Any, y: Any, y_stride: Any
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            x, x_stride, panel, n_inputs, bias, y, y_stride = arguments
+            tile = Tile(builder, n_rows, VECTORS, is_bf16=signature.args[2].dtype == types.uint16)
+            tile.load_sums(bias)
+            tile.add_products(
+                x, x_stride, n_inputs, lambda i: builder.gep(panel, [builder.mul(i, INT64(PANEL))])
+            )
+            tile.store_sums(y, y_stride)
+            return context.get_dummy_value()
+
+        return types.void(x, x_stride, panel, n_inputs, bias, y, y_stride), generate
+
+    return multiply_tile
+
+
+multiply_rows = make_tile(TILE_ROWS)
+multiply_row = make_tile(1)
+
+
+@generate_code
+def add_weighted_rows(
+    _: Any, weights: Any, places: Any, n_places: Any, table: Any, table_stride: Any, y: Any
+) -> Any:
+    """Add LANES columns of the rows at `places` of a table, each times its weight, to those at `y`."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        weights, places, n_places, table, table_stride, y = arguments
+
+        def find_row(i: Any) -> Any:
+            place = builder.load(builder.gep(places, [i]))
+            return builder.gep(table, [builder.mul(place, table_stride)])
+
+        tile = Tile(builder, n_rows=1, n_vectors=1, is_bf16=False)
+        tile.load_sums(y)
+        tile.add_products(weights, INT64(0), n_places, find_row)
+        tile.store_sums(y, INT64(0))
+        return context.get_dummy_value()
+
+    return types.void(weights, places, n_places, table, table_stride, y), generate
+
+
+class Tile:
+    """Sums of products for some rows and vectors of columns, which LLVM keeps in registers."""
+
+    def __init__(self, builder: Any, n_rows: int, n_vectors: int, is_bf16: bool) -> None:
+        self.builder, self.is_bf16 = builder, is_bf16
+        self.rows, self.vectors = range(n_rows), range(n_vectors)
+        self.sums: list[list[Any]] = []
+
+    def load_sums(self, address: Any) -> None:
+        """Begin each row with the vectors at this address."""
+        start = [self._load(address, vector, VECTOR) for vector in self.vectors]
+        self.sums = [start for _ in self.rows]
+
+    def add_products(self, x: Any, x_stride: Any, n: Any, find_row: Callable[[Any], Any]) -> None:
+        """Add x[row, i] times the vectors at the address `find_row(i)`, for all i below n."""
+        builder = self.builder
+        multiply_add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fma.v{LANES}f32"
+        )
+        before = builder.block
+        loop = builder.append_basic_block("products")
+        after = builder.append_basic_block("after_products")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        i = builder.phi(INT64)
+        sums = [[builder.phi(VECTOR) for _ in self.vectors] for _ in self.rows]
+        address = find_row(i)
+        weights = [self._load_weights(address, vector) for vector in self.vectors]
+        results = []
+        for row in self.rows:
+            offset = builder.add(builder.mul(x_stride, INT64(row)), i)
+            value = self._repeat(builder.load(builder.gep(x, [offset]), align=4))
+            pairs = zip(weights, sums[row], strict=True)
+            results.append([builder.call(multiply_add, [value, *pair]) for pair in pairs])
+        next_i = builder.add(i, INT64(1))
+        i.add_incoming(INT64(0), before)
+        i.add_incoming(next_i, loop)
+        for row in self.rows:
+            for vector in self.vectors:
+                sums[row][vector].add_incoming(self.sums[row][vector], before)
+                sums[row][vector].add_incoming(results[row][vector], loop)
+        builder.cbranch(builder.icmp_signed("<", next_i, n), loop, after)
+        builder.position_at_end(after)
+        self.sums = results
+
+    def store_sums(self, y: Any, y_stride: Any) -> None:
+        for row in self.rows:
+            address = self.builder.gep(y, [self.builder.mul(y_stride, INT64(row))])
+            for vector in self.vectors:
+                target = self._step_to(address, vector, VECTOR)
+                self.builder.store(self.sums[row][vector], target, align=4)
+
+    def _step_to(self, address: Any, vector: int, kind: Any) -> Any:
+        stepped = self.builder.gep(address, [INT64(vector * LANES)])
+        return self.builder.bitcast(stepped, kind.as_pointer())
+
+    def _load(self, address: Any, vector: int, kind: Any) -> Any:
+        return self.builder.load(self._step_to(address, vector, kind), align=2)
+
+    def _load_weights(self, address: Any, vector: int) -> Any:
+        if not self.is_bf16:
+            return self._load(address, vector, VECTOR)
+        # bf16 is the upper half of fp32
+        halves = self.builder.zext(self._load(address, vector, BF16_VECTOR), WIDE_INTEGERS)
+        bits = self.builder.shl(halves, ir.Constant(WIDE_INTEGERS, [16] * LANES))
+        return self.builder.bitcast(bits, VECTOR)
+
+    def _repeat(self, number: Any) -> Any:
+        """Make a vector of this number alone."""
+        undefined = ir.Constant(VECTOR, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, INT32(0))
+        all_first = ir.Constant(WIDE_INTEGERS, [0] * LANES)
+        return self.builder.shuffle_vector(first, undefined, all_first)
+
+
+# ---- what numba compiles -------------------------------------------------------------------------
+
+
+@compile_product
+def multiply(x: Floats, products: Products, layer: int) -> Floats:
+    """Apply a linear layer to the first columns of each row of `x`. The result has whole panels."""
+    panels, bias = products.panels, products.bias
+    n_rows, x_stride = x.shape
+    n_panels, n_inputs = panels.shape[1], panels.shape[2]
+    y_stride = n_panels * PANEL
+    y = np.empty((n_rows, y_stride), np.float32)
+    n_in_tiles = n_rows - n_rows % TILE_ROWS
+    for number in range(n_panels):
+        panel = point_at(panels, (layer * n_panels + number) * n_inputs * PANEL)
+        first = number * PANEL
+        panel_bias = point_at(bias, layer * y_stride + first)
+        for row in range(0, n_in_tiles, TILE_ROWS):
+            source, result = point_at(x, row * x_stride), point_at(y, row * y_stride + first)
+            multiply_rows(source, x_stride, panel, n_inputs, panel_bias, result, y_stride)
+        for row in range(n_in_tiles, n_rows):
+            source, result = point_at(x, row * x_stride), point_at(y, row * y_stride + first)
+            multiply_row(source, x_stride, panel, n_inputs, panel_bias, result, y_stride)
+    return y
+
+
+LOWEST_EXPONENT = np.float32(-87.0)  # e to it is 1.6e-38, nearly the smallest normal number
+LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+HALF, ONE = np.float32(0.5), np.float32(1.0)
+# of the Taylor series, from the seventh power down to the second
+C7, C6, C5, C4, C3, C2 = (np.float32(1 / n) for n in (5040, 720, 120, 24, 6, 2))
+
+
+@compile_product
+def exp(x: Any) -> Any:
+    """Compute e^x for x <= 0 in a way that numba can vectorize; NaN stays NaN.
+
+    With x = n ln 2 + r and |r| <= ln(2) / 2, it is 2^n e^r.
+    """
+    if x < LOWEST_EXPONENT:
+        x = LOWEST_EXPONENT
+    n = np.floor(x * LOG2_E + HALF)
+    r = x - n * LN_2
+    e_r = ((((((C7 * r + C6) * r + C5) * r + C4) * r + C3) * r + C2) * r + ONE) * r + ONE
+    return e_r * reinterpret_bits((np.int32(n) + np.int32(127)) << np.int32(23))

@@ -1,0 +1,47 @@
+"""Where numba keeps compiled code: one folder for each version of the files that it was compiled from.
+
+numba itself notices a change only in the file of the function that is called, not in the files of the
+functions that this one calls.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Sums may be reordered, but NaN stays NaN: a search must notice it.
+FAST_SUMS = frozenset({"reassoc", "contract", "nsz", "arcp"})
+
+
+def find_code_folder(*files: str) -> Path | None:
+    """Return the folder for what is compiled from `files`; None where numba keeps it beside them."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    if folder is None:
+        return None
+    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+    return Path(folder) / digest[:16]
+
+
+def make_compiler(
+    *files: str, fast_math: frozenset[str] = FAST_SUMS
+) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator for functions that numba compiles, and whose code depends on `files`.
+
+    Other Python threads run while a compiled function does.
+    """
+    import numba
+
+    config: Any = numba.config
+    folder = find_code_folder(*files)
+
+    def compile_function(function: Callable[..., Any]) -> Any:
+        usual_folder = config.CACHE_DIR
+        if folder is not None:
+            config.CACHE_DIR = str(folder)
+        try:
+            return numba.njit(fastmath=set(fast_math), nogil=True, cache=True)(function)
+        finally:
+            config.CACHE_DIR = usual_folder
+
+    return compile_function

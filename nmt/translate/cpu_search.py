@@ -1,0 +1,92 @@
+"""The search of a batch on a CPU: as compiled loops where they can do it and gain time, else with torch.
+
+Compiled loops serve a single model, and all rules but samples, phrases and repeats. They are faster for
+one sentence as for many, except for large batches of a large model in bf16, which torch multiplies by
+instructions for bf16.
+
+A process begins with torch: compiling takes some 20 seconds, once on a machine, and loading what was
+compiled takes half a second.
+"""
+
+from collections.abc import Sequence
+
+from nmt.config import DecodingConfig
+from nmt.data.batch import Packed
+from nmt.model.cpu_linear import DecodingTransformer
+from nmt.system.errors import Failure, UserError
+from nmt.system.progress import say
+from nmt.translate.beams import Decodable, Hypothesis
+from nmt.translate.phrases import LinePhrases
+from nmt.translate.search import search
+
+# In bf16 a batch has no more hypotheses, or a layer no more weights, if the search is compiled.
+MAX_BF16_HYPOTHESES = 16
+MAX_BF16_WEIGHTS = 1 << 20
+# Sentences that a process searches with torch before it compiles, and before it loads what was compiled.
+SENTENCES_BEFORE_COMPILING = 2_000
+SENTENCES_BEFORE_LOADING = 20
+
+
+class Experience:
+    """What this process knows of compiled search."""
+
+    n_sentences = 0  # that were searched with torch
+    is_loaded = False
+    has_failed = False
+
+
+def search_on_cpu(
+    model: Decodable,
+    src: Packed,
+    config: DecodingConfig,
+    n_best: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    phrases: Sequence[LinePhrases] | None = None,
+) -> list[list[Hypothesis]]:
+    """Find the `n_best` best translations of each sentence, best first, as `search` does."""
+    is_possible = phrases is None and not config.sample and config.no_repeat_ngram is None
+    if is_possible and isinstance(model, DecodingTransformer) and is_faster(model, src, config):
+        Experience.n_sentences += src.n_sentences
+        found = try_compiled(model, src, config, n_best, prefixes)
+        if found is not None:
+            return found
+    return search(model, src, config, n_best, prefixes, phrases)
+
+
+def is_faster(model: DecodingTransformer, src: Packed, config: DecodingConfig) -> bool:
+    if not model.is_compilable:
+        return False
+    n_weights = sum(weight.numel() for weight in model.source.decoder[0].parameters())
+    n_hypotheses = src.n_sentences * config.beam
+    is_small = n_weights <= MAX_BF16_WEIGHTS or n_hypotheses <= MAX_BF16_HYPOTHESES
+    return is_small or not model.is_bf16
+
+
+def try_compiled(
+    model: DecodingTransformer,
+    src: Packed,
+    config: DecodingConfig,
+    n_best: int,
+    prefixes: Sequence[Sequence[int]] | None,
+) -> list[list[Hypothesis]] | None:
+    """Search as compiled loops. Return None if that is not worth loading yet, or if numba fails, for
+    example on damaged compiled code; then it is not tried again.
+    """
+    if Experience.has_failed or Experience.n_sentences <= SENTENCES_BEFORE_LOADING:
+        return None
+    try:
+        from nmt.translate import compiled_search
+
+        if not Experience.is_loaded and not compiled_search.is_kept():
+            if Experience.n_sentences <= SENTENCES_BEFORE_COMPILING:
+                return None
+            say("compiling the search for this processor, once; this takes some 20 seconds")
+        Experience.is_loaded = True
+        return compiled_search.search_compiled(model, src, config, n_best, prefixes)
+    except (UserError, Failure, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        say(f"warning: the search cannot be compiled ({reason}); decoding goes on more slowly")
+        Experience.has_failed = True
+        return None

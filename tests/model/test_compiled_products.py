@@ -1,0 +1,54 @@
+"""Compiled products are torch's, for any shape; a row of them does not depend on the other rows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from nmt.model.compiled_products import PANEL, TILE_ROWS, exp, multiply, pack_products
+
+pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
+
+
+@pytest.mark.parametrize("is_bf16", [False, True])
+@pytest.mark.parametrize("n_outputs", [1, PANEL - 1, PANEL, 2 * PANEL + 3])
+@pytest.mark.parametrize("n_inputs", [1, 5, 64])
+def test_a_product_is_that_of_torch(n_inputs: int, n_outputs: int, is_bf16: bool) -> None:
+    torch.manual_seed(n_inputs + n_outputs)
+    weights = [torch.randn(n_outputs, n_inputs) for _ in range(3)]
+    biases = [torch.randn(n_outputs), None, torch.randn(n_outputs)]
+    products = pack_products(weights, biases, is_bf16)
+    for n_rows in (1, TILE_ROWS - 1, TILE_ROWS, 2 * TILE_ROWS + 3):
+        wide = torch.randn(n_rows, n_inputs + 7)  # of which the first columns are multiplied
+        for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            known = weight.bfloat16() if is_bf16 else weight
+            expected = wide[:, :n_inputs].double() @ known.T.double()
+            if bias is not None:
+                expected += bias
+            found = torch.from_numpy(multiply(wide.numpy(), products, number))
+            assert found.shape[1] % PANEL == 0 and (found[:, n_outputs:] == 0).all()
+            torch.testing.assert_close(
+                found[:, :n_outputs].double(), expected, atol=1e-5, rtol=1e-5
+            )
+
+
+def test_a_row_is_the_same_among_any_others() -> None:
+    torch.manual_seed(1)
+    products = pack_products([torch.randn(100, 70)], [None], False)
+    x = torch.randn(11, 70).numpy()
+    together = multiply(x, products, 0)
+    for first in range(11):
+        for last in range(first + 1, 12):
+            some = multiply(x[first:last].copy(), products, 0)
+            assert np.array_equal(some, together[first:last])
+
+
+def test_exponentials() -> None:
+    for x in np.linspace(-87, 0, 20_011, dtype=np.float32):
+        assert exp(x) == pytest.approx(math.exp(x), rel=4e-7)
+    assert exp(np.float32(0.0)) == 1.0
+    assert 0 <= exp(np.float32(-np.inf)) <= 2e-38 and 0 <= exp(np.float32(-1e30)) <= 2e-38
+    assert math.isnan(exp(np.float32(np.nan)))
