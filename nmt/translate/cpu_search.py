@@ -1,14 +1,16 @@
 """The search of a batch on a CPU: as compiled loops where they can do it and gain time, else with torch.
 
 Compiled loops serve a single model, and all rules but samples, phrases and repeats. They are faster for
-one sentence as for many, except for large batches of a large model in bf16, which torch multiplies by
-instructions for bf16.
+one sentence as for many, except for large batches of a large model in bf16 on processors with AMX, whose
+tiles only torch uses, and on those that do not multiply bf16 at all.
 
 A process begins with torch: compiling takes some 20 seconds, once on a machine, and loading what was
 compiled takes half a second.
 """
 
 from collections.abc import Sequence
+
+import torch
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
@@ -19,7 +21,7 @@ from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search import search
 
-# In bf16 a batch has no more hypotheses, or a layer no more weights, if the search is compiled.
+# Where torch may be faster in bf16, a batch with more hypotheses of a model with larger layers is not compiled.
 MAX_BF16_HYPOTHESES = 16
 MAX_BF16_WEIGHTS = 1 << 20
 # Sentences that a process searches with torch before it compiles, and before it loads what was compiled.
@@ -56,10 +58,16 @@ def search_on_cpu(
 def is_faster(model: DecodingTransformer, src: Packed, config: DecodingConfig) -> bool:
     if not model.is_compilable:
         return False
+    if not model.is_bf16 or multiplies_only_pairs():
+        return True
     n_weights = sum(weight.numel() for weight in model.source.decoder[0].parameters())
     n_hypotheses = src.n_sentences * config.beam
-    is_small = n_weights <= MAX_BF16_WEIGHTS or n_hypotheses <= MAX_BF16_HYPOTHESES
-    return is_small or not model.is_bf16
+    return n_weights <= MAX_BF16_WEIGHTS or n_hypotheses <= MAX_BF16_HYPOTHESES
+
+
+def multiplies_only_pairs() -> bool:
+    """Whether this processor multiplies bf16 as compiled loops do, and in no faster way."""
+    return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
 
 
 def try_compiled(

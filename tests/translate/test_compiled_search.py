@@ -246,6 +246,7 @@ def test_what_is_not_compiled(
     if what == "no numba":
         monkeypatch.setattr("nmt.model.cpu_linear.HAS_NUMBA", False)
     monkeypatch.setattr(cpu_search, "MAX_BF16_WEIGHTS", 100)
+    monkeypatch.setattr(cpu_search, "multiplies_only_pairs", lambda: False)
     model, config = make_model(9), DecodingConfig(max_extra=3, **settings)
     ready = model if what == "ordinary model" else make_ready(model, what == "large in bf16")
     phrases = None
@@ -253,9 +254,12 @@ def test_what_is_not_compiled(
         phrases = [PhraseRules([" a"] * N_PIECES).without_required for _ in GIVEN]
     search_on_cpu(ready, pack(GIVEN), config, 1, None, phrases)
     assert not calls
-    if what == "large in bf16":  # but few of its sentences are
+    if what == "large in bf16":
         search_on_cpu(ready, pack(GIVEN[:4]), config)
-        assert calls == [4]
+        assert calls == [4]  # few hypotheses are
+        monkeypatch.setattr(cpu_search, "multiplies_only_pairs", lambda: True)
+        search_on_cpu(ready, pack(GIVEN), config)
+        assert calls == [4, len(GIVEN)]
 
 
 def test_it_is_loaded_after_some_sentences_and_compiled_after_many(
