@@ -1,15 +1,17 @@
 """Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for
 its three uses.
 
-On the CPU, sentences of similar length are padded to one width, and attention is computed with
-plain batched matrix products; at the lengths of translation this is faster than fused kernels.
-Padding and packing gather one head's row at a time by index, so no tensor is transposed and no
+On the CPU short sentences are attended to one by one in compiled loops (`compiled_attention.py`). Longer
+ones are padded, those of similar length to one width, and attention is computed with plain batched
+matrix products. Padding and packing gather one head's row at a time by index, so no tensor is transposed and no
 gradient needs a scatter-add. On a GPU a kernel reads the packed rows in place: ours
 (`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`).
 Decoding steps have their own attention, over a cache (`cache.py`). No kernel drops attention weights,
 so with `model.attention_dropout` a GPU trains through the padded products too.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,12 +23,15 @@ from nmt.model.attention_triton import supports_triton, triton_attention
 from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.dropout import draw_dropout
 from nmt.system.errors import UserError
+from nmt.system.progress import say
 
 TRITON, VARLEN = "triton", "varlen"  # the paths on a GPU: our kernels, or torch's
 
 MASKED_SCORE = -1e30  # finite, because a sentence without tokens must not give NaN
 # torch's softmax is three times slower for rows shorter than a vector register of fp32.
 WIDTH_MULTIPLE = 16
+# Batched products are faster for longer sentences.
+MAX_COMPILED_LENGTH = 64
 
 
 def round_up_width(longest: int) -> int:
@@ -134,14 +139,18 @@ class AttentionMask:
         queries, keys = self.packed
         return self.path == VARLEN and (queries is keys or not self.causal and self.window is None)
 
+    @property
+    def n_ahead(self) -> int | None:
+        """How many places ahead a query sees; None is no limit."""
+        return 0 if self.causal else self.window
+
     @lazy_property
     def key_intervals(self) -> Tensor:
         """The first key row that each query attends to and one past the last, (2, Tq); both are 0
         in the dead tail.
         """
         queries, keys = self.packed
-        ahead = 0 if self.causal else self.window
-        return self.find_intervals(queries, keys, ahead=ahead, behind=self.window)
+        return self.find_intervals(queries, keys, ahead=self.n_ahead, behind=self.window)
 
     @lazy_property
     def query_intervals(self) -> Tensor:
@@ -305,6 +314,36 @@ def _attend_padded(
     return _PaddedAttention.apply(q, k, v, mask, collected, dropout)
 
 
+@torch.compiler.disable
+def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    queries, keys = mask.packed
+    is_short = max(queries.longest, keys.longest) <= MAX_COMPILED_LENGTH
+    attend_compiled = load_compiled(q.dtype) if is_short and q.dtype == v.dtype else None
+    if attend_compiled is None:
+        return _PaddedAttention.apply(q, k, v, mask, None, 0.0)
+    return attend_compiled(q, k, v, queries, keys, mask.n_ahead, mask.window)
+
+
+@cache
+def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
+    """Return compiled attention for this type, or None if there is none, or if numba fails."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return None
+    try:
+        from nmt.model.compiled_attention import attend_compiled
+
+        # The first call may come from a validation, without gradients.
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
+            one_piece = pack([[0]])
+            attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
+        return attend_compiled
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        say(f"warning: numba cannot compile attention ({reason}); training goes on more slowly")
+        return None
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -336,6 +375,8 @@ def attend(
             )
         if supports_triton(q, v):
             return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
+    if weights is None and not dropout and mask.is_on_cpu:
+        return _attend_on_cpu(q, k, v, mask)
     if weights is None:
         return _attend_padded(q, k, v, mask, None, dropout)
     collected: list[Tensor] = []

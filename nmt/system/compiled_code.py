@@ -40,7 +40,11 @@ def make_compiler(
         if folder is not None:
             config.CACHE_DIR = str(folder)
         try:
-            return numba.njit(fastmath=set(fast_math), nogil=True, cache=True)(function)
+            # numpy's: a division by zero gives infinity or NaN, as it does in torch
+            compiler = numba.njit(
+                fastmath=set(fast_math), error_model="numpy", nogil=True, cache=True
+            )
+            return compiler(function)
         finally:
             config.CACHE_DIR = usual_folder
 

@@ -29,7 +29,9 @@ from nmt.translate.search import search
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
 EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
-MAX_HYPOTHESES = 256  # of a batch on a CPU: with more, products are not faster, and threads wait
+# Hypotheses of a batch on a CPU: with more, products are not faster; with fewer, they are slower.
+MAX_HYPOTHESES, MIN_HYPOTHESES = 256, 64
+BATCHES_PER_THREAD = 4  # so that threads end at about the same time
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
 # The indices of some sentences, and the best hypotheses of each.
 SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
@@ -131,7 +133,10 @@ def search_batches(
         own = None if phrases is None else [phrases[i] for i in batch]
         return batch, search_on_cpu(model, packed, config, n_best, forced, own)
 
-    batches = list(split_by_budget(sources, config, n_best, MAX_HYPOTHESES))
+    n_hypotheses = len(sources) * (n_best if config.sample else config.beam)
+    share = -(-n_hypotheses // (BATCHES_PER_THREAD * min(torch.get_num_threads(), MAX_THREADS)))
+    most = min(max(share, MIN_HYPOTHESES), MAX_HYPOTHESES)
+    batches = list(split_by_budget(sources, config, n_best, most))
     n_threads = min(len(batches), torch.get_num_threads(), MAX_THREADS)
     if n_threads <= 1:
         yield from map(search_batch, batches)

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.model.transformer import Transformer
-from nmt.translate.batching import MAX_HYPOTHESES, search_batches, split_by_budget
+from nmt.translate.batching import search_batches, split_by_budget
 
 
 def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
@@ -24,9 +25,17 @@ def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
     assert sizes(32, 100, sample=True) == {2}
 
 
-def test_a_batch_on_a_cpu_has_a_number_of_hypotheses_that_threads_can_share() -> None:
+@pytest.mark.parametrize(
+    ("n_lines", "sizes"),
+    [(10, [10]), (40, [16, 16, 8]), (200, [25] * 8), (1_000, [64] * 15 + [40])],
+)
+def test_batches_on_a_cpu_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
     shape = ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1)
     model, config = Transformer(shape, 9).eval(), DecodingConfig(max_extra=0, beam=4)
-    given = [[5, 3]] * (MAX_HYPOTHESES // 2)
-    batches = search_batches(model, given, config, torch.device("cpu"))
-    assert [len(batch) for batch, _ in batches] == [MAX_HYPOTHESES // 4] * 2
+    n_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        batches = search_batches(model, [[5, 3]] * n_lines, config, torch.device("cpu"))
+        assert [len(batch) for batch, _ in batches] == sizes
+    finally:
+        torch.set_num_threads(n_threads)

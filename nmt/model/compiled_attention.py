@@ -1,0 +1,383 @@
+"""Attention over packed sentences in training on the CPU, forward and backward, as compiled loops.
+
+One sentence's head at a time is copied into small matrices of fp32, which stay in a core's own cache
+through all products and the softmax. So nothing is padded to other sentences' length, and no weights are
+kept for the backward pass, which computes them again. Threads share the sentences. A result depends on
+its own sentence alone, to the last bit.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import overload
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nmt.data.batch import Packed
+from nmt.model import compiled_products
+from nmt.model.compiled_products import (
+    LANES,
+    NARROW_TILE_ROWS,
+    Floats,
+    exp,
+    multiply_block,
+    point_at,
+    read_bits,
+    reinterpret_bits,
+    round_bits,
+    transpose_block,
+)
+from nmt.system.compiled_code import make_compiler
+
+compile_attention = make_compiler(__file__, compiled_products.__file__)
+Starts = np.ndarray[Any, np.dtype[np.int64]]
+MASKED = np.float32(-np.inf)
+UNLIMITED = 1 << 30
+
+
+class Heads(NamedTuple):
+    """Packed rows (T, H, D) of a wider matrix, in fp32 or as the bits of bf16."""
+
+    numbers: Any  # of the matrix, from the first of these on
+    stride: int  # from one row to the next
+    n: int  # H
+    size: int  # D
+
+
+class Places(NamedTuple):
+    """Which rows belong to which sentence, and how far a query sees: places ahead and behind."""
+
+    query_starts: Starts  # (S + 1,)
+    key_starts: Starts  # (S + 1,)
+    ahead: int
+    behind: int
+
+
+# ---- what numba compiles -------------------------------------------------------------------------
+
+
+def widen(number: Any) -> Any:
+    """Return a number of a matrix, fp32 or bf16, as fp32."""
+
+
+@overload(widen, strict=False)
+def choose_widening(number: Any) -> Any:
+    if number == types.uint16:
+        return lambda number: reinterpret_bits(np.int32(np.uint32(number) << np.uint32(16)))
+    return lambda number: number
+
+
+def narrow(number: Any, like: Any) -> Any:
+    """Return an fp32 number in the form of the matrix `like`."""
+
+
+@overload(narrow, strict=False)
+def choose_narrowing(number: Any, like: Any) -> Any:
+    if like.dtype == types.uint16:
+        return lambda number, like: np.uint16(round_bits(read_bits(number)))
+    return lambda number, like: number
+
+
+@compile_attention
+def round_up_to(n: int, multiple: int) -> int:
+    return (n + multiple - 1) // multiple * multiple
+
+
+@compile_attention
+def new_matrix(n_rows: int, n_columns: int) -> Floats:
+    """Make a matrix with at least so many rows and columns, of which whole blocks can be written."""
+    return np.empty((round_up_to(n_rows, LANES), round_up_to(n_columns, LANES) + LANES), np.float32)
+
+
+@compile_attention
+def load_rows(heads: Heads, first: int, n: int, factor: Any, to: Floats) -> None:
+    """Copy rows, with all heads, into the first ones of a matrix."""
+    for row in range(n):
+        start = (first + row) * heads.stride
+        source = heads.numbers[start : start + heads.n * heads.size]
+        target = to[row]
+        for i in range(len(source)):
+            target[i] = widen(source[i]) * factor
+
+
+@compile_attention
+def store_rows(matrix: Floats, heads: Heads, first: int, n: int, factor: Any) -> None:
+    """Copy the first rows of a matrix to all heads of some rows."""
+    for row in range(n):
+        start = (first + row) * heads.stride
+        target = heads.numbers[start : start + heads.n * heads.size]
+        source = matrix[row]
+        for i in range(len(target)):
+            target[i] = narrow(source[i] * factor, heads.numbers)
+
+
+@compile_attention
+def transpose(matrix: Floats, n: int, n_columns: int, to: Floats) -> None:
+    """Write the first `n` rows of a matrix into columns."""
+    for column in range(0, n_columns, LANES):
+        for row in range(0, n, LANES):
+            source = point_at(matrix, row * matrix.shape[1] + column)
+            target = point_at(to, column * to.shape[1] + row)
+            transpose_block(source, matrix.shape[1], target, to.shape[1])
+
+
+@compile_attention
+def count_stride(matrix: Floats) -> int:
+    return matrix.strides[0] // matrix.itemsize
+
+
+@compile_attention
+def multiply_blocks(
+    x: Floats, is_transposed: bool, n: int, table: Floats, y: Floats, n_rows: int, n_columns: int
+) -> None:
+    """Write x[:, :n] @ table[:n], or x[:n].T @ table[:n], into at least so many rows and columns of y."""
+    if n == 0:
+        y[:n_rows, :n_columns] = 0
+        return
+    x_stride, x_step = count_stride(x), 1
+    if is_transposed:
+        x_stride, x_step = 1, x_stride
+    table_stride, y_stride = count_stride(table), count_stride(y)
+    for row in range(0, n_rows, NARROW_TILE_ROWS):
+        rows = point_at(x, row * x_stride)
+        for column in range(0, n_columns, LANES):
+            columns = point_at(table, column)
+            block = point_at(y, row * y_stride + column)
+            multiply_block(rows, x_stride, x_step, n, columns, table_stride, block, y_stride)
+
+
+@compile_attention
+def apply_softmax(scores: Floats, n_queries: int, n_keys: int, places: Places) -> None:
+    """Turn scores into weights; those of keys that a query does not see are 0."""
+    for query in range(n_queries):
+        first, last = max(0, query - places.behind), min(n_keys, query + places.ahead + 1)
+        seen = scores[query, first:last]
+        top = MASKED
+        for i in range(len(seen)):
+            if not seen[i] <= top:  # NaN too
+                top = seen[i]
+        for i in range(len(seen)):
+            seen[i] -= top
+    width = round_up_to(n_keys, LANES)  # a whole number of vectors
+    for query in range(n_queries):
+        row = scores[query, :width]
+        for i in range(len(row)):
+            row[i] = exp(row[i])
+    for query in range(n_queries):
+        first, last = max(0, query - places.behind), min(n_keys, query + places.ahead + 1)
+        seen = scores[query, first:last]
+        total = np.float32(0.0)
+        for i in range(len(seen)):
+            total += seen[i]
+        factor = np.float32(1.0) / total
+        for i in range(len(seen)):
+            seen[i] *= factor
+        scores[query, :first] = 0
+        scores[query, last:n_keys] = 0
+
+
+@compile_attention
+def count_longest(starts: Starts) -> int:
+    longest = 0
+    for sentence in range(len(starts) - 1):
+        longest = max(longest, starts[sentence + 1] - starts[sentence])
+    return longest
+
+
+@compile_attention
+def attend_forward(
+    q: Heads, k: Heads, v: Heads, output: Heads, places: Places, first: int, last: int
+) -> None:
+    """Attend within the sentences from `first` to before `last`."""
+    queries = count_longest(places.query_starts[first : last + 1])
+    keys = count_longest(places.key_starts[first : last + 1])
+    q_rows, k_rows = new_matrix(queries, q.n * q.size), new_matrix(keys, k.n * k.size)
+    v_rows, output_rows = new_matrix(keys, v.n * v.size), new_matrix(queries, v.n * v.size)
+    k_columns = new_matrix(k.n * k.size, keys)
+    weights = new_matrix(queries, keys)
+    scale, one = np.float32(1.0 / math.sqrt(q.size)), np.float32(1.0)
+    for sentence in range(first, last):
+        query, key = places.query_starts[sentence], places.key_starts[sentence]
+        n_queries = places.query_starts[sentence + 1] - query
+        n_keys = places.key_starts[sentence + 1] - key
+        load_rows(q, query, n_queries, scale, q_rows)
+        load_rows(k, key, n_keys, one, k_rows)
+        load_rows(v, key, n_keys, one, v_rows)
+        transpose(k_rows, n_keys, k.n * k.size, k_columns)
+        for head in range(q.n):
+            key_column, column = head * k.size, head * v.size
+            own_q, own_k = q_rows[:, key_column:], k_columns[key_column:]
+            multiply_blocks(own_q, False, k.size, own_k, weights, n_queries, n_keys)
+            apply_softmax(weights, n_queries, n_keys, places)
+            own_output = output_rows[:, column:]
+            multiply_blocks(
+                weights, False, n_keys, v_rows[:, column:], own_output, n_queries, v.size
+            )
+        store_rows(output_rows, output, query, n_queries, one)
+
+
+@compile_attention
+def attend_backward(
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    d_output: Heads,
+    d_q: Heads,
+    d_k: Heads,
+    d_v: Heads,
+    places: Places,
+    first: int,
+    last: int,
+) -> None:
+    """Compute the gradients of q, k and v for the sentences from `first` to before `last`."""
+    queries = count_longest(places.query_starts[first : last + 1])
+    keys = count_longest(places.key_starts[first : last + 1])
+    n_columns, n_value_columns = k.n * k.size, v.n * v.size
+    q_rows, d_q_rows = new_matrix(queries, n_columns), new_matrix(queries, n_columns)
+    k_rows, d_k_rows = new_matrix(keys, n_columns), new_matrix(keys, n_columns)
+    v_rows, d_v_rows = new_matrix(keys, n_value_columns), new_matrix(keys, n_value_columns)
+    d_output_rows = new_matrix(queries, n_value_columns)
+    k_columns, v_columns = new_matrix(n_columns, keys), new_matrix(n_value_columns, keys)
+    weights, d_scores = new_matrix(queries, keys), new_matrix(queries, keys)
+    scale, one = np.float32(1.0 / math.sqrt(q.size)), np.float32(1.0)
+    for sentence in range(first, last):
+        query, key = places.query_starts[sentence], places.key_starts[sentence]
+        n_queries = places.query_starts[sentence + 1] - query
+        n_keys = places.key_starts[sentence + 1] - key
+        load_rows(q, query, n_queries, scale, q_rows)
+        load_rows(k, key, n_keys, one, k_rows)
+        load_rows(v, key, n_keys, one, v_rows)
+        load_rows(d_output, query, n_queries, one, d_output_rows)
+        transpose(k_rows, n_keys, n_columns, k_columns)
+        transpose(v_rows, n_keys, n_value_columns, v_columns)
+        for head in range(q.n):
+            column, value_column = head * k.size, head * v.size
+            own_q, own_d_output = q_rows[:, column:], d_output_rows[:, value_column:]
+            multiply_blocks(own_q, False, k.size, k_columns[column:], weights, n_queries, n_keys)
+            apply_softmax(weights, n_queries, n_keys, places)
+            own_d_v = d_v_rows[:, value_column:]
+            multiply_blocks(weights, True, n_queries, own_d_output, own_d_v, n_keys, v.size)
+
+            own_v = v_columns[value_column:]
+            multiply_blocks(own_d_output, False, v.size, own_v, d_scores, n_queries, n_keys)
+            go_through_softmax(weights, d_scores, n_queries, n_keys)
+            own_d_q, own_d_k = d_q_rows[:, column:], d_k_rows[:, column:]
+            multiply_blocks(d_scores, False, n_keys, k_rows[:, column:], own_d_q, n_queries, k.size)
+            multiply_blocks(d_scores, True, n_queries, own_q, own_d_k, n_keys, k.size)
+        store_rows(d_q_rows, d_q, query, n_queries, scale)
+        store_rows(d_k_rows, d_k, key, n_keys, one)
+        store_rows(d_v_rows, d_v, key, n_keys, one)
+
+
+@compile_attention
+def go_through_softmax(weights: Floats, d_weights: Floats, n_queries: int, n_keys: int) -> None:
+    """Turn the gradients of weights into those of scores."""
+    for query in range(n_queries):
+        row, d_row = weights[query], d_weights[query]
+        total = np.float32(0.0)
+        for key in range(n_keys):
+            total += row[key] * d_row[key]
+        for key in range(n_keys):
+            d_row[key] = row[key] * (d_row[key] - total)
+
+
+# ---- for torch ------------------------------------------------------------------------------------
+
+
+def describe_heads(x: Tensor) -> Heads:
+    """Describe packed heads (T, H, D), whose numbers must lie beside each other in a row."""
+    n, heads, size = x.shape
+    n_numbers = (n - 1) * x.stride(0) + heads * size if n else 0
+    numbers = x.detach().as_strided((n_numbers,), (1,))
+    if x.dtype == torch.bfloat16:
+        return Heads(numbers.view(torch.int16).numpy().view(np.uint16), x.stride(0), heads, size)
+    return Heads(numbers.numpy(), x.stride(0), heads, size)
+
+
+def make_contiguous_rows(x: Tensor) -> Tensor:
+    is_row = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    return x if is_row else x.contiguous()
+
+
+def new_rows(shape: Sequence[int], dtype: torch.dtype, n_live: int) -> Tensor:
+    """Make rows of which the first `n_live` will be written; the others are 0."""
+    rows = torch.empty(shape, dtype=dtype)
+    rows[n_live:] = 0
+    return rows
+
+
+@cache
+def start_threads(n: int, _process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n, thread_name_prefix="attention")
+
+
+def share_sentences(
+    function: Callable[..., None], matrices: Sequence[Tensor], places: Places
+) -> None:
+    """Call a compiled function, on each of torch's threads for a share of the sentences."""
+    heads = [describe_heads(x) for x in matrices]
+    tokens = places.query_starts + places.key_starts
+    n_threads = torch.get_num_threads()
+    shares = np.arange(1, n_threads) * (tokens[-1] / n_threads)
+    bounds = [0, *np.searchsorted(tokens, shares).tolist(), len(tokens) - 1]
+    mine, *others = itertools.pairwise(bounds)
+    running = []
+    if others:
+        threads = start_threads(len(others), os.getpid())
+        running = [threads.submit(function, *heads, places, *share) for share in others]
+    function(*heads, places, *mine)
+    for share in running:
+        share.result()
+
+
+def attend_compiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Packed,
+    keys: Packed,
+    ahead: int | None,
+    behind: int | None,
+) -> Tensor:
+    """Attend within each sentence, to keys at most so many places ahead and behind; None is no limit."""
+    places = Places(
+        queries.offsets.numpy(),
+        keys.offsets.numpy(),
+        UNLIMITED if ahead is None else ahead,
+        UNLIMITED if behind is None else behind,
+    )
+    output: Tensor = CompiledAttention.apply(q, k, v, places)
+    return output
+
+
+class CompiledAttention(torch.autograd.Function):
+    """softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
+        q, k, v = (make_contiguous_rows(x) for x in (q, k, v))
+        output = new_rows((len(q), *v.shape[1:]), v.dtype, places.query_starts[-1])
+        share_sentences(attend_forward, (q, k, v, output), places)
+        ctx.save_for_backward(q, k, v)
+        ctx.places = places
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v = ctx.saved_tensors
+        n_queries, n_keys = ctx.places.query_starts[-1], ctx.places.key_starts[-1]
+        d_q = new_rows(q.shape, q.dtype, n_queries)
+        d_k = new_rows(k.shape, k.dtype, n_keys)
+        d_v = new_rows(v.shape, v.dtype, n_keys)
+        matrices = (q, k, v, make_contiguous_rows(d_output), d_q, d_k, d_v)
+        share_sentences(attend_backward, matrices, ctx.places)
+        return d_q, d_k, d_v, None
