@@ -22,22 +22,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.data.batch import Packed
-from nmt.model import compiled_products
-from nmt.model.compiled_products import (
+from nmt.model.compiled_products import PRODUCT_FILES, Floats, exp, round_bits
+from nmt.model.compiled_tiles import (
     LANES,
     NARROW_TILE_ROWS,
-    Floats,
-    exp,
     multiply_block,
     point_at,
     read_bits,
     reinterpret_bits,
-    round_bits,
     transpose_block,
 )
 from nmt.system.compiled_code import make_compiler
 
-compile_attention = make_compiler(__file__, compiled_products.__file__)
+compile_attention = make_compiler(__file__, *PRODUCT_FILES)
 Starts = np.ndarray[Any, np.dtype[np.int64]]
 MASKED = np.float32(-np.inf)
 UNLIMITED = 1 << 30

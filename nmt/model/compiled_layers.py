@@ -17,17 +17,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from nmt.model import compiled_products
 from nmt.model.compiled_products import (
-    LANES,
+    PRODUCT_FILES,
     Floats,
     Products,
-    add_weighted_rows,
     exp,
     multiply,
     pack_products,
-    point_at,
 )
+from nmt.model.compiled_tiles import LANES, add_weighted_rows, point_at
 from nmt.model.positions import Positions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from nmt.system.compiled_code import make_compiler
@@ -35,7 +33,8 @@ from nmt.system.compiled_code import make_compiler
 ACTIVATIONS = ("relu", "gelu", "swish")
 NO_WINDOW = 1 << 30
 
-compile_layer = make_compiler(__file__, compiled_products.__file__)
+LAYER_FILES = (__file__, *PRODUCT_FILES)
+compile_layer = make_compiler(*LAYER_FILES)
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Layers = Sequence[EncoderLayer] | Sequence[DecoderLayer]
 

@@ -18,8 +18,8 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import BOS, EOS, PAD
-from nmt.model import compiled_layers, compiled_products
 from nmt.model.compiled_layers import (
+    LAYER_FILES,
     DecoderArrays,
     Ends,
     Integers,
@@ -56,7 +56,7 @@ STOPPING = ("exact", "full", "likely", "never")
 ANY_FINISHES, _TOP, SHRINK = range(len(FINISHING))
 EXACT, FULL, LIKELY, _NEVER = range(len(STOPPING))
 
-SEARCH_FILES = (__file__, compiled_layers.__file__, compiled_products.__file__)
+SEARCH_FILES = (__file__, *LAYER_FILES)
 compile_search = make_compiler(*SEARCH_FILES)
 # A maximum is vectorized only if NaN need not come out of it.
 compile_maximum = make_compiler(*SEARCH_FILES, fast_math=frozenset({"nnan", "nsz"}))

@@ -37,6 +37,11 @@ class Experience:
     has_failed = False
 
 
+def expect_many_sentences() -> None:
+    """Compile, or load, at the next search: this process will go on for long."""
+    Experience.n_sentences = SENTENCES_BEFORE_COMPILING
+
+
 def search_on_cpu(
     model: Decodable,
     src: Packed,

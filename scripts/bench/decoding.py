@@ -147,7 +147,7 @@ def measure_invariance(folder: Path, n_lines: int) -> None:
     from nmt.data.batch import pack
     from nmt.export.parity import add_eos
     from nmt.translate.beams import Hypothesis
-    from nmt.translate.search import search
+    from nmt.translate.cpu_search import search_on_cpu
 
     sources = add_eos(json.loads((folder / "ids.json").read_text())[:n_lines])
     groups_of_64 = [sources[i : i + 64] for i in range(0, len(sources), 64)]
@@ -159,7 +159,7 @@ def measure_invariance(folder: Path, n_lines: int) -> None:
         # alone
         alone = []
         for line in sources:
-            alone.append(search(ours.model, pack([line]), ours.config)[0][0])
+            alone.append(search_on_cpu(ours.model, pack([line]), ours.config)[0][0])
         reference = reference or alone
         row: dict[str, Any] = {
             "precision": precision,
