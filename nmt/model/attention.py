@@ -1,10 +1,10 @@
 """Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for
 its three uses.
 
-On the CPU short sentences are attended to one by one in compiled loops (`compiled_attention.py`). Longer
-ones are padded, those of similar length to one width, and attention is computed with plain batched
-matrix products. Padding and packing gather one head's row at a time by index, so no tensor is transposed and no
-gradient needs a scatter-add. On a GPU a kernel reads the packed rows in place: ours
+In training on the CPU, short sentences are attended to one by one in compiled loops
+(`compiled_attention.py`). Otherwise those of similar length are padded to one width, and attention is
+computed with plain batched matrix products. Padding and packing gather one head's row at a time by index,
+so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel reads the packed rows in place: ours
 (`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`).
 Decoding steps have their own attention, over a cache (`cache.py`). No kernel drops attention weights,
 so with `model.attention_dropout` a GPU trains through the padded products too.
@@ -317,8 +317,11 @@ def _attend_padded(
 @torch.compiler.disable
 def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     queries, keys = mask.packed
+    # Without gradients nothing is compiled or loaded: a process that translates one line is soon done.
+    is_training = torch.is_grad_enabled() and q.requires_grad
     is_short = max(queries.longest, keys.longest) <= MAX_COMPILED_LENGTH
-    attend_compiled = load_compiled(q.dtype) if is_short and q.dtype == v.dtype else None
+    can_compile = is_training and is_short and q.dtype == v.dtype
+    attend_compiled = load_compiled(q.dtype) if can_compile else None
     if attend_compiled is None:
         return _PaddedAttention.apply(q, k, v, mask, None, 0.0)
     return attend_compiled(q, k, v, queries, keys, mask.n_ahead, mask.window)
@@ -332,11 +335,9 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
     try:
         from nmt.model.compiled_attention import attend_compiled
 
-        # The first call may come from a validation, without gradients.
-        with torch.inference_mode(False), torch.enable_grad():
-            x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
-            one_piece = pack([[0]])
-            attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
+        x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
+        one_piece = pack([[0]])
+        attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
         return attend_compiled
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

@@ -90,7 +90,11 @@ def round_up_to(n: int, multiple: int) -> int:
 
 @compile_attention
 def new_matrix(n_rows: int, n_columns: int) -> Floats:
-    """Make a matrix with at least so many rows and columns, of which whole blocks can be written."""
+    """Make a matrix of whole blocks, with at least so many rows and columns.
+
+    A product writes whole blocks too: beyond its rows and columns they hold what nobody reads, and, since
+    heads are computed in order, what the next head overwrites. After the last head there is a block more.
+    """
     return np.empty((round_up_to(n_rows, LANES), round_up_to(n_columns, LANES) + LANES), np.float32)
 
 

@@ -172,6 +172,8 @@ def add_values(
 ) -> None:
     """Set `sums` to the weighted sum of some columns of the cells at `places`."""
     sums[:] = 0
+    if len(places) == 0:
+        return
     n_columns = len(sums)
     n_in_vectors = n_columns - n_columns % LANES
     stride = cells.shape[1] * cells.shape[2]

@@ -10,15 +10,17 @@ The functions take addresses of fp32 numbers (`point_at`), and strides counted i
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-FEATURES = binding.get_host_cpu_features()
-HAS_BF16_PAIRS = FEATURES.get("avx512bf16", False)
+# Those of the processor that numba compiles for: its NUMBA_... variables can leave some out.
+FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+HAS_BF16_PAIRS = "+avx512bf16" in FEATURES
 # Of the vector registers, 16 hold a tile where there are 32 of 512 bits, and 8 where there are 16 of 256.
-HAS_LARGE_REGISTERS = FEATURES.get("avx512f", False)
+HAS_LARGE_REGISTERS = "+avx512f" in FEATURES
 LANES = 16 if HAS_LARGE_REGISTERS else 8
 VECTORS = 4 if HAS_LARGE_REGISTERS else 2
 PANEL = LANES * VECTORS  # columns
@@ -168,7 +170,9 @@ def transpose_block(_: Any, x: Any, x_stride: Any, y: Any, y_stride: Any) -> Any
 
         rows = [builder.load(find_row(x, x_stride, row), align=4) for row in range(LANES)]
         lanes = range(LANES)
-        size = 1  # of the blocks that are swapped: the upper right with the lower left one
+        # In each square of 2 * size rows and columns, swap the upper right block with the lower left
+        # one. In a pair of vectors, lane LANES + i is lane i of the second.
+        size = 1
         while size < LANES:
             left = [i if not i & size else i - size + LANES for i in lanes]
             right = [i + size if not i & size else i + LANES for i in lanes]
@@ -207,7 +211,7 @@ class Tile:
         self, x: Any, x_stride: Any, x_step: Any, n: Any, find_row: Callable[[Any], Any]
     ) -> None:
         """Add the number at x + row * x_stride + i * x_step times the vectors at the address `find_row(i)`,
-        for all i below n.
+        for all i below n, which is at least 1.
         """
         builder = self.builder
         before = builder.block
@@ -271,7 +275,7 @@ class Tile:
             value, weight = (self.builder.bitcast(one, PAIRS) for one in (value, weight))
             arguments = [earlier, value, weight]
         else:
-            name = f"llvm.fma.v{LANES}f32"
+            name = f"llvm.fmuladd.v{LANES}f32"
             arguments = [value, weight, earlier]
         function_type = ir.FunctionType(VECTOR, [argument.type for argument in arguments])
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)

@@ -72,8 +72,10 @@ class DecodingTransformer(Transformer):
 
 @torch.inference_mode()
 def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
-    """Return a copy for decoding, which shares what it can with `model`, or `model` itself if
-    nothing can be gained.
+    """Return a copy for decoding, or `model` itself if nothing can be gained.
+
+    The copy shares what it can, and lays out the rest when it is first used, so the weights of `model` must
+    not change as long as the copy is used.
     """
     weight = model.projection.weight
     can_pack = (

@@ -1,4 +1,5 @@
-"""Where numba keeps compiled code: one folder for each version of the files that it was compiled from.
+"""Where numba keeps compiled code: one folder for each processor, version of numba, and version of
+the files that it was compiled from.
 
 numba itself notices a change only in the file of the function that is called, not in the files of the
 functions that this one calls.
@@ -19,8 +20,14 @@ def find_code_folder(*files: str) -> Path | None:
     folder = os.environ.get("NUMBA_CACHE_DIR")
     if folder is None:
         return None
-    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
-    return Path(folder) / digest[:16]
+    import numba
+    from numba.core.registry import cpu_target
+
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    digest = hashlib.sha256(repr((numba.__version__, processor)).encode())
+    for file in files:
+        digest.update(Path(file).read_bytes())
+    return Path(folder) / digest.hexdigest()[:16]
 
 
 def make_compiler(

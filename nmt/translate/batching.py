@@ -6,8 +6,8 @@ allows.
 
 On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a
 step does between its matrix products would leave the other cores idle, and they would wait for each
-other at each product. Threads share the model; torch releases the GIL while it computes. The
-results do not depend on any of it.
+other at each product. Threads share the model; torch and compiled
+loops release the GIL while they compute. In fp32 the results do not depend on any of it.
 """
 
 from collections import deque

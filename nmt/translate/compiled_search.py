@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
@@ -36,6 +37,7 @@ from nmt.model.compiled_products import Floats, Products, exp, multiply
 from nmt.model.cpu_linear import DecodingTransformer
 from nmt.model.transformer import Transformer
 from nmt.system.compiled_code import find_code_folder, make_compiler
+from nmt.system.errors import UserError
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
@@ -329,7 +331,10 @@ def search_compiled(
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the `n_best` best translations of each sentence, best first, as `search` does."""
+    check_pieces(src.tokens, model.sizes[0])
     group = start_group(start_beams(src, config, model.config, n_best, prefixes))
+    if group.forced.size:
+        check_pieces(torch.from_numpy(group.forced), model.n_pieces)
     longest = int(group.limits.max())
     rules = make_rules(model, config, n_best, longest)
     compiled = model.compiled
@@ -354,6 +359,16 @@ def search_compiled(
     ids = group.finished_pieces[:, :n_best].tolist()
     scores = group.finished_scores[:, :n_best].tolist()
     return [make_hypotheses(*found) for found in zip(ids, scores, strict=True)]
+
+
+def check_pieces(pieces: Tensor, n_pieces: int) -> None:
+    """Raise UserError if a piece is not in the vocabulary: compiled loops do not check their indices."""
+    highest = int(pieces.max())
+    if highest >= n_pieces:
+        raise UserError(
+            f"piece {highest} is not in the vocabulary of {n_pieces:,} pieces; use the vocabulary that "
+            "the model was trained with"
+        )
 
 
 def is_kept() -> bool:

@@ -1,13 +1,14 @@
 """The search of a batch on a CPU: as compiled loops where they can do it and gain time, else with torch.
 
 Compiled loops serve a single model, and all rules but samples, phrases and repeats. They are faster for
-one sentence as for many, except for large batches of a large model in bf16 on processors with AMX, whose
-tiles only torch uses, and on those that do not multiply bf16 at all.
+one sentence and for many. Large batches of a large model in bf16 are an exception on processors with
+AMX, whose tiles only torch uses, and on processors that do not multiply bf16 at all.
 
-A process begins with torch: compiling takes some 20 seconds, once on a machine, and loading what was
-compiled takes half a second.
+In fp32 a process begins with torch: compiling takes some 20 seconds, once on a machine, and loading what
+was compiled takes half a second.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.model.cpu_linear import DecodingTransformer
 from nmt.system.errors import Failure, UserError
+from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.phrases import LinePhrases
@@ -63,15 +65,15 @@ def search_on_cpu(
 def is_faster(model: DecodingTransformer, src: Packed, config: DecodingConfig) -> bool:
     if not model.is_compilable:
         return False
-    if not model.is_bf16 or multiplies_only_pairs():
+    if not model.is_bf16 or has_bf16_pairs_but_no_tiles():
         return True
     n_weights = sum(weight.numel() for weight in model.source.decoder[0].parameters())
     n_hypotheses = src.n_sentences * config.beam
     return n_weights <= MAX_BF16_WEIGHTS or n_hypotheses <= MAX_BF16_HYPOTHESES
 
 
-def multiplies_only_pairs() -> bool:
-    """Whether this processor multiplies bf16 as compiled loops do, and in no faster way."""
+def has_bf16_pairs_but_no_tiles() -> bool:
+    """Whether this processor has AVX512-BF16, which compiled loops use, and not AMX, which only torch uses."""
     return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
 
 
@@ -85,13 +87,15 @@ def try_compiled(
     """Search as compiled loops. Return None if that is not worth loading yet, or if numba fails, for
     example on damaged compiled code; then it is not tried again.
     """
-    if Experience.has_failed or Experience.n_sentences <= SENTENCES_BEFORE_LOADING:
+    # bf16 would give other translations before than after, so it does not wait.
+    n_sentences = math.inf if model.is_bf16 else Experience.n_sentences
+    if Experience.has_failed or n_sentences <= SENTENCES_BEFORE_LOADING:
         return None
     try:
         from nmt.translate import compiled_search
 
         if not Experience.is_loaded and not compiled_search.is_kept():
-            if Experience.n_sentences <= SENTENCES_BEFORE_COMPILING:
+            if n_sentences <= SENTENCES_BEFORE_COMPILING:
                 return None
             say("compiling the search for this processor, once; this takes some 20 seconds")
         Experience.is_loaded = True
@@ -99,6 +103,8 @@ def try_compiled(
     except (UserError, Failure, MemoryError):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
         say(f"warning: the search cannot be compiled ({reason}); decoding goes on more slowly")
         Experience.has_failed = True

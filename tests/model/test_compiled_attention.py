@@ -156,13 +156,18 @@ def test_long_sentences_are_padded(counted_calls: list[int]) -> None:
         assert len(counted_calls) == n_calls
 
 
-def test_the_first_call_may_be_without_gradients(capsys: pytest.CaptureFixture[str]) -> None:
-    for context in (torch.no_grad(), torch.inference_mode()):
-        load_compiled.cache_clear()
-        with context:
-            assert load_compiled(torch.float32) is not None
+def test_nothing_is_compiled_without_gradients(counted_calls: list[int]) -> None:
+    """So that a process that translates one line does not wait for it."""
+    queries, keys = make_sides(LENGTHS)
+    q, k, v = (draw(side, 2, 8, torch.float32) for side in (queries, keys, keys))
+    expected = attend(q, k, v, AttentionMask(queries, keys))
+    assert len(counted_calls) == 1
+    with torch.no_grad():
+        found = attend(q, k, v, AttentionMask(queries, keys))
+    detached = attend(q.detach(), k.detach(), v.detach(), AttentionMask(queries, keys))
+    assert len(counted_calls) == 1 and torch.equal(found, detached)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert load_compiled(torch.float64) is None
-    assert capsys.readouterr().err == ""
 
 
 def test_where_numba_fails_attention_is_padded(

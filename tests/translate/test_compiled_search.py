@@ -156,6 +156,13 @@ def test_numbers_that_are_none_are_told(value: float) -> None:
             search_compiled(make_ready(model), pack(given), DecodingConfig())
 
 
+def test_pieces_beyond_the_vocabulary_are_refused() -> None:
+    ready = make_ready(make_model(4))
+    for src, prefix in (((N_PIECES, EOS), ()), ((5, EOS), (6, N_PIECES))):
+        with pytest.raises(UserError, match="piece 12 is not in the vocabulary of 12 pieces"):
+            search_compiled(ready, pack([src]), DecodingConfig(), 1, [prefix])
+
+
 # ---- the same bits ---------------------------------------------------------------------------------
 
 
@@ -193,6 +200,7 @@ def test_bf16_comes_near() -> None:
 @pytest.fixture
 def experience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has searched enough, and nothing else yet."""
+    monkeypatch.setattr(cpu_search, "SENTENCES_BEFORE_LOADING", 20)
     monkeypatch.setattr(Experience, "n_sentences", cpu_search.SENTENCES_BEFORE_COMPILING)
     monkeypatch.setattr(Experience, "is_loaded", False)
     monkeypatch.setattr(Experience, "has_failed", False)
@@ -246,7 +254,7 @@ def test_what_is_not_compiled(
     if what == "no numba":
         monkeypatch.setattr("nmt.model.cpu_linear.HAS_NUMBA", False)
     monkeypatch.setattr(cpu_search, "MAX_BF16_WEIGHTS", 100)
-    monkeypatch.setattr(cpu_search, "multiplies_only_pairs", lambda: False)
+    monkeypatch.setattr(cpu_search, "has_bf16_pairs_but_no_tiles", lambda: False)
     model, config = make_model(9), DecodingConfig(max_extra=3, **settings)
     ready = model if what == "ordinary model" else make_ready(model, what == "large in bf16")
     phrases = None
@@ -257,7 +265,7 @@ def test_what_is_not_compiled(
     if what == "large in bf16":
         search_on_cpu(ready, pack(GIVEN[:4]), config)
         assert calls == [4]  # few hypotheses are
-        monkeypatch.setattr(cpu_search, "multiplies_only_pairs", lambda: True)
+        monkeypatch.setattr(cpu_search, "has_bf16_pairs_but_no_tiles", lambda: True)
         search_on_cpu(ready, pack(GIVEN), config)
         assert calls == [4, len(GIVEN)]
 
@@ -302,6 +310,31 @@ def test_where_numba_fails_torch_goes_on(
         assert search_on_cpu(ready, pack(GIVEN), config) == search(ready, pack(GIVEN), config)
     message = "the search cannot be compiled (EOFError: ran out of input)"
     assert capsys.readouterr().err.count(message) == 1
+
+
+def test_memory_that_is_used_up_is_told_and_no_reason_to_give_up(
+    experience: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_search, "search_group", fail)
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            search_on_cpu(make_ready(make_model(11)), pack(GIVEN), DecodingConfig(max_extra=3))
+    assert not Experience.has_failed
+
+
+def test_bf16_is_compiled_from_the_first_sentence(
+    experience: None, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Experience, "n_sentences", 0)
+    for is_bf16, n_calls in ((False, 0), (True, 1)):
+        ready = make_ready(make_model(12), is_bf16)
+        search_on_cpu(ready, pack(GIVEN[:1]), DecodingConfig(max_extra=3))
+        assert len(calls) == n_calls
 
 
 def test_each_version_of_the_files_keeps_its_own_code(
