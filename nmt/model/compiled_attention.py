@@ -99,11 +99,17 @@ def new_matrix(n_rows: int, n_columns: int) -> Floats:
 
 
 @compile_attention
+def find_row(heads: Heads, row: int) -> Any:
+    """Return the numbers of all heads of a row."""
+    start = row * heads.stride
+    return heads.numbers[start : start + heads.n * heads.size]
+
+
+@compile_attention
 def load_rows(heads: Heads, first: int, n: int, factor: Any, to: Floats) -> None:
     """Copy rows, with all heads, into the first ones of a matrix."""
     for row in range(n):
-        start = (first + row) * heads.stride
-        source = heads.numbers[start : start + heads.n * heads.size]
+        source = find_row(heads, first + row)
         target = to[row]
         for i in range(len(source)):
             target[i] = widen(source[i]) * factor
@@ -113,8 +119,7 @@ def load_rows(heads: Heads, first: int, n: int, factor: Any, to: Floats) -> None
 def store_rows(matrix: Floats, heads: Heads, first: int, n: int, factor: Any) -> None:
     """Copy the first rows of a matrix to all heads of some rows."""
     for row in range(n):
-        start = (first + row) * heads.stride
-        target = heads.numbers[start : start + heads.n * heads.size]
+        target = find_row(heads, first + row)
         source = matrix[row]
         for i in range(len(target)):
             target[i] = narrow(source[i] * factor, heads.numbers)

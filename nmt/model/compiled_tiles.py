@@ -1,4 +1,4 @@
-"""What compiled code tells LLVM directly: tiles of matrix products that stay in vector registers.
+"""Parts of compiled code that are written for LLVM directly: tiles of matrix products that stay in vector registers.
 
 numba's own loops would store and load a tile again for every input, and reach half the speed. A tile has some
 rows of x, and one or several vectors of neighbouring columns of the matrix. It is a sum of products in one

@@ -20,7 +20,7 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.beams import Decodable, Hypothesis
+from nmt.translate.beams import Decodable, Hypothesis, count_hypotheses
 from nmt.translate.cpu_search import search_on_cpu
 from nmt.translate.graph_search import GraphSearch, measure_free_bytes
 from nmt.translate.phrases import LinePhrases
@@ -133,16 +133,22 @@ def search_batches(
         own = None if phrases is None else [phrases[i] for i in batch]
         return batch, search_on_cpu(model, packed, config, n_best, forced, own)
 
-    n_hypotheses = len(sources) * (n_best if config.sample else config.beam)
-    share = -(-n_hypotheses // (BATCHES_PER_THREAD * min(torch.get_num_threads(), MAX_THREADS)))
-    most = min(max(share, MIN_HYPOTHESES), MAX_HYPOTHESES)
+    n_threads = min(torch.get_num_threads(), MAX_THREADS)
+    most = _choose_most_hypotheses(len(sources) * count_hypotheses(config, n_best), n_threads)
     batches = list(split_by_budget(sources, config, n_best, most))
-    n_threads = min(len(batches), torch.get_num_threads(), MAX_THREADS)
+    n_threads = min(len(batches), n_threads)
     if n_threads <= 1:
         yield from map(search_batch, batches)
         return
     with _start_threads(n_threads) as pool:
         yield from _map_in_order(pool, search_batch, batches, 2 * n_threads)
+
+
+def _choose_most_hypotheses(n_hypotheses: int, n_threads: int) -> int:
+    """Choose how many hypotheses a batch may have, so that each thread gets several batches."""
+    n_batches = BATCHES_PER_THREAD * n_threads
+    share = -(-n_hypotheses // n_batches)
+    return min(max(share, MIN_HYPOTHESES), MAX_HYPOTHESES)
 
 
 def _pack_batch(
