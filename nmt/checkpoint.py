@@ -34,6 +34,7 @@ from nmt.data.plan import Cursor
 from nmt.data.vocab import MAX_MODEL_BYTES, Vocabulary, load_vocab, write_vocab
 from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
+from nmt.model.weightless import without_weights
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
@@ -364,7 +365,7 @@ def _weight_shapes(
             f"{format_memory(limit.n_bytes)} ({limit.name}); use another copy"
         )
     try:
-        with torch.device("meta"):  # takes no memory
+        with without_weights():
             one_layer = replace(config, n_layers=1, encoder_layers=None, decoder_layers=None)
             model = Transformer(one_layer, *vocab_sizes)
     except UserError as error:

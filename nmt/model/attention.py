@@ -24,6 +24,7 @@ from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.dropout import draw_dropout
 from nmt.system.errors import UserError
 from nmt.system.progress import say
+from nmt.system.tracing import not_traced
 
 TRITON, VARLEN = "triton", "varlen"  # the paths on a GPU: our kernels, or torch's
 
@@ -302,7 +303,7 @@ class _PaddedAttention(torch.autograd.Function):
         )
 
 
-@torch.compiler.disable
+@not_traced
 def _attend_padded(
     q: Tensor,
     k: Tensor,
@@ -314,7 +315,7 @@ def _attend_padded(
     return _PaddedAttention.apply(q, k, v, mask, collected, dropout)
 
 
-@torch.compiler.disable
+@not_traced
 def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
     queries, keys = mask.packed
     # Without gradients nothing is compiled or loaded: a process that translates one line is soon done.

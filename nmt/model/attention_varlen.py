@@ -7,19 +7,29 @@ to, are masked here, outputs and gradients alike. Offsets that repeat are senten
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # older releases of torch
-    varlen_attn = None  # type: ignore[assignment]
+varlen_attn: Any = None
+# A torch for CPUs has the module too, but no kernel, and importing it takes a second.
+if torch.backends.cuda.is_built():
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # older releases of torch
+        pass
 
-# Before torch 2.12 it took `is_causal` instead, and no window.
-HAS_WINDOW = varlen_attn is not None and "window_size" in inspect.signature(varlen_attn).parameters
 WIDEST_VARLEN_HEAD = 256
+
+
+def has_window(kernel: Callable[..., Any]) -> bool:
+    """Whether this release's kernel takes a window; before torch 2.12 it took `is_causal` instead."""
+    return "window_size" in inspect.signature(kernel).parameters
+
+
+HAS_WINDOW = varlen_attn is not None and has_window(varlen_attn)
 
 
 def supports_varlen(q: Tensor, v: Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nmt.model.linear import ActivatedLinear
 from nmt.model.transformer import Transformer
+from nmt.model.weightless import without_weights
 
 if TYPE_CHECKING:
     from nmt.model.compiled_layers import CompiledModel
@@ -86,7 +87,7 @@ def prepare_for_decoding(model: Transformer, is_bf16: bool) -> Transformer:
     )
     if not (is_bf16 or can_pack):
         return model
-    with torch.device("meta"):
+    with without_weights():
         ready = DecodingTransformer(model.config, *model.sizes).eval()
     ready.set_source(model, is_bf16, is_compilable=can_pack)
     ready.load_state_dict(model.state_dict(), assign=True)

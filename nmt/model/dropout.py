@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.model.dropout_masks import BITS, fill_masked
+from nmt.system.tracing import not_traced
 
 INTEGER_OF_SAME_WIDTH = {  # numpy has no bf16, so factors are written as integers
     torch.bfloat16: torch.int16,
@@ -35,7 +36,7 @@ def draw_seed() -> int:
     return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
-@torch.compiler.disable  # numba's loop cannot be traced
+@not_traced  # numba's loop cannot be traced
 def make_factors(x: Tensor, rate: float, seed: int) -> Tensor:
     threshold = min(round(rate * 2**BITS), 2**BITS - 1)
     scale = torch.tensor([2**BITS / (2**BITS - threshold)], dtype=x.dtype, device="cpu")

@@ -5,6 +5,7 @@ the rest. If `found_inf` is 1, it changes nothing, not even its count; torch's G
 too.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,11 @@ class Adam(torch.optim.Adam):
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
     average: MovingAverage | None = None  # of the weights, if the run keeps one
+
+    # To keep its methods from being traced, torch imports what takes a second. Nothing traces them here.
+    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
 def learning_rate(step: int, d_model: int, n_steps: int, config: OptimizerConfig) -> float:
