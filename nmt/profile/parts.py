@@ -42,7 +42,7 @@ NAME_PATTERNS = (
     ("xmma", PRODUCTS),
     ("cublas", PRODUCTS),
     ("splitk", PRODUCTS),
-    ("aten::linear", PRODUCTS),
+    ("linear", PRODUCTS),
     ("aten::addmm", PRODUCTS),
     ("aten::mm", PRODUCTS),
 )

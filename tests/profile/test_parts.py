@@ -20,11 +20,12 @@ def in_microseconds(seconds: dict[str, float]) -> dict[str, int]:
 def test_operations_belong_to_what_they_ran_within() -> None:
     backward = "autograd::engine::evaluate_function: "
     update = make_event("update")
-    attention = make_event("_GridAttention", update)
+    attention = make_event("_PaddedAttention", update)
     loss = make_event("_FusedLoss", update)
     linear = make_event("aten::linear", update)
     step = make_event("Optimizer.step#Adam.step", update)
-    attention_back = make_event(backward + "_GridAttentionBackward")
+    fused_linear = make_event("_FusedLinear", update)
+    attention_back = make_event(backward + "_CompiledAttentionBackward")
     product_back = make_event(backward + "MmBackward0")
     sums = make_event(backward + "torch::autograd::AccumulateGrad")
     events = [
@@ -32,6 +33,7 @@ def test_operations_belong_to_what_they_ran_within() -> None:
         make_event("aten::bmm", attention_back, 60),
         make_event("aten::mm", loss, 4),
         make_event("aten::addmm", linear, 8),
+        make_event("mkldnn::_linear_pointwise", fused_linear, 500),
         make_event("aten::mm", product_back, 100),
         make_event("aten::native_layer_norm", update, 2),
         make_event("aten::_fused_adam_", step, 32),
@@ -42,7 +44,7 @@ def test_operations_belong_to_what_they_ran_within() -> None:
     assert in_microseconds(sum_operations(events)) == {
         "attention": 90,
         "softmax and loss": 4,
-        "matrix products": 108,
+        "matrix products": 608,
         "embedding, norm, dropout": 2,
         "optimizer": 32,
         "other": 17,
