@@ -24,6 +24,14 @@ DEVICES = Path("/dev")  # NVIDIA's are nvidia0, nvidia1, ...
 DRIVER = Path("/proc/driver/nvidia/version")
 NO_DEVICES = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that also ask for the CPU
 
+# What the kernel calls the instructions for products, the fastest first, and what people call them.
+INSTRUCTIONS = {
+    "amx_bf16": "AMX",
+    "avx512_bf16": "AVX512-BF16",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+}
+
 
 def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
     """Return the GPU of this rank, or the CPU if the user asked for it or there is no GPU."""
@@ -73,11 +81,20 @@ def read_peak_memory(device: torch.device) -> int:
 
 
 def name_machine(device: torch.device, n_ranks: int) -> str:
-    """Name what a run computes on, for people: 8 x NVIDIA H200, or the cores and their model."""
+    """Name what a run computes on, for people: 8 x NVIDIA H200, or the threads, and the processor's
+    model with its fastest instructions for products.
+    """
     if device.type == "cuda":
         return f"{n_ranks} x {torch.cuda.get_device_name(device)}"
     n_threads = n_ranks * torch.get_num_threads()
-    found = re.search(r"^model name\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
-    model = found[1].strip() if found else platform.machine()
     threads = "1 thread" if n_threads == 1 else f"{n_threads} threads"
-    return f"{threads} on {model}"
+    model = read_cpu_field("model name") or platform.machine()
+    flags = set(read_cpu_field("flags").split())
+    fastest = next((name for flag, name in INSTRUCTIONS.items() if flag in flags), None)
+    return f"{threads} on {model}" + (f" with {fastest}" if fastest else "")
+
+
+def read_cpu_field(name: str) -> str:
+    """Read what the kernel says of the first core; empty where it says nothing."""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
+    return found[1].strip() if found else ""

@@ -771,7 +771,7 @@ def _announce_run(trainer: Trainer) -> None:
     say(
         f"model: {n_parameters / 1e6:.1f}M parameters, {format_size(trainer.vocab)} pieces; data: "
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
-        f"on {trainer.world.size} x {trainer.world.device.type}; run folder {trainer.run.path}"
+        f"on {trainer.status.machine}; run folder {trainer.run.path}"
     )
     if trainer.mixture is not None:
         say(describe_mixture(trainer.mixture, config.data))

@@ -5,6 +5,7 @@ No GPU is needed: a folder stands in for what the kernel would show of one.
 """
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import load_config, parse_device
 from nmt.system import device
-from nmt.system.device import choose_device
+from nmt.system.device import choose_device, name_machine
 from nmt.system.errors import UserError
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC: 12\n"
@@ -157,3 +158,28 @@ def test_settings_are_read_without_torch(toy: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and "\ndevice: cpu\n" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("fpu sse2 avx2", "2 threads on Some CPU @ 2.00GHz with AVX2"),
+        ("avx2 avx512f avx512_bf16 fpu", "2 threads on Some CPU @ 2.00GHz with AVX512-BF16"),
+        ("avx512_bf16 avx512f amx_bf16 amx_tile", "2 threads on Some CPU @ 2.00GHz with AMX"),
+        ("fpu sse2", "2 threads on Some CPU @ 2.00GHz"),
+    ],
+)
+def test_a_machine_is_named_with_its_fastest_instructions(
+    monkeypatch: pytest.MonkeyPatch, flags: str, name: str
+) -> None:
+    info = (
+        f"processor\t: 0\nmodel name\t: Some CPU @ 2.00GHz\nflags\t\t: {flags}\nvmx flags\t: ept\n"
+    )
+    monkeypatch.setattr(device, "read_cpu_info", lambda: info)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert name_machine(torch.device("cpu"), 1) == name
+
+
+def test_a_machine_that_says_nothing_of_itself_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "read_cpu_info", lambda: "")
+    assert name_machine(torch.device("cpu"), 2).endswith(f"threads on {platform.machine()}")
