@@ -19,8 +19,6 @@ from nmt.system.errors import UserError
 
 def sinusoids(n: int, d_model: int) -> Tensor:
     """Compute the sinusoids of n positions: (n, d_model)."""
-    if torch.get_default_device().type == "meta":  # only the shape is wanted
-        return torch.empty(n, d_model)
     # In fp64: fp32 would round the angles of late positions visibly.
     columns = torch.arange(d_model // 2, dtype=torch.float64)
     rates = torch.exp(columns * (-math.log(10_000.0) * 2 / d_model))
@@ -37,12 +35,13 @@ class Positions(nn.Module):
         super().__init__()
         self.d_model, self.is_learned = config.d_model, config.positions == "learned"
         self.longer_table: Tensor | None = None  # sinusoids for sentences longer than `table`
+        rows = torch.empty(config.max_positions, config.d_model)
         if self.is_learned:
-            self.table = nn.Parameter(torch.empty(config.max_positions, config.d_model))
-        else:
-            self.register_buffer(
-                "table", sinusoids(config.max_positions, config.d_model), persistent=False
-            )
+            self.table = nn.Parameter(rows)
+            return
+        if not rows.is_meta:  # else only the shape is wanted, and torch would be slow to start
+            rows = sinusoids(config.max_positions, config.d_model)
+        self.register_buffer("table", rows, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
         table = self.table if longest <= len(self.table) else self.make_longer_table(longest)
