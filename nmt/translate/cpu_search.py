@@ -106,6 +106,8 @@ def try_compiled(
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {error}"
-        say(f"warning: the search cannot be compiled ({reason}); decoding goes on more slowly")
+        is_first = not Experience.has_failed  # another thread may have failed while this one waited
         Experience.has_failed = True
+        if is_first:
+            say(f"warning: the search cannot be compiled ({reason}); decoding goes on more slowly")
         return None
