@@ -89,9 +89,12 @@ def name_machine(device: torch.device, n_ranks: int) -> str:
     n_threads = n_ranks * torch.get_num_threads()
     threads = "1 thread" if n_threads == 1 else f"{n_threads} threads"
     model = read_cpu_field("model name") or platform.machine()
-    flags = set(read_cpu_field("flags").split())
-    fastest = next((name for flag, name in INSTRUCTIONS.items() if flag in flags), None)
-    return f"{threads} on {model}" + (f" with {fastest}" if fastest else "")
+    machine = f"{threads} on {model}"
+    flags = read_cpu_field("flags").split()
+    for flag, instructions in INSTRUCTIONS.items():
+        if flag in flags:
+            return f"{machine} with {instructions}"
+    return machine
 
 
 def read_cpu_field(name: str) -> str:
