@@ -1,4 +1,4 @@
-"""Writes tests/golden: what the Perl scripts of Moses make of the lines of tests/awkward.py, and of
+"""Writes tests/golden: what the Perl scripts of Moses make of the lines of tests/support/awkward.py, and of
 real ones.
 
     git clone https://github.com/moses-smt/mosesdecoder && git -C mosesdecoder checkout 3a0631a05b
@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from awkward import awkward_lines, damaged_pair, real_lines  # noqa: E402
+from support.awkward import awkward_lines, damaged_pair, real_lines  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
 LANGUAGES = ("de", "fr")

@@ -2,14 +2,13 @@
 
 import importlib.util
 import math
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from small_disk import SmallDisk, mount_small_disk
-from toy_words import WORDS
+from support.small_disk import SmallDisk, mount_small_disk
+from support.toy_corpus import write_toy_config, write_toy_corpus
 
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
@@ -20,59 +19,6 @@ if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do witho
     too_slow = hypothesis.HealthCheck.too_slow
     hypothesis.settings.register_profile("nmt", deadline=None, suppress_health_check=[too_slow])
     hypothesis.settings.load_profile("nmt")
-
-
-def sentences(n: int, seed: int) -> list[tuple[str, str]]:
-    """Random words and their word-by-word translations."""
-    rng = random.Random(seed)
-    drawn = [[rng.choice(list(WORDS)) for _ in range(rng.randint(2, 9))] for _ in range(n)]
-    return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in drawn]
-
-
-def write_toy_corpus(folder: Path) -> Path:
-    """Write {train,valid,test}.{en,de} into a new folder `corpus`, and return it."""
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 20))):
-        pairs = sentences(n, seed)
-        for side, language in enumerate(("en", "de")):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (corpus / f"{split}.{language}").write_text(text, encoding="utf-8")
-    return corpus
-
-
-def write_toy_config(corpus: Path, folder: Path) -> Path:
-    """Write the config of a run that takes seconds; dropout is on."""
-    path = folder / "toy.yaml"
-    path.write_text(
-        f"""
-name: toy
-seed: 3
-out: {folder}/run
-data:
-  root: {corpus}
-  store: {folder}/store
-  workers: 1
-  train: [{{src: train.en, tgt: train.de}}]
-  valid: {{src: valid.en, tgt: valid.de}}
-  test: {{src: test.en, tgt: test.de}}
-vocab: {{size: 80}}
-model: {{d_model: 16, d_ff: 32, n_heads: 2, n_layers: 2, dropout: 0.2}}
-optimizer: {{warmup_steps: 20}}
-training:
-  steps: 20
-  src_tokens: 300
-  tgt_tokens: 300
-  micro_tokens: 90
-  precision: fp32
-  log_every: 1
-  validate_every: 100
-  checkpoint_minutes: null
-decoding: {{max_extra: 5}}
-""",
-        encoding="utf-8",
-    )
-    return path
 
 
 @pytest.fixture

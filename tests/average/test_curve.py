@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from saved_run import skip_fsync  # noqa: F401
+from support.saved_run import skip_fsync  # noqa: F401
 
 from nmt.average import curve
 from nmt.checkpoint import find_newest

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
+from support.saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
+from support.untrained import make_checkpoint, make_vocab
 from test_checkpoint import CONFIG, make_letters, write
 from torch import Tensor
-from untrained import make_checkpoint, make_vocab
 
 from nmt.average import mean as averaging
 from nmt.average.mean import average_checkpoints

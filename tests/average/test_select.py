@@ -1,7 +1,7 @@
 """The checkpoints taken are those asked for."""
 
 import pytest
-from saved_run import copy_template, make_template, skip_fsync  # noqa: F401
+from support.saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
 from nmt.average.select import choose_checkpoints, take_best
 from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config

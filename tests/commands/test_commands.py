@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
-from conftest import write_toy_config, write_toy_corpus
+from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval

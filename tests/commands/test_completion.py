@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from needs import needs_package
+from support.needs import needs_package
 
 from nmt.commands.completion import SHELLS, main
 

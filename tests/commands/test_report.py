@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from needs import needs_package
+from support.needs import needs_package
 
 from nmt.commands.report import main
 from nmt.config import RunConfig, format_config

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import sentences
-from untrained import make_checkpoint, make_vocab
+from support.toy_corpus import sentences
+from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
 from nmt.commands.score import main as nmt_score

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from serve_process import start_server
-from untrained import make_checkpoint, make_vocab
+from support.serve_process import start_server
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.serve import main, parse_arguments, read_keys
 from nmt.system.errors import UserError

@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sentences
-from needs import needs_package
-from soaking import IS_SOAK, counted
-from untrained import DECODING, make_checkpoint, make_vocab
-from warm_process import CONTEXT, TranslateProcess
+from support.needs import needs_package
+from support.soaking import IS_SOAK, counted
+from support.toy_corpus import sentences
+from support.untrained import DECODING, make_checkpoint, make_vocab
+from support.warm_process import CONTEXT, TranslateProcess
 
 from nmt.checkpoint import open_checkpoint
 from nmt.commands.eval import main as nmt_eval

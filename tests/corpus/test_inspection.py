@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sentences
-from hostile_text import OBEYED, PAYLOADS
 from hypothesis import given
 from hypothesis import strategies as st
-from soaking import counted
+from support.hostile_text import OBEYED, PAYLOADS
+from support.soaking import counted
+from support.toy_corpus import sentences
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig

@@ -18,8 +18,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from needs import REAL_TEXT, needs_text
-from soaking import IS_SOAK, counted
+from support.needs import REAL_TEXT, needs_text
+from support.soaking import IS_SOAK, counted
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import tar, zstd
 from pyarrow import parquet
-from soaking import counted
+from support.packing import tar, zstd
+from support.soaking import counted
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import demo

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from needs import REAL_TEXT, needs_text
+from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.survey import Survey, survey_corpus

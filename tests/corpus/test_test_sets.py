@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from needs import REAL_TEXT, needs_text
+from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import test_sets as testsets

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing import pack, pack_archive, tar
+from support.packing import pack, pack_archive, tar
 
 from nmt.corpus.text_files import TextFile, decode_lines, decode_stream, read_line_blocks
 from nmt.system.errors import UserError

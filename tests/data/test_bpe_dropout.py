@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.toy_corpus import sentences
 
 from nmt.data.bpe_dropout import NO_RANK, MergeTable, segment
 from nmt.data.vocab import BOS, EOS, PAD, UNK

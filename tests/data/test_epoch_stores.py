@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from block_faults import die, slow
-from conftest import sentences
+from support.block_faults import die, slow
+from support.toy_corpus import sentences
 
 from nmt.config import TrainingConfig
 from nmt.data import epoch_stores
@@ -344,7 +344,7 @@ def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPa
 KILLED = """
 import sys
 from pathlib import Path
-from block_faults import slow
+from support.block_faults import slow
 from nmt.data import epoch_stores
 epoch_stores.PAIRS_PER_DRAW, epoch_stores.draw_block = 10, slow
 if __name__ == "__main__":

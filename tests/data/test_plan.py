@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from needs import REAL_TEXT, needs_text
+from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from untrained import make_vocab
+from support.untrained import make_vocab
 
 from nmt.data.store import ArrayWriter, SideWriter, open_store
 from nmt.data.vocab import VocabPair, load_vocab, write_vocab

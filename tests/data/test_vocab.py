@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from needs import REAL_TEXT, needs_text
+from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import VocabConfig
 from nmt.data.vocab import (

@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from needs import needs_package
+from support.needs import needs_package
 from test_architecture import LEVELS
 
 from nmt.system.strict_yaml import parse_yaml

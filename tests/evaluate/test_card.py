@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile_text import OBEYED, PAYLOADS
 from huggingface_hub import EvalResult, ModelCard
+from support.hostile_text import OBEYED, PAYLOADS
+from support.untrained import make_checkpoint, make_vocab
 from test_results import RESULT
-from untrained import make_checkpoint, make_vocab
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import open_checkpoint

@@ -23,13 +23,13 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from conftest import sentences
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
+from support.toy_corpus import sentences
 
 from nmt import known_test_sets
 from nmt.commands.average import main as nmt_average

@@ -100,7 +100,7 @@ ADDING = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = [sys.argv[3], sys.argv[3] + "/.."]
 from test_results import RESULT, add_result
 for n in range(8):
     add_result(Path(sys.argv[1]), replace(RESULT, engine=f"{sys.argv[2]} {n}"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from untrained import SHAPE, make_checkpoint, make_vocab
+from support.untrained import SHAPE, make_checkpoint, make_vocab
 
 PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -17,8 +17,8 @@ from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "sentiment"
-sys.path[:0] = [str(FOLDER), str(ROOT / "tests" / "model")]
-from torch_twin import make_torch_twin  # noqa: E402
+sys.path[:0] = [str(FOLDER), str(ROOT / "tests")]
+from support.torch_twin import make_torch_twin  # noqa: E402
 
 # mypy reads the examples by themselves
 classifier: Any = importlib.import_module("classifier")

@@ -17,12 +17,12 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import sentences
-from needs import needs_package
 from safetensors import safe_open
 from safetensors.torch import save_file
-from soaking import IS_SOAK
-from untrained import make_vocab
+from support.needs import needs_package
+from support.soaking import IS_SOAK
+from support.toy_corpus import sentences
+from support.untrained import make_vocab
 
 import nmt.api
 from nmt.checkpoint import Checkpoint, open_checkpoint

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_pairs import relation, side
+from support.packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import Packed, pack

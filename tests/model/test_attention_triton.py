@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreted import (
+from support.interpreted import (
     BOUNDS,
     IS_INTERPRETED,
     TAKES_ALL,
@@ -21,7 +21,7 @@ from interpreted import (
     needs_interpreter,
     run_interpreted,
 )
-from packed_pairs import relation, side
+from support.packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import Packed

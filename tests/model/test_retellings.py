@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from soaking import IS_SOAK
+from support.soaking import IS_SOAK
+from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
-from torch_twin import make_torch_twin
 
 from nmt.commands.train import main
 from nmt.config import ModelConfig, find_shipped_configs, load_config

@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
+from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
-from torch_twin import make_torch_twin
 
 from nmt.config import ModelConfig, load_config
 from nmt.data.batch import Packed, pack

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_toy import prepare_toy
+from support.prepared_toy import prepare_toy
 
 from nmt.config import RunConfig
 from nmt.data.store import open_store

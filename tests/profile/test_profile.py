@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_toy import prepare_toy
+from support.prepared_toy import prepare_toy
 
 import nmt.profile.profile
 from nmt.config import RunConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from soaking import Ground, counted, lines, make_ground
+from support.soaking import Ground, counted, lines, make_ground
 
 from nmt.checkpoint import find_newest, list_steps
 from nmt.commands.eval import main as nmt_eval

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shell_process import STREAMS
-from soaking import IS_SOAK
-from toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
+from support.shell_process import STREAMS
+from support.soaking import IS_SOAK
+from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from small_disk import mount_small_disk
-from soaking import IS_SOAK, Ground, counted, make_ground
-from untrained import make_checkpoint, make_vocab
+from support.small_disk import mount_small_disk
+from support.soaking import IS_SOAK, Ground, counted, make_ground
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from canary import record
-from finished_run import (
+from support.canary import record
+from support.finished_run import (
     finished_run,  # noqa: F401 (the fixture `whole`)
     intact_run,  # noqa: F401 (the fixture `ground`)
     score_average,
 )
-from soaking import IS_SOAK, Ground
+from support.soaking import IS_SOAK, Ground
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export

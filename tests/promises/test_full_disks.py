@@ -6,10 +6,10 @@ their code.
 from pathlib import Path
 
 import pytest
-from needs import needs_package
-from small_disk import SmallDisk
-from soaking import IS_SOAK
-from untrained import make_checkpoint, make_vocab
+from support.needs import needs_package
+from support.small_disk import SmallDisk
+from support.soaking import IS_SOAK
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import FORMAT_NAMES

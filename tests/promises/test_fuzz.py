@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fuzzing import (
+from pyarrow import parquet
+from support.fuzzing import (
     TEXTS,
     TOKENS,
     Target,
@@ -38,11 +39,10 @@ from fuzzing import (
     vary_safetensors,
     vary_yaml,
 )
-from packing import pack, pack_archive, zip_members
-from prepared_toy import prepare_toy
-from pyarrow import parquet
-from soaking import IS_SOAK
-from untrained import make_checkpoint, make_vocab
+from support.packing import pack, pack_archive, zip_members
+from support.prepared_toy import prepare_toy
+from support.soaking import IS_SOAK
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations
 from nmt.checkpoint import TrainState, open_checkpoint, open_tensors, read_origin

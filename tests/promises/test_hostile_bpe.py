@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from crafted_bpe import READABLE, REFUSED, draw_damaged_models
-from once import make_once
-from soaking import IS_SOAK
-from untrained import make_checkpoint
+from support.crafted_bpe import READABLE, REFUSED, draw_damaged_models
+from support.once import make_once
+from support.soaking import IS_SOAK
+from support.untrained import make_checkpoint
 
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from soaking import IS_SOAK
+from support.soaking import IS_SOAK
 
 from nmt.commands.train import main
 

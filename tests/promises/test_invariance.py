@@ -18,8 +18,8 @@ from typing import Literal
 
 import pytest
 import torch
-from soaking import IS_SOAK, counted
-from untrained import TINY, list_shapes
+from support.soaking import IS_SOAK, counted
+from support.untrained import TINY, list_shapes
 
 from nmt.checkpoint import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig

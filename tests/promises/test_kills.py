@@ -17,7 +17,7 @@ import sys
 import time
 
 import pytest
-from soaking import (
+from support.soaking import (
     IS_SOAK,
     WAIT_S,
     Ground,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from soaking import IS_SOAK, Ground, Order, Start, counted, make_ground
+from support.soaking import IS_SOAK, Ground, Order, Start, counted, make_ground
 
 # Files of results, and what differs in them between any two starts.
 TIMES = re.compile(

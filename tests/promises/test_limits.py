@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from soaking import make_ground
-from untrained import make_checkpoint, make_vocab
+from support.soaking import make_ground
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.cli import run_command
 from nmt.commands.prepare import main as nmt_prepare

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from soaking import Ground, Order, counted, make_ground
+from support.soaking import Ground, Order, counted, make_ground
 
 from nmt.checkpoint import TrainState, find_newest
 

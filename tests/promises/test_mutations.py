@@ -15,9 +15,9 @@ from zlib import crc32
 
 import pyarrow as pa
 import pytest
-from packing import pack, tar
 from pyarrow import parquet
-from soaking import counted
+from support.packing import pack, tar
+from support.soaking import counted
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.reader import Pair, read_blocks

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from canary import record
-from small_disk import SmallDisk, mount_small_disk
-from soaking import IS_SOAK, check_readable
-from toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
+from support.canary import record
+from support.small_disk import SmallDisk, mount_small_disk
+from support.soaking import IS_SOAK, check_readable
+from support.toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
 
 from nmt.system.files import verify
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder

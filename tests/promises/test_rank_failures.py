@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import pytest
-from soaking import RANK, SEPARATE, counted
-from waiting import is_alive, until
+from support.soaking import RANK, SEPARATE, counted
+from support.waiting import is_alive, until
 
 from nmt.commands.cli import run_command
 from nmt.system.errors import Failure, UserError

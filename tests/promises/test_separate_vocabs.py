@@ -10,8 +10,8 @@ import ctranslate2
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import write_toy_config, write_toy_corpus
 from safetensors.torch import load_file
+from support.toy_corpus import write_toy_config, write_toy_corpus
 
 import nmt.api
 from nmt.checkpoint import open_checkpoint

@@ -14,7 +14,7 @@ import signal
 import time
 
 import pytest
-from soaking import (
+from support.soaking import (
     Ground,
     Order,
     Start,

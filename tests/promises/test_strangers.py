@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from finished_run import (
+from support.finished_run import (
     finished_run,  # noqa: F401 (the fixture `whole`)
     intact_run,  # noqa: F401 (the fixture `ground`)
     score_average,
 )
-from soaking import (
+from support.soaking import (
     IS_SOAK,
     Ground,
     Order,

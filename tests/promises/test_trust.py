@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from once import make_once
 from safetensors.torch import load_file, save_file
-from soaking import IS_SOAK
+from support.once import make_once
+from support.soaking import IS_SOAK
 
 from nmt.checkpoint import TrainState
 from nmt.commands.average import main as nmt_average

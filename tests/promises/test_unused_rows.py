@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_toy import prepare_toy
+from support.prepared_toy import prepare_toy
+from support.untrained import TINY, make_checkpoint, make_vocab
 from torch import Tensor
-from untrained import TINY, make_checkpoint, make_vocab
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import load_weights, open_checkpoint

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile_text import PAYLOADS
-from needs import needs_package
-from untrained import DECODING, make_model, make_vocab
+from support.hostile_text import PAYLOADS
+from support.needs import needs_package
+from support.untrained import DECODING, make_model, make_vocab
 
 from nmt.data.vocab import Vocab
 from nmt.report.attention_file import draw_attention_image, open_attention_file

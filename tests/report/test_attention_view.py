@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import open_page
-from hostile_text import OBEYED, PAYLOADS
-from needs import needs_chromium
+from support.browser import open_page
+from support.hostile_text import OBEYED, PAYLOADS
+from support.needs import needs_chromium
 
 from nmt.report.attention_view import read_script, render_attention_page
 from nmt.translate.attention_maps import AttentionMap

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from page_elements import Elements
-from untrained import make_checkpoint, make_vocab
+from support.page_elements import Elements
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.report import main as nmt_report

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser import open_page
-from hostile_text import OBEYED, PAYLOADS
-from needs import needs_chromium, needs_package
+from support.browser import open_page
+from support.hostile_text import OBEYED, PAYLOADS
+from support.needs import needs_chromium, needs_package
 
 from nmt.commands.report import main as nmt_report
 from nmt.config import RunConfig, format_config, override_config

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import open_page
-from hostile_text import OBEYED, PAYLOADS
-from needs import needs_chromium, needs_package
-from page_elements import Elements
-from untrained import make_vocab
+from support.browser import open_page
+from support.hostile_text import OBEYED, PAYLOADS
+from support.needs import needs_chromium, needs_package
+from support.page_elements import Elements
+from support.untrained import make_vocab
 
 from nmt.config import RunConfig, format_config, load_config, override_config
 from nmt.evaluate.scored_texts import ScoredTexts

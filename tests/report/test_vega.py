@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from needs import needs_package
+from support.needs import needs_package
 
 from nmt.report import vega
 from nmt.report.curves import Chart, ReferenceBand, ReferenceLine, Series

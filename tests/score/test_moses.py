@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awkward import awkward_lines, real_lines
-from needs import REAL_TEXT
 from sacrebleu.metrics.bleu import BLEU
+from support.awkward import awkward_lines, real_lines
+from support.needs import REAL_TEXT
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -56,7 +56,7 @@ def golden(language: str) -> tuple[list[str], list[str]]:
 def made(language: str) -> list[str]:
     lines = awkward_lines(language, N, SEEDS[language])
     assert digest(lines) == FACTS["made"][language]["inputs"], (
-        "tests/awkward.py makes other lines than the golden files were made of; the tokeniser is not to blame"
+        "tests/support/awkward.py makes other lines than the golden files were made of; the tokeniser is not to blame"
     )
     return lines
 

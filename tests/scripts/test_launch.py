@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from soaking import counted
+from support.soaking import counted
+from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
-from waiting import is_alive, until
 
 ROOT = Path(__file__).parents[2]
 LAUNCH, SLURM = ROOT / "scripts" / "launch.sh", ROOT / "scripts" / "slurm.sh"

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import write_toy_config, write_toy_corpus
-from soaking import IS_SOAK, check_same, free_port
-from waiting import until
+from support.soaking import IS_SOAK, check_same, free_port
+from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.waiting import until
 
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.sweep import main as nmt_sweep

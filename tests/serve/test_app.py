@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from running import LINES, RunningServer, open_toy_models, run_in_thread
-from soaking import counted
+from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.soaking import counted
 
 from nmt.serve.models import Search
 from nmt.translate.translator import Candidates, Request

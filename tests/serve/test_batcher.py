@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from running import LINES, RunningServer, open_toy_models, run_in_thread
-from waiting import until
+from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.waiting import until
 
 from nmt.serve import batcher
 from nmt.serve.answers import LineCandidate, LineOptions

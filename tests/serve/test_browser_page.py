@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import OpenPage, open_page
-from hostile_text import PAYLOADS
-from needs import needs_chromium
-from waiting import until
+from support.browser import OpenPage, open_page
+from support.hostile_text import PAYLOADS
+from support.needs import needs_chromium
+from support.waiting import until
 
 from nmt.serve.pages import CONTENT_POLICY, read_page_files
 
@@ -323,7 +323,7 @@ def test_a_model_is_chosen_where_there_are_several(page: Any, stand_in: StandIn)
 
 
 def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Path) -> None:
-    from running import LINES, open_toy_models, run_in_thread
+    from support.running_server import LINES, open_toy_models, run_in_thread
 
     lines = LINES[:5]
     with run_in_thread(open_toy_models(tmp_path)) as server:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from needs import needs_package
-from untrained import make_checkpoint, make_vocab
+from support.needs import needs_package
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.api import open_model
 from nmt.checkpoint import open_checkpoint

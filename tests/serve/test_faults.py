@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from serve_process import start_server
-from soaking import IS_SOAK
-from untrained import make_checkpoint, make_vocab
+from support.serve_process import start_server
+from support.soaking import IS_SOAK
+from support.untrained import make_checkpoint, make_vocab
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "serve_faults.py"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from running import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

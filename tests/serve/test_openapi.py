@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import DEFAULTS, RunningServer, open_toy_models, run_in_thread
-from soaking import IS_SOAK, counted
+from support.running_server import DEFAULTS, RunningServer, open_toy_models, run_in_thread
+from support.soaking import IS_SOAK, counted
 
 from nmt.serve.app import Service, list_routes
 from nmt.serve.batcher import Batcher

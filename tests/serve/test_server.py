@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from running import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.waiting import until
 from test_batcher import Gate, make_gate, send  # noqa: F401
-from waiting import until
 
 from nmt.serve.limits import ServeLimits
 from nmt.serve.models import ServedModels

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import write_toy_config, write_toy_corpus
-from soaking import IS_SOAK
-from waiting import is_alive, until
+from support.soaking import IS_SOAK
+from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.waiting import is_alive, until
 
 import nmt.api
 from nmt.commands.average import main as nmt_average

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from hostile_text import BIDI, CONTROLS, OBEYED, PAYLOADS, SEPARATORS
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_text import BIDI, CONTROLS, OBEYED, PAYLOADS, SEPARATORS
 
 from nmt.system.escapes import escape_line, escape_lines, escape_markdown
 from nmt.system.strict_yaml import format_yaml, parse_yaml

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import is_alive, until
+from support.waiting import is_alive, until
 
 from nmt.system.errors import UserError
 from nmt.system.pool import WAITING_TASKS, map_in_order, map_with_workers, run_in_process

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from soaking import RANK, free_port
+from support.soaking import RANK, free_port
 
 from nmt.system.errors import UserError
 from nmt.system.ranks import join_world

@@ -10,7 +10,7 @@ import tty
 from pathlib import Path
 
 import pytest
-from hostile_text import OBEYED, PAYLOADS
+from support.hostile_text import OBEYED, PAYLOADS
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from small_disk import SmallDisk
+from support.small_disk import SmallDisk
 
 from nmt.system.tensor_files import write_tensors
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_disk import SmallDisk
-from soaking import make_ground
+from support.small_disk import SmallDisk
+from support.soaking import make_ground
 from test_checkpoint import VOCAB
 
 from nmt import checkpoint

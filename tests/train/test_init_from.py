@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import write_toy_config, write_toy_corpus
 from safetensors.torch import load_file
+from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train

@@ -5,7 +5,7 @@ Without a GPU the process that tests/model/test_attention_triton.py starts runs 
 
 import pytest
 import torch
-from interpreted import (
+from support.interpreted import (
     BOUNDS,
     TAKES_ALL,
     error,

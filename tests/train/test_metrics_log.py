@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_disk import SmallDisk
+from support.small_disk import SmallDisk
 
 from nmt.train.metrics_log import MetricsLog
 

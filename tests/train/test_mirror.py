@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from soaking import Order, check_done, check_same, counted, make_ground
+from support.soaking import Order, check_done, check_same, counted, make_ground
 
 from nmt.checkpoint import TrainState, list_steps
 from nmt.config import DataConfig, RunConfig, TrainingConfig, format_config, load_config

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import write_toy_config, write_toy_corpus
 from safetensors.torch import load_file
-from saved_run import skip_fsync  # noqa: F401
+from support.saved_run import skip_fsync  # noqa: F401
+from support.toy_corpus import write_toy_config, write_toy_corpus
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 

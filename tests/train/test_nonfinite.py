@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from two_ranks import run_on_two_ranks
+from support.two_ranks import run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main

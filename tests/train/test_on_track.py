@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from soaking import IS_SOAK, Ground, counted, make_ground
+from support.soaking import IS_SOAK, Ground, counted, make_ground
 
 from nmt.commands.train import main
 from nmt.config import ModelConfig, OptimizerConfig, RunConfig

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from soaking import IS_SOAK, Ground, make_ground
+from support.soaking import IS_SOAK, Ground, make_ground
 
 import nmt.train.trainer
 import nmt.train.update

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from soaking import Ground, lines, make_ground
-from two_ranks import run_on_two_ranks
+from support.soaking import Ground, lines, make_ground
+from support.two_ranks import run_on_two_ranks
 
 from nmt.system.run_folder import RunFolder
 
@@ -92,7 +92,7 @@ def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> 
 
 BETWEEN_MICRO_BATCHES = """
     import sys
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 
     import torch
     from test_fast_paths import POST, batch_of, draw, make

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from needs import needs_package
+from support.needs import needs_package
 
 from nmt.commands.track import main as nmt_track
 from nmt.config import format_config, load_config

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_sinks import install_sinks
 from safetensors.torch import load_file
-from saved_run import skip_fsync  # noqa: F401
-from small_disk import mount_small_disk
-from waiting import is_alive, until
+from support.made_sinks import install_sinks
+from support.saved_run import skip_fsync  # noqa: F401
+from support.small_disk import mount_small_disk
+from support.waiting import is_alive, until
 
 import nmt.api
 from nmt.commands.train import main as nmt_train

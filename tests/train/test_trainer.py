@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from soaking import Ground, make_ground
+from support.soaking import Ground, make_ground
 
 from nmt.commands.train import main
 from nmt.config import load_config

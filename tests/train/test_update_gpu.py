@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
 from torch import Tensor
 
 from nmt.config import ModelConfig, RunConfig, TrainingConfig

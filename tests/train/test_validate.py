@@ -8,8 +8,8 @@ import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared_toy import prepare_toy
-from saved_run import skip_fsync  # noqa: F401
+from support.prepared_toy import prepare_toy
+from support.saved_run import skip_fsync  # noqa: F401
 
 import nmt.api
 from nmt.commands.average import main as nmt_average

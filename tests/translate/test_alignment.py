@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.untrained import SHAPE, make_model, make_vocab
 from torch import Tensor
-from untrained import SHAPE, make_model, make_vocab
 
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS

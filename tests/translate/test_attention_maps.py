@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.untrained import DECODING, SHAPE, list_shapes, make_model, make_vocab
 from torch import Tensor, nn
-from untrained import DECODING, SHAPE, list_shapes, make_model, make_vocab
 
 from nmt.config import ModelConfig
 from nmt.data.batch import pack

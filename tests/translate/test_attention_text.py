@@ -3,7 +3,7 @@
 import unicodedata
 
 import numpy as np
-from hostile_text import OBEYED, PAYLOADS
+from support.hostile_text import OBEYED, PAYLOADS
 
 from nmt.translate.attention_maps import AttentionMap
 from nmt.translate.attention_text import format_attention

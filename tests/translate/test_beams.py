@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain_search import EOS, Ids, divisor, limit
+from support.plain_search import EOS, Ids, divisor, limit
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import sentences
-from plain_search import Full
-from untrained import list_shapes, make_model, make_vocab
+from support.plain_search import Full
+from support.toy_corpus import sentences
+from support.untrained import list_shapes, make_model, make_vocab
 
 from nmt.config import DecodingConfig
 from nmt.data.vocab import EOS

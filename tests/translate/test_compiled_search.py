@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from plain_search import EOS, Full, Ids, assert_same, recursion
-from soaking import IS_SOAK, counted
+from support.plain_search import EOS, Full, Ids, assert_same, recursion
+from support.soaking import IS_SOAK, counted
 
 pytest.importorskip("numba")
 

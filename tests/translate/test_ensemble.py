@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
-from soaking import IS_SOAK, counted
+from support.plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
+from support.soaking import IS_SOAK, counted
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack

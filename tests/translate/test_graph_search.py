@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from plain_search import Ids
-from pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
-from soaking import IS_SOAK, counted
+from support.plain_search import Ids
+from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from support.soaking import IS_SOAK, counted
+from support.untrained import TINY, list_shapes
 from torch import Tensor
-from untrained import TINY, list_shapes
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack

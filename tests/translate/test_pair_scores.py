@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import sentences
-from plain_search import Full
-from untrained import list_shapes, make_model, make_vocab
+from support.plain_search import Full
+from support.toy_corpus import sentences
+from support.untrained import list_shapes, make_model, make_vocab
 
 from nmt.config import DecodingConfig, RunConfig, override_config
 from nmt.data.vocab import EOS, Vocab

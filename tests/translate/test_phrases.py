@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import sentences
-from plain_search import EOS, Ids, Toy, assert_same, everything
-from soaking import counted
-from untrained import make_checkpoint, make_vocab
+from support.plain_search import EOS, Ids, Toy, assert_same, everything
+from support.soaking import counted
+from support.toy_corpus import sentences
+from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain_search import BOS, EOS, PAD, Ids, Toy, divisor
+from support.plain_search import BOS, EOS, PAD, Ids, Toy, divisor
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from needs import needs_package
-from plain_search import (
+from support.needs import needs_package
+from support.plain_search import (
     BOS,
     EOS,
     PAD,
@@ -31,8 +31,8 @@ from plain_search import (
     recursion,
     repeats,
 )
-from soaking import IS_SOAK, counted
-from untrained import make_vocab
+from support.soaking import IS_SOAK, counted
+from support.untrained import make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.batch import Packed, pack

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import sentences
-from untrained import DECODING, SHAPE, make_model, make_vocab
+from support.toy_corpus import sentences
+from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack

@@ -14,11 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
-from canary import record
-from conftest import write_toy_config, write_toy_corpus
 from safetensors.torch import load_file
-from shell_process import WAIT_S, ShellProcess
-from untrained import make_checkpoint, make_vocab
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
@@ -26,6 +22,10 @@ from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
+from support.canary import record
+from support.shell_process import WAIT_S, ShellProcess
+from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.untrained import make_checkpoint, make_vocab
 
 MAINS: dict[str, Callable[[list[str]], int]] = {
     "prepare": nmt_prepare,

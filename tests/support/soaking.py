@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors.torch import load_file
-from toy_words import WORDS
 
 from nmt import checkpoint
 from nmt.system.files import read_json, verify
 from nmt.system.run_folder import OPTIMIZER_FILE, VOCAB_FILE, RunFolder
+from support.toy_words import WORDS
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 WAIT_S = 60.0  # for what takes a second where nothing is wrong
@@ -374,10 +374,10 @@ class Forks:
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in RANK}
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, "-m", "support.soaking"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment | {"OMP_NUM_THREADS": "1"},
+            env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
             bufsize=0,
         )
         self.pids: list[int] = []

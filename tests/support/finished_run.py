@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
-from soaking import Ground, make_ground
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
+from support.soaking import Ground, make_ground
 
 
 def score_average(ground: Ground) -> int:

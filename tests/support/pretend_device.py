@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Module = TypeVar("Module", bound=nn.Module)
 GPU = torch.device("cuda", 0)
-NMT = str(Path(__file__).parents[1] / "nmt") + "/"
+NMT = str(Path(__file__).parents[2] / "nmt") + "/"
 WAITING = {
     "aten::_local_scalar_dense",
     "aten::nonzero",

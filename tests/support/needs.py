@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-_BESIDE_CHECKOUT = Path(__file__).parents[2] / "shared" / "data"
+_BESIDE_CHECKOUT = Path(__file__).parents[3] / "shared" / "data"
 REAL_TEXT = Path(os.environ.get("NMT_TEST_DATA", _BESIDE_CHECKOUT))
 
 

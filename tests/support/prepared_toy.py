@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from conftest import sentences
-
 from nmt.config import RunConfig, load_config
 from nmt.corpus.prepare import prepare
+from support.toy_corpus import sentences
 
 
 def prepare_toy(root: Path) -> RunConfig:

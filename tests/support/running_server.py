@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sentences
-from untrained import make_checkpoint, make_vocab
-from waiting import until
 
 from nmt.api import open_model
+from support.toy_corpus import sentences
+from support.untrained import make_checkpoint, make_vocab
+from support.waiting import until
 
 for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from soaking import IS_SOAK
 from torch import Tensor
+
+from support.soaking import IS_SOAK
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TAKES_ALL = IS_SOAK or torch.cuda.is_available()
@@ -76,7 +77,7 @@ def run_interpreted(*files: str) -> None:
     """Run the tests of these files, or these tests, in one process that interprets kernels."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *files],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from conftest import sentences
 from safetensors.torch import save_file
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, format_config
@@ -14,6 +13,7 @@ from nmt.data.vocab import BOS, EOS, PAD, Vocab, tally_words, train_bpe, write_w
 from nmt.model.transformer import Transformer
 from nmt.system.files import seal, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
+from support.toy_corpus import sentences
 
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
 DECODING = DecodingConfig(beam=2, max_extra=3)

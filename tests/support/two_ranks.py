@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from soaking import Order, Start
+from support.soaking import Order, Start
 
 
 @dataclass(frozen=True)
