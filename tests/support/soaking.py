@@ -377,7 +377,8 @@ class Forks:
             [sys.executable, "-m", "support.soaking"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+            env=environment
+            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
             bufsize=0,
         )
         self.pids: list[int] = []
