@@ -26,7 +26,6 @@ from nmt.commands.cli import make_parser, start_command
 from nmt.corpus.text_files import decode_stream
 from nmt.data.batch import pack
 from nmt.data.vocab import Vocab
-from nmt.report.attention_file import draw_attention_image
 from nmt.report.attention_view import render_attention_page
 from nmt.system.files import check_writable, write_bytes
 from nmt.translate.attention_maps import AttentionMap
@@ -41,10 +40,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser("classify.py", "Classify texts.", EXAMPLES)
     parser.add_argument("model", type=Path, metavar="DIR", help="what train.py wrote")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: lines of standard input")
-    parser.add_argument("--attention", type=Path, metavar="FILE", help="a .html or a .png")
+    parser.add_argument("--attention", type=Path, metavar="FILE", help="a .html")
     args = parser.parse_args(argv)
-    if args.attention and args.attention.suffix not in (".html", ".png"):
-        parser.error(f"--attention {args.attention}: give a .html or a .png")
+    if args.attention and args.attention.suffix != ".html":
+        parser.error(f"--attention {args.attention}: name it .html")
     return args
 
 
@@ -72,11 +71,6 @@ def draw_attention_of_text(
     model(pack([ids]), weights)
     layers = torch.cat(weights).numpy()  # (layers, heads, L, L)
     pieces = vocab.pieces(ids)
-    if path.suffix == ".png":
-        # The image is made for a translation; here the text itself takes its place.
-        mean = layers[-1:].mean(1, keepdims=True)
-        write_bytes(path, draw_attention_image(AttentionMap(pieces, pieces, [], memory=mean)))
-        return
     nothing = np.zeros((0, 0, 0, 0), np.float32)  # there is no decoder
     of_encoder = AttentionMap(pieces, [label, "</s>"], [], memory=nothing, encoder=layers)
     title = f"{label}: what each piece attends to"

@@ -8,7 +8,6 @@ can be wrong with the options is reported before torch is imported.
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -168,8 +167,7 @@ def add_output_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--attention",
         metavar="FILE",
-        help="also write what each translation attends to: FILE.html to look at, FILE.json, or FILE.png "
-        "of the first line. At the prompt, type :attention",
+        help="also write what each translation attends to: FILE.html to look at, or FILE.json",
     )
 
 
@@ -196,8 +194,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 MAX_WORKERS = 4_096
-ATTENTION_SUFFIXES = (".html", ".json", ".png")
-SHOW_ATTENTION = ":attention"  # typed at the prompt
+ATTENTION_SUFFIXES = (".html", ".json")
 
 
 def find_option_conflict(args: argparse.Namespace) -> str:
@@ -213,7 +210,7 @@ def find_option_conflict(args: argparse.Namespace) -> str:
     if args.attention:
         path = Path(args.attention)
         if path.suffix not in ATTENTION_SUFFIXES:
-            return f"--attention {path}: name it .html, .json or .png"
+            return f"--attention {path}: name it .html or .json"
         if args.output and path.resolve() == Path(args.output).resolve():
             return f"--attention {path}: is also -o; give another file"
         unsupported = {
@@ -330,30 +327,18 @@ def translate_text(args: argparse.Namespace) -> int:
 def converse(model: "LoadedModel", layout: "Layout") -> None:
     from nmt.commands.prompt import answer_lines
     from nmt.system.progress import say
-    from nmt.translate.attention_text import format_attention
 
-    translator, shows_attention = model.translator, False
+    translator = model.translator
 
     def answer(line: str) -> str:
-        nonlocal shows_attention
-        if line == SHOW_ATTENTION:
-            shows_attention = not shows_attention
-            say(f"attention is {'shown' if shows_attention else 'hidden'} from now on")
+        if line == ":attention":
+            say("the prompt shows no attention; nmt-translate -i FILE --attention FILE.html does")
             return ""
         (candidates,) = translator.find_candidates([line], layout.request)
-        text = layout.lines(1, line, candidates, translator)
-        if shows_attention:
-            (one,) = translator.map_attention([line], candidates[:1])
-            if one is not None:
-                text += format_attention(one, shutil.get_terminal_size().columns)
-            elif candidates[0].text:
-                text += "(translated in parts, each with an attention of its own)\n"
-        return text
+        return layout.lines(1, line, candidates, translator)
 
     languages = f"{model.config.data.src} -> {model.config.data.tgt}"
-    say(
-        f"{languages}; one sentence per line, {SHOW_ATTENTION} shows what it attends to, Ctrl-C drops it, Ctrl-D ends"
-    )
+    say(f"{languages}; one sentence per line, Ctrl-C drops it, Ctrl-D ends")
     answer_lines(answer)
 
 

@@ -1,4 +1,5 @@
-// Draws a map of attention (AttentionMap.to_json) as a heat map: nmtAttention.show(element, map).
+// Draws a map of attention (AttentionMap.to_json) as a heat map: nmtAttention.show(element, map). On a page
+// with lines of markup.py's render_attention, each is drawn when a reader opens it.
 //
 // Columns are what is attended to, rows are what attends. Pieces are text that anybody may have
 // written: they reach the page through textContent alone, and each is isolated, so that its direction
@@ -278,6 +279,16 @@ globalThis.nmtAttention = (() => {
       point(focused);
       cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
     });
+  }
+
+  for (const line of document.querySelectorAll("details.attention")) {
+    const view = line.querySelector("div");
+    const draw = () => {
+      if (!line.open || view.hasChildNodes()) return;
+      show(view, JSON.parse(line.querySelector("script").textContent));
+    };
+    line.addEventListener("toggle", draw);
+    draw();
   }
 
   return { show };

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from nmt.system.escapes import escape_line
@@ -31,6 +32,9 @@ class Html:
 
 
 Content = str | Html
+
+# A file that begins with this tag is a report, and may be replaced by one.
+GENERATOR_TAG = '<meta name="generator" content="nmt-report"/>'
 
 
 def escape_text(text: str) -> str:
@@ -105,6 +109,44 @@ def render_data(value: Any, name: str = "") -> str:
         text = text.replace(character, f"\\u{ord(character):04x}")
     attribute = f' id="{name}"' if name else ""
     return f'<script type="application/json"{attribute}>{text}</script>'
+
+
+def render_attention(summary: Html, values: dict[str, Any], is_open: bool = False) -> str:
+    """Write the attention behind a line as data, which attention_view.js draws when it is opened."""
+    attribute = ' open="open"' if is_open else ""
+    return (
+        f'<details class="attention"{attribute}><summary>{summary.text}</summary>\n<div></div>\n'
+        f"{render_data(values)}\n</details>"
+    )
+
+
+def render_document(title: str, body: Sequence[str], scripts: Sequence[str], style: str) -> str:
+    """Write a whole page, which may run these scripts and use this style, and load nothing."""
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8"/>',
+        GENERATOR_TAG,
+        '<meta name="color-scheme" content="light dark"/>',
+        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}"/>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+        f"<title>{escape_text(title)}</title>",
+        f"<style>{style}</style>",
+        "</head>",
+        "<body>",
+        *body,
+        *(f"<script>{script}</script>" for script in scripts),
+        "</body>",
+        "</html>",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def read_page_file(name: str) -> str:
+    """Read a script or a style of this folder."""
+    return files("nmt.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def make_policy(scripts: Sequence[str], style: str) -> str:

@@ -8,14 +8,19 @@ other script, no `eval`, no request. Without vl-convert it has tables where it w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from subprocess import SubprocessError
 
 from nmt.report.curves import list_curve_charts
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.figures import FigureList
-from nmt.report.markup import escape_text, make_policy, render_data
+from nmt.report.markup import (
+    GENERATOR_TAG,
+    escape_text,
+    read_page_file,
+    render_data,
+    render_document,
+)
 from nmt.report.sections import (
     describe_size,
     make_length_chart,
@@ -30,7 +35,7 @@ from nmt.report.sections import (
 )
 from nmt.report.sentences import (
     make_bleu_chart,
-    render_attention,
+    render_attention_lines,
     render_dev_samples,
     render_test_lines,
 )
@@ -46,8 +51,6 @@ from nmt.system.files import (
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
 
-# By this a file is known as a report.
-GENERATOR_TAG = '<meta name="generator" content="nmt-report"/>'
 PNG_BEGIN = b"\x89PNG"
 BEGIN_BYTES = 1_000
 NO_CHARTS = f"Charts need vl-convert ({HOW_TO_INSTALL}); these are tables of the same figures."
@@ -104,44 +107,30 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
     sections = _list_sections(runs, figures)
 
     # what the sections need
-    style = _read_file("page.css")
+    style = read_page_file("page.css")
     scripts = []
     data = ""
     if any(run.attention for run in runs):
-        scripts += [_read_file("attention_view.js"), _read_file("attention_lines.js")]
-        style += _read_file("attention_view.css")
+        scripts.append(read_page_file("attention_view.js"))
+        style += read_page_file("attention_view.css")
     if figures.charts and chart_script is not None:
-        scripts += [chart_script, _read_file("page.js")]
+        scripts += [chart_script, read_page_file("page.js")]
         data = render_data(figures.to_json(), "report-charts")
 
-    title = escape_text(_join_names(names))
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8"/>',
-        GENERATOR_TAG,
-        '<meta name="color-scheme" content="light dark"/>',
-        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}"/>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{title}</title>",
-        f"<style>{style}</style>",
-        "</head>",
-        "<body>",
-        f"<header><h1>{title}</h1>{_render_lead(runs)}</header>",
+    title = _join_names(names)
+    body = [
+        f"<header><h1>{escape_text(title)}</h1>{_render_lead(runs)}</header>",
         '<nav aria-label="Sections"><ul>',
     ]
     for section in sections:
-        parts.append(f'<li><a href="#{section.name}">{section.title}</a></li>')
-    parts += ["</ul></nav>", "<main>"]
+        body.append(f'<li><a href="#{section.name}">{section.title}</a></li>')
+    body += ["</ul></nav>", "<main>"]
     for section in sections:
-        parts.append(f'<section id="{section.name}" aria-labelledby="{section.name}-title">')
-        parts.append(f'<h2 id="{section.name}-title">{section.title}</h2>')
-        parts += [section.content, "</section>"]
-    parts += ["</main>", "<footer><p>Written by nmt-report.</p></footer>", data]
-    for script in scripts:
-        parts.append(f"<script>{script}</script>")
-    return "\n".join([*parts, "</body>", "</html>", ""])
+        body.append(f'<section id="{section.name}" aria-labelledby="{section.name}-title">')
+        body.append(f'<h2 id="{section.name}-title">{section.title}</h2>')
+        body += [section.content, "</section>"]
+    body += ["</main>", "<footer><p>Written by nmt-report.</p></footer>", data]
+    return render_document(title, body, scripts, style)
 
 
 @dataclass(frozen=True)
@@ -158,7 +147,7 @@ def _list_sections(runs: Sequence[RunFacts], figures: FigureList) -> list[Sectio
         Section("curves", "Curves", _render_curves(runs, figures)),
         Section("translations", "Translations", _render_translations(runs, figures)),
         Section("samples", "Dev sentences over time", render_dev_samples(runs)),
-        Section("attention", "Attention", render_attention(runs)),
+        Section("attention", "Attention", render_attention_lines(runs)),
         Section("scores", "All scores", render_results(runs)),
         Section("model", "The model", render_card(runs)),
         Section("recipe", "The recipe", render_recipe(runs)),
@@ -240,10 +229,3 @@ def _render_data(runs: Sequence[RunFacts], figures: FigureList) -> str:
     content = render_data_ledger(runs)
     chart = make_length_chart(runs[0]) if len(runs) == 1 else None
     return content if chart is None else f"{content}\n{figures.add_group([chart])}"
-
-
-# ---- files -----------------------------------------------------------------------------------------
-
-
-def _read_file(name: str) -> str:
-    return files("nmt.report").joinpath(name).read_text(encoding="utf-8")

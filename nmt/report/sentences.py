@@ -12,7 +12,7 @@ from nmt.report.markup import (
     Content,
     Html,
     escape_text,
-    render_data,
+    render_attention,
     render_details,
     render_sentence,
     render_table,
@@ -232,8 +232,8 @@ def _render_history(run: RunFacts, lines: Sequence[MetricsLine]) -> str:
     return f'<div class="sample">{head}{table}</div>'
 
 
-def render_attention(runs: Sequence[RunFacts]) -> str:
-    """List the sentences whose attention is known; attention_lines.js draws it when one is opened."""
+def render_attention_lines(runs: Sequence[RunFacts]) -> str:
+    """List the sentences whose attention is known."""
     parts = []
     for run in runs:
         src, tgt = ("", "") if run.config is None else (run.config.data.src, run.config.data.tgt)
@@ -241,11 +241,8 @@ def render_attention(runs: Sequence[RunFacts]) -> str:
             name = line.name if len(runs) == 1 else f"{run.name}, {line.name}"
             source = render_sentence(line.source, src)
             translation = render_sentence(line.translation, tgt)
-            summary = f"{escape_text(name)}: {source.text} → {translation.text}"
-            parts.append(
-                f'<details class="attention"><summary>{summary}</summary>\n<div></div>\n'
-                f"{render_data(line.values)}\n</details>"
-            )
+            summary = Html(f"{escape_text(name)}: {source.text} → {translation.text}")
+            parts.append(render_attention(summary, line.values))
     return "\n".join(parts)
 
 

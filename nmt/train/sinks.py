@@ -25,7 +25,7 @@ class Sink(Protocol):
 def check_sinks_installed(names: Sequence[str]) -> None:
     """Raise UserError if a sink of ours needs a package that is not installed."""
     for name in names:
-        if name in OUR_SINKS and not (find_spec(name) and find_spec("matplotlib")):
+        if name in OUR_SINKS and not find_spec(name):
             raise UserError(
                 f"training.track names {name}, whose packages are not installed; "
                 f"pip install '.[{name}]', or leave it out"

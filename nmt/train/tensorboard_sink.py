@@ -15,7 +15,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from nmt.system.files import check_own_folder, make_folder, open_plain_file, read_bytes
 from nmt.system.run_folder import RunFolder
-from nmt.train.attention_image import draw_attention
 from nmt.train.sinks import SAMPLE_TEXTS, name_figures
 
 MARKDOWN_SIGN = re.compile(r"[^\w\s]|_")
@@ -65,16 +64,6 @@ class TensorBoardSink:
         step, tag = line["step"], f"line {line.get('line')}"
         parts = [f"**{key}** {_escape(line.get(key))}" for key in SAMPLE_TEXTS]
         self._add(step, summary=text_pb(f"sample/{tag}", "\n\n".join(parts)))
-        drawing = draw_attention(line.get("attention"))
-        if drawing is not None:
-            image = Summary.Image(
-                width=drawing.width,
-                height=drawing.height,
-                colorspace=3,
-                encoded_image_string=drawing.png,
-            )
-            value = Summary.Value(tag=f"attention/{tag}", image=image)
-            self._add(step, summary=Summary(value=[value]))
 
     def _add(
         self,

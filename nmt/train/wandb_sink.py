@@ -5,18 +5,15 @@ and a run that is continued, or moved, keeps it. W&B leaves out updates that it 
 """
 
 import hashlib
-import io
 import os
 from pathlib import Path
 from typing import Any
 
 import wandb
-from PIL import Image
 
 from nmt.config import load_recorded_config, to_plain_values
 from nmt.system.files import check_own_folder, open_plain_file
 from nmt.system.run_folder import RunFolder
-from nmt.train.attention_image import draw_attention
 from nmt.train.metrics_log import LONGEST_LINE
 from nmt.train.sinks import SAMPLE_TEXTS, name_figures
 
@@ -41,23 +38,17 @@ class WandbSink:
             ),
         )
         self.rows: list[list[Any]] = []  # samples of the validation that is being read
-        self.images: dict[str, wandb.Image] = {}
 
     def write(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["kind"] == "sample":
             texts = [str(line.get(key)) for key in SAMPLE_TEXTS]
             self.rows.append([line.get("line"), *texts])
-            drawing = draw_attention(line.get("attention"))
-            if drawing is not None:
-                image = Image.open(io.BytesIO(drawing.png))
-                self.images[f"attention/line {line.get('line')}"] = wandb.Image(image)
             return
         values: dict[str, Any] = {**name_figures(line)}
         if line["kind"] == "valid" and self.rows:
             values["samples"] = wandb.Table(columns=["line", *SAMPLE_TEXTS], data=self.rows)
-            values |= self.images
-            self.rows, self.images = [], {}
+            self.rows = []
         self.run.log(values, step=step)
 
     def close(self) -> None:

@@ -86,34 +86,24 @@ def measure(point: dict[str, int | str]) -> dict[str, float]:
 
 
 def plot(rows: list[dict[str, float | str]], path: Path) -> None:
-    import matplotlib
+    import vl_convert
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "nmt"  # the same picture, the same file
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6))
-    for axis, (by, x, y, unit) in zip(
-        axes,
-        (
-            ("beam", "beam", "ms_per_sentence", "ms for a sentence of 16 pieces"),
-            ("length", "length", "ms_per_sentence", "ms for a sentence, beam 4"),
-            ("batch", "batch_tokens", "peak_mb", "MB at the peak, beam 4, two batches at a time"),
-        ),
-        strict=True,
+    panels = []
+    for by, x, y, unit in (
+        ("beam", "beam", "ms_per_sentence", "ms for a sentence of 16 pieces"),
+        ("length", "length", "ms_per_sentence", "ms for a sentence, beam 4"),
+        ("batch", "batch_tokens", "peak_mb", "MB at the peak, beam 4, two batches at a time"),
     ):
-        for precision in ("fp32", "bf16"):
-            of = [row for row in rows if row["by"] == by and row["precision"] == precision]
-            axis.plot([row[x] for row in of], [row[y] for row in of], marker="o", label=precision)
-        axis.set_xlabel(NAMES.get(x, x))
-        axis.set_ylabel(unit)
-        if by != "beam":
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-        axis.grid(alpha=0.3)
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+        scale = {"type": "linear" if by == "beam" else "log", "nice": False}
+        encoding = {
+            "x": {"field": x, "type": "quantitative", "title": NAMES.get(x, x), "scale": scale},
+            "y": {"field": y, "type": "quantitative", "title": unit, "scale": scale},
+            "color": {"field": "precision", "type": "nominal", "title": None},
+        }
+        values = [row for row in rows if row["by"] == by]
+        mark = {"type": "line", "point": True}
+        panels.append({"data": {"values": values}, "mark": mark, "encoding": encoding})
+    path.write_text(vl_convert.vegalite_to_svg({"hconcat": panels}))
 
 
 def main() -> None:

@@ -209,23 +209,23 @@ def format_table(sweep: str, rows: list[Row]) -> str:
 
 
 def plot(results: dict[str, list[Row]], path: Path) -> None:
-    from matplotlib.figure import Figure
+    import vl_convert
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    axes = list(figure.subplots(2, 2).flat)
-    for axis, (sweep, rows) in zip(axes, results.items(), strict=False):
-        values = [row.value for row in rows]
-        axis.plot(values, [row.rate for row in rows], "o-")
-        axis.set(xlabel=sweep, ylabel="target tokens/s", xscale="log", ylim=(0, None))
-        axis.set_xticks(values, [f"{n:,}" for n in values])
-        axis.minorticks_off()  # a log scale labels them too
-        right = axis.twinx()
-        right.plot(values, [row.speed / 1e9 for row in rows], "s--", color="gray")
-        right.set(ylabel="GFLOP/s (dashed)", ylim=(0, None))
-    # sweeps that were left out
-    for axis in axes[len(results) :]:
-        axis.set_axis_off()
-    figure.savefig(path, dpi=120)
+    panels = []
+    for sweep, rows in results.items():
+        points = [{"n": row.value, "rate": row.rate, "speed": row.speed / 1e9} for row in rows]
+        scale = {"type": "log", "nice": False}
+        x = {"field": "n", "type": "quantitative", "title": sweep, "scale": scale}
+        layers = []
+        for field, title, mark in (
+            ("rate", "target tokens/s", {"type": "line", "point": True}),
+            ("speed", "GFLOP/s (dashed)", {"type": "line", "strokeDash": [5, 3], "color": "gray"}),
+        ):
+            y = {"field": field, "type": "quantitative", "title": title}
+            layers.append({"mark": mark, "encoding": {"x": x, "y": y}})
+        resolve = {"scale": {"y": "independent"}}
+        panels.append({"data": {"values": points}, "layer": layers, "resolve": resolve})
+    path.write_bytes(vl_convert.vegalite_to_png({"concat": panels, "columns": 2}, scale=2))
 
 
 def compare_memory(args: argparse.Namespace) -> None:
@@ -269,8 +269,8 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(
             f"--updates {args.updates}, --tokens {args.tokens}: both must be at least 1"
         )
-    if not args.memory and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("matplotlib, for the plot, is not installed; pip install 'nmt[plot]'")
+    if not args.memory and importlib.util.find_spec("vl_convert") is None:
+        raise UserError("vl-convert, for the plot, is not installed; pip install 'nmt[report]'")
     if args.model is None:
         args.model = "base" if args.memory else "small"
     model, n_vocab = MODELS[args.model]

@@ -34,7 +34,6 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
-from nmt.translate.attention_text import format_attention
 from nmt.translate.beams import Hypothesis
 from nmt.translate.formats import Layout
 from nmt.translate.search import search
@@ -583,25 +582,6 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
-def test_attention_at_the_prompt(place: Path, translator: Translator) -> None:
-    typed = "red dog\n:attention\nred dog\n\n:attention\nred dog\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "nmt.commands.translate", str(place), "--interactive"],
-        input=typed.encode(),
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "70"},
-        timeout=100,
-    )
-    assert done.returncode == 0
-    (best,) = translator.translate(["red dog"])
-    one = next(translator.map_attention(["red dog"], [best]))
-    assert one is not None
-    answer = best.text.replace("\n", " ") + "\n"
-    expected = answer + answer + format_attention(one, 70) + "\n" + answer
-    assert done.stdout.decode() == expected
-    assert b"attention is shown from now on" in done.stderr
-
-
 def test_attention_beside_the_output(
     place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -776,7 +756,7 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         (["--preset", "moses"], "moses"),
         (["--interactive", "-i", "x"], "-i"),
         (["--interactive", "--workers", "2"], "--workers"),
-        (["--attention", "x.svg"], "name it .html, .json or .png"),
+        (["--attention", "x.svg"], "name it .html or .json"),
         (["--attention", "x.json", "-o", "./x.json"], "is also -o"),
         (["--attention", "x.json", "--workers", "2"], "--workers"),
         (["--attention", "x.json", "-o", "x", "--resume"], "--resume"),

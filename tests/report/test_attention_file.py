@@ -1,22 +1,16 @@
 """What nmt-translate --attention writes: as many lines as fit, complete or not at all."""
 
-import builtins
 import json
-import struct
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support.hostile_text import PAYLOADS
-from support.needs import needs_package
 from support.untrained import DECODING, make_model, make_vocab
 
 from nmt.data.vocab import Vocab
-from nmt.report.attention_file import draw_attention_image, open_attention_file
+from nmt.report.attention_file import open_attention_file
 from nmt.system.errors import UserError
-from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
+from nmt.translate.attention_maps import compute_attention_maps
 from nmt.translate.translator import Translator
 
 LINES = ["red dog", "", "the blue cat", "a tree"]
@@ -78,66 +72,14 @@ def test_a_page_has_as_many_lines_as_fit(
     assert "the first 0 of 4 lines" in path.read_text()
 
 
-@needs_package("vl_convert")
-def test_an_image_shows_the_first_line(
-    translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from matplotlib import image
-
-    path = tmp_path / "a.png"
-    write(path, translator)
-    assert "shows the first 2 of 4 lines" in capsys.readouterr().err  # the second is empty
-    pixels = image.imread(path)  # decodes it
-    one = next(translator.map_attention(LINES, translator.translate(LINES)))
-    assert one is not None
-    # a white grid, and the strongest weight as dark as the scale allows
-    assert pixels.shape[0] >= 40 * len(one.target) and pixels.shape[1] >= 40 * len(one.source)
-    darkest = np.array([0x2C, 0x7A, 0xE8]) / 255
-    assert (np.abs(pixels[:, :, :3] - darkest).max(-1) < 0.03).any()
-
-
-@needs_package("vl_convert")
-def test_an_image_of_hostile_pieces_and_of_too_many(tmp_path: Path) -> None:
-    def make_map(source: list[str]) -> AttentionMap:
-        weights = np.full((1, 1, 2, len(source)), 1 / len(source), np.float32)
-        return AttentionMap(source, ["a", "</s>"], [0], weights)
-
-    data = draw_attention_image(make_map([*PAYLOADS, "</s>"]))
-    assert data.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", data[16:24])
-    assert width > 40 * len(PAYLOADS) and height < 1_000
-    with pytest.raises(UserError, match="room for 250 pieces, and the line has 251"):
-        draw_attention_image(make_map(["a"] * 251))
-
-
-def test_what_cannot_be_written_is_said_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def open_it(name: str) -> None:
-        with open_attention_file(tmp_path / name, "title"):
-            raise AssertionError("too late")
-
+def test_only_a_whole_file_replaces_what_was_there(translator: Translator, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
-        open_it("nowhere/a.html")
+        write(tmp_path / "nowhere" / "a.html", translator)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="belongs to a run"):
-        open_it("a.html")
+        write(tmp_path / "a.html", translator)
     (tmp_path / "manifest.json").unlink()
 
-    real = builtins.__import__
-
-    def without_vl_convert(name: str, *rest: Any) -> Any:
-        if name == "vl_convert":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_vl_convert)
-    with pytest.raises(UserError, match=r"pip install '.\[report\]'"):
-        open_it("a.png")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failure_leaves_what_was_there(translator: Translator, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), open_attention_file(path, "title") as file:

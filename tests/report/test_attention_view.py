@@ -1,6 +1,5 @@
 """The view of attention in a browser: what it shows, by pointer and by keys, and that pieces are text."""
 
-import html.parser
 import json
 import re
 from pathlib import Path
@@ -11,8 +10,10 @@ import pytest
 from support.browser import open_page
 from support.hostile_text import OBEYED, PAYLOADS
 from support.needs import needs_chromium
+from support.page_elements import Elements
 
-from nmt.report.attention_view import read_script, render_attention_page
+from nmt.report.attention_view import render_attention_page
+from nmt.report.markup import read_page_file
 from nmt.translate.attention_maps import AttentionMap
 
 
@@ -31,40 +32,16 @@ def make_map(source: list[str], target: list[str], layers: int = 3, heads: int =
 PLAIN = make_map(["▁the", "▁dog", "</s>"], ["▁der", "▁H", "und", "</s>"])
 
 
-class Parser(html.parser.HTMLParser):
-    """Elements of a page, and the content of its scripts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[str] = []
-        self.scripts: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attributes]
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] == ["script"]:
-            self.scripts[-1] += data
-
-
-def test_page_by_parsing() -> None:
-    """Whatever the pieces and the title are, the page has the same elements and no handler."""
+def test_every_page_has_the_same_elements() -> None:
+    """Whatever the pieces and the title are, no handler and no element comes from them."""
     pages = []
     for pieces, title in ((["a", "b"], "plain"), (PAYLOADS, "</title><script>alert(1)</script>")):
         one = make_map([*pieces, "</s>"], [*pieces, "</s>"], layers=1, heads=1)
         text = render_attention_page([one, one], title, note=title)
         assert not OBEYED & set(text) - {"\n"}
-        parser = Parser()
-        parser.feed(text)
-        assert set(parser.attributes) <= {
-            *("lang", "charset", "http-equiv", "content", "name", "class", "open", "type"),
-        }
-        assert json.loads(parser.scripts[0]) == one.to_json()
-        pages.append(parser.tags)
+        tags = Elements(text).tags
+        assert json.loads(re.findall(r"/json\">(.*?)</script>", text)[0]) == one.to_json()
+        pages.append([(tag, [name for name, _ in attributes]) for tag, attributes in tags])
     assert pages[0] == pages[1]
 
 
@@ -72,7 +49,7 @@ def test_script_has_no_way_to_markup() -> None:
     banned = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval|setAttribute\(.(style|on)"
     )
-    assert not re.search(banned, read_script())
+    assert not re.search(banned, read_page_file("attention_view.js"))
 
 
 @needs_chromium()

@@ -1,6 +1,5 @@
 """What TensorBoard and W&B have of a run, read back with their own readers."""
 
-import io
 import json
 import os
 import subprocess
@@ -64,7 +63,6 @@ def test_only_whole_lines_are_read(tmp_path: Path) -> None:
 
 @needs_package("tensorboard", "tensorboard")
 def test_tensorboard_has_the_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     foreign = run / "tensorboard" / "events.out.tfevents.of.mine"
@@ -91,11 +89,6 @@ def test_tensorboard_has_the_figures(run: Path, capsys: pytest.CaptureFixture[st
     assert b"    model:\n      d_model: 128\n" in text
     (text,) = board.Tensors("sample/line 7")[-1].tensor_proto.string_val
     assert text.startswith(b"**source** &#35; Der &#42;Hund&#42;\n\n**reference** &#60;b&#62;\n\n")
-    assert tags["images"] == ["attention/line 7"]
-    _, image = board.Images("attention/line 7")
-    picture = Image.open(io.BytesIO(image.encoded_image_string))
-    assert (image.width, image.height) == picture.size
-    assert image.step == 2 and len(picture.getcolors(100_000) or ()) > 10
 
 
 @needs_package("wandb", "wandb")
@@ -120,8 +113,7 @@ def test_wandb_has_the_figures(run: Path, tmp_path: Path) -> None:
     for step, row in enumerate(history, 1):
         assert row["train/nll"] == 4 - step and row["grad_norm/encoder.0"] == 1.5
         assert row["valid/nll"] == 2 and row["nll/1-10"] == 3.5
-        assert row["samples.nrows"] == 2 and row["attention/line 7.format"] == "png"
-        assert "attention/line 9.format" not in row
+        assert row["samples.nrows"] == 2
     (table,) = (run / "wandb").glob("latest-run/files/media/table/samples_3_*.json")
     assert json.loads(table.read_text())["data"][0] == [7, "# Der *Hund*", "<b>", "The dog"]
 
