@@ -33,7 +33,8 @@ from nmt.config import (
     load_config,
     override_config,
 )
-from nmt.data.vocab import Vocab, train_bpe, write_word_counts
+from nmt.corpus.learn_bpe import train_bpe, write_word_counts
+from nmt.data.vocab import Vocab
 from nmt.model.dropout import Dropout
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import (

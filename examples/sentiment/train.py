@@ -36,8 +36,9 @@ from torch import Tensor, nn
 
 from nmt.commands.cli import make_parser, parse_positive, start_command
 from nmt.config import ModelConfig, OptimizerConfig, VocabConfig
+from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
 from nmt.data.batch import pack
-from nmt.data.vocab import Vocab, tally_words, train_bpe, write_word_counts
+from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, say
 from nmt.system.records import RecordReader

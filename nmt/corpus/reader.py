@@ -1,10 +1,9 @@
 """Sentence pairs from wherever they are: texts, archives, tables, the hub's datasets, sacreBLEU's
 test sets, the demo.
 
-A source is a stream of raw blocks and a function that parses one, so that a restart skips blocks
-without parsing them. Line n of one side meets line n of the other, always: a pair that cannot be
-read stops the reading with file:line or, if data.on_bad_line says so, is dropped as a whole with
-its complaint. One pass, constant memory.
+A source is a stream of raw blocks and a function that parses one. Line n of one side meets line n
+of the other, always: a pair that cannot be read stops the reading with file:line or, if
+data.on_bad_line says so, is dropped as a whole with its complaint. One pass, constant memory.
 """
 
 import os
@@ -27,7 +26,7 @@ from nmt.corpus.file_formats import (
     rebatch_tables,
 )
 from nmt.corpus.score_file import add_scores, parse_scores
-from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
+from nmt.corpus.text_files import COMPRESSED, TextFile, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     import numpy
 
 PAIRS_AT_ONCE = 4096  # that `read_pairs` holds at a time
-COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 ARCHIVES = (".tgz", ".txz", ".tbz2", ".zip", ".tar", *(f".tar{suffix}" for suffix in COMPRESSED))
 
 
@@ -84,16 +82,14 @@ def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
         yield from map(Pair, block.src, block.tgt)
 
 
-def read_blocks(
-    corpus: CorpusConfig, data: DataConfig, size: int, skip: int = 0
-) -> Iterator[Block]:
-    """Read pairs in blocks of `size` raw ones, without the first `skip` blocks."""
+def read_blocks(corpus: CorpusConfig, data: DataConfig, size: int) -> Iterator[Block]:
+    """Read pairs in blocks of `size` raw ones."""
     source = _open_source(corpus, data, size)
     raw_blocks = source.blocks
     score_file = find_score_file(corpus, data)
     if score_file is not None:
         raw_blocks = add_scores(raw_blocks, score_file, size)
-    for number, (raw, share) in islice(enumerate(raw_blocks), skip, None):
+    for number, (raw, share) in enumerate(raw_blocks):
         first = 1 + number * size
         scores = None
         if score_file is not None:

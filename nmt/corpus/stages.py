@@ -1,15 +1,14 @@
 """The stages from raw corpora to encoded shards: collect, mark duplicates, learn the BPE, encode.
 
-A stage works in a folder of `STORE.work/` whose name comes from all that decides its result, shard
-by shard, in several processes; its `done.json` holds the result. So a run that was killed, or whose
-config has changed since, finds what is still valid and does the rest.
+A stage is a folder of the work folder whose name comes from all that decides its content, and which
+is complete once it has a `done.json`. A run that was killed, or whose config has changed since, uses
+the stages that are complete and does the others from their beginning.
 """
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ import numpy as np
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.cleaning import find_duplicates
 from nmt.corpus.file_formats import count_rows
+from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.corpus.ledger import (
     BpeAccount,
     SourceFile,
@@ -31,44 +31,34 @@ from nmt.corpus.ledger import (
 )
 from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import (
-    DAMAGED,
     PAIRS_PER_SHARD,
-    SIDES,
-    WORDS,
-    CollectReport,
-    EncodeReport,
+    Report,
+    Shard,
     ShardCollector,
     ShardEncoder,
-    ShardText,
     WordSample,
-    add_collect_reports,
-    add_encode_reports,
-    check_whole,
     count_words,
-    find_finished_shards,
-    read_work,
     shard_file,
 )
-from nmt.data.vocab import Vocab, read_word_totals, train_bpe, write_word_counts
+from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import (
-    check_own_folder,
     digest_file,
-    has_plain_file,
     read_file_stamp,
     remove_entry,
+    sync_to_disk,
     write_bytes,
     write_json,
 )
 from nmt.system.pool import map_in_order, map_with_workers, run_in_process
 from nmt.system.progress import Progress, clock, say
+from nmt.system.records import Record, RecordReader, read_record
 from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
 DONE_FILE = "done.json"
-LAYOUT = 4  # of the files in the work folder: what another layout left is not continued
+LAYOUT = 5  # of the files in the work folder: what another layout left is not continued
 NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
-Json = dict[str, Any]
 
 
 class StageClock:
@@ -89,6 +79,14 @@ class StageClock:
 
 
 @dataclass(frozen=True)
+class DoneFile:
+    """What the done.json of a stage says."""
+
+    sizes: dict[str, int]  # of the other files of the stage
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Preparation:
     """What all stages of one preparation share."""
 
@@ -98,22 +96,47 @@ class Preparation:
     seed: int
     clock: StageClock
 
-    def run_stage(self, name: str, made_with: Json, make: Callable[[Path], Json]) -> Path:
-        """Return the folder that `make` fills, and in which DONE_FILE has the plain values that it
-        returns; run once for equal `made_with`.
+    def run_stage(
+        self,
+        name: str,
+        made_with: dict[str, Any],
+        kind: type[Record],
+        make: Callable[[Path], Record],
+    ) -> tuple[Path, Record]:
+        """Return the folder that `make` fills, and the result that it returns; run once for equal
+        `made_with`.
         """
         deciding = [LAYOUT, made_with, list_versions()]
         key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         folder = self.work / f"{name}.{key[:16]}"
-        done = folder / DONE_FILE
-        check_own_folder(folder, inside=self.work)
-        if not has_plain_file(done):
-            for other in self.work.glob(f"{name}.{'[0-9a-f]' * 16}"):
-                if other != folder:  # made with other settings
-                    remove_entry(other)
-            folder.mkdir(exist_ok=True)
-            write_json(done, make(folder))
-        return folder
+        result = read_stage_result(folder, kind)
+        if result is None:
+            for old in self.work.glob(f"{name}.*"):  # unfinished, or made with other settings
+                remove_entry(old)
+            folder.mkdir()
+            result = make(folder)
+            for path in folder.iterdir():
+                sync_to_disk(path)
+            done = DoneFile(_list_sizes(folder), asdict(result))  # type: ignore[call-overload]
+            write_json(folder / DONE_FILE, asdict(done))
+        return folder, result
+
+
+def read_stage_result(folder: Path, kind: type[Record]) -> Record | None:
+    """Read the result of a finished stage; None if it has to be done again."""
+    if not (folder / DONE_FILE).exists():
+        return None
+    try:
+        done = read_record(folder / DONE_FILE, DoneFile, remedy="")
+        reader = RecordReader(str, needs_all_keys=True, takes_any_text=True)
+        result = reader.read(kind, done.result)
+    except UserError:  # damaged
+        return None
+    return result if done.sizes == _list_sizes(folder) else None
+
+
+def _list_sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != DONE_FILE}
 
 
 @dataclass(frozen=True)
@@ -129,61 +152,39 @@ class Part:
         return "valid" if self.rules is None else "train"
 
 
-@dataclass(frozen=True)
-class CollectResult:
-    """What the stage that collects a part returns."""
+# ---- collect ----------------------------------------------------------------------------------------------------
 
-    report: CollectReport
+
+@dataclass(frozen=True)
+class Collected:
+    """What became of the lines of a corpus, and the files that they were read from."""
+
+    report: Report
     files: list[SourceFile]
 
 
 @dataclass(frozen=True)
 class CollectedPart:
-    """The cleaned text of a part, and what became of its lines."""
+    """The cleaned text of a part."""
 
     part: Part
     folder: Path
-    report: CollectReport
+    report: Report
     files: list[SourceFile]
 
-    def shard_files(self, kind: str) -> list[Path]:
-        numbers = range(len(self.report.text) // len(SIDES))
-        return [shard_file(self.folder, number, kind) for number in numbers]
-
-    def texts(self, duplicates: Path | None) -> list[ShardText]:
-        """Return its shards. The folder `duplicates` holds for each training part a mask of the
-        pairs to leave out.
+    def list_shards(self, duplicates: Path | None) -> list[Shard]:
+        """List its shards. The folder `duplicates` holds for each training part a mask of the pairs
+        to leave out.
         """
         mask = None
         if duplicates is not None and self.part.split == "train":
             mask = duplicates / f"{self.part.name}.mask"
-        texts = []
+        shards = []
         first = 0
-        for number, file in enumerate(self.shard_files("json")):
-            report = read_work(file, CollectReport)
-            texts.append(
-                ShardText(self.folder, number, first, report.kept, tuple(report.text), mask)
-            )
-            first += report.kept
-        if first != self.report.kept:
-            raise UserError(f"{self.folder}: {DAMAGED}")
-        return texts
-
-
-@dataclass(frozen=True)
-class EncodedPart:
-    """The ids of a part, and what became of its pairs."""
-
-    folder: Path
-    n_shards: int
-    report: EncodeReport
-
-    @property
-    def files(self) -> list[Path]:
-        return [shard_file(self.folder, number, "npz") for number in range(self.n_shards)]
-
-
-# ---- collect ----------------------------------------------------------------------------------------------------
+        for number, n_pairs in enumerate(self.report.kept):
+            shards.append(Shard(self.folder, number, first, n_pairs, mask))
+            first += n_pairs
+        return shards
 
 
 def collect_part(job: Preparation, part: Part, held_out: Path | None) -> CollectedPart:
@@ -191,16 +192,13 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
     files = find_local_files(part.corpus, job.data)
     stamps = [read_file_stamp(path) for path in files]
 
-    def make(folder: Path) -> Json:
-        n_shards = _collect_shards(job, part, held_out, folder)
-        files_of_reports = [shard_file(folder, number, "json") for number in range(n_shards)]
-        reports = [read_work(file, CollectReport) for file in files_of_reports]
-        report = add_collect_reports(reports)
+    def make(folder: Path) -> Collected:
+        report = _collect_shards(job, part, held_out, folder)
         sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
             if read_file_stamp(path) != before:
                 raise UserError(f"{path}: changed while it was being read; run the command again")
-        return asdict(CollectResult(report, sources))
+        return Collected(report, sources)
 
     rules = None
     if part.rules is not None:
@@ -217,47 +215,36 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         "shard": PAIRS_PER_SHARD,
         "held_out": held_out and digest_file(held_out),
     }
-    folder = job.run_stage(part.name, made_with, make)
-    result = read_work(folder / DONE_FILE, CollectResult)
-    return CollectedPart(part, folder, result.report, result.files)
+    folder, collected = job.run_stage(part.name, made_with, Collected, make)
+    return CollectedPart(part, folder, collected.report, collected.files)
 
 
-def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> int:
-    """Make the shards that no earlier run has finished; returns how many there are in all."""
-    finished = find_finished_shards(folder)
-    # Workers finish shards in any order. Those before the first gap need not even be read.
-    first = 0
-    while first in finished:
-        first += 1
-    n_shards = first
+def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> Report:
+    report = Report()
     with closing(Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs")) as progress:
 
-        def read_unfinished_blocks() -> Iterator[tuple[int, Block]]:
-            nonlocal n_shards
-            for block in read_blocks(part.corpus, job.data, PAIRS_PER_SHARD, skip=first):
-                number = n_shards
-                n_shards += 1
-                n_read = (n_shards - first) * PAIRS_PER_SHARD
+        def number_blocks() -> Iterator[tuple[int, Block]]:
+            for number, block in enumerate(read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)):
+                n_read = (number + 1) * PAIRS_PER_SHARD
                 progress.expect(int(n_read / max(block.share, 1e-9)))
-                if number not in finished:
-                    yield number, block
+                yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
-        for report in map_with_workers(start, read_unfinished_blocks(), job.data.workers):
-            progress.advance(report.lines)
-            job.clock.n_done += report.lines
-    return n_shards
+        for shard_report in map_with_workers(start, number_blocks(), job.data.workers):
+            report.extend(shard_report)
+            progress.advance(shard_report.lines)
+    job.clock.n_done += report.lines
+    return report
 
 
 def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
     """The files of a corpus of `n_lines` pairs, for the ledger."""
-    with ThreadPoolExecutor(data.workers) as threads:
-        digests = list(threads.map(digest_source, files))
     sources = []
-    for path, sha256 in zip(files, digests, strict=True):
+    for path in files:
         rows = count_rows(path)  # a dataset may consist of several tables
         lines = n_lines if rows is None else rows
-        sources.append(SourceFile(name_file(path, data.root), path.stat().st_size, sha256, lines))
+        name = name_file(path, data.root)
+        sources.append(SourceFile(name, path.stat().st_size, digest_source(path), lines))
     return sources
 
 
@@ -273,8 +260,8 @@ def gather_held_out(
     test = None
     if valid is not None:
         sets["dev"] = []
-        for text in valid.texts(None):
-            for src, tgt in zip(*text.read(), strict=True):
+        for shard in valid.list_shards(None):
+            for src, tgt in zip(*shard.read(), strict=True):
                 sets["dev"].append(Pair(src.decode(), tgt.decode()))
     if job.data.test is not None:
         try:
@@ -283,9 +270,8 @@ def gather_held_out(
             if job.data.clean.held_out != "keep":
                 raise
             say(f"note: the training text is not searched for sentences of the test set: {error}")
-    content = json.dumps(sets).encode()
-    path = job.work / f"held-out.{hashlib.sha256(content).hexdigest()[:16]}.json"
-    write_bytes(path, content)
+    path = job.work / "held-out.json"
+    write_bytes(path, json.dumps(sets).encode())
     return path, test
 
 
@@ -299,11 +285,8 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
 
 
 @dataclass(frozen=True)
-class DuplicateCounts:
-    """By training part."""
-
-    n_duplicates: dict[str, int]
-    sha256: dict[str, str]  # of the masks
+class Duplicates:
+    counts: dict[str, int]  # by training part
 
 
 def mark_duplicates(
@@ -313,33 +296,28 @@ def mark_duplicates(
     many each part has.
     """
 
-    def make(folder: Path) -> Json:
-        digests: list[Path] = []
+    def make(folder: Path) -> Duplicates:
+        digests = []
         for each in train:
-            files = each.shard_files("digests")
-            for file, sha256 in zip(files, each.report.digests, strict=True):
-                check_whole(file, sha256)
-            digests += files
+            digests += [
+                shard_file(each.folder, number, "digests")
+                for number in range(len(each.report.kept))
+            ]
         is_duplicate = find_duplicates(digests)
-        counts = DuplicateCounts({}, {})
+        counts = {}
         first = 0
         for each in train:
-            mask = is_duplicate[first : first + each.report.kept]
-            first += each.report.kept
-            content = mask.tobytes()
-            write_bytes(folder / f"{each.part.name}.mask", content)
-            counts.n_duplicates[each.part.name] = int(mask.sum())
-            counts.sha256[each.part.name] = hashlib.sha256(content).hexdigest()
-        return asdict(counts)
+            end = first + each.report.n_kept
+            mask = is_duplicate[first:end]
+            mask.tofile(folder / f"{each.part.name}.mask")
+            counts[each.part.name] = int(mask.sum())
+            first = end
+        return Duplicates(counts)
 
-    job.clock.n_done = sum(each.report.kept for each in train)
-    made_with = {each.part.name: each.report.text for each in train}
-    folder = job.run_stage("repeats", made_with, make)
-    counts = read_work(folder / DONE_FILE, DuplicateCounts)
-    for each in train:
-        name = each.part.name
-        check_whole(folder / f"{name}.mask", counts.sha256.get(name, ""))
-    return folder, counts.n_duplicates
+    job.clock.n_done = sum(each.report.n_kept for each in train)
+    made_with = {"texts": [each.folder.name for each in train]}
+    folder, duplicates = job.run_stage("repeats", made_with, Duplicates, make)
+    return folder, duplicates.counts
 
 
 # ---- learn and encode -------------------------------------------------------------------------------------------
@@ -403,12 +381,12 @@ def learn_bpe(
     job: Preparation, part: BpePart, train: Sequence[CollectedPart], duplicates: Path | None
 ) -> LearnedBpe:
     """Learn a BPE of all training corpora, each taken once whatever its `repeat`."""
-    texts: list[ShardText] = []
+    shards: list[Shard] = []
     for each in train:
-        texts += each.texts(duplicates)
+        shards += each.list_shards(duplicates)
     n_lines = []
-    for text in texts:
-        n_usable = int((~text.read_duplicate_mask()).sum())
+    for shard in shards:
+        n_usable = int((~shard.read_duplicate_mask()).sum())
         n_lines.append(len(part.sides) * n_usable)
     n_sampled = min(sum(n_lines), part.vocab.sample_sentences)
     if n_sampled == 0:
@@ -416,16 +394,16 @@ def learn_bpe(
     given = part.load_given(job.data)
     tags = job.data.train_tags if part.has_source else []
 
-    def make(folder: Path) -> Json:
+    def make(folder: Path) -> BpeAccount:
         if given is not None:
             write_bytes(folder / VOCAB_FILE, given.model)
-            return asdict(BpeAccount(given.digest, given.size, 0, 0, None))
+            return BpeAccount(given.digest, given.size, 0, 0, None)
         # Each line is equally likely to be in the sample, whatever shard it is in.
         draw = np.random.Generator(np.random.Philox(job.seed))
         quotas = draw.multivariate_hypergeometric(n_lines, n_sampled, method="marginals").tolist()
         samples = []
-        for number, (text, quota) in enumerate(zip(texts, quotas, strict=True)):
-            samples.append(WordSample(text, part.sides, quota, (job.seed, number)))
+        for number, (shard, quota) in enumerate(zip(shards, quotas, strict=True)):
+            samples.append(WordSample(shard, part.sides, quota, (job.seed, number)))
         learn_from = partial(_learn_from_samples, folder, samples, job.data.workers, tags)
         if n_sampled <= FEW_LINES:
             n_words = learn_from(part)
@@ -434,19 +412,17 @@ def learn_bpe(
         job.clock.n_done += n_sampled
         seed = job.seed if n_sampled < sum(n_lines) else None
         sha256 = digest_file(folder / VOCAB_FILE)
-        return asdict(BpeAccount(sha256, part.vocab.size, n_sampled, n_words, seed))
+        return BpeAccount(sha256, part.vocab.size, n_sampled, n_words, seed)
 
     made_with = {
-        "texts": [each.report.text for each in train],
+        "texts": [each.folder.name for each in train],
         "repeats": duplicates and duplicates.name,
         "seed": job.seed,
         "vocab": given.digest if given else to_plain_values(replace(part.vocab, bpe_dropout=0.0)),
         "tags": None if given else tags,
     }
-    folder = job.run_stage(part.name, made_with, make)
-    learned = LearnedBpe(folder, read_work(folder / DONE_FILE, BpeAccount))
-    check_whole(learned.model, learned.account.sha256)
-    return learned
+    folder, account = job.run_stage(part.name, made_with, BpeAccount, make)
+    return LearnedBpe(folder, account)
 
 
 def _learn_from_samples(
@@ -455,23 +431,33 @@ def _learn_from_samples(
     """Count the words of the samples and learn the BPE from them; returns the number of different
     words.
     """
-    words = folder / WORDS
     n_lines = sum(sample.n_lines for sample in samples)
-    if not has_plain_file(words.with_suffix(".json")):
-        counts: Counter[bytes] = Counter()
-        with closing(Progress("count words", n_lines, "lines")) as progress:
-            counted = map_in_order(count_words, samples, workers)
-            for sample, sample_counts in zip(samples, counted, strict=True):
-                counts.update(sample_counts)
-                progress.advance(sample.n_lines)
-        write_word_counts(words, counts)
-        del counts  # before SentencePiece needs the memory
-    n_words = read_word_totals(words).words
+    counts: Counter[bytes] = Counter()
+    with closing(Progress("count words", n_lines, "lines")) as progress:
+        counted = map_in_order(count_words, samples, workers)
+        for sample, sample_counts in zip(samples, counted, strict=True):
+            counts.update(sample_counts)
+            progress.advance(sample.n_lines)
+    words = folder / "words.tsv"
+    n_words = write_word_counts(words, counts)
+    del counts  # before SentencePiece needs the memory
     kind = "joint BPE" if part.vocab.joint else f"BPE of the {('source', 'target')[part.sides[0]]}"
     vocab = part.vocab
     say(f"learning a {kind} of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines")
     write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab, tags, f"{part.key}size"))
     return n_words
+
+
+@dataclass(frozen=True)
+class EncodedPart:
+    """The ids of a part, and what became of its pairs."""
+
+    folder: Path
+    report: Report
+
+    @property
+    def files(self) -> list[Path]:
+        return [shard_file(self.folder, number, "npz") for number in range(len(self.report.kept))]
 
 
 def encode_part(
@@ -482,32 +468,27 @@ def encode_part(
 ) -> EncodedPart:
     """Encode a part's text, without duplicates and without pairs that are too long."""
     part = collected.part
-    texts = collected.texts(duplicates)
     max_pieces = part.rules.max_pieces if part.rules is not None else None
 
-    def make(folder: Path) -> Json:
-        finished = find_finished_shards(folder)
-        tasks = [(text.number, text) for text in texts if text.number not in finished]
-        total = sum(text.n_pairs for _, text in tasks)
+    def make(folder: Path) -> Report:
+        report = Report()
         models = [bpe.model for bpe in bpes]
         start = partial(ShardEncoder, folder, models, max_pieces, part.corpus.tag)
-        bar = Progress(f"encode {describe_corpus(part.corpus)}", total, "pairs")
-        with closing(bar) as progress:
-            encoded = map_with_workers(start, tasks, job.data.workers)
-            for (_, text), _ in zip(tasks, encoded, strict=True):
-                progress.advance(text.n_pairs)
-                job.clock.n_done += text.n_pairs
-        files = [shard_file(folder, number, "json") for number in range(len(texts))]
-        reports = [read_work(file, EncodeReport) for file in files]
-        return asdict(add_encode_reports(reports))
+        name = f"encode {describe_corpus(part.corpus)}"
+        shards = collected.list_shards(duplicates)
+        with closing(Progress(name, collected.report.n_kept, "pairs")) as progress:
+            for shard_report in map_with_workers(start, shards, job.data.workers):
+                report.extend(shard_report)
+                progress.advance(shard_report.lines)
+        job.clock.n_done += report.lines
+        return report
 
     made_with = {
-        "text": collected.report.text,
+        "text": collected.folder.name,
         "bpe": [bpe.folder.name for bpe in bpes],
         "max_pieces": max_pieces,
         "tag": part.corpus.tag,
         "repeats": duplicates and duplicates.name,
     }
-    folder = job.run_stage(f"encode-{part.name}", made_with, make)
-    report = read_work(folder / DONE_FILE, EncodeReport)
-    return EncodedPart(folder, len(texts), report)
+    folder, report = job.run_stage(f"encode-{part.name}", made_with, Report, make)
+    return EncodedPart(folder, report)

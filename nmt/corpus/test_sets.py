@@ -19,8 +19,8 @@ from pathlib import Path
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.downloads import find_cached_test_set, find_test_set_files
-from nmt.corpus.reader import COMPRESSED, Pair, describe_corpus, read_pairs
-from nmt.corpus.text_files import TextFile, read_lines
+from nmt.corpus.reader import Pair, describe_corpus, read_pairs
+from nmt.corpus.text_files import COMPRESSED, TextFile, read_lines
 from nmt.known_test_sets import KNOWN_SETS, OUR_NAMES, KnownSet
 from nmt.system.errors import UserError
 

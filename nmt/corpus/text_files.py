@@ -27,6 +27,7 @@ from typing import IO, Any, cast
 from nmt.system.errors import UserError
 
 BUFFER_BYTES = 1 << 16
+COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 LINES_AT_ONCE = 4096  # that `read_lines` holds
 DAMAGE = (
     EOFError,

@@ -1,4 +1,4 @@
-"""The BPE (section 5.1): learned, kept and applied by SentencePiece inside this process.
+"""The BPE (section 5.1), applied by SentencePiece inside this process.
 
 A model reads the ids of `vocab.src` and writes those of `vocab.tgt`. One joint BPE is both by
 itself; with `vocab.joint: false` a `VocabPair` has one for each side, in a file of its own.
@@ -8,36 +8,20 @@ Text goes in as it is (`identity`, not SentencePiece's default `nmt_nfkc`, which
 contains must be writable. Only runs of spaces shrink to one. The model's bytes are the vocabulary;
 every store and checkpoint holds their sha256.
 
-No piece spans a space. So the BPE is learned from words and their counts, which are few where lines
-are many, and a corpus is encoded by looking up its words, several times as fast: the same pieces,
-the same ids.
+No piece spans a space, which is why a BPE is learned from words and their counts, and a corpus is
+encoded word by word (nmt/corpus/learn_bpe.py, encoder.py).
 """
 
 import hashlib
-import io
-import re
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 
-from nmt.config import VocabConfig
 from nmt.system.errors import UserError
-from nmt.system.files import (
-    digest_file,
-    has_plain_file,
-    open_plain_file,
-    read_manifest,
-    write_bytes,
-    write_json,
-)
-from nmt.system.records import read_record
+from nmt.system.files import has_plain_file, open_plain_file, read_manifest, write_bytes
 from nmt.system.run_folder import MANIFEST_FILE, SIDE_VOCAB_FILES, VOCAB_FILE, find_vocab_files
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
@@ -45,12 +29,9 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # character.
 CONTROL_IDS = (PAD, BOS, EOS)
 SPACE = "\u2581"  # how a piece writes the space before it
-SPACE_BYTES = SPACE.encode()
 MAX_MODEL_BYTES = 8 << 20
 MAX_PIECES = 1 << 16  # because stores hold ids in 16 bits
 MAX_UNKNOWN_MARK = 100  # characters
-MAX_KNOWN_WORDS = 500_000  # some 120 MB
-LINES_AT_A_TIME = 4_096
 PROBE = "\ufb01 \u00bd\u2028\u3000A\u030a"  # what any normalisation would change
 
 sentencepiece.set_min_log_level(2)  # otherwise its C++ code writes to standard error
@@ -131,11 +112,6 @@ class Vocab:
     def encode(self, lines: Sequence[str] | Sequence[bytes]) -> list[list[int]]:
         """Return the ids of each line, without bos and eos."""
         return [self._processor.encode(line) for line in lines]
-
-    def encode_many(self, lines: Sequence[bytes]) -> list[list[int]]:
-        """Do the same; this is faster from some hundred lines on, because it starts a thread."""
-        ids: list[list[int]] = self._processor.encode(lines, num_threads=1)
-        return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenised text of each list of ids, without pad, bos and eos wherever they
@@ -304,184 +280,3 @@ def _encode_field(number: int, content: bytes) -> bytes:
         length >>= 7
     encoded.append(length)
     return bytes(encoded) + content
-
-
-# ---- encoding a corpus -------------------------------------------------------------------------------------------
-
-
-class CorpusEncoder:
-    """The ids of very many lines, equal to those of `Vocab.encode`, by looking up words that it has
-    seen.
-
-    Lines are bytes, which are cheaper to split and to look up than text.
-    """
-
-    def __init__(self, vocab: Vocab, words: Path | None = None) -> None:
-        """`words` is a file of `write_word_counts`, whose frequent words are known from the start."""
-        self._vocab = vocab
-        self._ids_of_words = _WordIds(vocab)
-        if words is not None and vocab.is_wordwise:
-            self._ids_of_words.add(islice(_read_frequent_words(words), MAX_KNOWN_WORDS))
-
-    def __call__(self, lines: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Return all ids end to end (uint16), and how many of them each line has (int64)."""
-        look_up = self._ids_of_words.__getitem__
-        is_wordwise = self._vocab.is_wordwise
-        rows = []
-        for line in lines:
-            if is_wordwise and SPACE_BYTES not in line:
-                rows.append(b"".join(map(look_up, line.split(b" "))))
-            else:
-                rows.append(_encode_to_bytes(self._vocab, line))
-        counts = np.fromiter(map(len, rows), np.int64, len(rows)) // 2
-        return np.frombuffer(b"".join(rows), np.uint16), counts
-
-
-class _WordIds(dict[bytes, bytes]):
-    """word -> its ids. Beyond MAX_KNOWN_WORDS new ones are encoded, but no longer kept."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        self.vocab = vocab
-
-    def add(self, words: Iterator[bytes]) -> None:
-        while some := list(islice(words, LINES_AT_A_TIME)):
-            for word, ids in zip(some, self.vocab.encode_many(some), strict=True):
-                self[word] = array("H", ids).tobytes()
-
-    def __missing__(self, word: bytes) -> bytes:
-        ids = _encode_to_bytes(self.vocab, word)
-        if len(self) < MAX_KNOWN_WORDS:
-            self[word] = ids
-        return ids
-
-
-def _encode_to_bytes(vocab: Vocab, line: bytes) -> bytes:
-    (ids,) = vocab.encode([line])
-    return array("H", ids).tobytes()
-
-
-# ---- words and their counts --------------------------------------------------------------------------------------
-
-
-def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
-    """Count how often each word occurs, for `train_bpe`. Tabs also separate words; they are counted
-    as a pseudo-word.
-    """
-    counts: Counter[bytes] = Counter()
-    for i in range(0, len(lines), LINES_AT_A_TIME):
-        text = b" ".join(lines[i : i + LINES_AT_A_TIME])
-        if b"\t" in text:
-            counts[b"\t"] += text.count(b"\t")
-            text = text.replace(b"\t", b" ")
-        counts.update(text.split(b" "))
-    del counts[b""]
-    return counts
-
-
-def write_word_counts(path: Path, counts: Counter[bytes]) -> None:
-    """Write the file that `train_bpe` reads: `word, tab, count` in each line, the frequent words
-    first.
-
-    A `.json` beside it says whether the text has tabs, which such a line cannot hold.
-    """
-    has_tabs = counts.pop(b"\t", 0) > 0
-    by_count = sorted(counts.items(), key=lambda item: -item[1])
-    write_bytes(path, b"".join(b"%b\t%d\n" % item for item in by_count))
-    totals = WordTotals(len(counts), has_tabs, digest_file(path))
-    write_json(path.with_suffix(".json"), asdict(totals))
-
-
-@dataclass(frozen=True)
-class WordTotals:
-    """What the .json beside a file of word counts says."""
-
-    words: int
-    has_tabs: bool
-    sha256: str  # of the file
-
-
-def read_word_totals(words: Path) -> WordTotals:
-    remedy = "damaged; remove STORE.work and prepare the store again"
-    totals = read_record(words.with_suffix(".json"), WordTotals, remedy)
-    if digest_file(words) != totals.sha256:
-        raise UserError(f"{words}: {remedy}")
-    return totals
-
-
-def _read_frequent_words(path: Path) -> Iterator[bytes]:
-    """Read the words of such a file that occur more than once."""
-    with open_plain_file(path) as file:
-        for line in file:
-            word, _, n = line.partition(b"\t")
-            if n == b"1\n":
-                return
-            yield word
-
-
-def _read_word_lines(path: Path) -> Iterator[str]:
-    with open_plain_file(path) as file:
-        for line in file:
-            yield line[:-1].decode()
-
-
-# ---- learning the BPE --------------------------------------------------------------------------------------------
-
-
-def train_bpe(
-    words: Path, config: VocabConfig, tags: Sequence[str] = (), size_key: str = "vocab.size"
-) -> bytes:
-    """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are
-    ignored.
-
-    Tags become pieces that no text contains, even if it contains their characters.
-    """
-    model = io.BytesIO()
-    user_symbols = config.user_symbols or ()
-    has_tabs = read_word_totals(words).has_tabs
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            # An iterator, not the file's name, which SentencePiece would write into the model.
-            sentence_iterator=_read_word_lines(words),
-            input_format="tsv",
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=config.size,
-            character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
-            required_chars="\t" if has_tabs else "",
-            normalization_rule_name="identity",
-            user_defined_symbols=list(user_symbols),
-            control_symbols=[tag for tag in tags if tag not in user_symbols],
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            # More threads are no faster for BPE, and the model notes their number: its digest would
-            # depend on them.
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise UserError(_explain_training_error(str(error), config, size_key)) from None
-    return model.getvalue()
-
-
-def _explain_training_error(message: str, config: VocabConfig, size_key: str) -> str:
-    """SentencePiece's message in our words: it knows the smallest and the largest size that the
-    text allows.
-    """
-    if largest := re.search(r"value <= (\d+)", message):
-        return (
-            f"{size_key}: {config.size} is too large for so little text; use at most {largest[1]}"
-        )
-    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"{size_key}: {config.size} is too small: the characters of the text alone need {smallest[1]} pieces; "
-            "raise it or lower vocab.character_coverage"
-        )
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return (
-            "vocab: there is no text to learn the BPE from (words of more than 4192 bytes are ignored); "
-            "check data.train"
-        )
-    return f"vocab: SentencePiece could not learn the BPE: {message.splitlines()[0]}"

@@ -32,8 +32,9 @@ from pathlib import Path
 import numpy as np
 
 from nmt.commands.cli import run_command
+from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.ledger import digest_store
-from nmt.data.vocab import CorpusEncoder, Vocab
+from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import read_json, verify, write_json
 from nmt.system.progress import Progress, clock, say
@@ -266,8 +267,7 @@ def digest_of(store: Path) -> str:
 
 
 def fresh(store: Path) -> Path:
-    for folder in (store, store.with_name(store.name + ".work")):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(store, ignore_errors=True)
     return store
 
 

@@ -56,7 +56,8 @@ def prepare(
 
     from nmt.checkpoint import open_checkpoint
     from nmt.config import ModelConfig, RunConfig, VocabConfig, format_config
-    from nmt.data.vocab import Vocab, Vocabulary, tally_words, train_bpe, write_word_counts
+    from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
+    from nmt.data.vocab import Vocab, Vocabulary
     from nmt.export import ctranslate2, huggingface
     from nmt.model.transformer import Transformer
     from nmt.system.files import write_text

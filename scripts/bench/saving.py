@@ -64,7 +64,8 @@ def folders(folder: Path) -> None:
 
     from nmt.checkpoint import TrainState, save_checkpoint, take_snapshot
     from nmt.config import VocabConfig, load_config
-    from nmt.data.vocab import Vocab, tally_words, train_bpe, write_word_counts
+    from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
+    from nmt.data.vocab import Vocab
     from nmt.model.transformer import Transformer
     from nmt.system.files import verify
     from nmt.system.progress import clock

@@ -348,15 +348,13 @@ def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path) -> None:
 # ---- blocks -----------------------------------------------------------------------------------------------------
 
 
-def blocks(corpus: CorpusConfig, root: Path, size: int, skip: int = 0) -> list[Block]:
-    return list(read_blocks(corpus, DataConfig(root=str(root), on_bad_line="skip"), size, skip))
+def blocks(corpus: CorpusConfig, root: Path, size: int) -> list[Block]:
+    return list(read_blocks(corpus, DataConfig(root=str(root), on_bad_line="skip"), size))
 
 
 @pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
 @pytest.mark.parametrize("size", [1, 5, 100])
-def test_blocks_are_of_one_size_and_skipping_gives_the_same_tail(
-    root: Path, corpus: CorpusConfig, size: int
-) -> None:
+def test_blocks_are_of_one_size(root: Path, corpus: CorpusConfig, size: int) -> None:
     whole = blocks(corpus, root, size)
     assert [pair for block in whole for pair in zip(block.src, block.tgt, strict=True)] == PAIRS
     assert [(block.first, len(block.src)) for block in whole] == [
@@ -364,23 +362,6 @@ def test_blocks_are_of_one_size_and_skipping_gives_the_same_tail(
     ]
     shares = [block.share for block in whole]
     assert shares == sorted(shares) and shares[-1] == 1
-    for skip in range(len(whole) + 2):
-        assert blocks(corpus, root, size, skip) == whole[skip:]
-
-
-def test_skipped_blocks_are_not_looked_into(root: Path) -> None:
-    (root / "t.en").write_bytes(b"\xff\n" * 4 + (root / "t.en").read_bytes())
-    (root / "t.de").write_bytes(b"x\n" * 4 + (root / "t.de").read_bytes())
-    (root / "plain.jsonl").write_bytes(b"not json\n" * 4 + (root / "plain.jsonl").read_bytes())
-    for corpus in (CorpusConfig(src="t.en", tgt="t.de"), CorpusConfig(file="plain.jsonl")):
-        data = DataConfig(root=str(root))
-        assert [
-            pair
-            for block in read_blocks(corpus, data, 2, 2)
-            for pair in zip(block.src, block.tgt, strict=True)
-        ] == PAIRS
-        with pytest.raises(UserError, match=":3:"):
-            list(read_blocks(corpus, data, 2, 1))
 
 
 def test_a_pair_that_cannot_be_read_goes_as_a_whole(tmp_path: Path) -> None:

@@ -13,21 +13,18 @@ from nmt.system.errors import UserError
 N = 7
 
 
-def read(
-    folder: Path, scores: str, size: int = 3, on_bad_line: str = "stop", skip: int = 0
-) -> list[Block]:
+def read(folder: Path, scores: str, size: int = 3, on_bad_line: str = "stop") -> list[Block]:
     (folder / "x.tsv").write_text("".join(f"a{i}\tb{i}\n" for i in range(N)))
     (folder / "x.gz").write_bytes(gzip.compress(scores.encode()))
     corpus = CorpusConfig(file="x.tsv", scores="x.gz", min_score=0.0)
     data = DataConfig(root=str(folder), on_bad_line=on_bad_line)  # type: ignore[arg-type]
-    return list(read_blocks(corpus, data, size, skip))
+    return list(read_blocks(corpus, data, size))
 
 
 def test_each_pair_has_the_score_of_its_line(tmp_path: Path) -> None:
     blocks = read(tmp_path, "1\n-2.5\n-inf\n4e-3\n5\r\n 6\n7")
     expected = [1, -2.5, -math.inf, 0.004, 5, 6, 7]
     assert [score for block in blocks for score in block.scores or ()] == expected
-    assert [block.scores for block in read(tmp_path, "1\n" * N, skip=2)] == [[1.0]]
 
 
 def test_a_bad_pair_takes_its_score_with_it(tmp_path: Path) -> None:

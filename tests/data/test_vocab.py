@@ -15,20 +15,18 @@ from hypothesis import strategies as st
 from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import VocabConfig
+from nmt.corpus.encoder import CorpusEncoder
+from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
 from nmt.data.vocab import (
     BOS,
     EOS,
     PAD,
     UNK,
-    CorpusEncoder,
     SymbolKind,
     Vocab,
     VocabPair,
     append_symbols,
     is_extension,
-    tally_words,
-    train_bpe,
-    write_word_counts,
 )
 from nmt.system.errors import UserError
 
@@ -115,13 +113,11 @@ def test_looking_words_up_gives_the_ids_of_lines(vocab: Vocab, lines: list[str])
 
 @pytest.mark.parametrize("n_known", [0, 3, 1000])
 def test_how_many_words_are_known_changes_nothing(
-    vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_known: int
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch, n_known: int
 ) -> None:
-    monkeypatch.setattr("nmt.data.vocab.MAX_KNOWN_WORDS", n_known)
+    monkeypatch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", n_known)
     truth = list(chain.from_iterable(vocab.encode(LINES)))
     assert CorpusEncoder(vocab)(BYTES)[0].tolist() == truth
-    write_word_counts(tmp_path / "words.tsv", tally_words(BYTES[:50]))
-    assert CorpusEncoder(vocab, tmp_path / "words.tsv")(BYTES)[0].tolist() == truth
 
 
 def test_a_model_whose_pieces_span_spaces_encodes_whole_lines() -> None:

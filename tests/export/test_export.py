@@ -37,7 +37,8 @@ from nmt.config import (
     VocabConfig,
     format_config,
 )
-from nmt.data.vocab import BOS, EOS, PAD, Vocab, tally_words, train_bpe, write_word_counts
+from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
+from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.export import ctranslate2, huggingface, tensors
 from nmt.export.export import FORMATS, export, make_lines
 from nmt.export.parity import Agreement, Ids, OwnEngine, compare_engines

@@ -108,8 +108,7 @@ def list_places() -> list[Place]:
         Place("prepare", "store/manifest.json", REFUSED),
         Place("prepare", "store/ledger.json", REFUSED),
         Place("prepare", "store/.sources.json", REFUSED),
-        Place("prepare anew", ".new.lock", REFUSED),
-        Place("prepare anew", "new.work/.nmt-prepare", REFUSED),
+        Place("prepare anew", "new/.nmt-prepare/.lock", REFUSED),
     ]
     for name in CHECKPOINT_FILES:
         places += [
@@ -246,7 +245,7 @@ def test_nothing_but_plain_files_is_opened(
         ("average", "run/.average.tmp", "run", REPLACED),
         ("average", "run/.average.old", "run/average", REPLACED),
         ("draw epochs", "store.epochs", "empty", REFUSED),
-        ("prepare anew", "new.work", "empty", REFUSED),
+        ("prepare anew", "new/.nmt-prepare", "empty", REFUSED),
     ],
 )
 def test_no_folder_is_a_link_out_of_the_run(
@@ -263,6 +262,7 @@ def test_no_folder_is_a_link_out_of_the_run(
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(exist_ok=True)
     path.symlink_to(outside / target)
     try_command(command, path).check(outcome)
     if outcome == REPLACED:

@@ -60,7 +60,7 @@ from nmt.config import (
 from nmt.corpus.inspection import StoreReport, format_report
 from nmt.corpus.ledger import check_same, read_ledger
 from nmt.corpus.reader import read_blocks
-from nmt.corpus.shards import CollectReport, read_work
+from nmt.corpus.stages import DONE_FILE, Collected, read_stage_result
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
@@ -101,7 +101,7 @@ SOAK_CASES = {
     "status": 40_000,
     "ledger": 40_000,
     "sources": 11_000,
-    "report of a shard": 60_000,
+    "finished stage": 60_000,
     "vocabulary": 40_000,
 }
 QUICK_CASES = 300
@@ -480,8 +480,9 @@ def read_sources(folder: Path, data: bytes) -> None:
     check_same(store, replace(data_config, root=str(folder)), VocabConfig(size=80))
 
 
-def read_shard_report(folder: Path, data: bytes) -> None:
-    read_work(write(folder / "00000.json", data), CollectReport)
+def read_done_file(folder: Path, data: bytes) -> None:
+    write(folder / DONE_FILE, data)
+    read_stage_result(folder, Collected)
 
 
 def read_vocabulary(folder: Path, data: bytes) -> None:
@@ -516,8 +517,9 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     ledger |= {"command": "nmt-prepare", "versions": {"nmt": "0.1.0"}}  # the same everywhere
     sources = {name: [f"/corpora/{name}", 10, 20, 30, 40] for name in ("train.en", "train.de")}
     counts = {"counts": {"empty": 3}, "samples": {"empty": [["a", ""]]}}
-    shard = {"lines": 9, "kept": 6, "dropped": counts, "held_out": {"dev": [0, 0, 0]}}
-    shard |= {"text": [], "digests": []}
+    report = {"lines": 9, "kept": [6], "tokens": [0, 0], "dropped": counts}
+    report["held_out"] = {"dev": [0, 0, 0]}
+    done = {"sizes": {}, "result": {"report": report, "files": []}}
 
     def copy_whole(folder: Path) -> None:
         shutil.copytree(seeds / "checkpoint", folder / "whole")
@@ -572,7 +574,7 @@ def list_targets(seeds: Path) -> dict[str, Target]:
             read_sources,
             copy_store,
         ),
-        Target("report of a shard", vary_json([shard]), read_shard_report),
+        Target("finished stage", vary_json([done]), read_done_file, names_file=False),
         Target("vocabulary", vary_bytes([vocabulary]), read_vocabulary),
     ]
     return {target.name: target for target in targets}

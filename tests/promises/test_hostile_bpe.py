@@ -30,7 +30,8 @@ N_DAMAGED = 5_000 if IS_SOAK else 100  # of each kind
 OPEN_ALL = """
 import json, resource, sys
 from pathlib import Path
-from nmt.data.vocab import CorpusEncoder, Vocab
+from nmt.corpus.encoder import CorpusEncoder
+from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
@@ -40,7 +41,6 @@ LINES = ["ab c abc", "", "a" * 2000, " \\u2581a \\u00bd \\x01\\0 x <s> <0x41>", 
 def use(path):
     vocab = Vocab.load(path)
     vocab.decode(vocab.encode(LINES))
-    vocab.encode_many([line.encode() for line in LINES])
     CorpusEncoder(vocab)([line.encode() for line in LINES])
     vocab.decode([[i] for i in range(vocab.size)])
     vocab.pieces(range(vocab.size))

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, format_config
-from nmt.data.vocab import BOS, EOS, PAD, Vocab, tally_words, train_bpe, write_word_counts
+from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
+from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.files import seal, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE

@@ -1,0 +1,113 @@
+"""Learns a BPE from the words of a corpus and their counts.
+
+No piece spans a space, so SentencePiece needs only words and how often each occurs: they are few
+where lines are many.
+"""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from nmt.config import VocabConfig
+from nmt.data.vocab import BOS, EOS, PAD, UNK
+from nmt.system.errors import UserError
+
+LINES_AT_A_TIME = 4_096
+TABS = b"\t"  # as a word: all tabs of a text
+
+
+def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:
+    """Count how often each word occurs. Tabs also separate words; they are counted as a word."""
+    counts: Counter[bytes] = Counter()
+    for i in range(0, len(lines), LINES_AT_A_TIME):
+        text = b" ".join(lines[i : i + LINES_AT_A_TIME])
+        if TABS in text:
+            counts[TABS] += text.count(TABS)
+            text = text.replace(TABS, b" ")
+        counts.update(text.split(b" "))
+    del counts[b""]
+    return counts
+
+
+def write_word_counts(path: Path, counts: Counter[bytes]) -> int:
+    """Write `word, tab, count` in each line, the frequent words first, behind a line for tabs if the
+    text has any; return the number of words.
+    """
+    n_tabs = counts.pop(TABS, 0)
+    by_count = sorted(counts.items(), key=lambda item: -item[1])
+    if n_tabs:
+        by_count.insert(0, (TABS, n_tabs))
+    path.write_bytes(b"".join(b"%b\t%d\n" % item for item in by_count))
+    return len(counts)
+
+
+def _read_word_lines(path: Path) -> Iterator[str]:
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.startswith(TABS):
+                yield line[:-1].decode()
+
+
+def train_bpe(
+    words: Path, config: VocabConfig, tags: Sequence[str] = (), size_key: str = "vocab.size"
+) -> bytes:
+    """Learn the BPE model of a file of `write_word_counts`. Words of more than 4192 bytes are
+    ignored.
+
+    Tags become pieces that no text contains, even if it contains their characters.
+    """
+    model = io.BytesIO()
+    user_symbols = config.user_symbols or ()
+    with open(words, "rb") as file:
+        has_tabs = file.read(1) == TABS
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            # An iterator, not the file's name, which SentencePiece would write into the model.
+            sentence_iterator=_read_word_lines(words),
+            input_format="tsv",
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=config.size,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            required_chars="\t" if has_tabs else "",
+            normalization_rule_name="identity",
+            user_defined_symbols=list(user_symbols),
+            control_symbols=[tag for tag in tags if tag not in user_symbols],
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            # More threads are no faster for BPE, and the model notes their number: its digest would
+            # depend on them.
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(_explain_training_error(str(error), config, size_key)) from None
+    return model.getvalue()
+
+
+def _explain_training_error(message: str, config: VocabConfig, size_key: str) -> str:
+    """SentencePiece's message in our words: it knows the smallest and the largest size that the
+    text allows.
+    """
+    if largest := re.search(r"value <= (\d+)", message):
+        return (
+            f"{size_key}: {config.size} is too large for so little text; use at most {largest[1]}"
+        )
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"{size_key}: {config.size} is too small: the characters of the text alone need {smallest[1]} pieces; "
+            "raise it or lower vocab.character_coverage"
+        )
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return (
+            "vocab: there is no text to learn the BPE from (words of more than 4192 bytes are ignored); "
+            "check data.train"
+        )
+    return f"vocab: SentencePiece could not learn the BPE: {message.splitlines()[0]}"
