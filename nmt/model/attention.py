@@ -334,7 +334,7 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
     if dtype not in (torch.float32, torch.bfloat16):
         return None
     try:
-        from nmt.model.compiled_attention import attend_compiled
+        from nmt.engines.cpu.compiled_attention import attend_compiled
 
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
         one_piece = pack([[0]])

@@ -19,7 +19,7 @@ from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
 
 if TYPE_CHECKING:
-    from nmt.model.compiled_layers import CompiledModel
+    from nmt.engines.cpu.compiled_layers import CompiledModel
 
 # The layout is chosen for this many rows. It serves any number, but one chosen for a single row is slow.
 LAYOUT_ROWS = 16
@@ -66,7 +66,7 @@ class DecodingTransformer(Transformer):
     @cached_property
     def compiled(self) -> "CompiledModel":
         """The weights for a compiled search."""
-        from nmt.model.compiled_layers import CompiledModel
+        from nmt.engines.cpu.compiled_layers import CompiledModel
 
         return CompiledModel(self.source, self.is_bf16)
 

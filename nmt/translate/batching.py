@@ -19,12 +19,9 @@ import torch
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
-from nmt.system.memory import is_out_of_memory
 from nmt.translate.beams import Decodable, Hypothesis, count_hypotheses
 from nmt.translate.cpu_search import search_on_cpu
-from nmt.translate.graph_search import GraphSearch, measure_free_bytes
 from nmt.translate.phrases import LinePhrases
-from nmt.translate.search import search
 
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
@@ -35,82 +32,6 @@ BATCHES_PER_THREAD = 4  # so that threads end at about the same time
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
 # The indices of some sentences, and the best hypotheses of each.
 SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
-
-
-class GpuSearch:
-    """Searches any number of sentences on a GPU.
-
-    What is recorded for one batch serves later ones, so keep it as long as there are sentences and
-    the weights of the model keep their addresses.
-    """
-
-    def __init__(
-        self,
-        model: Decodable,
-        config: DecodingConfig,
-        device: torch.device,
-        n_bytes: int | None = None,
-    ) -> None:
-        self.model, self.config, self.device = model, config, device
-        self.graph_search = GraphSearch(model, config, device)
-        self.n_bytes = measure_free_bytes(device) if n_bytes is None else n_bytes
-
-    def search_batches(
-        self,
-        sources: Sequence[Sequence[int]],
-        n_best: int = 1,
-        prefixes: Sequence[Sequence[int]] | None = None,
-        phrases: Sequence[LinePhrases] | None = None,
-    ) -> Iterator[SearchedBatch]:
-        """Search `sources`, which end with eos, batch by batch. With phrases, steps are not recorded."""
-        if phrases is not None:
-            for batch in split_by_budget(sources, self.config, n_best):
-                packed, forced = _pack_batch(batch, sources, prefixes, self.device)
-                own = [phrases[i] for i in batch]
-                yield batch, search(self.model, packed, self.config, n_best, forced, own)
-            return
-        batches = deque(self.split_by_memory(sources, n_best, prefixes))
-        while batches:
-            batch = batches.popleft()
-            packed, forced = _pack_batch(batch, sources, prefixes, self.device)
-            try:
-                found = self.graph_search.search(packed, n_best, forced)
-            except RuntimeError as error:
-                if len(batch) == 1 or not is_out_of_memory(error):
-                    raise
-                found = None
-            if found is not None:
-                yield batch, found
-                continue
-
-            # too large after all: free everything, and halve this batch and those of later searches
-            self.graph_search = GraphSearch(self.model, self.config, self.device)
-            torch.cuda.empty_cache()
-            self.n_bytes //= 2
-            middle = len(batch) // 2
-            batches.extendleft((batch[middle:], batch[:middle]))
-
-    def split_by_memory(
-        self,
-        sources: Sequence[Sequence[int]],
-        n_best: int = 1,
-        prefixes: Sequence[Sequence[int]] | None = None,
-    ) -> Iterator[list[int]]:
-        """Indices of the sentences of each batch, long ones first; batches fill the memory, or the
-        config's budget.
-        """
-        if self.config.batch_tokens is not None:
-            yield from split_by_budget(sources, self.config, n_best)
-            return
-        longest_prefix = max(map(len, prefixes), default=0) if prefixes else 0
-        order = _sort_by_length(sources)
-        while order:
-            longest = len(sources[order[0]])
-            n = self.graph_search.count_fitting_sentences(
-                longest, longest_prefix, n_best, self.n_bytes
-            )
-            yield order[:n]
-            order = order[n:]
 
 
 def search_batches(
@@ -124,12 +45,14 @@ def search_batches(
 ) -> Iterator[SearchedBatch]:
     """Search `sources`, which end with eos, batch by batch."""
     if device.type == "cuda":
+        from nmt.engines.cuda.gpu_search import GpuSearch
+
         gpu_search = GpuSearch(model, config, device)
         yield from gpu_search.search_batches(sources, n_best, prefixes, phrases)
         return
 
     def search_batch(batch: list[int]) -> SearchedBatch:
-        packed, forced = _pack_batch(batch, sources, prefixes, device)
+        packed, forced = pack_batch(batch, sources, prefixes, device)
         own = None if phrases is None else [phrases[i] for i in batch]
         return batch, search_on_cpu(model, packed, config, n_best, forced, own)
 
@@ -151,7 +74,7 @@ def _choose_most_hypotheses(n_hypotheses: int, n_threads: int) -> int:
     return min(max(share, MIN_HYPOTHESES), MAX_HYPOTHESES)
 
 
-def _pack_batch(
+def pack_batch(
     batch: list[int],
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None,
@@ -178,7 +101,7 @@ def split_by_budget(
     batch: list[int] = []
     budget = config.batch_tokens or DEFAULT_BATCH_TOKENS
     beam = n_best if config.sample else config.beam
-    for i in _sort_by_length(sources):
+    for i in sort_by_length(sources):
         longest = len(sources[batch[0]]) if batch else 0
         hypotheses_cost = beam * (longest + EXTRA_PIECES) / SOURCE_COST
         n = len(batch) + 1
@@ -193,7 +116,7 @@ def split_by_budget(
         yield batch
 
 
-def _sort_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
+def sort_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
     """Return the indices of the sentences, the longest first, so that the largest batch comes
     first.
     """

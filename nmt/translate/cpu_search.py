@@ -92,7 +92,7 @@ def try_compiled(
     if Experience.has_failed or n_sentences <= SENTENCES_BEFORE_LOADING:
         return None
     try:
-        from nmt.translate import compiled_search
+        from nmt.engines.cpu import compiled_search
 
         if not Experience.is_loaded and not compiled_search.is_kept():
             if n_sentences <= SENTENCES_BEFORE_COMPILING:

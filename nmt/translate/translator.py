@@ -13,6 +13,7 @@ from functools import cached_property
 from heapq import nlargest
 from itertools import islice, product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,11 +36,14 @@ from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, GpuSearch, SearchedBatch, search_batches
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, SearchedBatch, search_batches
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.long_lines import split_pieces
 from nmt.translate.phrases import LinePhrases, PhraseRules
+
+if TYPE_CHECKING:
+    from nmt.engines.cuda.gpu_search import GpuSearch
 
 OUR_ENGINE = "nmt"
 GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
@@ -391,8 +395,10 @@ class Translator(TextToText):
         return changed
 
     @cached_property
-    def gpu_search(self) -> GpuSearch:
+    def gpu_search(self) -> "GpuSearch":
         """The search of a GPU; kept, because its recorded steps serve all later batches."""
+        from nmt.engines.cuda.gpu_search import GpuSearch
+
         return GpuSearch(self.decodable, self.config, self.device)
 
     @property

@@ -85,8 +85,8 @@ def count_step(n: int, longest: int, room: int) -> list[Operation]:
     """
     from nmt.config import DecodingConfig, ModelConfig
     from nmt.data.batch import pack
+    from nmt.engines.cuda.graph_search import GraphSearch
     from nmt.model.transformer import Transformer
-    from nmt.translate.graph_search import GraphSearch
 
     torch.manual_seed(0)
     model = Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False).bfloat16()
@@ -128,8 +128,8 @@ def news_lengths() -> tuple[np.ndarray, np.ndarray]:
 def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
     """Seconds of the parts of one search over all sentences, sorted by length into one batch.
     `counted` is filled with the steps that it lacks."""
+    from nmt.engines.cuda.graph_search import FEWEST_ROWS, FIRST_CAPACITY, UNRECORDED_STEPS
     from nmt.model.cache import round_up_source_width, round_up_to_class
-    from nmt.translate.graph_search import FEWEST_ROWS, FIRST_CAPACITY, UNRECORDED_STEPS
 
     sources, steps = news_lengths()
     width = round_up_source_width(int(sources.max()))

@@ -12,7 +12,8 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from nmt.data.batch import Packed, pack
-from nmt.model import attention, compiled_attention
+from nmt.engines.cpu import compiled_attention
+from nmt.model import attention
 from nmt.model.attention import AttentionMask, attend, load_compiled
 
 pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before

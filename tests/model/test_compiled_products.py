@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("numba")
 
-from nmt.model.compiled_products import exp, multiply, pack_products, round_bits
-from nmt.model.compiled_tiles import HAS_BF16_PAIRS, PANEL, TILE_ROWS
+from nmt.engines.cpu.compiled_products import exp, multiply, pack_products, round_bits
+from nmt.engines.cpu.compiled_tiles import HAS_BF16_PAIRS, PANEL, TILE_ROWS
 
 pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
 

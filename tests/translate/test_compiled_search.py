@@ -18,14 +18,15 @@ pytest.importorskip("numba")
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
+from nmt.engines.cpu import compiled_search
+from nmt.engines.cpu.compiled_code import find_code_folder
+from nmt.engines.cpu.compiled_search import search_compiled
 from nmt.model.cpu_linear import DecodingTransformer, prepare_for_decoding
 from nmt.model.transformer import Transformer
-from nmt.system.compiled_code import find_code_folder
 from nmt.system.errors import Failure, UserError
-from nmt.translate import compiled_search, cpu_search
+from nmt.translate import cpu_search
 from nmt.translate.batching import search_batches
 from nmt.translate.beams import Hypothesis
-from nmt.translate.compiled_search import search_compiled
 from nmt.translate.cpu_search import Experience, search_on_cpu
 from nmt.translate.phrases import PhraseRules
 from nmt.translate.search import search
@@ -117,7 +118,7 @@ def test_long_outputs_large_vocabularies_many_sentences(
     beam: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cells grow, logits come in several blocks, and pieces in several groups."""
-    monkeypatch.setattr("nmt.translate.compiled_search.FIRST_CELLS", 2)
+    monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
     size = 2 * compiled_search.PART + compiled_search.N_PEAKS + 7
     model = make_model(1, replace(SHAPE, n_layers=2), size)
     ready, given = make_ready(model), make_sources(2, 70, 9, size)

@@ -24,13 +24,14 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS
+from nmt.engines.cuda import graph_search
+from nmt.engines.cuda.gpu_search import GpuSearch
+from nmt.engines.cuda.graph_search import GraphSearch
 from nmt.model.cache import count_static_bytes, round_up_source_width, round_up_to_class
 from nmt.model.transformer import Transformer
-from nmt.translate import graph_search
-from nmt.translate.batching import GpuSearch, search_batches
+from nmt.translate.batching import search_batches
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.graph_search import GraphSearch
 from nmt.translate.search import search
 
 V = 40

@@ -37,10 +37,10 @@ from support.untrained import make_vocab
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import Vocab
+from nmt.engines.cuda.graph_search import GraphSearch
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.beams import Decodable, Hypothesis
-from nmt.translate.graph_search import GraphSearch
 from nmt.translate.search import find_topk_by_group, search
 
 PRESETS = {
@@ -79,8 +79,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "recorded":
         if request.node.originalname in LONG and not IS_SOAK:
             pytest.skip("the recorded search runs these in make soak")
-        monkeypatch.setattr("nmt.translate.graph_search.FIRST_CAPACITY", 2)
-        monkeypatch.setattr("nmt.translate.graph_search.FEWEST_ROWS", 0)
+        monkeypatch.setattr("nmt.engines.cuda.graph_search.FIRST_CAPACITY", 2)
+        monkeypatch.setattr("nmt.engines.cuda.graph_search.FEWEST_ROWS", 0)
         monkeypatch.setitem(globals(), "search", recorded_search)
 
 

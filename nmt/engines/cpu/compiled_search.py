@@ -19,7 +19,8 @@ from torch import Tensor
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import BOS, EOS, PAD
-from nmt.model.compiled_layers import (
+from nmt.engines.cpu.compiled_code import find_code_folder, make_compiler
+from nmt.engines.cpu.compiled_layers import (
     LAYER_FILES,
     DecoderArrays,
     Ends,
@@ -33,10 +34,9 @@ from nmt.model.compiled_layers import (
     project_memory,
     step,
 )
-from nmt.model.compiled_products import Floats, Products, exp, multiply
+from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
 from nmt.model.cpu_linear import DecodingTransformer
 from nmt.model.transformer import Transformer
-from nmt.system.compiled_code import find_code_folder, make_compiler
 from nmt.system.errors import UserError
 from nmt.translate.beams import (
     NEG_INF,

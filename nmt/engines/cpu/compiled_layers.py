@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from nmt.model.compiled_products import (
+from nmt.engines.cpu.compiled_code import make_compiler
+from nmt.engines.cpu.compiled_products import (
     PRODUCT_FILES,
     Floats,
     Products,
@@ -25,10 +26,9 @@ from nmt.model.compiled_products import (
     multiply,
     pack_products,
 )
-from nmt.model.compiled_tiles import LANES, add_weighted_rows, point_at
+from nmt.engines.cpu.compiled_tiles import LANES, add_weighted_rows, point_at
 from nmt.model.positions import Positions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
-from nmt.system.compiled_code import make_compiler
 
 ACTIVATIONS = ("relu", "gelu", "swish")
 NO_WINDOW = 1 << 30

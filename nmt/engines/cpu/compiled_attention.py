@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.data.batch import Packed
-from nmt.model.compiled_products import PRODUCT_FILES, Floats, exp, round_bits
-from nmt.model.compiled_tiles import (
+from nmt.engines.cpu.compiled_code import make_compiler
+from nmt.engines.cpu.compiled_products import PRODUCT_FILES, Floats, exp, round_bits
+from nmt.engines.cpu.compiled_tiles import (
     LANES,
     NARROW_TILE_ROWS,
     multiply_block,
@@ -32,7 +33,6 @@ from nmt.model.compiled_tiles import (
     reinterpret_bits,
     transpose_block,
 )
-from nmt.system.compiled_code import make_compiler
 
 compile_attention = make_compiler(__file__, *PRODUCT_FILES)
 Starts = np.ndarray[Any, np.dtype[np.int64]]

@@ -17,8 +17,9 @@ from numba import types
 from numba.extending import overload
 from torch import Tensor
 
-from nmt.model import compiled_tiles
-from nmt.model.compiled_tiles import (
+from nmt.engines.cpu import compiled_tiles
+from nmt.engines.cpu.compiled_code import make_compiler
+from nmt.engines.cpu.compiled_tiles import (
     HAS_BF16_PAIRS,
     PANEL,
     TILE_ROWS,
@@ -27,7 +28,6 @@ from nmt.model.compiled_tiles import (
     point_at,
     reinterpret_bits,
 )
-from nmt.system.compiled_code import make_compiler
 
 PRODUCT_FILES = (__file__, compiled_tiles.__file__)
 compile_product = make_compiler(*PRODUCT_FILES)
