@@ -101,7 +101,7 @@ def split_by_budget(
     batch: list[int] = []
     budget = config.batch_tokens or DEFAULT_BATCH_TOKENS
     beam = n_best if config.sample else config.beam
-    for i in sort_by_length(sources):
+    for i in order_by_length(sources):
         longest = len(sources[batch[0]]) if batch else 0
         hypotheses_cost = beam * (longest + EXTRA_PIECES) / SOURCE_COST
         n = len(batch) + 1
@@ -116,7 +116,7 @@ def split_by_budget(
         yield batch
 
 
-def sort_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
+def order_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
     """Return the indices of the sentences, the longest first, so that the largest batch comes
     first.
     """

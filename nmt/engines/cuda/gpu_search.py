@@ -11,7 +11,7 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.engines.cuda.graph_search import GraphSearch, measure_free_bytes
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.batching import SearchedBatch, pack_batch, sort_by_length, split_by_budget
+from nmt.translate.batching import SearchedBatch, pack_batch, order_by_length, split_by_budget
 from nmt.translate.beams import Decodable
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search import search
@@ -83,7 +83,7 @@ class GpuSearch:
             yield from split_by_budget(sources, self.config, n_best)
             return
         longest_prefix = max(map(len, prefixes), default=0) if prefixes else 0
-        order = sort_by_length(sources)
+        order = order_by_length(sources)
         while order:
             longest = len(sources[order[0]])
             n = self.graph_search.count_fitting_sentences(
