@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from nmt.data.vocab import SPACE
 from nmt.report.markup import (
     Html,
-    escape_text,
     read_page_file,
     render_attention,
     render_document,
     render_sentence,
 )
+from nmt.system.escapes import escape_html
 from nmt.translate.attention_maps import AttentionMap
 
 
 def render_attention_page(maps: Sequence[AttentionMap], title: str, note: str = "") -> str:
     """Make a page that shows the maps; the first one is open. `note` is a line below the title."""
-    body = [f"<header><h1>{escape_text(title)}</h1><p>{escape_text(note)}</p></header>", "<main>"]
+    body = [f"<header><h1>{escape_html(title)}</h1><p>{escape_html(note)}</p></header>", "<main>"]
     body.append(
         "<noscript><p>A script of this page draws the maps; it is switched off.</p></noscript>"
     )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nmt.report.curves import Chart, thin_points
-from nmt.report.markup import Content, escape_text, render_details, render_table
+from nmt.report.markup import Content, render_details, render_table
 from nmt.report.vega import make_spec, round_figure
+from nmt.system.escapes import escape_html
 
 TABLE_ROWS = 12  # of a chart as a table
 
@@ -27,13 +28,13 @@ class FigureList:
 
     def add(self, chart: Chart) -> str:
         """Return the place of a chart on the page, with its figures as a table."""
-        title = escape_text(chart.title)
+        title = escape_html(chart.title)
         table = _tabulate_chart(chart, self.names)
         number = len(self.charts)
         self.charts.append(chart)
         if not self.has_charts:
             return f"<figure><figcaption>{title}</figcaption>\n{table}\n</figure>"
-        label = f"{title}, {escape_text(chart.y)} against {escape_text(chart.x)}"
+        label = f"{title}, {escape_html(chart.y)} against {escape_html(chart.x)}"
         return (
             f'<figure data-chart="{number}"><figcaption>{title}</figcaption>\n'
             f'<div class="plot" role="group" tabindex="0" aria-label="{label}"></div>\n'

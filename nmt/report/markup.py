@@ -1,4 +1,4 @@
-"""Writes HTML. All text that a report shows passes `escape_text`, so none of it can become markup.
+"""Writes HTML. All text that a report shows passes `escape_html`, so none of it can become markup.
 
 The result is valid HTML. Characters that would act on a reader, such as control
 characters and marks that reverse what follows, are written out, as in a terminal.
@@ -6,29 +6,16 @@ characters and marks that reverse what follows, are written out, as in a termina
 
 import base64
 import hashlib
-import html
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from nmt.system.escapes import escape_line
+from nmt.system.escapes import escape_html
+from nmt.system.tables import Html, Table, render_html
 
-# What HTML may not contain: lone surrogates and code points that are no characters.
-N_PLANES = 17  # of Unicode; the last two code points of each are no characters
-ENDS_OF_PLANES = [chr(0x10000 * plane + 0xFFFE) for plane in range(N_PLANES)]
-ENDS_OF_PLANES += [chr(0x10000 * plane + 0xFFFF) for plane in range(N_PLANES)]
-NO_CHARACTER = re.compile(f"[\ud800-\udfff\ufdd0-\ufdef{''.join(ENDS_OF_PLANES)}]")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}")
-
-
-@dataclass(frozen=True)
-class Html:
-    """Text that is markup already."""
-
-    text: str
 
 
 Content = str | Html
@@ -37,19 +24,8 @@ Content = str | Html
 GENERATOR_TAG = '<meta name="generator" content="nmt-report"/>'
 
 
-def escape_text(text: str) -> str:
-    """Return HTML that shows just this text."""
-    return html.escape(NO_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", escape_line(text)))
-
-
-def render(content: Content) -> str:
-    if isinstance(content, Html):
-        return content.text
-    return escape_text(content)
-
-
 def render_code(text: str) -> Html:
-    return Html(f"<code>{escape_text(text)}</code>")
+    return Html(f"<code>{escape_html(text)}</code>")
 
 
 def render_sentence(text: Content, language: str = "") -> Html:
@@ -57,14 +33,16 @@ def render_sentence(text: Content, language: str = "") -> Html:
     attributes = 'dir="auto"'
     if LANGUAGE.fullmatch(language):
         attributes += f' lang="{language}"'
-    return Html(f"<span {attributes}>{render(text)}</span>")
+    return Html(f"<span {attributes}>{render_html(text)}</span>")
 
 
 def render_rows(rows: Sequence[tuple[Content, Content]]) -> str:
     """Write a table of names and values."""
     lines = ['<table class="rows">']
     for name, value in rows:
-        lines.append(f'<tr><th scope="row">{render(name)}</th><td>{render(value)}</td></tr>')
+        lines.append(
+            f'<tr><th scope="row">{render_html(name)}</th><td>{render_html(value)}</td></tr>'
+        )
     return "\n".join([*lines, "</table>"])
 
 
@@ -78,28 +56,13 @@ def render_table(
     """Write a table with a head. Where it is too wide for the screen it scrolls by itself, or if it has
     sentences, its cells are stacked, each under the name of its column.
     """
-    kind = "wide stacked" if is_stacked else "wide"
-    label = escape_text(caption or label)
-    lines = [f'<div class="{kind}" role="region" tabindex="0" aria-label="{label}">', "<table>"]
-    if caption:
-        lines.append(f"<caption>{label}</caption>")
-    names = [render(cell) for cell in head]
-    cells = [f'<th scope="col">{name}</th>' for name in names]
-    lines.append(f"<thead><tr>{''.join(cells)}</tr></thead>")
-    lines.append("<tbody>")
-    for row in rows:
-        cells = []
-        for name, cell in zip(names, row, strict=True):
-            attribute = f' data-label="{name}"' if is_stacked else ""
-            cells.append(f"<td{attribute}>{render(cell)}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return "\n".join([*lines, "</tbody>", "</table>", "</div>"])
+    return Table(head, rows).to_html(caption, label, is_stacked)
 
 
 def render_details(summary: Content, content: str, is_open: bool = False) -> str:
     """Write content that is folded up until somebody wants to see it."""
     attribute = ' open="open"' if is_open else ""
-    return f"<details{attribute}><summary>{render(summary)}</summary>\n{content}\n</details>"
+    return f"<details{attribute}><summary>{render_html(summary)}</summary>\n{content}\n</details>"
 
 
 def render_data(value: Any, name: str = "") -> str:
@@ -131,7 +94,7 @@ def render_document(title: str, body: Sequence[str], scripts: Sequence[str], sty
         '<meta name="color-scheme" content="light dark"/>',
         f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}"/>',
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{escape_text(title)}</title>",
+        f"<title>{escape_html(title)}</title>",
         f"<style>{style}</style>",
         "</head>",
         "<body>",

@@ -16,7 +16,6 @@ from nmt.report.facts import RunFacts, read_run
 from nmt.report.figures import FigureList
 from nmt.report.markup import (
     GENERATOR_TAG,
-    escape_text,
     read_page_file,
     render_data,
     render_document,
@@ -41,6 +40,7 @@ from nmt.report.sentences import (
 )
 from nmt.report.vega import HOW_TO_INSTALL, read_chart_script, render_png
 from nmt.system.errors import Failure, UserError
+from nmt.system.escapes import escape_html
 from nmt.system.files import (
     check_not_ours,
     check_writable,
@@ -119,7 +119,7 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
 
     title = _join_names(names)
     body = [
-        f"<header><h1>{escape_text(title)}</h1>{_render_lead(runs)}</header>",
+        f"<header><h1>{escape_html(title)}</h1>{_render_lead(runs)}</header>",
         '<nav aria-label="Sections"><ul>',
     ]
     for section in sections:
@@ -180,7 +180,7 @@ def _render_lead(runs: Sequence[RunFacts]) -> str:
         words += describe_size(runs[0])
     if not words:
         return ""
-    return f'<p class="lead">{escape_text(" · ".join(words))}</p>'
+    return f'<p class="lead">{escape_html(" · ".join(words))}</p>'
 
 
 # ---- sections with charts --------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _render_curves(runs: Sequence[RunFacts], figures: FigureList) -> str:
     if figures.has_charts:
         parts.append(_render_controls(runs))
     else:
-        parts.append(f'<p class="note">{escape_text(NO_CHARTS)}</p>')
+        parts.append(f'<p class="note">{escape_html(NO_CHARTS)}</p>')
     parts.append(figures.add_group(charts))
     return "\n".join(parts)
 
@@ -213,7 +213,7 @@ def _render_controls(runs: Sequence[RunFacts]) -> str:
         for i, run in enumerate(runs):
             parts.append(
                 f'<label><input type="checkbox" checked="checked" data-run="{i}"/> '
-                f'<span class="key c{i % 8}"></span>{escape_text(run.name)}</label>'
+                f'<span class="key c{i % 8}"></span>{escape_html(run.name)}</label>'
             )
         parts.append("</fieldset>")
     return "\n".join([*parts, "</div>"])

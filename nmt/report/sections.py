@@ -22,7 +22,6 @@ from nmt.report.facts import RunFacts
 from nmt.report.markup import (
     Content,
     Html,
-    escape_text,
     render_code,
     render_details,
     render_rows,
@@ -30,6 +29,7 @@ from nmt.report.markup import (
     render_table,
 )
 from nmt.score.score import Score
+from nmt.system.escapes import escape_html
 from nmt.system.progress import format_duration
 
 MOST_RUNS_IN_FULL = 8  # of more, only the settings that differ are listed
@@ -49,7 +49,7 @@ def render_headline(runs: Sequence[RunFacts]) -> str:
     rows: list[list[Content]] = []
     for i, run in enumerate(runs):
         name = Html(
-            f'<span class="run"><span class="key c{i % 8}"></span>{escape_text(run.name)}</span>'
+            f'<span class="run"><span class="key c{i % 8}"></span>{escape_html(run.name)}</span>'
         )
         if run.headline is None or not run.headline.scores:
             rows.append([name, *_describe_dev_score(run)])
@@ -87,11 +87,11 @@ def _render_one_headline(run: RunFacts) -> str:
         return ""
     parts = [
         '<div class="headline">',
-        f'<p class="score"><span class="value">{value:.2f}</span> {escape_text(name)}</p>',
+        f'<p class="score"><span class="value">{value:.2f}</span> {escape_html(name)}</p>',
     ]
     if interval:
-        parts.append(f"<p>95 % interval {escape_text(interval)}</p>")
-    parts.append(f"<p>{escape_text(place)}</p>")
+        parts.append(f"<p>95 % interval {escape_html(interval)}</p>")
+    parts.append(f"<p>{escape_html(place)}</p>")
     parts.append(f'<p class="signature">{render_code(signature).text}</p>')
     return "\n".join([*parts, "</div>"])
 
@@ -192,7 +192,7 @@ def _render_notes(run: RunFacts) -> str:
     notes = list(run.notes)
     if run.n_damaged:
         notes.append(f"{run.n_damaged} line(s) of metrics.jsonl cannot be read and are left out.")
-    return "\n".join(f'<p class="note">{escape_text(note)}</p>' for note in notes)
+    return "\n".join(f'<p class="note">{escape_html(note)}</p>' for note in notes)
 
 
 def render_card(runs: Sequence[RunFacts]) -> str:
@@ -266,7 +266,7 @@ def _render_deviations(run: RunFacts) -> str:
         source, value = row.measure
         rows.append([row.name, row.key or "", row.ours, f"{value} ({source})", row.why])
     if not rows:
-        return f"<p>{escape_text(head)}</p>"
+        return f"<p>{escape_html(head)}</p>"
     names = ("rule", "setting", "this run", "reference", "why")
     return render_table(names, rows, head, is_stacked=True)
 
@@ -432,7 +432,7 @@ def render_reproduction(runs: Sequence[RunFacts]) -> str:
         if run.config.data.test is not None:
             lines.append(shlex.join(["nmt-eval", checkpoint]))
         text = " && ".join(lines)
-        return f'<pre tabindex="0"><code>{escape_text(text)}</code></pre>'
+        return f'<pre tabindex="0"><code>{escape_html(text)}</code></pre>'
 
     return _render_each(runs, render_run)
 

@@ -11,7 +11,6 @@ from nmt.report.facts import RunFacts
 from nmt.report.markup import (
     Content,
     Html,
-    escape_text,
     render_attention,
     render_details,
     render_sentence,
@@ -27,6 +26,7 @@ from nmt.report.translations import (
     score_by_length,
     score_lines,
 )
+from nmt.system.escapes import escape_html
 from nmt.train.metrics_log import MetricsLine
 
 MOST_RUNS_SCORED = 4  # line by line, which takes a second for each
@@ -160,7 +160,7 @@ def _render_changes(runs: Sequence[RunFacts]) -> list[str]:
             ("reference", first.texts.references),
             ("from one to the other", first.texts.translations, other.texts.translations),
         )
-        first_name, other_name = escape_text(first.name), escape_text(other.name)
+        first_name, other_name = escape_html(first.name), escape_html(other.name)
         tables = [
             f"<p>Words that only {first_name} has are <del>struck out</del>, words that only "
             f"{other_name} has are <ins>underlined</ins>.</p>",
@@ -184,7 +184,7 @@ def render_change(old: str, new: str) -> Html:
     tags = {"removed": "del", "added": "ins"}
     parts = []
     for change, words in compare_words(old, new):
-        text = escape_text(words)
+        text = escape_html(words)
         tag = tags.get(change)
         parts.append(f"<{tag}>{text}</{tag}>" if tag else text)
     return Html(" ".join(parts))
@@ -241,7 +241,7 @@ def render_attention_lines(runs: Sequence[RunFacts]) -> str:
             name = line.name if len(runs) == 1 else f"{run.name}, {line.name}"
             source = render_sentence(line.source, src)
             translation = render_sentence(line.translation, tgt)
-            summary = Html(f"{escape_text(name)}: {source.text} → {translation.text}")
+            summary = Html(f"{escape_html(name)}: {source.text} → {translation.text}")
             parts.append(render_attention(summary, line.values))
     return "\n".join(parts)
 

@@ -11,7 +11,7 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.engines.cuda.graph_search import GraphSearch, measure_free_bytes
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.batching import SearchedBatch, pack_batch, order_by_length, split_by_budget
+from nmt.translate.batching import SearchedBatch, order_by_length, pack_batch, split_by_budget
 from nmt.translate.beams import Decodable
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search import search

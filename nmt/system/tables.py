@@ -1,0 +1,137 @@
+"""A table, and the ways to show it: in a terminal, in Markdown, in HTML, in CSV.
+
+Cells may come from strangers' files: whatever the format, a cell shows its text and does nothing
+else. Numbers that were formatted are cells like others; `None` is an empty cell.
+"""
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from nmt.system.escapes import escape_html, escape_line, escape_markdown
+
+GAP = "  "  # between the columns of a table in a terminal
+
+
+@dataclass(frozen=True)
+class Code:
+    """A cell in a fixed-width font, if the format has one: a digest, a signature."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Html:
+    """A cell that is markup already; only for `Table.to_html`."""
+
+    text: str
+
+
+Cell = str | float | Code | Html | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A head and rows of as many cells; the columns in `right` are numbers and align right."""
+
+    head: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+    right: Collection[int] = ()
+
+    def to_lines(self, widths: Sequence[int] = ()) -> list[str]:
+        """Return the table as aligned lines.
+
+        With `widths`, a cell that is wider than its column continues on the next line, indented.
+        """
+        texts = [[escape_line(_read_text(cell)) for cell in row] for row in (self.head, *self.rows)]
+        if widths:
+            wrapped = [line for row in texts for line in _wrap_row(row, widths)]
+        else:
+            wrapped = texts
+            widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        lines = []
+        for row in wrapped:
+            parts = []
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+                parts.append(cell.rjust(width) if i in self.right else cell.ljust(width))
+            lines.append(GAP.join(parts).rstrip())
+        return lines
+
+    def to_text(self) -> str:
+        return "\n".join(self.to_lines())
+
+    def to_markdown(self) -> str:
+        marks = ["--:" if i in self.right else "---" for i in range(len(self.head))]
+        lines = [f"| {' | '.join(map(_render_markdown, row))} |" for row in (self.head, *self.rows)]
+        return "\n".join([lines[0], f"|{'|'.join(marks)}|", *lines[1:]])
+
+    def to_html(self, caption: str = "", label: str = "table", is_stacked: bool = False) -> str:
+        """Return the table as HTML.
+
+        If it is too wide for the screen it scrolls by itself or, if stacked, shows each cell below
+        the name of its column.
+        """
+        kind = "wide stacked" if is_stacked else "wide"
+        label = escape_html(caption or label)
+        lines = [f'<div class="{kind}" role="region" tabindex="0" aria-label="{label}">', "<table>"]
+        if caption:
+            lines.append(f"<caption>{label}</caption>")
+        names = [render_html(cell) for cell in self.head]
+        head = "".join(f'<th scope="col">{name}</th>' for name in names)
+        lines += [f"<thead><tr>{head}</tr></thead>", "<tbody>"]
+        for row in self.rows:
+            cells = []
+            for i, (name, cell) in enumerate(zip(names, row, strict=True)):
+                attributes = f' data-label="{name}"' if is_stacked else ""
+                if i in self.right:
+                    attributes += ' class="number"'
+                cells.append(f"<td{attributes}>{render_html(cell)}</td>")
+            lines.append(f"<tr>{''.join(cells)}</tr>")
+        return "\n".join([*lines, "</tbody>", "</table>", "</div>"])
+
+    def to_csv(self) -> str:
+        """Return the table for programs: numbers that are not formatted have all their digits."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in (self.head, *self.rows):
+            writer.writerow([cell.text if isinstance(cell, Code | Html) else cell for cell in row])
+        return text.getvalue()
+
+
+def format_interval(low: float, high: float, digits: int = 2) -> str:
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def render_html(cell: Cell) -> str:
+    if isinstance(cell, Html):
+        return cell.text
+    text = escape_html(_read_text(cell))
+    return f"<code>{text}</code>" if isinstance(cell, Code) else text
+
+
+def _render_markdown(cell: Cell) -> str:
+    if not isinstance(cell, Code):
+        return escape_markdown(_read_text(cell))
+    text = escape_line(cell.text)
+    if re.search(r"[`\\]", text):  # no signature or digest of ours
+        return escape_markdown(text)
+    return "`" + text.replace("|", r"\|") + "`"
+
+
+def _read_text(cell: Cell) -> str:
+    if isinstance(cell, Code | Html):
+        return cell.text
+    return "" if cell is None else str(cell)
+
+
+def _wrap_row(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """Spread a row over as many lines as its longest cell needs, at least one."""
+    columns = []
+    for cell, width in zip(row, widths, strict=True):
+        lines = textwrap.wrap(cell, width, subsequent_indent="  ", break_on_hyphens=False)
+        columns.append(lines or [""])
+    return list(zip_longest(*columns, fillvalue=""))
