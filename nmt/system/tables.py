@@ -49,12 +49,11 @@ class Table:
         """
         texts = [[escape_line(_read_text(cell)) for cell in row] for row in (self.head, *self.rows)]
         if widths:
-            wrapped = [line for row in texts for line in _wrap_row(row, widths)]
+            texts = [line for row in texts for line in _wrap_row(row, widths)]
         else:
-            wrapped = texts
             widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         lines = []
-        for row in wrapped:
+        for row in texts:
             parts = []
             for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
                 parts.append(cell.rjust(width) if i in self.right else cell.ljust(width))
@@ -128,10 +127,10 @@ def _read_text(cell: Cell) -> str:
     return "" if cell is None else str(cell)
 
 
-def _wrap_row(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+def _wrap_row(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
     """Spread a row over as many lines as its longest cell needs, at least one."""
     columns = []
     for cell, width in zip(row, widths, strict=True):
         lines = textwrap.wrap(cell, width, subsequent_indent="  ", break_on_hyphens=False)
         columns.append(lines or [""])
-    return list(zip_longest(*columns, fillvalue=""))
+    return [list(line) for line in zip_longest(*columns, fillvalue="")]
