@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from nmt.system.run_folder import (
     MODEL_FILE,
     STATE_FILE,
 )
+from nmt.system.tables import Cell, Code, Table
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -65,16 +65,6 @@ AVERAGE_USAGE = """\
 """
 METRIC_TYPES = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
 SEARCH_SETTINGS = ("beam", "penalty", "length_penalty", "sample")  # in the table of scores
-
-
-@dataclass(frozen=True)
-class Code:
-    """What a table shows in a fixed width."""
-
-    text: str
-
-
-Cell = str | Code
 
 
 def write_average_card(folder: Path, results: Sequence[Result]) -> None:
@@ -181,7 +171,7 @@ def _render_card(
         src=escape_markdown(config.data.src),
         tgt=escape_markdown(config.data.tgt),
         introduction=introduction,
-        facts=_format_table([("", ""), *facts.items()]),
+        facts=Table(("", ""), list(facts.items())).to_markdown(),
         scores=scores,
         usage=usage,
     )
@@ -305,7 +295,8 @@ def _describe_scores(results: Sequence[Result], is_in_run: bool) -> str:
 
 
 def _format_score_table(results: Sequence[Result]) -> str:
-    rows: list[Sequence[Cell]] = [("test set", "score", "95% interval", "signature", "search")]
+    head = ("test set", "score", "95% interval", "signature", "search")
+    rows: list[Sequence[Cell]] = []
     for result in results:
         test_set = f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines"
         settings = [
@@ -313,26 +304,8 @@ def _format_score_table(results: Sequence[Result]) -> str:
         ]
         search = f"{result.engine}: {', '.join(settings)}"
         for score in result.scores:
-            interval = ""
-            if score.interval is not None:
-                interval = f"{score.interval.low:.2f} to {score.interval.high:.2f}"
             value = f"{score.name} {score.value:.2f}"
+            interval = score.format_interval()
             rows.append((test_set, value, interval, Code(score.signature), search))
     note = "Scores of different signatures are different scales: compare only equal ones."
-    return f"{_format_table(rows)}\n\n{note}"
-
-
-def _format_table(rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table in Markdown, the first row as its head."""
-    lines = [f"| {' | '.join(map(_format_cell, row))} |" for row in rows]
-    rule = "|---" * len(rows[0]) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def _format_cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return escape_markdown(cell)
-    text = escape_line(cell.text)
-    if re.search(r"[`\\]", text):  # no signature or digest of ours
-        return escape_markdown(text)
-    return "`" + text.replace("|", r"\|") + "`"
+    return f"{Table(head, rows).to_markdown()}\n\n{note}"

@@ -43,6 +43,7 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, RunFolder
+from nmt.system.tables import Table, format_interval
 from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
 from nmt.translate.pair_scores import PairScorer
 from nmt.translate.translator import LoadedModel, Translator, open_translator
@@ -205,7 +206,7 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
     report = [
         *_format_side_by_side(systems, scores),
         f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; "
-        f"95 % confidence interval of the mean [{spread.low:.2f}, {spread.high:.2f}] (Student's t)",
+        f"95 % confidence interval of the mean {format_interval(spread.low, spread.high)} (Student's t)",
     ]
     values = _describe_systems(systems, scores) | {"spread": asdict(spread)}
     return Evaluation(_join_lines(report), values, systems, [[score] for score in scores])
@@ -216,7 +217,8 @@ def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]
     seed = read_seed()
     first = systems[0]
     more_references = [reference.lines for reference in first.test.more_refs]
-    rows = [["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]]
+    head = ["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]
+    rows = []
     scores = []
     comparisons: list[dict[str, Any]] = []
     for i, system in enumerate(systems):
@@ -235,15 +237,12 @@ def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]
             difference, p = f"{comparison.difference:+.2f}", f"{comparison.p_bootstrap:.4f}"
             comparisons.append(asdict(comparison))
         own_settings = [str(values[i]) for values in settings.values()]
-        figures = [f"{bleu.value:.2f}", _format_interval(bleu), f"{chrf.value:.2f}"]
+        figures = [f"{bleu.value:.2f}", bleu.format_interval(), f"{chrf.value:.2f}"]
         rows.append([system.label, *figures, difference, p, *own_settings])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     report = [
         f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
     ]
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        report.append(f"  {'  '.join(cells)}".rstrip())
+    report += [f"  {line}" for line in Table(head, rows).to_lines()]
     report += [f"  {score.name}: {score.signature}" for score in scores[0]]
     report.append("  difference from the first in BLEU, and its p by paired bootstrap")
     values = _describe_systems(systems, [own[0] for own in scores])
@@ -382,8 +381,8 @@ def _format_scores(scores: Sequence[Score]) -> Iterator[str]:
     """Yield one line per score, with its 95% interval and its signature."""
     width = max(len(score.name) for score in scores)
     for score in scores:
-        interval = _format_interval(score)
-        yield f"  {score.name:<{width}} {score.value:6.2f}  {interval:<14}  {score.signature}"
+        interval = score.format_interval()
+        yield f"  {score.name:<{width}} {score.value:6.2f}  {interval:<15}  {score.signature}"
 
 
 def _format_readings(metrics: Sequence[Metric], system: System) -> Iterator[str]:
@@ -443,14 +442,8 @@ def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> 
     width = max(len(system.label) for system in systems)
     yield f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
     for system, score in zip(systems, scores, strict=True):
-        yield f"  {system.label:<{width}} {score.value:6.2f}  {_format_interval(score)}"
+        yield f"  {system.label:<{width}} {score.value:6.2f}  {score.format_interval()}"
     yield f"  {scores[0].name}: {scores[0].signature}"
-
-
-def _format_interval(score: Score) -> str:
-    if score.interval is None:
-        return ""
-    return f"[{score.interval.low:.2f}, {score.interval.high:.2f}]"
 
 
 def _explain_comparison(comparison: Comparison) -> str:

@@ -25,6 +25,7 @@ from nmt.score.significance import Spread, estimate_spread
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.run_folder import MODEL_FILE
+from nmt.system.tables import format_interval
 
 Conclusion = Literal["reproduced", "close", "not reproduced", "not comparable"]
 # The standard deviation of BLEU over seeds on newstest2014 English-German, by model. It is about
@@ -83,13 +84,10 @@ class Verdict:
 
     def _format_ours(self) -> Iterator[str]:
         if self.seeds is None:
-            interval = self.scores[0].interval
-            between = ""
-            if interval is not None:
-                between = (
-                    f"95 % of resampled test sets: {interval.low:.2f} to {interval.high:.2f}, "
-                    "for information"
-                )
+            interval = self.scores[0].format_interval()
+            between = f"95 % of resampled test sets: {interval}, for information"
+            if not interval:
+                between = ""
             yield f"  this system  {self.value:6.2f}  {between}".rstrip()
             return
         seeds = self.seeds
@@ -97,7 +95,7 @@ class Verdict:
             yield f"  a run        {score.value:6.2f}  {name}"
         yield (
             f"  their mean   {seeds.mean:6.2f}  95 % interval of the mean: "
-            f"{seeds.low:.2f} to {seeds.high:.2f} (Student's t)"
+            f"{format_interval(seeds.low, seeds.high)} (Student's t)"
         )
 
     def to_json(self) -> dict[str, Any]:

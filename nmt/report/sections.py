@@ -28,7 +28,6 @@ from nmt.report.markup import (
     render_sentence,
     render_table,
 )
-from nmt.score.score import Score
 from nmt.system.escapes import escape_html
 from nmt.system.progress import format_duration
 
@@ -58,7 +57,7 @@ def render_headline(runs: Sequence[RunFacts]) -> str:
         value = Html(f"<strong>{score.value:.2f}</strong>")
         place = describe_test_set(run.headline)
         rows.append(
-            [name, place, score.name, value, format_interval(score), render_code(score.signature)]
+            [name, place, score.name, value, score.format_interval(), render_code(score.signature)]
         )
     head = ("run", "scored on", "score", "value", "95 % interval", "signature")
     note = "<p>Scores of different signatures are different scales: compare only equal ones.</p>"
@@ -79,7 +78,7 @@ def _render_one_headline(run: RunFacts) -> str:
     if result is not None and result.scores:
         score = result.scores[0]
         name, value, signature = score.name, score.value, score.signature
-        interval, place = format_interval(score), describe_test_set(result)
+        interval, place = score.format_interval(), describe_test_set(result)
     elif best is not None:
         step, value, signature = best
         name, interval, place = "BLEU", "", f"the dev set, at update {step:,}"
@@ -99,12 +98,6 @@ def _render_one_headline(run: RunFacts) -> str:
 def describe_test_set(result: Result) -> str:
     test_set = result.test_set
     return f"{test_set.name}, {result.pair}, {test_set.lines:,} lines, by {result.checkpoint}"
-
-
-def format_interval(score: Score) -> str:
-    if score.interval is None:
-        return ""
-    return f"{score.interval.low:.2f} to {score.interval.high:.2f}"
 
 
 def find_best_validation(run: RunFacts) -> tuple[int, float, str] | None:
@@ -133,7 +126,7 @@ def render_results(runs: Sequence[RunFacts]) -> str:
                         describe_test_set(result),
                         score.name,
                         Html(f'<span class="number">{score.value:.2f}</span>'),
-                        format_interval(score),
+                        score.format_interval(),
                         ", ".join(search),
                         render_code(score.signature),
                     ]

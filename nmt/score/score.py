@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nmt.system.errors import UserError
+from nmt.system.tables import format_interval
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -29,6 +30,11 @@ class Score:
     value: float  # 0 to 100; TER can exceed 100, and lower is better
     signature: str  # how it was counted
     interval: Interval | None = None  # only where resampling was asked for
+
+    def format_interval(self) -> str:
+        if self.interval is None:
+            return ""
+        return format_interval(self.interval.low, self.interval.high)
 
 
 def make_headline_counter() -> "BLEU":

@@ -302,8 +302,8 @@ def test_every_metric_is_what_sacrebleu_says(
             (direct._mean - direct._ci, direct._mean + direct._ci)
         )
         assert re.search(
-            rf"^  {re.escape(score['name'])} +{score['value']:.2f} +\[{score['low']:.2f}, "
-            rf"{score['high']:.2f}\] +{re.escape(score['signature'])}$",
+            rf"^  {re.escape(score['name'])} +{score['value']:.2f} +{score['low']:.2f} to "
+            rf"{score['high']:.2f} +{re.escape(score['signature'])}$",
             out,
             re.MULTILINE,
         ), out
@@ -769,10 +769,10 @@ def test_mean_and_spread_of_several(run: Path, tmp_path: Path, capsys: Capture) 
     out = capsys.readouterr().out
     assert (
         f"mean {mean:.2f}, standard deviation {std:.2f}" in out
-        and f"[{max(0.0, mean - half):.2f}, {mean + half:.2f}]" in out
+        and f"{max(0.0, mean - half):.2f} to {mean + half:.2f}" in out
     )
     for place, value in zip(places, values, strict=True):
-        assert re.search(rf"^  {re.escape(str(place))} +{value:.2f}  \[.*\]$", out, re.MULTILINE)
+        assert re.search(rf"^  {re.escape(str(place))} +{value:.2f}  .* to .*$", out, re.MULTILINE)
 
 
 # ---- test sets that are known -------------------------------------------------------------------------------------
