@@ -28,7 +28,8 @@ from nmt.corpus.ledger import read_ledger
 from nmt.system.errors import UserError
 from nmt.system.files import write_text
 from nmt.system.run_folder import RunFolder
-from nmt.train.metrics_log import read_metrics
+from nmt.train.events import ValidEvent
+from nmt.train.metrics_log import read_events
 from nmt.train.reference_curve import IGNORED_KEYS, ReferenceCurve, ReferencePoint
 
 SECTIONS = ("vocab", "model", "optimizer", "training", "decoding", "evaluation")
@@ -97,9 +98,9 @@ def collect_point(step: int, scores: list[Scores]) -> ReferencePoint:
 
 
 def read_scores(run: Path) -> Scores:
-    lines, _ = read_metrics(RunFolder(run).metrics)
-    validations = [line for line in lines if line.kind == "valid" and "nll" in line.numbers]
-    return {line.step: line.numbers for line in validations}
+    events, _ = read_events(RunFolder(run).metrics)
+    validations = [event for event in events if isinstance(event, ValidEvent)]
+    return {event.step: event.figures for event in validations if "nll" in event.figures}
 
 
 def select_settings(config: RunConfig) -> dict[str, Any]:

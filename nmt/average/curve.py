@@ -82,7 +82,9 @@ def measure_curve(
         load_mean(mean, translator.model)
 
         # score
-        result = validate(translator, dev, config, micro_tokens, world)
+        result = validate(
+            translator, dev, candidates[-1].step, config.evaluation, micro_tokens, world
+        )
         assert result is not None and result.bleu is not None
         bleu = result.bleu.value
         signature = result.bleu.signature

@@ -14,7 +14,8 @@ from nmt.config import load_recorded_config
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file
 from nmt.system.run_folder import RunFolder
-from nmt.train.metrics_log import read_metrics
+from nmt.train.events import ValidEvent
+from nmt.train.metrics_log import read_events
 
 DEFAULT_LAST = 5  # as the paper averages its base model
 SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "nll": "NLL"}  # by their keys in metrics.jsonl
@@ -146,10 +147,10 @@ def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:
     if not has_plain_file(run.metrics):
         raise UserError(f"{run.metrics}: is missing; --best needs its dev scores")
     try:
-        lines, _ = read_metrics(run.metrics)
+        events, _ = read_events(run.metrics)
     except OSError as error:
         raise UserError(
             f"{run.metrics}: cannot be read ({error.strerror}); --best needs its dev scores"
         ) from None
-    validations = [line for line in lines if line.kind == "valid" and "nll" in line.numbers]
-    return {line.step: line.numbers for line in validations}
+    validations = [event for event in events if isinstance(event, ValidEvent)]
+    return {event.step: event.figures for event in validations if "nll" in event.figures}

@@ -12,7 +12,7 @@ from nmt.paper import find_dev_reference
 from nmt.report.facts import RunFacts
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
-from nmt.train.metrics_log import MetricsLine
+from nmt.train.events import Event
 from nmt.train.on_track import smoothed_loss_floor
 
 MOST_POINTS = 500  # of a curve
@@ -126,7 +126,7 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
         series = []
         for i, run in enumerate(runs):
             for curve in wanted.curves:
-                points = collect_points(run.metrics, curve.kind, curve.key)
+                points = collect_points(run.events, curve.kind, curve.key)
                 points = [(step, value * wanted.factor) for step, value in points]
                 series.append(Series(i, curve.name, points))
         references = tuple(_list_references(wanted.title, runs))
@@ -154,24 +154,24 @@ def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
     charts = []
     for kind, prefix, title, y in FAMILIES:
         keys: dict[str, None] = {}
-        for line in run.metrics:
-            if line.kind == kind:
-                keys |= dict.fromkeys(key for key in line.numbers if key.startswith(prefix))
+        for event in run.events:
+            if event.kind == kind:
+                keys |= dict.fromkeys(key for key in event.figures if key.startswith(prefix))
         series = []
         for key in keys:
-            points = collect_points(run.metrics, kind, key)
+            points = collect_points(run.events, kind, key)
             series.append(Series(i, escape_line(key.removeprefix(prefix)), points))
         title = title if is_alone else f"{title}: {run.name}"
         charts.append(Chart(title, "updates", y, tuple(series)))
     return charts
 
 
-def collect_points(metrics: Iterable[MetricsLine], kind: str, key: str) -> list[tuple[int, float]]:
-    """Return (update, value) of each line of this kind that has a number under `key`."""
+def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[int, float]]:
+    """Return (update, value) of each event of this kind that has a number under `key`."""
     points = []
-    for line in metrics:
-        if line.kind == kind and key in line.numbers:
-            points.append((line.step, line.numbers[key]))
+    for event in events:
+        if event.kind == kind and key in event.figures:
+            points.append((event.step, event.figures[key]))
     return points
 
 
@@ -184,7 +184,7 @@ def _list_references(title: str, runs: Sequence[RunFacts]) -> dict[ReferenceLine
     for run in runs:
         if title == LOSS_TITLE:
             found += find_paper_references(run)[:1]
-            found += _find_unigram_line(run.metrics)
+            found += _find_unigram_line(run.events)
         elif title == BLEU_TITLE:
             found += find_paper_references(run)[1:]
         elif title == SMOOTHED_LOSS_TITLE:
@@ -198,9 +198,10 @@ def _list_bands(title: str, runs: Sequence[RunFacts]) -> dict[ReferenceBand, Non
     found: dict[ReferenceBand, None] = {}
     for run in runs:
         points = []
-        for line in run.metrics:
-            if line.kind == "valid" and {f"{key}_low", f"{key}_high"} <= line.numbers.keys():
-                points.append((line.step, line.numbers[f"{key}_low"], line.numbers[f"{key}_high"]))
+        for event in run.events:
+            figures = event.figures
+            if event.kind == "valid" and {f"{key}_low", f"{key}_high"} <= figures.keys():
+                points.append((event.step, figures[f"{key}_low"], figures[f"{key}_high"]))
         if len(points) > 1:
             found[ReferenceBand(tuple(points))] = None
     return found
@@ -231,9 +232,9 @@ def _find_floor(run: RunFacts) -> list[ReferenceLine]:
     return [ReferenceLine(f"no smoothed loss is below {floor:.3f}", floor)] if floor else []
 
 
-def _find_unigram_line(metrics: Iterable[MetricsLine]) -> list[ReferenceLine]:
+def _find_unigram_line(events: Iterable[Event]) -> list[ReferenceLine]:
     """Return the unigram entropy of the target text, if the run was ever warned that it is there."""
-    points = collect_points(metrics, "warning", "unigram_nll")
+    points = collect_points(events, "warning", "unigram_nll")
     return [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
 
 

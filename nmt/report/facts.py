@@ -24,7 +24,8 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import has_plain_file, read_bytes, read_json
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
-from nmt.train.metrics_log import MetricsLine, read_metrics
+from nmt.train.events import Event, SampleEvent
+from nmt.train.metrics_log import read_events
 
 Value = TypeVar("Value")
 Place = TypeVar("Place")
@@ -53,7 +54,7 @@ class RunFacts:
     settings: dict[str, Any]
     config: RunConfig | None = None
     vocab: Vocabulary | None = None
-    metrics: tuple[MetricsLine, ...] = ()
+    events: tuple[Event, ...] = ()
     n_damaged: int = 0  # lines of metrics.jsonl
     results: tuple[Result, ...] = ()
     texts: ScoredTexts | None = None
@@ -88,7 +89,7 @@ def read_run(path: Path) -> RunFacts:
 
     # the order in which notes are shown
     config = attempt(load_recorded_config, folder.config)
-    metrics, n_damaged = attempt(read_metrics, folder.metrics) or ([], 0)
+    events, n_damaged = attempt(read_events, folder.metrics) or ([], 0)
     vocab = None
     if any(file.exists() for file in folder.vocabs):
         vocab = attempt(load_vocab, path)
@@ -107,13 +108,13 @@ def read_run(path: Path) -> RunFacts:
         settings=settings,
         config=config,
         vocab=vocab,
-        metrics=tuple(metrics),
+        events=tuple(events),
         n_damaged=n_damaged,
         results=tuple(results),
         texts=texts,
         ledger=ledger,
         lengths=lengths,
-        attention=tuple(list_sampled_attention(metrics)),
+        attention=tuple(list_sampled_attention(events)),
         machine=machine,
         notes=tuple(notes),
     )
@@ -143,16 +144,15 @@ def read_machine(run: RunFolder) -> str:
     return machine[:LONGEST_NAME]
 
 
-def list_sampled_attention(metrics: Iterable[MetricsLine]) -> list[LineAttention]:
+def list_sampled_attention(events: Iterable[Event]) -> list[LineAttention]:
     """Return the attention of the dev sentences at their last validation."""
-    found: dict[float, LineAttention] = {}
-    for line in metrics:
-        if line.kind == "sample" and line.attention is not None and "line" in line.numbers:
-            number = line.numbers["line"]
-            name = f"dev line {number:.0f}, update {line.step:,}"
-            source = line.texts.get("source", "")
-            translation = line.texts.get("translation", "")
-            found[number] = LineAttention(name, source, translation, line.attention)
+    found: dict[int, LineAttention] = {}
+    for event in events:
+        if isinstance(event, SampleEvent) and event.attention is not None and event.line:
+            name = f"dev line {event.line}, update {event.step:,}"
+            found[event.line] = LineAttention(
+                name, event.source, event.translation, event.attention
+            )
     return list(found.values())
 
 

@@ -30,6 +30,7 @@ from nmt.report.markup import (
 )
 from nmt.system.escapes import escape_html
 from nmt.system.progress import format_duration
+from nmt.train.events import ValidEvent, WarningEvent
 
 MOST_RUNS_IN_FULL = 8  # of more, only the settings that differ are listed
 SAMPLES_SHOWN = 3  # dropped pairs of each rule
@@ -103,11 +104,18 @@ def describe_test_set(result: Result) -> str:
 def find_best_validation(run: RunFacts) -> tuple[int, float, str] | None:
     """Return the update, the BLEU and the signature of the best validation."""
     best = None
-    for line in run.metrics:
-        bleu = line.numbers.get("bleu") if line.kind == "valid" else None
-        if bleu is not None and (best is None or bleu > best[1]):
-            best = (line.step, bleu, line.texts.get("signature", ""))
+    for event in run.events:
+        if not isinstance(event, ValidEvent) or event.bleu is None:
+            continue
+        if best is None or event.bleu > best[1]:
+            best = (event.step, event.bleu, event.signature or "")
     return best
+
+
+def list_times(run: RunFacts) -> list[float]:
+    """Return the seconds of training at each event that counts them."""
+    key = "elapsed_s"
+    return [event.figures[key] for event in run.events if key in event.figures]
 
 
 def render_results(runs: Sequence[RunFacts]) -> str:
@@ -152,19 +160,19 @@ def _render_run_summary(run: RunFacts) -> str:
 
 def summarize(run: RunFacts) -> list[tuple[Content, Content]]:
     rows: list[tuple[Content, Content]] = []
-    if not run.metrics:
+    if not run.events:
         return [("updates", "none logged yet")] if run.settings else []
 
     # how far
-    rows.append(("updates", f"{run.metrics[-1].step:,}"))
-    times = [line.numbers["elapsed_s"] for line in run.metrics if "elapsed_s" in line.numbers]
+    rows.append(("updates", f"{run.events[-1].step:,}"))
+    times = list_times(run)
     if times:
         rows.append(("time", format_duration(times[-1])))
 
     # what went wrong
-    for line in run.metrics:
-        if line.kind == "warning":
-            rows.append(("warning", line.texts.get("message", "")))
+    for event in run.events:
+        if isinstance(event, WarningEvent):
+            rows.append(("warning", event.message))
 
     # how good
     best = find_best_validation(run)
@@ -172,7 +180,7 @@ def summarize(run: RunFacts) -> list[tuple[Content, Content]]:
         step, bleu, signature = best
         rows.append(("best dev BLEU", f"{bleu:.2f} at update {step:,}"))
         rows.append(("signature", render_code(signature)))
-    losses = collect_points(run.metrics, "valid", "nll")
+    losses = collect_points(run.events, "valid", "nll")
     if losses:
         step, lowest = min(losses, key=lambda point: point[1])
         perplexity = math.exp(min(lowest, 50))  # a diverged loss would overflow
@@ -214,8 +222,8 @@ def describe_size(run: RunFacts) -> list[str]:
     words = []
     if run.config is not None and run.vocab is not None:
         words.append(f"{count_weights(run.config.model, run.vocab.sizes):,} weights")
-    if run.metrics:
-        words.append(f"{run.metrics[-1].step:,} updates")
+    if run.events:
+        words.append(f"{run.events[-1].step:,} updates")
     return words
 
 
@@ -354,15 +362,15 @@ def render_cost(runs: Sequence[RunFacts]) -> str:
     """Say how fast each run was, and what it took."""
     rows: list[list[Content]] = []
     for run in runs:
-        speeds = [n for _, n in collect_points(run.metrics, "train", "tgt_tokens_per_s")]
+        speeds = [n for _, n in collect_points(run.events, "train", "tgt_tokens_per_s")]
         if not speeds:
             continue
-        times = [line.numbers["elapsed_s"] for line in run.metrics if "elapsed_s" in line.numbers]
-        memory = [n for _, n in collect_points(run.metrics, "train", "memory_bytes")]
+        times = list_times(run)
+        memory = [n for _, n in collect_points(run.events, "train", "memory_bytes")]
         rows.append(
             [
                 run.name,
-                f"{run.metrics[-1].step:,}",
+                f"{run.events[-1].step:,}",
                 format_duration(times[-1]) if times else "",
                 f"{median(speeds):,.0f}",
                 f"{max(memory) / 2**30:.2f} GiB" if memory else "not measured",
@@ -393,7 +401,7 @@ def render_cost(runs: Sequence[RunFacts]) -> str:
 def _estimate_operations(run: RunFacts) -> str:
     if run.config is None or run.vocab is None:
         return ""
-    n_tokens = run.metrics[-1].step * run.config.training.tgt_tokens
+    n_tokens = run.events[-1].step * run.config.training.tgt_tokens
     n_weights = count_weights(run.config.model, run.vocab.sizes)
     return f"about {FLOP_PER_WEIGHT * n_weights * n_tokens:.1e}"
 

@@ -27,7 +27,7 @@ from nmt.report.translations import (
     score_lines,
 )
 from nmt.system.escapes import escape_html
-from nmt.train.metrics_log import MetricsLine
+from nmt.train.events import SampleEvent
 
 MOST_RUNS_SCORED = 4  # line by line, which takes a second for each
 LINES_SHOWN = 8
@@ -197,11 +197,11 @@ def render_dev_samples(runs: Sequence[RunFacts]) -> str:
     """Show how the translations of a few dev sentences changed from validation to validation."""
     parts = []
     for run in runs:
-        by_line: dict[float, list[MetricsLine]] = {}
-        for line in run.metrics:
-            if line.kind == "sample" and "line" in line.numbers and "translation" in line.texts:
-                by_line.setdefault(line.numbers["line"], []).append(line)
-        blocks = [_render_history(run, lines) for lines in by_line.values()]
+        by_line: dict[int, list[SampleEvent]] = {}
+        for event in run.events:
+            if isinstance(event, SampleEvent) and event.line:
+                by_line.setdefault(event.line, []).append(event)
+        blocks = [_render_history(run, samples) for samples in by_line.values()]
         if blocks and len(runs) > 1:
             parts.append(render_details(run.name, "\n".join(blocks)))
         else:
@@ -209,26 +209,25 @@ def render_dev_samples(runs: Sequence[RunFacts]) -> str:
     return "\n".join(parts)
 
 
-def _render_history(run: RunFacts, lines: Sequence[MetricsLine]) -> str:
+def _render_history(run: RunFacts, samples: Sequence[SampleEvent]) -> str:
     src, tgt = ("", "") if run.config is None else (run.config.data.src, run.config.data.tgt)
-    last = lines[-1]
-    changed = [lines[0]]
-    for line in lines[1:]:
-        if line.texts["translation"] != changed[-1].texts["translation"]:
-            changed.append(line)
+    last = samples[-1]
+    changed = [samples[0]]
+    for sample in samples[1:]:
+        if sample.translation != changed[-1].translation:
+            changed.append(sample)
     shown = spread(changed, TRANSLATIONS_SHOWN)
     rows: list[list[Content]] = []
     previous = ""
-    for line in shown:
-        text = line.texts["translation"]
+    for sample in shown:
+        text = sample.translation
         change = render_change(previous, text) if previous else text
-        rows.append([f"{line.step:,}", render_sentence(change, tgt)])
+        rows.append([f"{sample.step:,}", render_sentence(change, tgt)])
         previous = text
-    source = render_sentence(last.texts.get("source", ""), src)
-    reference = render_sentence(last.texts.get("reference", ""), tgt)
+    source = render_sentence(last.source, src)
+    reference = render_sentence(last.reference, tgt)
     head = f'<p class="pair"><b>Source</b> {source.text}<br/><b>Reference</b> {reference.text}</p>'
-    number = int(last.numbers["line"])
-    table = render_table(("update", "translation"), rows, f"Translations of dev line {number}")
+    table = render_table(("update", "translation"), rows, f"Translations of dev line {last.line}")
     return f'<div class="sample">{head}{table}</div>'
 
 
@@ -246,8 +245,8 @@ def render_attention_lines(runs: Sequence[RunFacts]) -> str:
     return "\n".join(parts)
 
 
-def spread(lines: Sequence[MetricsLine], most: int) -> list[MetricsLine]:
+def spread(samples: Sequence[SampleEvent], most: int) -> list[SampleEvent]:
     """Choose at most `most` of them, evenly, with the first and the last."""
-    if len(lines) <= most:
-        return list(lines)
-    return [lines[i * (len(lines) - 1) // (most - 1)] for i in range(most)]
+    if len(samples) <= most:
+        return list(samples)
+    return [samples[i * (len(samples) - 1) // (most - 1)] for i in range(most)]

@@ -21,7 +21,7 @@ from nmt.system.files import make_folder
 from nmt.system.memory import find_free_memory, format_memory
 from nmt.system.progress import Progress, clock, say
 from nmt.system.runtime import count_cores
-from nmt.train.metrics_log import read_metrics
+from nmt.train.metrics_log import read_events
 
 CHECK_S = 0.2
 LOOK_S = 60.0  # between two looks at how far all runs are
@@ -149,8 +149,8 @@ def estimate_memory(config: RunConfig) -> int:
 
 def read_step(run: PlannedRun) -> int:
     """Return the last update that a run has logged."""
-    lines, _ = read_metrics(run.folder.metrics)
-    return max((line.step for line in lines), default=0)
+    events, _ = read_events(run.folder.metrics)
+    return max((event.step for event in events), default=0)
 
 
 def find_reason(log: Path, code: int) -> str:

@@ -89,7 +89,7 @@ def select_lines(metrics: Path) -> list[bytes]:
     with open_plain_file(metrics) as file:
         while line := file.readline(LONGEST_LINE):
             event = parse_event(line)
-            if event is not None and event["kind"] in PUBLISHED_KINDS:
+            if event is not None and event.kind in PUBLISHED_KINDS:
                 lines.append(line)
     return lines
 

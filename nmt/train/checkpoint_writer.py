@@ -21,6 +21,7 @@ from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
+from nmt.train.events import WarningEvent
 from nmt.train.metrics_log import MetricsLog
 from nmt.train.mirror import Mirror
 
@@ -77,8 +78,9 @@ class CheckpointWriter:
         if self._writing is not None and self._writing.done():
             self.wait()
         for message in self.mirror.take_warnings() if self.mirror else ():
-            event = {"kind": "warning", "step": self.saved_step, "problem": "mirror"}
-            self.metrics.write(event | {"message": message})
+            self.metrics.write(
+                WarningEvent(step=self.saved_step, problem="mirror", message=message)
+            )
 
     def wait(self) -> None:
         """Wait for the last save to finish and record its outcome."""

@@ -20,12 +20,13 @@ from contextlib import closing
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from nmt.config import SINK_GROUP
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.files import FolderInUse, has_plain_file, lock, open_plain_file
 from nmt.system.run_folder import RunFolder
+from nmt.train.events import Event
 from nmt.train.metrics_log import LONGEST_LINE, parse_event
 from nmt.train.sinks import Sink
 
@@ -60,7 +61,7 @@ class MetricsTail:
     def __init__(self, path: Path) -> None:
         self.path, self.position = path, 0
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self) -> Iterator[Event]:
         """Yield the lines that are complete by now, without those that somebody damaged."""
         if not has_plain_file(self.path):
             return
@@ -102,7 +103,7 @@ def follow(
             for line in tail.read():
                 if sink is None:
                     sink = stack.enter_context(closing(make_sink(name, path)))
-                sink.write(line)
+                sink.write(line.to_line())
                 n_lines += 1
                 note_progress()
     return n_lines

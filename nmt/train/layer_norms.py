@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from nmt.system.ranks import World, get_own_shard
 from nmt.train.optimizer import Adam
 
-LAYER_FIGURES = ("grad_norm", "update_norm")  # as metrics.jsonl names them
 STEP_CHUNK = 1 << 22  # elements at a time, so that the largest matrix takes no memory of its size
 
 

@@ -1,30 +1,29 @@
 """What training measures in each update, and where it is logged: `metrics.jsonl`, one line for each
 event.
 
-It is the only place that training writes figures to; what else shows them follows the file
-(follower.py). A new value is a field of `UpdateStats`, which update.py fills.
+A new value is a field of `UpdateStats`, which update.py fills, and of an event.
 
 A resumed run continues the file after the last line that its checkpoint counts. A line that cannot
 be written, because the disk is full, waits in memory for the next one. So no line is lost, doubled
 or cut in two as long as the process lives, and when it dies the checkpoint says how much of the
 file counts.
 
-Whoever reads the file, for the report, for averaging or for a continued run, reads it here. A line
-that somebody damaged is counted and left out.
+The report, averaging, sweeps and a continued run read the file here, as the same events
+(events.py). A damaged line is counted and left out.
 """
 
 import json
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nmt.system.errors import UserError
 from nmt.system.files import check_size, has_plain_file, open_plain_file
 from nmt.system.progress import say
 from nmt.system.run_folder import METRICS_FILE
 from nmt.system.strict_json import parse_json
+from nmt.train.events import Event, parse_line
 
 MAX_METRICS_BYTES = 1 << 30  # some millions of lines
 LONGEST_LINE = 1 << 16
@@ -62,11 +61,9 @@ class MetricsLog:
             with open_plain_file(path, "r+b") as file:
                 file.truncate(self.n_bytes)
 
-    def write(self, event: dict[str, Any]) -> None:
-        """Write an event; its `kind` is "train", "layers", "valid", "sample", "skipped" or "warning"."""
+    def write(self, event: Event) -> None:
         was_fine = not self.waiting
-        values = {key: _replace_nonfinite(value) for key, value in event.items()}
-        self.waiting += (json.dumps(values) + "\n").encode()
+        self.waiting += (json.dumps(event.to_line()) + "\n").encode()
         try:
             self._flush()
         except OSError as error:
@@ -106,70 +103,32 @@ def round_digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _replace_nonfinite(value: Any) -> Any:
-    """Write NaN and infinity as text, because JSON cannot represent them."""
-    is_nonfinite = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if is_nonfinite else value
-
-
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsLine:
-    """A line of metrics.jsonl. Values of other types than these are left out."""
-
-    kind: str
-    step: int
-    numbers: dict[str, float]  # finite ones, by key
-    texts: dict[str, str]
-    attention: dict[str, Any] | None = None  # of a sample; nobody has checked what is in it
-
-
-def read_metrics(path: Path) -> tuple[list[MetricsLine], int]:
-    """Return the lines of a metrics.jsonl that can be read, and the number of those that cannot."""
-    lines: list[MetricsLine] = []
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """Return the events of a metrics.jsonl, and the number of lines that cannot be read."""
+    events: list[Event] = []
     n_damaged = 0
     if not has_plain_file(path):
-        return lines, n_damaged
+        return events, n_damaged
     with open_plain_file(path) as file:
         check_size(file, path, MAX_METRICS_BYTES)
         while row := file.readline(LONGEST_LINE):
             if not row.strip():
                 continue
-            line = _read_line(row)
-            if line is None:
+            event = parse_event(row)
+            if event is None:
                 n_damaged += 1
             else:
-                lines.append(line)
-    return lines, n_damaged
+                events.append(event)
+    return events, n_damaged
 
 
-def parse_event(row: bytes) -> dict[str, Any] | None:
-    """Return the values of a line with a kind and a step; None if it is no such line."""
+def parse_event(row: bytes) -> Event | None:
+    """Return the event of a line; None if it is damaged."""
     try:
         values = parse_json(row, METRICS_FILE)
     except UserError:
         return None
-    if not isinstance(values, dict):
-        return None
-    kind, step = values.get("kind"), values.get("step")
-    if not isinstance(kind, str) or type(step) is not int or step < 0:
-        return None
-    return values
-
-
-def _read_line(row: bytes) -> MetricsLine | None:
-    values = parse_event(row)
-    if values is None:
-        return None
-    numbers, texts = {}, {}
-    for key, value in values.items():
-        if type(value) in (int, float):
-            numbers[key] = float(value)
-        elif isinstance(value, str):
-            texts[key] = value
-    attention = values.get("attention")
-    if not isinstance(attention, dict):
-        attention = None
-    return MetricsLine(values["kind"], values["step"], numbers, texts, attention)
+    return parse_line(values) if isinstance(values, dict) else None

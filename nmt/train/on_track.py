@@ -10,13 +10,12 @@ whatever it finds.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from nmt.config import RunConfig
 from nmt.data.store import Side
-from nmt.train.metrics_log import MetricsLine
+from nmt.train.events import Event, TrainEvent, WarningEvent
 
 # An NLL of this share of the unigram entropy, or above, counts as no learning. When warm-up ends,
 # healthy runs are at 0.7 or below, stalled ones at 1.03 (measured: docs/configuration.md).
@@ -30,8 +29,6 @@ FALLEN_UPDATES = 50
 
 SAMPLED_IDS = 20_000_000  # enough for three digits; a large store has a billion
 SAMPLED_BLOCKS = 100  # spread over the store, because corpora follow one another there
-
-Event = dict[str, Any]  # what becomes a line of metrics.jsonl
 
 
 def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
@@ -76,8 +73,8 @@ class LearningCheck:
     learned; once of each per process.
     """
 
-    def __init__(self, config: RunConfig, tgt: Side, earlier: Sequence[MetricsLine]) -> None:
-        """`earlier` holds the lines of metrics.jsonl from before this start of the run."""
+    def __init__(self, config: RunConfig, tgt: Side, earlier: Sequence[Event]) -> None:
+        """`earlier` are the events of the run's earlier starts."""
         self.config = config
         self.unigram_nll = unigram_entropy(tgt)
         self.bound = STALLED_SHARE * self.unigram_nll
@@ -87,11 +84,11 @@ class LearningCheck:
         self.last_learned = 0  # that of the newest line below the bound; 0: none yet
         self.warned: set[str] = set()  # problems that this process has warned of
         self.recorded: set[str] = set()  # problems that metrics.jsonl already has
-        for line in earlier:
-            if line.kind == "warning":
-                self.recorded.add(line.texts.get("problem", ""))
-            elif line.kind == "train" and "nll" in line.numbers:
-                self._add_line(line.step, line.numbers["nll"])
+        for event in earlier:
+            if isinstance(event, WarningEvent):
+                self.recorded.add(event.problem)
+            elif isinstance(event, TrainEvent) and math.isfinite(event.nll):
+                self._add_line(event.step, event.nll)
 
     def _add_line(self, step: int, nll: float) -> None:
         self.lowest = min(self.lowest, (nll, step))
@@ -99,7 +96,7 @@ class LearningCheck:
         if nll < self.bound:
             self.last_learned = step
 
-    def check(self, step: int, nll: float) -> Event | None:
+    def check(self, step: int, nll: float) -> WarningEvent | None:
         """Take in a log line: the mean NLL of the updates since the line before. Return a warning if
         the run is not on track.
         """
@@ -118,18 +115,17 @@ class LearningCheck:
         if problem in self.warned:
             return None
         self.warned.add(problem)
-        return {
-            "kind": "warning",
-            "step": step,
-            "problem": problem,
-            "nll": round(nll, 5),
-            "unigram_nll": round(self.unigram_nll, 5),
-            "message": self._describe(problem, step, nll, lowest_before),
-        }
+        return WarningEvent(
+            step=step,
+            problem=problem,
+            nll=round(nll, 5),
+            unigram_nll=round(self.unigram_nll, 5),
+            message=self._describe(problem, step, nll, lowest_before),
+        )
 
-    def is_new(self, warning: Event) -> bool:
+    def is_new(self, warning: WarningEvent) -> bool:
         """Tell whether metrics.jsonl lacks a warning of this problem from an earlier start."""
-        return warning["problem"] not in self.recorded
+        return warning.problem not in self.recorded
 
     def _describe(self, problem: str, step: int, nll: float, lowest: tuple[float, int]) -> str:
         optimizer = self.config.optimizer

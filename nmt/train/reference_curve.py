@@ -16,7 +16,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ from nmt.config import (
 from nmt.corpus.ledger import read_ledger
 from nmt.score.significance import student_t
 from nmt.system.records import read_record
+from nmt.train.events import ValidEvent
 
 BAND_PROBABILITY = 0.99
 NEIGHBOURS = 1  # validations on each side whose deviations are pooled
@@ -112,14 +113,14 @@ class Judgement:
             return "within the reference"
         return f"{self.verdict} the reference: {', '.join(self.outside)}"
 
-    @property
-    def event(self) -> dict[str, str | float]:
-        """The fields that metrics.jsonl has for it."""
-        values: dict[str, str | float] = {"reference": self.verdict}
-        for name, band in self.bands.items():
-            values[f"{name}_low"] = round(band.low, 5)
-            values[f"{name}_high"] = round(band.high, 5)
-        return values
+    def add_to(self, event: ValidEvent) -> ValidEvent:
+        """Return the event of the validation with the verdict and the bands."""
+        nll, bleu = self.bands["nll"], self.bands.get("bleu")
+        event = replace(event, reference=self.verdict)
+        event = replace(event, nll_low=round(nll.low, 5), nll_high=round(nll.high, 5))
+        if bleu is not None:
+            event = replace(event, bleu_low=round(bleu.low, 5), bleu_high=round(bleu.high, 5))
+        return event
 
 
 class ShippedReference:

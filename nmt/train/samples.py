@@ -7,11 +7,11 @@ of metrics.jsonl, so texts are cut, and long sentences have no attention there.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nmt.train.events import SampleEvent
 from nmt.train.metrics_log import LONGEST_LINE
 from nmt.translate.attention_maps import WeightArray, compute_attention_maps
 from nmt.translate.translator import Translation, Translator
@@ -23,22 +23,28 @@ LONGEST_SIDE = 160  # pieces of a sentence whose attention is computed
 
 @dataclass(frozen=True)
 class Sample:
-    """A translated dev line: its event for metrics.jsonl, and the entropy of each layer's attention."""
+    """A translated dev line, and the entropy of each layer's attention."""
 
-    event: dict[str, Any]
+    event: SampleEvent
     entropies: dict[str, float]  # in nats, such as that of encoder.0 or memory.0
 
 
 def take_sample(
-    translator: Translator, line: int, source: str, reference: str, translation: Translation
+    translator: Translator,
+    step: int,
+    line: int,
+    source: str,
+    reference: str,
+    translation: Translation,
 ) -> Sample:
     """Describe how a dev line was translated; `line` counts from 0 here, and from 1 in the event."""
-    event: dict[str, Any] = {
-        "line": line + 1,
-        "source": source[:LONGEST_TEXT],
-        "reference": reference[:LONGEST_TEXT],
-        "translation": translation.text[:LONGEST_TEXT],
-    }
+    event = SampleEvent(
+        step=step,
+        line=line + 1,
+        source=source[:LONGEST_TEXT],
+        reference=reference[:LONGEST_TEXT],
+        translation=translation.text[:LONGEST_TEXT],
+    )
     source_ids = [*translator.tag_ids, *translator.vocab.src.encode([source])[0]]
     target_ids = translation.piece_ids
     # What is longer than translator.longest was cut, or split.
@@ -53,8 +59,8 @@ def take_sample(
         assert weights is not None
         for number, layer in enumerate(weights):
             entropies[f"{kind}.{number}"] = _mean_entropy(layer)
-    described = event | {"attention": found.average_alignment_layer().to_json()}
-    is_short = len(json.dumps(described)) < LONGEST_LINE - 100
+    described = replace(event, attention=found.average_alignment_layer().to_json())
+    is_short = len(json.dumps(described.to_line())) < LONGEST_LINE
     return Sample(described if is_short else event, entropies)
 
 

@@ -12,7 +12,6 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,14 @@ from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.layer_norms import LAYER_FIGURES, LayerNorms
+from nmt.train.events import (
+    Event,
+    LayerEvent,
+    SkippedEvent,
+    TrainEvent,
+    ValidEvent,
+)
+from nmt.train.layer_norms import LayerNorms
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
     choose_batch_shape,
@@ -50,7 +56,7 @@ from nmt.train.memory_probe import (
     probe_peak_memory,
     resolve_micro_tokens,
 )
-from nmt.train.metrics_log import MetricsLog, read_metrics, round_digits
+from nmt.train.metrics_log import MetricsLog, read_events, round_digits
 from nmt.train.mirror import Mirror, claim_mirror
 from nmt.train.nonfinite import MAX_SKIPPED, report_nonfinite
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor
@@ -80,15 +86,6 @@ class Throughput:
         self.n_src += update.n_src
         self.n_tgt += update.n_tgt
         self.updates += 1
-
-    def rates(self) -> dict[str, Any]:
-        elapsed = max(clock() - self.started_at, 1e-9)
-        return {
-            "src_tokens_per_s": round(self.n_src / elapsed, 1),
-            "tgt_tokens_per_s": round(self.n_tgt / elapsed, 1),
-            "updates_per_s": round(self.updates / elapsed, 3),
-            "waited_s": round(self.waited_s, 3),
-        }
 
 
 class Trainer:
@@ -143,7 +140,7 @@ class Trainer:
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
             self.trackers = Trackers(run.path, ())  # `train` starts those that follow the log
-            earlier, _ = read_metrics(run.metrics)
+            earlier, _ = read_events(run.metrics)
             self.learning = LearningCheck(config, self.store.tgt, earlier)
             self.reference = find_reference(config, self.store_folder) if self.dev else None
             self.writer = CheckpointWriter(
@@ -425,12 +422,9 @@ class Trainer:
         world, stats = self.world, outcome.stats
         summary = report_nonfinite(outcome, self.run, self.model, self.store, self.vocab, world)
         self.log(
-            {
-                "kind": "skipped",
-                "step": outcome.pending.step,
-                "loss": str(stats.loss),
-                "grad_norm": str(stats.grad_norm),
-            }
+            SkippedEvent(
+                step=outcome.pending.step, loss=str(stats.loss), grad_norm=str(stats.grad_norm)
+            )
         )
         may_skip = self.config.training.on_nonfinite == "skip"
         if may_skip and self.state.skipped <= MAX_SKIPPED:
@@ -456,7 +450,7 @@ class Trainer:
             return f"the last checkpoint is intact: {skip}, or {start_over}"
         return f"the last checkpoint may be no better: {skip} or, if that fails too, {start_over}"
 
-    def log(self, event: dict[str, Any]) -> None:
+    def log(self, event: Event) -> None:
         if self.world.is_main:
             self.metrics.write(event)
 
@@ -465,33 +459,38 @@ class Trainer:
         progress bar.
         """
         state, n_tokens = self.state, self.state.window_tokens
-        rates, self.throughput = self.throughput.rates(), Throughput(clock())
+        speed, now = self.throughput, clock()
+        self.throughput = Throughput(now)
+        seconds = max(now - speed.started_at, 1e-9)
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
         if not n_tokens:  # all were skipped
             return ""
         lr = self.optimizer.param_groups[0]["lr"]
         loss, nll = state.window_loss / n_tokens, state.window_nll / n_tokens
         self.log_layers()
-        self.log(
-            {
-                "kind": "train",
-                "step": state.step,
-                "epoch": state.cursor.epoch,
-                "loss": round(loss, 5),
-                "nll": round(nll, 5),
-                "ppl": round(math.exp(min(nll, 50.0)), 3),
-                "lr": lr,
-                "grad_norm": round_digits(self.grad_norm),
-                **rates,
-                "memory_bytes": read_peak_memory(self.world.device),
-                "elapsed_s": round(state.elapsed_s, 1),
-            }
+        event = TrainEvent(
+            step=state.step,
+            epoch=state.cursor.epoch,
+            loss=round(loss, 5),
+            nll=round(nll, 5),
+            ppl=round(math.exp(min(nll, 50.0)), 3),
+            lr=lr,
+            grad_norm=round_digits(self.grad_norm),
+            src_tokens_per_s=round(speed.n_src / seconds, 1),
+            tgt_tokens_per_s=round(speed.n_tgt / seconds, 1),
+            updates_per_s=round(speed.updates / seconds, 3),
+            waited_s=round(speed.waited_s, 3),
+            memory_bytes=read_peak_memory(self.world.device),
+            elapsed_s=round(state.elapsed_s, 1),
         )
+        self.log(event)
         if self.world.is_main:
             self.warn_if_not_learning(state.step, nll)
             self.trackers.check()
-        tokens_per_s = rates["tgt_tokens_per_s"]
-        return f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, {tokens_per_s:,.0f} target tokens/s"
+        return (
+            f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, "
+            f"{event.tgt_tokens_per_s:,.0f} target tokens/s"
+        )
 
     def log_layers(self) -> None:
         """Log the norms of each layer's gradients and step in the last update; none if it was
@@ -499,18 +498,19 @@ class Trainer:
         """
         if self.layer_norms is None or not self.world.is_main:
             return
-        event: dict[str, Any] = {"kind": "layers", "step": self.state.step}
-        for figure, norms in zip(LAYER_FIGURES, self.layer_norms.tolist(), strict=True):
-            for layer, norm in zip(self.layers.layers, norms, strict=True):
-                event[f"{figure}/{layer}"] = round_digits(norm)
-        self.log(event)
+        by_figure = []
+        for norms in self.layer_norms.tolist():
+            layers = zip(self.layers.layers, norms, strict=True)
+            by_figure.append({layer: round_digits(norm) for layer, norm in layers})
+        grad_norm, update_norm = by_figure
+        self.log(LayerEvent(step=self.state.step, grad_norm=grad_norm, update_norm=update_norm))
 
     def warn_if_not_learning(self, step: int, nll: float) -> None:
         """On the main rank: warn if this log line shows that the run is not on track."""
         warning = self.learning.check(step, nll)
         if warning is None:
             return
-        say(f"warning: {warning['message']}")
+        say(f"warning: {warning.message}")
         if self.learning.is_new(warning):
             self.log(warning)
 
@@ -543,7 +543,15 @@ class Trainer:
         if self.config.training.shard:
             model = gather_model(self.model)
         translator = Translator(model, self.vocab, self.config.dev_decoding, self.world.device)
-        return validate(translator, dev, self.config, self.micro_tokens, self.world, self.stop)
+        return validate(
+            translator,
+            dev,
+            self.state.step,
+            self.config.evaluation,
+            self.micro_tokens,
+            self.world,
+            self.stop,
+        )
 
     def log_validation(self, result: Validation, is_best: bool) -> None:
         step, score = self.state.step, result.bleu
@@ -551,25 +559,21 @@ class Trainer:
         if self.world.is_main and self.reference is not None:
             judgement = self.reference.judge(step, result.nll.value, score.value if score else None)
         for sample in result.samples:
-            self.log({"kind": "sample", "step": step, **sample.event})
-        by_length = {f"nll/{n}": round(nll, 5) for n, nll in result.nll.by_length.items()}
+            self.log(sample.event)
+        by_length = {name: round(nll, 5) for name, nll in result.nll.by_length.items()}
         entropies = mean_entropies(result.samples)
-        by_layer = {f"entropy/{layer}": round_digits(value) for layer, value in entropies.items()}
-        self.log(
-            {
-                "kind": "valid",
-                "step": step,
-                "nll": round(result.nll.value, 5),
-                "ppl": round(result.perplexity, 3),
-                "bleu": score and score.value,
-                "signature": score and score.signature,
-                "chrf": result.chrf,
-                **by_length,
-                **by_layer,
-                **(judgement.event if judgement else {}),
-                "elapsed_s": round(self.state.elapsed_s, 1),
-            }
+        event = ValidEvent(
+            step=step,
+            nll=round(result.nll.value, 5),
+            ppl=round(result.perplexity, 3),
+            bleu=score.value if score else None,
+            signature=score.signature if score else None,
+            chrf=result.chrf,
+            nll_by_length=by_length,
+            entropy={layer: round_digits(value) for layer, value in entropies.items()},
+            elapsed_s=round(self.state.elapsed_s, 1),
         )
+        self.log(judgement.add_to(event) if judgement else event)
         if self.world.is_main:
             bleu = f", BLEU {score.value:.2f}" if score else ""
             mark = "  (best)" if is_best else ""

@@ -1,7 +1,7 @@
 """How good the model is on the dev set: NLL per piece, perplexity, and BLEU by real decoding.
 
-BLEU goes through the translator and the scorer that nmt-eval uses, so the two cannot differ (law
-9). Perplexity is per piece and without label smoothing, comparable across tools with the same BPE.
+BLEU goes through the translator and the scorer that nmt-eval uses, so the two cannot differ.
+Perplexity is per piece and without label smoothing, comparable across tools with the same BPE.
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.config import RunConfig
+from nmt.config import EvaluationConfig
 from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
 from nmt.data.store import REMEDY, TokenStore, open_store
@@ -134,7 +134,8 @@ def compute_dev_nll(
 def validate(
     translator: Translator,
     dev: DevSet,
-    config: RunConfig,
+    step: int,
+    evaluation: EvaluationConfig,
     micro_tokens: int,
     world: World,
     stop: StopRequest | None = None,
@@ -146,9 +147,9 @@ def validate(
     nll = compute_dev_nll(translator, dev.store, micro_tokens, world, stop)
     if nll is None:
         return None
-    if not config.evaluation.bleu:
+    if not evaluation.bleu:
         return Validation(nll, None, -nll.value)
-    chosen = choose_dev_lines(len(dev.sources), config.evaluation.sentences)
+    chosen = choose_dev_lines(len(dev.sources), evaluation.sentences)
     sources = [dev.sources[line] for line in chosen]
     results = [Translation("", 0.0)] * len(sources)
     progress = Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
@@ -164,18 +165,18 @@ def validate(
     for index in choose_dev_lines(len(chosen), SAMPLED_LINES):
         samples.append(
             take_sample(
-                translator, chosen[index], sources[index], references[index], results[index]
+                translator, step, chosen[index], sources[index], references[index], results[index]
             )
         )
     score = score_bleu(texts, references)
     selection_scores = {"bleu": score.value, "nll": -nll.value}
     chrf = None
-    if config.evaluation.best_by == "chrf":
+    if evaluation.best_by == "chrf":
         chrf = selection_scores["chrf"] = score_chrf(texts, references)
     if len(chosen) < len(dev.sources):
         part = f"{score.signature}|lines:{len(chosen)}/{len(dev.sources)}"
         score = replace(score, signature=part)
-    return Validation(nll, score, selection_scores[config.evaluation.best_by], chrf, samples)
+    return Validation(nll, score, selection_scores[evaluation.best_by], chrf, samples)
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:

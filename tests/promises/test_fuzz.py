@@ -74,7 +74,7 @@ from nmt.system.files import verify
 from nmt.system.records import RecordReader
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
-from nmt.train.metrics_log import read_metrics
+from nmt.train.metrics_log import read_events
 from nmt.train.on_track import LearningCheck
 from nmt.train.shutdown import StatusFile
 from nmt.translate.lines import open_input
@@ -395,15 +395,15 @@ def read_run_metrics(folder: Path, data: bytes) -> None:
     """A page that a browser and an XML parser can read; a run that is continued; --best."""
     run = RunFolder(folder)
     write(run.metrics, data)
-    lines, n_damaged = read_metrics(run.metrics)
-    attention = tuple(list_sampled_attention(lines))
+    events, n_damaged = read_events(run.metrics)
+    attention = tuple(list_sampled_attention(events))
     run_facts = RunFacts(
-        "a run", "run", {}, metrics=tuple(lines), n_damaged=n_damaged, attention=attention
+        "a run", "run", {}, events=tuple(events), n_damaged=n_damaged, attention=attention
     )
     page = re.sub(r"<script>.*?</script>", "", render_page([run_facts], None), flags=re.DOTALL)
     xml.etree.ElementTree.fromstring(page)
     side = Side(np.array([4, 5, 4], np.uint16), np.array([0, 1, 3]))
-    LearningCheck(RunConfig(), side, lines).check(1_000, 3.0)
+    LearningCheck(RunConfig(), side, events).check(1_000, 3.0)
     read_validations(run)
 
 

@@ -4,7 +4,7 @@ import random
 
 from nmt.report.curves import list_curve_charts, thin_points
 from nmt.report.facts import RunFacts
-from nmt.train.metrics_log import MetricsLine
+from nmt.train.events import parse_line
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_extremes() -> None:
@@ -27,11 +27,12 @@ def test_a_short_curve_is_left_alone() -> None:
 
 def test_the_band_of_the_reference_is_behind_the_dev_scores() -> None:
     def make_run(name: str, nll: float) -> RunFacts:
-        lines = []
+        events = []
         for step in (10, 20):
-            numbers = {"nll": nll, "bleu": 3.0, "nll_low": 1.0 + step, "nll_high": 2.0 + step}
-            lines.append(MetricsLine("valid", step, numbers, {"reference": "below"}))
-        return RunFacts(name, name, {}, metrics=tuple(lines))
+            line = {"kind": "valid", "step": step, "nll": nll, "bleu": 3.0, "reference": "below"}
+            band = {"nll_low": 1.0 + step, "nll_high": 2.0 + step}
+            events.append(parse_line(line | band))
+        return RunFacts(name, name, {}, events=tuple(filter(None, events)))
 
     loss, bleu = list_curve_charts([make_run("a", 2.5), make_run("b", 2.6)])[:2]
     bands = [band.points for band in loss.bands]

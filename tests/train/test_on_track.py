@@ -4,7 +4,6 @@ The trainings are toys, judged earlier than real runs are, which is stricter: `m
 more of them, longer, and judges them as real runs are.
 """
 
-import json
 import math
 
 import numpy as np
@@ -17,9 +16,10 @@ from nmt.config import ModelConfig, OptimizerConfig, RunConfig
 from nmt.data.store import Side
 from nmt.system.run_folder import RunFolder
 from nmt.train import on_track
+from nmt.train.events import Event, WarningEvent, parse_line
 from nmt.train.loss import compute_loss_sums
-from nmt.train.metrics_log import MetricsLine
-from nmt.train.on_track import Event, LearningCheck, smoothed_loss_floor, unigram_entropy
+from nmt.train.metrics_log import read_events
+from nmt.train.on_track import LearningCheck, smoothed_loss_floor, unigram_entropy
 
 # Two sentences, five five six and seven: 6 tokens with their end marks.
 SIDE = Side(np.array([5, 5, 6, 7], np.uint16), np.array([0, 3, 4], np.int64))
@@ -79,11 +79,13 @@ def test_the_floor_is_the_loss_of_a_perfect_model(smoothing: float, n_vocab: int
 # ---- when it warns -------------------------------------------------------------------------------
 
 
-def logged(kind: str, step: int, nll: float, problem: str = "") -> MetricsLine:
-    return MetricsLine(kind, step, {"nll": nll}, {"problem": problem})
+def logged(kind: str, step: int, nll: float, problem: str = "") -> Event:
+    event = parse_line({"kind": kind, "step": step, "nll": nll, "problem": problem})
+    assert event is not None
+    return event
 
 
-def make_check(earlier: list[MetricsLine] | None = None, warmup_steps: int = 20) -> LearningCheck:
+def make_check(earlier: list[Event] | None = None, warmup_steps: int = 20) -> LearningCheck:
     config = RunConfig(optimizer=OptimizerConfig(warmup_steps=warmup_steps))
     return LearningCheck(config, SIDE, earlier or [])
 
@@ -93,7 +95,7 @@ def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[t
     for step, share in nlls:
         warning = check.check(step, share * ENTROPY)
         if warning:
-            found.append((step, warning["problem"]))
+            found.append((step, warning.problem))
     return found
 
 
@@ -117,8 +119,8 @@ def test_a_run_that_falls_back_draws_a_warning_but_a_spike_does_not() -> None:
     check = make_check()
     assert list_warnings(check, [*learned, *spike, (941, 0.5)]) == []
     warning = check.check(1000, 1.0 * ENTROPY)
-    assert warning and warning["problem"] == "fell back"
-    assert f"was {0.5 * ENTROPY:.2f} nats per token at update 100" in warning["message"]
+    assert warning and warning.problem == "fell back"
+    assert f"was {0.5 * ENTROPY:.2f} nats per token at update 100" in warning.message
     assert check.check(1100, 1.0 * ENTROPY) is None
 
 
@@ -136,10 +138,8 @@ def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
     config = RunConfig(model=ModelConfig(norm="pre"))
     check = LearningCheck(config, SIDE, [logged("train", 4000, ENTROPY)])
     warning = check.check(4100, ENTROPY)
-    assert warning and "model.norm" not in warning["message"]
-    assert (
-        "optimizer.scale (now 1) or more optimizer.warmup_steps (now 4,000)" in warning["message"]
-    )
+    assert warning and "model.norm" not in warning.message
+    assert "optimizer.scale (now 1) or more optimizer.warmup_steps (now 4,000)" in warning.message
 
 
 # ---- trained -------------------------------------------------------------------------------------
@@ -156,9 +156,9 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_track, "MIN_UPDATES", MIN_UPDATES)
 
 
-def read_warnings(run: RunFolder) -> list[Event]:
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "warning"]
+def read_warnings(run: RunFolder) -> list[WarningEvent]:
+    events, _ = read_events(run.metrics)
+    return [event for event in events if isinstance(event, WarningEvent)]
 
 
 @pytest.mark.parametrize("name", counted(list(HEALTHY)[:3], list(HEALTHY)))
@@ -176,10 +176,10 @@ def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
     assert main(ground.argv("stalled", *SETTINGS, STALL)) == 0
     run = ground.run("stalled")
     [warning] = read_warnings(run)
-    assert warning["problem"] == "stalled" and warning["step"] == MIN_UPDATES + 20
+    assert warning.problem == "stalled" and warning.step == MIN_UPDATES + 20
     written = capsys.readouterr().err
-    assert written.count(f"warning: {warning['message']}\n") == written.count("warning") == 1
-    assert "optimizer.scale (now 20)" in warning["message"]
+    assert written.count(f"warning: {warning.message}\n") == written.count("warning") == 1
+    assert "optimizer.scale (now 20)" in warning.message
     assert main(ground.argv("stalled", *SETTINGS, STALL, f"training.steps={STEPS + 20}")) == 0
     assert "optimizer.scale (now 20)" in capsys.readouterr().err
     assert read_warnings(run) == [warning]
@@ -192,9 +192,9 @@ def test_a_run_that_collapses_at_the_peak_of_its_rate_draws_a_warning(
     steps = f"training.steps={counted(120, 560)}"
     assert main(ground.argv("collapsed", *SETTINGS, *rates, steps)) == 0
     [warning] = read_warnings(ground.run("collapsed"))
-    assert warning["problem"] == "fell back"
-    assert warning["step"] == counted(100, MIN_UPDATES) + 10
-    assert f"warning: {warning['message']}\n" in capsys.readouterr().err
+    assert warning.problem == "fell back"
+    assert warning.step == counted(100, MIN_UPDATES) + 10
+    assert f"warning: {warning.message}\n" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="two ranks and as many updates as a real run needs")
@@ -203,4 +203,4 @@ def test_only_the_main_rank_warns(ground: Ground) -> None:
     assert set(start.wait(300.0)) == {0}
     assert start.told().count("warning: ") == 1
     [warning] = read_warnings(ground.run("ranks"))
-    assert warning["step"] == MIN_UPDATES + 20
+    assert warning.step == MIN_UPDATES + 20

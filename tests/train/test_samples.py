@@ -75,11 +75,11 @@ def test_a_long_line_keeps_within_a_line_of_the_log(toy: Path) -> None:
     assert isinstance(translator, Translator)
     text = "\U0001f600 " * 2_000
     for n in (10, 159, 160, 5_000):
-        sample = take_sample(translator, 0, text, text, Translation(text, 0.0, (5,) * n))
-        assert len(json.dumps(sample.event)) < LONGEST_LINE - 100
-        assert "attention" not in sample.event and not sample.entropies
+        sample = take_sample(translator, 1, 0, text, text, Translation(text, 0.0, (5,) * n))
+        assert len(json.dumps(sample.event.to_line())) < LONGEST_LINE
+        assert sample.event.attention is None and not sample.entropies
     source = "red dog"
-    whole = take_sample(translator, 0, source, source, Translation("x", 0.0, (5,) * 159))
-    assert "attention" in whole.event and whole.entropies
-    cut = take_sample(translator, 0, source, source, Translation("x", 0.0, (5,) * 160))
-    assert "attention" not in cut.event
+    whole = take_sample(translator, 1, 0, source, source, Translation("x", 0.0, (5,) * 159))
+    assert whole.event.attention and whole.entropies
+    cut = take_sample(translator, 1, 0, source, source, Translation("x", 0.0, (5,) * 160))
+    assert cut.event.attention is None

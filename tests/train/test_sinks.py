@@ -53,12 +53,12 @@ def test_only_whole_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     assert not list(tail.read())
-    long = json.dumps({"kind": "long", "step": 1, "text": "x" * 100_000})
-    path.write_text('{"kind": "a", "step": 1}\n?\n' + long + '\n{"kind": "b", "st')
-    assert [line["kind"] for line in tail.read()] == ["a"]
+    long = json.dumps({"kind": "warning", "step": 1, "message": "x" * 100_000})
+    path.write_text('{"kind": "train", "step": 1}\n?\n' + long + '\n{"kind": "layers", "st')
+    assert [event.kind for event in tail.read()] == ["train"]
     with path.open("a") as file:
         file.write('ep": 2}\n')
-    assert list(tail.read()) == [{"kind": "b", "step": 2}]
+    assert [(event.kind, event.step) for event in tail.read()] == [("layers", 2)]
 
 
 @needs_package("tensorboard", "tensorboard")

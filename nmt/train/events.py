@@ -1,0 +1,187 @@
+"""What a training reports while it runs: one type for each kind of line in metrics.jsonl.
+
+The trainer makes an event, the log writes it as a line (metrics_log.py), and trackers, the report,
+averaging and sweeps get the same types back when they read the file. The names of the fields are
+the keys of the line; docs/tracking.md says what each means.
+
+A line may come from an earlier version, or may be damaged. A value that it lacks, or that has
+another type, reads as NaN, 0, "" or None, so a reader needs no second check: `figures` has only
+the numbers that are there and finite.
+"""
+
+import math
+import typing
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, ClassVar
+
+
+def with_prefix(prefix: str) -> Any:
+    """Make a field whose items are keys of their own in the line: nll/1-10, nll/11-20."""
+    return field(default_factory=dict, metadata={"prefix": prefix})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An event after the update `step`. A field without a default is always in the line, as null if
+    it is None; one with a default is in the line only if it is not None.
+    """
+
+    kind: ClassVar[str]
+    step: int
+
+    def to_line(self) -> dict[str, Any]:
+        """Return the values of the line. NaN and infinity are text, because JSON cannot represent
+        them.
+        """
+        line: dict[str, Any] = {"kind": self.kind}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if "prefix" in one.metadata:
+                for key, number in value.items():
+                    line[one.metadata["prefix"] + key] = _replace_nonfinite(number)
+            elif value is not None or one.default is not None:
+                line[one.name] = _replace_nonfinite(value)
+        return line
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """The finite numbers of the line, by their keys there."""
+        figures = {}
+        for key, value in self.to_line().items():
+            if type(value) in (int, float) and key not in ("step", "line"):
+                figures[key] = float(value)
+        return figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvent(Event):
+    """The updates since the event before, and the rates and the memory at this one."""
+
+    kind = "train"
+    epoch: int | None
+    loss: float  # label-smoothed, per target token
+    nll: float
+    ppl: float
+    lr: float
+    grad_norm: float  # of the last update
+    src_tokens_per_s: float
+    tgt_tokens_per_s: float
+    updates_per_s: float
+    waited_s: float  # for data
+    memory_bytes: float  # the peak so far
+    elapsed_s: float  # since the run began, without the time between its starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEvent(Event):
+    """The norms of each layer's gradient, and of what the step added to its weights."""
+
+    kind = "layers"
+    grad_norm: dict[str, float] = with_prefix("grad_norm/")
+    update_norm: dict[str, float] = with_prefix("update_norm/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidEvent(Event):
+    """A validation; where published runs of the recipe exist, also how it compares with them."""
+
+    kind = "valid"
+    nll: float
+    ppl: float
+    bleu: float | None
+    signature: str | None
+    chrf: float | None
+    nll_by_length: dict[str, float] = with_prefix("nll/")
+    entropy: dict[str, float] = with_prefix("entropy/")  # of attention, by layer
+    reference: str | None = None  # within, below or above
+    nll_low: float | None = None
+    nll_high: float | None = None
+    bleu_low: float | None = None
+    bleu_high: float | None = None
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleEvent(Event):
+    """A dev line as the model translates it by now."""
+
+    kind = "sample"
+    line: int  # counted from 1; 0 if it is not known
+    source: str
+    reference: str
+    translation: str
+    attention: dict[str, Any] | None = None  # as attention_maps.py writes it; not checked when read
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedEvent(Event):
+    """An update that was not applied, because its loss or gradient is NaN or infinite."""
+
+    kind = "skipped"
+    loss: str
+    grad_norm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarningEvent(Event):
+    """Something is wrong, but the training goes on."""
+
+    kind = "warning"
+    problem: str
+    nll: float | None = None
+    unigram_nll: float | None = None
+    message: str
+
+
+EVENT_TYPES: dict[str, type[Event]] = {
+    kind.kind: kind
+    for kind in (TrainEvent, LayerEvent, ValidEvent, SampleEvent, SkippedEvent, WarningEvent)
+}
+
+
+def _list_fields(event_type: type[Event]) -> list[tuple[str, str | None, type, Any]]:
+    """Return name, prefix, type of value and what stands for an absent value, for each field."""
+    absent_values = {float: math.nan, int: 0, str: ""}
+    hints = typing.get_type_hints(event_type)
+    described = []
+    for one in fields(event_type):
+        hint = hints[one.name]
+        is_optional = type(None) in typing.get_args(hint)
+        value_type = typing.get_args(hint)[0] if is_optional else hint
+        value_type = typing.get_origin(value_type) or value_type
+        absent = None if is_optional else absent_values.get(value_type)
+        described.append((one.name, one.metadata.get("prefix"), value_type, absent))
+    return described
+
+
+FIELDS = {kind: _list_fields(event_type) for kind, event_type in EVENT_TYPES.items()}
+
+
+def parse_line(line: dict[str, Any]) -> Event | None:
+    """Return the event of a line; None if it has no known kind or no step."""
+    kind, step = line.get("kind"), line.get("step")
+    if not isinstance(kind, str) or kind not in EVENT_TYPES or type(step) is not int or step < 0:
+        return None
+    values: dict[str, Any] = {}
+    for name, prefix, value_type, absent in FIELDS[kind]:
+        if prefix is not None:
+            found = {key: x for key, x in line.items() if key.startswith(prefix)}
+            numbers = {key.removeprefix(prefix): _read_number(x) for key, x in found.items()}
+            values[name] = {key: x for key, x in numbers.items() if x is not None}
+        elif value_type is float:
+            number = _read_number(line.get(name))
+            values[name] = absent if number is None else number
+        else:
+            value = line.get(name)
+            values[name] = value if type(value) is value_type else absent
+    return EVENT_TYPES[kind](**values)
+
+
+def _read_number(value: Any) -> float | None:
+    return value if type(value) in (int, float) else None
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    is_nonfinite = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_nonfinite else value
