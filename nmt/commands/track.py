@@ -1,4 +1,4 @@
-"""nmt-track: send the figures of a run to TensorBoard, W&B or a sink of the user's.
+"""nmt-track: send the figures of a run to TensorBoard, W&B or a user's sink.
 
 Training does this with `training.track`; this is for a run that has ended, goes on elsewhere, or
 was begun without.
@@ -7,12 +7,18 @@ was begun without.
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, start_command
 from nmt.system.errors import Failure, UserError
 
+if TYPE_CHECKING:
+    from nmt.train.events import Event
+    from nmt.train.tracking import MetricsTail
+
+INTERVAL_S = 1.0  # between looks at the file, with --follow
 EXAMPLES = """\
   nmt-track runs/base --to tensorboard             all figures so far, into runs/base/tensorboard
   tensorboard --logdir runs                        shows them, and those of other runs
@@ -49,33 +55,35 @@ def track_figures(args: argparse.Namespace) -> int:
     from nmt.config import OUR_SINKS, check_sinks
     from nmt.system.progress import say
     from nmt.system.run_folder import RunFolder
-    from nmt.train.follower import INTERVAL_S, follow
     from nmt.train.sinks import check_sinks_installed
+    from nmt.train.tracking import MetricsTail, send_events
 
     check_sinks([args.to])
     check_sinks_installed([args.to])
     run = RunFolder(Path(args.run))
     if not run.metrics.exists():
         raise UserError(f"{run.metrics}: not found; give the folder of a run that has begun")
-    is_ended = False
-
-    def wait() -> bool:
-        nonlocal is_ended
-        try:
-            time.sleep(INTERVAL_S if args.follow else 0)
-        except KeyboardInterrupt:
-            is_ended = True
-        return args.follow and not is_ended
-
+    events = read_events_until_interrupted(MetricsTail(run.metrics), args.follow)
     try:
-        n_lines = follow(run.path, args.to, wait)
+        n_lines = send_events(run.path, args.to, events)
     except Exception as error:
-        # Whoever wrote a sink needs to see where it failed.
+        # The author of a sink needs to see where it failed.
         if args.to not in OUR_SINKS or isinstance(error, UserError | OSError):
             raise
         raise Failure(f"{args.to}: {error}") from None
     say(f"{args.to} has {n_lines:,} lines of {run.metrics}")
     return 0
+
+
+def read_events_until_interrupted(tail: "MetricsTail", is_followed: bool) -> Iterator["Event"]:
+    """Yield the events so far and, if the file is followed, those to come until Ctrl-C."""
+    yield from tail.read()
+    while is_followed:
+        try:
+            time.sleep(INTERVAL_S)
+        except KeyboardInterrupt:
+            is_followed = False
+        yield from tail.read()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """What `training.track` names: TensorBoard, W&B, and what installed packages offer.
 
 A sink is made from the run folder, gets each line of metrics.jsonl as a dictionary, and is closed at
-the end. It lives in a process of its own (follower.py), so it may raise, wait or end as it likes. A
-package of the user's offers one by an entry point of the group `nmt.sinks`; a config can only name
-it (docs/tracking.md).
+the end. It runs in a thread of its own (tracking.py), so it may raise or wait. A user's package
+offers one by an entry point of the group `nmt.sinks`; a config can only name it (docs/tracking.md).
 """
 
 from collections.abc import Sequence

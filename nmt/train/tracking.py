@@ -1,120 +1,156 @@
-"""Starts what hands the figures of a run to TensorBoard, W&B or a sink of the user's.
+"""Sends the events of a run to TensorBoard, W&B or a sink of the user's.
 
-Each sink of `training.track` gets a process that follows metrics.jsonl (follower.py). Training
-starts it, looks at it now and then, and at the end waits ten seconds for it at most: what it has
-not read by then, it reads on its own. So nothing a sink does can stop, slow or change a run; if it
-fails, there is one warning.
+While a run trains, each sink of `training.track` has a thread of its own, with a queue. Training only
+puts events into the queue and never waits: a sink that raises three times in a row, or that is too far
+behind, gets no more, with one warning. Its figures are not lost, because metrics.jsonl has them all
+and nmt-track sends them later. Every start of a run sends them from the first on.
 """
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 
+from nmt.config import SINK_GROUP
+from nmt.system.errors import UserError, fit_into_line
+from nmt.system.files import has_plain_file, lock, open_plain_file
 from nmt.system.progress import clock, say
-from nmt.train.follower import FINAL_S
+from nmt.train.events import Event
+from nmt.train.metrics_log import LONGEST_LINE, parse_event
+from nmt.train.sinks import Sink
 
-FINISH_S = 10.0  # for all sinks together
-MAX_REASON = 1 << 16
-# The modules of this process, wherever it found them, and not those of the current folder.
-PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from nmt.train.follower import follow_training
-follow_training(sys.argv[2], sys.argv[3], int(sys.argv[4]))
-"""
+MAX_ERRORS = 3  # in a row
+MAX_WAITING = 10_000  # events that a sink may be behind; the samples among them are some KB each
+FINISH_S = 10.0  # that the end of a run waits for all sinks together
+
+
+def open_sink(name: str, run: Path) -> Sink:
+    """Make the sink of that name for the run in a folder."""
+    if name == "tensorboard":
+        from nmt.train.tensorboard_sink import TensorBoardSink
+
+        return TensorBoardSink(run)
+    if name == "wandb":
+        from nmt.train.wandb_sink import WandbSink
+
+        return WandbSink(run)
+    (point,) = entry_points(group=SINK_GROUP, name=name)
+    make: Callable[[Path], Sink] = point.load()
+    return make(run)
+
+
+def send_events(run: Path, name: str, events: Iterable[Event], max_errors: int = 1) -> int:
+    """Hand the lines of events to a sink, which is made at the first one, and close it; return their
+    number. As many errors in a row as `max_errors` are raised.
+    """
+    n_sent = n_errors = 0
+    with ExitStack() as stack:
+        stack.enter_context(lock(run / name, "nmt-track", f".{name}.lock"))
+        sink: Sink | None = None
+        for event in events:
+            if sink is None:
+                sink = stack.enter_context(closing(open_sink(name, run)))
+            try:
+                sink.write(event.to_line())
+            except Exception:
+                n_errors += 1
+                if n_errors >= max_errors:
+                    raise
+                continue
+            n_errors = 0
+            n_sent += 1
+    return n_sent
+
+
+# ---- while a run trains --------------------------------------------------------------------------
+
+
+class Tracker:
+    """A sink in a thread."""
+
+    def __init__(self, run: Path, name: str, earlier: Sequence[Event]) -> None:
+        self.name = name
+        self.waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)  # None: no more come
+        self.fault: str | None = None  # why it gets no more events
+        events = chain(earlier, iter(self.waiting.get, None))
+        # A daemon, because a sink that hangs must not keep the process from ending.
+        self.thread = threading.Thread(target=self._send, args=(run, events), daemon=True)
+        self.thread.start()
+
+    def _send(self, run: Path, events: Iterator[Event]) -> None:
+        try:
+            send_events(run, self.name, events, MAX_ERRORS)
+        except BaseException as error:  # of code that is not ours
+            self.fault = fit_into_line(f"{type(error).__name__}: {error}")
+
+    def put(self, event: Event | None) -> None:
+        try:
+            self.waiting.put_nowait(event)
+        except queue.Full:
+            self.fault = self.fault or f"is {MAX_WAITING:,} lines behind"
 
 
 class Trackers:
-    """The processes that follow a run. Only the main rank has them."""
+    """The sinks of a run; only the main rank has any."""
 
-    def __init__(self, run: Path, names: Sequence[str]) -> None:
+    def __init__(self, run: Path, names: Sequence[str], earlier: Sequence[Event]) -> None:
         self.run = run
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        for name in names:
-            try:
-                self.processes[name] = _start_follower(run, name)
-            except OSError as error:
-                self._warn(name, f"cannot be started ({error.strerror})")
+        self.trackers = [Tracker(run, name, earlier) for name in names]
 
-    def check(self) -> None:
-        """Warn of processes that have ended, because it is too early."""
-        for name, process in list(self.processes.items()):
-            if process.poll() is not None:
-                del self.processes[name]
-                self._warn(name, _read_reason(process))
-
-    def let_go(self) -> None:
-        """Tell the processes that no more lines will come."""
-        for process in self.processes.values():
-            assert process.stdin is not None
-            # A word, because a child of training may have a copy of the pipe and keep it open.
-            with contextlib.suppress(OSError):
-                process.stdin.write(b"end")
-                process.stdin.close()
+    def send(self, event: Event) -> None:
+        for tracker in self.trackers:
+            tracker.put(event)
+        self._drop_faulty()
 
     def finish(self) -> None:
-        """Wait until the last lines are read, but not for long."""
-        self.check()
-        self.let_go()
+        """Wait until the sinks have all events and are closed, but not for long."""
         deadline = clock() + FINISH_S
-        for name, process in self.processes.items():
-            try:
-                process.wait(max(0.0, deadline - clock()))
-            except subprocess.TimeoutExpired:
+        for tracker in self.trackers:
+            tracker.put(None)
+        for tracker in self.trackers:
+            tracker.thread.join(max(0.0, deadline - clock()))
+            if tracker.thread.is_alive():
+                tracker.fault = f"was not done {FINISH_S:g} s after the end"
+        self._drop_faulty()
+
+    def _drop_faulty(self) -> None:
+        for tracker in list(self.trackers):
+            if tracker.fault is not None:
+                self.trackers.remove(tracker)
                 say(
-                    f"warning: training.track: {name}: is not done yet; it goes on by itself for at "
-                    f"most {FINAL_S // 60} minutes"
+                    f"warning: training.track: {tracker.name}: {tracker.fault}; the run is not affected, "
+                    f"and nmt-track {self.run} --to {tracker.name} sends all its figures"
                 )
-                continue
-            if process.returncode:
-                self._warn(name, _read_reason(process))
-
-    def _warn(self, name: str, reason: str) -> None:
-        say(
-            f"warning: training.track: {name}: {reason}; the run is not affected, and "
-            f"nmt-track {self.run} --to {name} sends all its figures"
-        )
 
 
-@contextlib.contextmanager
-def track_run(run: Path, names: Sequence[str]) -> Iterator[Trackers]:
-    """Have these sinks follow a run. After an error they finish by themselves."""
-    trackers = Trackers(run, names)
-    try:
-        yield trackers
-    except BaseException:
-        trackers.let_go()
-        raise
-    trackers.finish()
+# ---- afterwards, or beside it --------------------------------------------------------------------
 
 
-def _start_follower(run: Path, name: str) -> "subprocess.Popen[bytes]":
-    words = [json.dumps(sys.path), str(run), name, str(os.getpid())]
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        # So Ctrl-C does not reach it. In a session of its own it would get a larger share of the
-        # processor: Linux shares that among sessions first (sched_autogroup_enabled).
-        process_group=0,
-    )
+class MetricsTail:
+    """The events of a metrics.jsonl that were not read yet."""
 
+    def __init__(self, path: Path) -> None:
+        self.path, self.position = path, 0
 
-def _read_reason(process: "subprocess.Popen[bytes]") -> str:
-    """Say why a follower ended, in its own words if it left any."""
-    assert process.stderr is not None
-    os.set_blocking(process.stderr.fileno(), False)
-    with contextlib.suppress(OSError):
-        lines = (process.stderr.read(MAX_REASON) or b"").decode(errors="replace").splitlines()
-        if lines:
-            return "hung" if lines[0].startswith("Timeout") else lines[-1]
-    if process.returncode < 0:
-        return f"was ended by {signal.Signals(-process.returncode).name}"
-    return f"ended with exit code {process.returncode}"
+    def read(self) -> Iterator[Event]:
+        """Yield the events of lines that are complete by now; damaged lines are left out."""
+        if not has_plain_file(self.path):
+            return
+        with open_plain_file(self.path) as file:
+            if os.fstat(file.fileno()).st_size < self.position:
+                raise UserError(
+                    f"{self.path}: has become shorter, because the run went back to a checkpoint; "
+                    "start again"
+                )
+            file.seek(self.position)
+            while row := file.readline(LONGEST_LINE):
+                if not row.endswith(b"\n") and len(row) < LONGEST_LINE:
+                    return  # it is still being written
+                self.position += len(row)
+                event = parse_event(row)
+                if event is not None:
+                    yield event

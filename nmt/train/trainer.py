@@ -66,7 +66,7 @@ from nmt.train.precision import resolve_precision
 from nmt.train.reference_curve import find_reference
 from nmt.train.samples import mean_entropies
 from nmt.train.shutdown import PREEMPTED, State, StatusFile, StopRequest
-from nmt.train.tracking import Trackers, track_run
+from nmt.train.tracking import Trackers
 from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import DevSet, Validation, open_dev, validate
 from nmt.translate.translator import Translator
@@ -139,8 +139,8 @@ class Trainer:
         self.is_time_up = max_hours is not None and self.state.elapsed_s >= 3600 * max_hours
         if world.is_main:
             self.metrics = MetricsLog(run.metrics, self.state.metrics_bytes)
-            self.trackers = Trackers(run.path, ())  # `train` starts those that follow the log
             earlier, _ = read_events(run.metrics)
+            self.trackers = Trackers(run.path, config.training.track, earlier)
             self.learning = LearningCheck(config, self.store.tgt, earlier)
             self.reference = find_reference(config, self.store_folder) if self.dev else None
             self.writer = CheckpointWriter(
@@ -453,6 +453,7 @@ class Trainer:
     def log(self, event: Event) -> None:
         if self.world.is_main:
             self.metrics.write(event)
+            self.trackers.send(event)
 
     def log_window(self) -> str:
         """Log a summary of the updates since the last log line; return a short form of it for the
@@ -486,7 +487,6 @@ class Trainer:
         self.log(event)
         if self.world.is_main:
             self.warn_if_not_learning(state.step, nll)
-            self.trackers.check()
         return (
             f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, "
             f"{event.tgt_tokens_per_s:,.0f} target tokens/s"
@@ -677,7 +677,7 @@ def train(config: RunConfig, world: World) -> int:
             trainer = Trainer(config, micro_tokens, world, run, stop, status)
             if world.is_main:
                 stack.callback(trainer.writer.close)
-                trainer.trackers = stack.enter_context(track_run(run.path, config.training.track))
+                stack.callback(trainer.trackers.finish)
             world.on_main(lambda: _announce_run(trainer))
             if not trainer.end_reason or trainer.is_validation_due:
                 trainer.loop()

@@ -32,7 +32,6 @@ class WandbSink:
             resume="allow",
             dir=path,
             config=to_plain_values(config),
-            # It reports on the process that follows the run, which says nothing of the run.
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
             ),

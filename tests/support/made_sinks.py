@@ -5,67 +5,68 @@ from pathlib import Path
 
 SINKS = '''
 import json
-import os
-import sys
 import time
 from pathlib import Path
 
 
 class Keeps:
-    """Writes down what it gets, and who it is."""
+    """Writes down what it gets."""
 
     def __init__(self, run):
         self.file = open(Path(run) / "kept.jsonl", "w")
-        self.write({"pid": os.getpid(), "group": os.getpgrp(), "nice": os.nice(0)})
 
     def write(self, line):
         self.file.write(json.dumps(line) + "\\n")
-        self.file.flush()
 
     def close(self):
-        self.write({"closed": True, "policy": os.sched_getscheduler(0)})
+        self.write({"closed": True})
+        self.file.close()
 
 
-class Raises(Keeps):
+class Raises:
+    def __init__(self, run):
+        self.tried = open(Path(run) / "tried", "w")
+
     def write(self, line):
+        self.tried.write("x")
         raise RuntimeError("the dog ate line\\n" + str(line.get("step")))
 
-    def __init__(self, run):
-        pass
-
     def close(self):
-        pass
+        self.tried.close()
+
+
+class Stumbles(Raises):
+    """Fails now and then."""
+
+    def write(self, line):
+        self.tried.write("x")
+        if line["kind"] == "layers":
+            raise ConnectionError("nobody answers")
 
 
 class Hangs(Raises):
-    def __init__(self, run):
-        (Path(run) / "hangs.pid").write_text(str(os.getpid()))
-
     def write(self, line):
-        while True:  # and takes the processor
-            pass
+        time.sleep(3600)
 
 
 class Ends(Raises):
     def write(self, line):
-        print("x" * 1_000_000, file=sys.stderr, flush=True)
-        os.kill(os.getpid(), 9)
+        raise SystemExit("enough")
 
 
-class FillsDisk(Raises):
+class CannotBeMade(Raises):
     def __init__(self, run):
-        self.file = open(Path(run) / "disk" / "figures", "wb")
-
-    def write(self, line):
-        while True:
-            self.file.write(bytes(1 << 16))
+        self.file = open("/dev/full", "w")
+        self.file.write("figures")
+        self.file.flush()
 '''
 ENTRY_POINTS = """[nmt.sinks]
 keeps = made_sinks_of_user:Keeps
 raises = made_sinks_of_user:Raises
+stumbles = made_sinks_of_user:Stumbles
 hangs = made_sinks_of_user:Hangs
 ends = made_sinks_of_user:Ends
-fills-disk = made_sinks_of_user:FillsDisk
+cannot-be-made = made_sinks_of_user:CannotBeMade
 """
 
 

@@ -13,7 +13,7 @@ from support.needs import needs_package
 
 from nmt.commands.track import main as nmt_track
 from nmt.config import format_config, load_config
-from nmt.train.follower import MetricsTail
+from nmt.train.tracking import MetricsTail
 from nmt.translate.attention_maps import AttentionMap
 
 SOURCE = ["▁Der", "▁$Hund$", "</s>"]
