@@ -18,6 +18,9 @@ from nmt.train.metrics_log import LONGEST_LINE
 from nmt.train.sinks import SAMPLE_TEXTS, name_figures
 
 
+INIT_S = 30
+
+
 class WandbSink:
     def __init__(self, path: Path) -> None:
         run = RunFolder(path)
@@ -32,8 +35,14 @@ class WandbSink:
             resume="allow",
             dir=path,
             config=to_plain_values(config),
+            # The timeout is for a network that is gone: W&B would keep the process from ending.
             settings=wandb.Settings(
-                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+                init_timeout=INIT_S,
+                console="off",
+                silent=True,
+                disable_git=True,
+                save_code=False,
+                x_disable_stats=True,
             ),
         )
         self.rows: list[list[Any]] = []  # samples of the validation that is being read
