@@ -1,8 +1,8 @@
 """Sealed folders at a URL that fsspec understands: s3://bucket/prefix, gs://, file:// and others.
 
 The manifest of a folder is written after all its files and removed before them, so a folder that has
-one is complete; whoever fetches it verifies each file by its digest. What may go wrong on the way to
-a server, and with what names, differs between services: all of it is a `RemoteError`.
+one is complete; each file that is fetched is verified by its digest. Services raise errors of many
+kinds: all of them become a `RemoteError`.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import read_bytes, read_manifest, verify, write_folder
+from nmt.system.files import has_plain_file, read_bytes, read_manifest, verify, write_folder
 from nmt.system.run_folder import MANIFEST_FILE
 
 MAX_SMALL_BYTES = 1 << 20
@@ -41,14 +41,14 @@ class Remote:
             raise UserError(f"training.mirror={url}: {error}") from None
 
     def list_sealed(self, name: str) -> set[str]:
-        """The complete folders in the folder `name`."""
+        """Return the names of the complete folders in the folder `name`."""
         with self._explain(name):
             found = self._system.find(self._path(name))
         ending = f"/([^/]+)/{re.escape(MANIFEST_FILE)}$"
         return {match[1] for path in found if (match := re.search(ending, path))}
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small file; None if there is none."""
+        """Return the content of a small file; None if there is none."""
         with self._explain(name):
             try:
                 if self._system.info(self._path(name))["size"] > MAX_SMALL_BYTES:
@@ -56,10 +56,6 @@ class Remote:
                 return bytes(self._system.cat_file(self._path(name)))
             except FileNotFoundError:
                 return None
-
-    def write(self, name: str, content: bytes) -> None:
-        with self._replacing(name) as place:
-            self._system.pipe_file(place, content)
 
     def put_file(self, path: Path, name: str) -> None:
         with self._replacing(name) as place:
@@ -74,15 +70,24 @@ class Remote:
                 return False
         return True
 
-    def put_files(self, folder: Path, name: str) -> bytes:
-        """Copy a sealed folder without its manifest, and return that. Until it is written, the
-        folder counts as absent.
+    def put_folder(self, folder: Path, name: str) -> None:
+        """Copy a sealed folder unless it is there already, its manifest last. One that is removed or
+        replaced meanwhile stays incomplete there.
         """
-        manifest = read_bytes(folder / MANIFEST_FILE)
+        manifest = _read_manifest_bytes(folder)
+        if manifest is None or self.read(f"{name}/{MANIFEST_FILE}") == manifest:
+            return
         self.unseal(name)
-        for file in json.loads(manifest):
-            self.put_file(folder / file, f"{name}/{file}")
-        return manifest
+        try:
+            for file in json.loads(manifest):
+                self.put_file(folder / file, f"{name}/{file}")
+        except RemoteError:
+            if _read_manifest_bytes(folder) == manifest:
+                raise
+            return
+        if _read_manifest_bytes(folder) == manifest:
+            with self._replacing(f"{name}/{MANIFEST_FILE}") as place:
+                self._system.pipe_file(place, manifest)
 
     def get_folder(self, name: str, path: Path) -> None:
         """Fetch a complete folder and verify it; `UserError` if it is damaged."""
@@ -115,10 +120,10 @@ class Remote:
 
     @contextlib.contextmanager
     def _replacing(self, name: str) -> Iterator[str]:
-        """Where to write a file so that it appears at once, complete."""
+        """Yield where to write a file so that it appears at once, complete."""
         path = self._path(name)
         with self._explain(name):
-            if self._system.async_impl:  # a service of objects, which has no half-written ones
+            if self._system.async_impl:  # object stores show no half-written files
                 yield path
                 return
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -134,3 +139,8 @@ class Remote:
         except Exception as error:  # each service has its own kinds
             reason: Any = str(error).partition("\n")[0][:300].rstrip(". ") or type(error).__name__
             raise RemoteError(f"{self.url}/{name}: {reason}") from None
+
+
+def _read_manifest_bytes(folder: Path) -> bytes | None:
+    path = folder / MANIFEST_FILE
+    return read_bytes(path) if has_plain_file(path) else None

@@ -1,8 +1,8 @@
 """Keeps a copy of a run at training.mirror, and fetches it onto a machine that has nothing.
 
-A thread of the main rank makes the mirror like the run folder whenever a checkpoint was completed.
-It compares what is there with what should be, so the next attempt makes good what failed or was cut
-off by a kill. Nothing that happens there stops the training. metrics.jsonl is copied before the
+Whenever a checkpoint is complete, a thread of the main rank makes the mirror like the run folder. It
+compares what is there with what should be, so the next attempt makes up for one that failed or was
+cut off by a kill. Nothing that happens there stops the training. metrics.jsonl is copied before the
 checkpoint that counts on its lines becomes visible.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint import TrainState, choose_kept, list_steps, parse_step, read_origin
-from nmt.config import RunConfig, list_differences, parse_recorded_config
+from nmt.config import RunConfig, TrainingConfig, list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     has_plain_file,
@@ -20,8 +20,6 @@ from nmt.system.files import (
     list_own_names,
     lock,
     make_folder,
-    read_bytes,
-    read_file_stamp,
     write_bytes,
 )
 from nmt.system.progress import say
@@ -36,51 +34,52 @@ STORE_PLACE, AVERAGE_PLACE = "store", "average"  # in the mirror
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the mirror should be like."""
+class MirrorTarget:
+    """What the mirror should hold: the checkpoints up to `last_step` that are kept, and the best."""
 
-    best_steps: set[int]
-    last_step: int
+    last_step: int = 0
+    best_steps: frozenset[int] = frozenset()
 
 
 class Mirror:
     """Copies the run in a thread. Only the main rank has one."""
 
-    def __init__(self, config: RunConfig, run: RunFolder) -> None:
-        assert config.training.mirror is not None
-        self.config, self.run = config, run
-        self.remote = Remote(config.training.mirror)
-        self.copied: dict[str, object] = {}  # what is there, by name: manifests, or stamps of files
+    def __init__(self, training: TrainingConfig, store: Path, run: RunFolder) -> None:
+        assert training.mirror is not None
+        self.training, self.store, self.run = training, store, run
+        self.remote = Remote(training.mirror)
         self.failures = 0  # in a row
         self.warnings: list[str] = []  # not yet in the metrics
-        self._wanted: Wanted | None = None  # not yet done
+        self._target = self._copied = MirrorTarget()  # what it should hold, and what it holds
         self._is_closing = False
-        self._change = threading.Condition()
+        self._changed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
+    @property
+    def is_current(self) -> bool:
+        return self._copied is self._target
+
     def update(self, best_steps: set[int], last_step: int) -> None:
-        """Say that the run folder has changed."""
-        with self._change:
-            self._wanted = Wanted(best_steps, last_step)
-            self._change.notify()
+        """Start to copy a run folder that has changed."""
+        self._target = MirrorTarget(last_step, frozenset(best_steps))
+        self._changed.set()
 
     def take_warnings(self) -> list[str]:
-        """What went wrong since the last call."""
+        """Return what went wrong since the last call."""
         warnings, self.warnings = self.warnings, []
         return warnings
 
     def close(self) -> None:
-        """Wait until all is copied, or cannot be."""
-        with self._change:
-            self._is_closing = True
-            self.failures = min(self.failures, 1)
-            self._change.notify()
+        """Wait until everything is copied, or cannot be."""
+        self._is_closing = True
+        self.failures = min(self.failures, 1)
+        self._changed.set()
         self._thread.join(1.0)
         if self._thread.is_alive():
             say(f"copying to {self.remote.url}")
             self._thread.join(CLOSE_S)
-        if self._thread.is_alive() or self._wanted is not None:
+        if not self.is_current:
             say(
                 f"warning: {self.remote.url} is not up to date; the same command copies the rest, "
                 "even if the run is done"
@@ -89,29 +88,27 @@ class Mirror:
     # ---- in the thread ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while wanted := self._wait():
+        while not self._is_closing or (not self.is_current and self.failures < FAILURES_AT_END):
+            self._wait()
+            target = self._target
+            if self.is_current:
+                continue
             try:
-                self._copy(wanted)
+                self._copy(target)
             except Exception as error:  # whatever it is, the training goes on
                 self._note_failure(error)
                 continue
             if self.failures:
                 say(f"{self.remote.url} is up to date again")
             self.failures = 0
-            with self._change:
-                if self._wanted is wanted:
-                    self._wanted = None
+            self._copied = target
 
-    def _wait(self) -> Wanted | None:
-        """Wait for something to do; None at the end."""
-        with self._change:
-            if self.failures and not self._is_closing:
-                self._change.wait_for(lambda: self._is_closing, RETRY_S)
-            elif self.failures:
-                self._change.wait(END_RETRY_S)
-            self._change.wait_for(lambda: self._wanted is not None or self._is_closing)
-            has_given_up = self._is_closing and self.failures >= FAILURES_AT_END
-            return None if has_given_up else self._wanted
+    def _wait(self) -> None:
+        """Wait for a new target, or until it is time to try again."""
+        pause_s = END_RETRY_S if self._is_closing else RETRY_S
+        if self.is_current or self.failures:
+            self._changed.wait(pause_s if self.failures else None)
+        self._changed.clear()
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
@@ -122,76 +119,29 @@ class Mirror:
         say(f"warning: {warning}")
         self.warnings.append(warning)
 
-    def _copy(self, wanted: Wanted) -> None:
-        # checkpoints, the newest first; while one is copied, a newer one may come
-        there = list_mirrored_steps(self.remote)
-        while (step := self._find_missing(there, wanted)) is not None:
-            if self._copy_folder(name_checkpoint(step), self.run.checkpoint(step)):
-                there.add(step)
-
-        # the rest
-        self._copy_files()
-        self._copy_folder(STORE_PLACE, Path(self.config.data.store))
-        self._copy_folder(AVERAGE_PLACE, self.run.average)
-
-        # Old checkpoints go by the rule of the run folder. Those that a new machine lacks are
-        # fetched, because averages need them.
-        kept = self._choose_kept(there, wanted)
-        for step in sorted(there):
-            if step <= wanted.last_step and step not in kept:
-                self.remote.remove_folder(name_checkpoint(step))
-        for step in sorted(kept.difference(list_steps(self.run)), reverse=True):
-            self.remote.get_folder(name_checkpoint(step), self.run.checkpoint(step))
-
-    def _choose_kept(self, steps: set[int], wanted: Wanted) -> set[int]:
-        ascending = sorted(step for step in steps if step <= wanted.last_step)
-        return choose_kept(ascending, self.config.training, wanted.best_steps)
-
-    def _find_missing(self, there: set[int], wanted: Wanted) -> int | None:
-        """The newest checkpoint of the run folder that the mirror lacks, or has in another form."""
-        here = set(list_steps(self.run))
-        for step in sorted(here & self._choose_kept(here | there, wanted), reverse=True):
-            name = name_checkpoint(step)
-            if step not in there:
-                self.copied.pop(name, None)
-            if not self._is_copied(name, self.run.checkpoint(step)):
-                return step
-        return None
-
-    def _is_copied(self, name: str, folder: Path) -> bool:
-        """Whether this sealed folder is in the mirror, or is not there to be copied."""
-        if not has_plain_file(folder / MANIFEST_FILE):
-            return True
-        if name not in self.copied:
-            self.copied[name] = self.remote.read(f"{name}/{MANIFEST_FILE}")
-        return self.copied[name] == read_bytes(folder / MANIFEST_FILE)
-
-    def _copy_folder(self, name: str, folder: Path) -> bool:
-        """Copy a sealed folder; False if it was removed or replaced meanwhile."""
-        if self._is_copied(name, folder):
-            return True
-        try:
-            manifest = self.remote.put_files(folder, name)
+    def _copy(self, target: MirrorTarget) -> None:
+        here, there = set(list_steps(self.run)), list_mirrored_steps(self.remote)
+        counted = sorted(step for step in here | there if step <= target.last_step)
+        kept = choose_kept(counted, self.training, set(target.best_steps))
+        for step in sorted(kept & here, reverse=True):
+            if target is not self._target:
+                return  # a newer checkpoint is complete, and goes first
             self._copy_files()
-            if read_bytes(folder / MANIFEST_FILE) != manifest:
-                return False
-        except (OSError, RemoteError):
-            if folder.is_dir():
-                raise
-            return False  # pruned
-        self.remote.write(f"{name}/{MANIFEST_FILE}", manifest)
-        self.copied[name] = manifest
-        return True
+            self.remote.put_folder(self.run.checkpoint(step), name_checkpoint(step))
+        self._copy_files()
+        self.remote.put_folder(self.store, STORE_PLACE)
+        self.remote.put_folder(self.run.average, AVERAGE_PLACE)
+        for step in set(counted) & there - kept:
+            self.remote.remove_folder(name_checkpoint(step))
+        # A new machine has only the newest and the best, but averages need the others.
+        for step in sorted(kept - here, reverse=True):
+            _fetch_whole(self.remote, name_checkpoint(step), self.run.checkpoint(step))
 
     def _copy_files(self) -> None:
         run = self.run
         for path in (run.config, *run.vocabs, run.metrics, run.status, run.results, run.curve):
-            if not has_plain_file(path):
-                continue
-            stamp = read_file_stamp(path)
-            if self.copied.get(path.name) != stamp:
+            if has_plain_file(path):
                 self.remote.put_file(path, path.name)
-                self.copied[path.name] = stamp
 
 
 def name_checkpoint(step: int) -> str:

@@ -150,7 +150,9 @@ class Trainer:
                 self.metrics,
                 self.state.step,
                 in_background=world.device.type == "cuda",
-                mirror=Mirror(config, run) if config.training.mirror else None,
+                mirror=Mirror(config.training, self.store_folder, run)
+                if config.training.mirror
+                else None,
             )
 
     def resume(self) -> TrainState:

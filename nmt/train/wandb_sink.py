@@ -17,7 +17,6 @@ from nmt.system.run_folder import RunFolder
 from nmt.train.metrics_log import LONGEST_LINE
 from nmt.train.sinks import SAMPLE_TEXTS, name_figures
 
-
 INIT_S = 30
 
 

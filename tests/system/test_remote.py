@@ -27,25 +27,43 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_complete_with_its_manifest(
-    remote: Remote, folder: Path, tmp_path: Path
+    remote: Remote, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert remote.list_sealed("all") == set()
-    manifest = remote.put_files(folder, "all/one")
-    assert remote.list_sealed("all") == set()
-    remote.write("all/one/manifest.json", manifest)
+    remote.put_folder(folder, "all/one")
     assert remote.list_sealed("all") == {"one"}
     remote.get_folder("all/one", tmp_path / "back")
     verify(tmp_path / "back")
     for file in folder.iterdir():
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
-    # until a changed one is complete, there is none
-    remote.put_files(folder, "all/one")
+
+    # one that is there is not copied again; until a changed one is complete, there is none
+    monkeypatch.setattr(Remote, "put_file", refuse)
+    remote.put_folder(folder, "all/one")
+    (folder / "state.json").write_text("{ }")
+    seal(folder)
+    with pytest.raises(RemoteError, match="no space"):
+        remote.put_folder(folder, "all/one")
+    assert remote.list_sealed("all") == set()
+    # one that is pruned while it is copied is no error
+    monkeypatch.setattr(Remote, "put_file", prune)
+    remote.put_folder(folder, "all/one")
     assert remote.list_sealed("all") == set()
 
 
+def refuse(*_: object) -> None:
+    raise RemoteError("no space")
+
+
+def prune(remote: Remote, path: Path, name: str) -> None:
+    (path.parent / "manifest.json").unlink()
+    raise RemoteError("not found")
+
+
 def test_a_damaged_folder_is_not_fetched(remote: Remote, folder: Path, tmp_path: Path) -> None:
-    remote.write("one/manifest.json", remote.put_files(folder, "one"))
-    remote.write("one/weights", bytes(256_000))
+    remote.put_folder(folder, "one")
+    (tmp_path / "zeros").write_bytes(bytes(256_000))
+    remote.put_file(tmp_path / "zeros", "one/weights")
     with pytest.raises(UserError, match=r"one: .*weights: is damaged"):
         remote.get_folder("one", tmp_path / "back")
     assert not (tmp_path / "back").exists()
@@ -57,14 +75,14 @@ def test_what_is_absent(remote: Remote, folder: Path, tmp_path: Path) -> None:
     assert remote.read("nothing") is None
     assert not remote.get_file("nothing", tmp_path / "x")
     remote.remove_folder("nothing")
-    remote.write("all/one/manifest.json", remote.put_files(folder, "all/one"))
+    remote.put_folder(folder, "all/one")
     remote.remove_folder("all/one")
     assert remote.list_sealed("all") == set() and remote.read("all/one/state.json") is None
 
 
-def test_errors_of_a_service_are_one_kind(tmp_path: Path) -> None:
+def test_errors_of_a_service_are_one_kind(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RemoteError, match="file"):
-        Remote(f"file://{tmp_path}/file/inside").write("x", b"")
+        Remote(f"file://{tmp_path}/file/inside").put_file(folder / "weights", "x")
     with pytest.raises(UserError, match=r"training\.mirror=nope://x: .*nope"):
         Remote("nope://x")

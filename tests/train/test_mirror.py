@@ -53,6 +53,17 @@ def add_checkpoint(run: RunFolder, step: int, text: str = "weights", best_step: 
         file.write(f"line of {step}\n")
 
 
+def open_mirror(config: RunConfig, run: RunFolder) -> Mirror:
+    return Mirror(config.training, Path(config.data.store), run)
+
+
+def copy(config: RunConfig, run: RunFolder, best_steps: set[int], last_step: int) -> Mirror:
+    mirror = open_mirror(config, run)
+    mirror.update(best_steps, last_step)
+    mirror.close()
+    return mirror
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not is_so():
@@ -65,7 +76,7 @@ def test_the_mirror_follows_the_run_folder(tmp_path: Path) -> None:
     run = start_run(config)
     write_folder(Path(config.data.store), lambda folder: write_text(folder / "ids", "1 2 3"))
     write_folder(run.average, lambda folder: write_text(folder / "model.safetensors", "mean"))
-    mirror = Mirror(config, run)
+    mirror = open_mirror(config, run)
     for step in range(1, 6):
         add_checkpoint(run, step, best_step=2)
     mirror.update({2}, 5)
@@ -80,9 +91,7 @@ def test_the_mirror_follows_the_run_folder(tmp_path: Path) -> None:
     # a checkpoint that was written again, and one more
     add_checkpoint(run, 5, "other weights")
     add_checkpoint(run, 6)
-    mirror = Mirror(config, run)
-    mirror.update({2}, 6)
-    mirror.close()
+    mirror = copy(config, run, {2}, 6)
     assert list_mirrored_steps(mirror.remote) == {2, 5, 6}
     assert (far / "checkpoints/step-0000005/model.safetensors").read_text() == "other weights of 5"
 
@@ -93,9 +102,7 @@ def test_a_machine_that_has_nothing_fetches_the_run(tmp_path: Path) -> None:
     write_folder(Path(one.data.store), lambda folder: write_text(folder / "ids", "1 2 3"))
     for step in (1, 2, 3, 4):
         add_checkpoint(run, step, best_step=1)
-    mirror = Mirror(one, run)
-    mirror.update({1}, 4)
-    mirror.close()
+    mirror = copy(one, run, {1}, 4)
 
     two = make_config(tmp_path / "two", log_every=7)  # which may change
     fetch_run(two)
@@ -105,9 +112,7 @@ def test_a_machine_that_has_nothing_fetches_the_run(tmp_path: Path) -> None:
     assert fetched.metrics.read_bytes() == run.metrics.read_bytes()
     assert fetched.config.read_bytes() == run.config.read_bytes()
     # the one that averages need comes later, and nothing is lost in the mirror
-    mirror = Mirror(two, fetched)
-    mirror.update({1}, 4)
-    mirror.close()
+    mirror = copy(two, fetched, {1}, 4)
     assert list_steps(fetched) == [1, 3, 4] and list_mirrored_steps(mirror.remote) == {1, 3, 4}
 
     # what is here and as new is left alone
@@ -123,9 +128,7 @@ def test_a_damaged_checkpoint_is_not_continued(
     run = start_run(one)
     for step in (1, 2):
         add_checkpoint(run, step)
-    mirror = Mirror(one, run)
-    mirror.update(set(), 2)
-    mirror.close()
+    copy(one, run, set(), 2)
     damaged = tmp_path / "mirror" / "checkpoints" / "step-0000002" / "model.safetensors"
     damaged.write_text("weights 0f 2")
     two = make_config(tmp_path / "two")
@@ -133,9 +136,7 @@ def test_a_damaged_checkpoint_is_not_continued(
     assert list_steps(RunFolder(two.folder)) == [1]
     assert "step-0000002: " in capsys.readouterr().err
     # the machine that has it makes it good
-    mirror = Mirror(one, run)
-    mirror.update(set(), 2)
-    mirror.close()
+    copy(one, run, set(), 2)
     verify(damaged.parent)
 
 
@@ -156,7 +157,7 @@ def test_failures_are_told_once_and_made_good(
     config = make_config(tmp_path / "one")
     run = start_run(config)
     add_checkpoint(run, 1)
-    mirror = Mirror(config, run)
+    mirror = open_mirror(config, run)
     mirror.update(set(), 1)
     wait_until(lambda: mirror.failures > 3)
     assert list_mirrored_steps(mirror.remote) == set()
@@ -170,9 +171,7 @@ def test_failures_are_told_once_and_made_good(
     # a run that ends without it says so
     is_down = True
     add_checkpoint(run, 2)
-    mirror = Mirror(config, run)
-    mirror.update(set(), 2)
-    mirror.close()
+    mirror = copy(config, run, set(), 2)
     assert "is not up to date" in capsys.readouterr().err
 
 
