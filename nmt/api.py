@@ -124,17 +124,17 @@ def train(config: RunConfig) -> int:
     tune_process()  # before torch is imported
 
     from nmt.system.ranks import join_world
-    from nmt.train import trainer
+    from nmt.train import run_start
     from nmt.train.memory_probe import check_training_fits
     from nmt.train.mirror import fetch_run
 
     with join_world(config.device) as world:
         world.on_main(lambda: check_training_fits(config, world))
         # A mistake in the settings must not leave a store that nobody asked for.
-        world.on_main(lambda: trainer.check_same_run(config))
+        world.on_main(lambda: run_start.check_same_run(config))
         world.on_main(lambda: fetch_run(config))
         world.on_main(lambda: prepare(config))
-        exit_code = trainer.train(config, world)
+        exit_code = run_start.train(config, world)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))
         return exit_code

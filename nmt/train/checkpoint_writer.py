@@ -21,7 +21,6 @@ from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import WarningEvent
 from nmt.train.metrics_log import MetricsLog
 from nmt.train.mirror import Mirror
 
@@ -74,13 +73,12 @@ class CheckpointWriter:
             self.wait()
 
     def poll(self) -> None:
-        """Record the outcome of the last save if it has finished, and what the mirror warns of."""
+        """Record the outcome of the last save if it has finished."""
         if self._writing is not None and self._writing.done():
             self.wait()
-        for message in self.mirror.take_warnings() if self.mirror else ():
-            self.metrics.write(
-                WarningEvent(step=self.saved_step, problem="mirror", message=message)
-            )
+
+    def take_mirror_warnings(self) -> list[str]:
+        return self.mirror.take_warnings() if self.mirror else []
 
     def wait(self) -> None:
         """Wait for the last save to finish and record its outcome."""

@@ -98,11 +98,6 @@ def _find_last_line_end(path: Path, n_bytes: int) -> int:
         return start + file.read(LONGEST_LINE).rfind(b"\n") + 1
 
 
-def round_digits(value: float) -> float:
-    """Keep the digits of a norm that mean something."""
-    return float(f"{value:.5g}")
-
-
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 

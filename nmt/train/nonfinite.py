@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nmt.config import OptimizerConfig
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import Vocab, Vocabulary
 from nmt.system.errors import UserError
@@ -48,6 +49,20 @@ def report_nonfinite(
         f"update {pending.step} was not applied: loss {mean_loss:.4g}, gradient norm {stats.grad_norm:.4g}"
         f"{weights_note}; its sentences are listed in {path}"
     )
+
+
+def advise_after_failure(saved_step: int, is_sound: bool, optimizer: OptimizerConfig) -> str:
+    """Say what can be done now; `is_sound` tells of the checkpoint of `saved_step`, the last one,
+    whether the weights had not diverged by then.
+    """
+    rate, _ = optimizer.rate_setting
+    start_over = f"start over in another out=DIR with a lower {rate} or more optimizer.warmup_steps"
+    if not saved_step:
+        return f"there is no checkpoint yet: {start_over}"
+    skip = "continue from it with training.on_nonfinite=skip"
+    if is_sound:
+        return f"the last checkpoint is intact: {skip}, or {start_over}"
+    return f"the last checkpoint may be no better: {skip} or, if that fails too, {start_over}"
 
 
 def _nonfinite_weights(model: nn.Module) -> list[str]:

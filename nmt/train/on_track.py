@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nmt.config import RunConfig
+from nmt.config import OptimizerConfig
 from nmt.data.store import Side
 from nmt.train.events import Event, TrainEvent, WarningEvent
 
@@ -73,12 +73,14 @@ class LearningCheck:
     learned; once of each per process.
     """
 
-    def __init__(self, config: RunConfig, tgt: Side, earlier: Sequence[Event]) -> None:
+    def __init__(
+        self, optimizer: OptimizerConfig, norm: str, tgt: Side, earlier: Sequence[Event]
+    ) -> None:
         """`earlier` are the events of the run's earlier starts."""
-        self.config = config
+        self.optimizer, self.norm = optimizer, norm
         self.unigram_nll = unigram_entropy(tgt)
         self.bound = STALLED_SHARE * self.unigram_nll
-        self.first_update = max(config.optimizer.warmup_steps, MIN_UPDATES)
+        self.first_update = max(optimizer.warmup_steps, MIN_UPDATES)
         self.lowest = (math.inf, 0)  # the lowest NLL of a line, and its update
         self.last_step = 0  # the update of the newest line
         self.last_learned = 0  # that of the newest line below the bound; 0: none yet
@@ -128,7 +130,7 @@ class LearningCheck:
         return warning.problem not in self.recorded
 
     def _describe(self, problem: str, step: int, nll: float, lowest: tuple[float, int]) -> str:
-        optimizer = self.config.optimizer
+        optimizer = self.optimizer
         if problem == "stalled":
             what = (
                 f"the model has learned only how often each target piece occurs: its NLL is {nll:.2f} "
@@ -145,7 +147,7 @@ class LearningCheck:
             f"a lower {rate} (now {value:g})",
             f"more optimizer.warmup_steps (now {optimizer.warmup_steps:,})",
         ]
-        if self.config.model.norm == "post":
+        if self.norm == "post":
             remedies.append("model.norm=pre")
         choice = f"{', '.join(remedies[:-1])} or {remedies[-1]}"
         return (

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-import nmt.train.trainer
+import nmt.train.loop
 from nmt.average.select import choose_checkpoints
 from nmt.checkpoint import Average, Checkpoint, TrainState, prune_checkpoints
 from nmt.commands.average import main as nmt_average
@@ -58,7 +58,7 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
     seconds: float, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(seconds)
-    monkeypatch.setattr(nmt.train.trainer, "clock", clock)
+    monkeypatch.setattr(nmt.train.loop, "clock", clock)
     monkeypatch.setattr("os.fsync", lambda _: None)
     training = BIG.training
     settings = [

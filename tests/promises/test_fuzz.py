@@ -49,6 +49,7 @@ from nmt.checkpoint import TrainState, open_checkpoint, open_tensors, read_origi
 from nmt.config import (
     CorpusConfig,
     DataConfig,
+    OptimizerConfig,
     RunConfig,
     VocabConfig,
     format_config,
@@ -403,7 +404,7 @@ def read_run_metrics(folder: Path, data: bytes) -> None:
     page = re.sub(r"<script>.*?</script>", "", render_page([run_facts], None), flags=re.DOTALL)
     xml.etree.ElementTree.fromstring(page)
     side = Side(np.array([4, 5, 4], np.uint16), np.array([0, 1, 3]))
-    LearningCheck(RunConfig(), side, events).check(1_000, 3.0)
+    LearningCheck(OptimizerConfig(), "post", side, events).check(1_000, 3.0)
     read_validations(run)
 
 

@@ -28,7 +28,7 @@ EXIT_S = 5.0
 PROGRAM = """
 import os, sys, time
 import torch.distributed
-import nmt.train.trainer as trainer
+import nmt.train.loop as trainer
 from nmt.commands.train import main
 from nmt.system.errors import Failure, UserError
 

@@ -243,7 +243,7 @@ def test_memory_that_is_refused_is_one_line(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("nmt.train.trainer.Transformer", fail)
+    monkeypatch.setattr("nmt.train.setup.Transformer", fail)
     assert train(ground, f"out={ground.folder}/new-run") == 1
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("nmt-train: failed: out of memory; lower training.micro_tokens")
@@ -276,7 +276,7 @@ def change_at(step: int, change: Callable[[], object], monkeypatch: pytest.Monke
             change()
         return run_update(replica, optimizer, update, number, *others)
 
-    monkeypatch.setattr("nmt.train.trainer.run_update", run_slowly)
+    monkeypatch.setattr("nmt.train.loop.run_update", run_slowly)
 
 
 ALL_CHANGES = [(change, name) for change in CHANGES for name in CHANGED_FILES]

@@ -23,7 +23,7 @@ from nmt.system.files import seal
 from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.loss import compute_loss_sums
-from nmt.train.trainer import train
+from nmt.train.run_start import train
 from nmt.translate.beams import compute_penalty
 from nmt.translate.search import search
 from nmt.translate.translator import make_translator

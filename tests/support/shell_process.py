@@ -21,7 +21,7 @@ from typing import TextIO
 
 CONTEXT = multiprocessing.get_context("forkserver")
 COMMANDS = ("prepare", "train", "average", "eval", "translate", "export")
-PRELOADED = ("nmt.api", "nmt.train.trainer", "nmt.export.safetensors", "nmt.evaluate.evaluation")
+PRELOADED = ("nmt.api", "nmt.train.run_start", "nmt.export.safetensors", "nmt.evaluate.evaluation")
 STREAMS = ("stdin", "stdout", "stderr")
 WAIT_S = 100
 CTRL_D = b"\x04"

@@ -143,7 +143,7 @@ def _import_all() -> None:
         "nmt.commands.train",
         "nmt.corpus.prepare",
         "nmt.profile.profile",
-        "nmt.train.trainer",
+        "nmt.train.run_start",
         "nmt.report.page",
     ):
         importlib.import_module(name)
@@ -190,14 +190,14 @@ def _run(order: Order) -> None:
 
 def _arm(order: Order, folder: Path) -> None:
     import nmt.system.tensor_files
-    import nmt.train.trainer
+    import nmt.train.loop
     import nmt.translate.batching
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
     rooms = {
         "save": (nmt.system.tensor_files, "open_plain_file"),
         "decode": (nmt.translate.batching, "search_on_cpu"),
-        "update": (nmt.train.trainer, "run_update"),
+        "update": (nmt.train.loop, "run_update"),
     }
     for what, seconds in order.slow.items():
         _slow_down(*rooms[what], seconds, folder / f"slow-{what}")
@@ -228,7 +228,7 @@ def _slow_down(module: Any, name: str, seconds: float, mark: Path) -> None:
 
 def _tell_phases(file: int) -> None:
     """Keep in `file` what the process is at."""
-    import nmt.train.trainer
+    import nmt.train.loop
 
     phases = ["start"]
 
@@ -248,9 +248,9 @@ def _tell_phases(file: int) -> None:
         return wrapped
 
     enter("start")
-    trainer = nmt.train.trainer
+    trainer = nmt.train.loop
     for module, name, phase, after in (
-        (trainer.Trainer, "loop", "training", "end"),
+        (trainer.Trainer, "train", "training", "end"),
         (trainer.Trainer, "validate", "validating", ""),
         (trainer.Trainer, "save", "saving", ""),
         (checkpoint, "prune_checkpoints", "pruning", ""),
@@ -265,9 +265,9 @@ def _record(path: Path) -> None:
     """Append each update as this rank sees it: what its micro-batches say, their sums, the target
     tokens of all.
     """
-    import nmt.train.trainer
+    import nmt.train.loop
 
-    run_update: Any = nmt.train.trainer.run_update
+    run_update: Any = nmt.train.loop.run_update
 
     def recorded(objective: Any, optimizer: Any, update: Any, step: int, *rest: Any) -> Any:
         sent = run_update(objective, optimizer, update, step, *rest)
@@ -286,7 +286,7 @@ def _record(path: Path) -> None:
             file.write(json.dumps(line) + "\n")
         return sent
 
-    _exchange(nmt.train.trainer, "run_update", recorded)
+    _exchange(nmt.train.loop, "run_update", recorded)
 
 
 def content(batch: Any) -> str:

@@ -22,6 +22,7 @@ from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train import memory_probe
+from nmt.train.loop import Trainer
 from nmt.train.memory_probe import (
     choose_micro_tokens,
     fits,
@@ -30,7 +31,6 @@ from nmt.train.memory_probe import (
     useful_share,
 )
 from nmt.train.parallel import Replica
-from nmt.train.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PAPER = RunConfig()
@@ -226,10 +226,11 @@ def test_trying_the_worst_first_changes_nothing(
     def try_first(trainer: Trainer) -> None:
         if not trainer.state.step:
             before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+            setup = trainer.setup
             with monkeypatch.context() as context:
                 context.setattr(Replica, "run", note)
                 probe_peak_memory(
-                    trainer.replica, trainer.store, trainer.micro_tokens, trainer.world
+                    setup.replica, setup.store, setup.micro_tokens, setup.world
                 )
             for name, p in trainer.model.named_parameters():
                 assert p.grad is None and torch.equal(p, before[name])

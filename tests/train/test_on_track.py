@@ -12,7 +12,7 @@ import torch
 from support.soaking import IS_SOAK, Ground, counted, make_ground
 
 from nmt.commands.train import main
-from nmt.config import ModelConfig, OptimizerConfig, RunConfig
+from nmt.config import OptimizerConfig
 from nmt.data.store import Side
 from nmt.system.run_folder import RunFolder
 from nmt.train import on_track
@@ -86,8 +86,7 @@ def logged(kind: str, step: int, nll: float, problem: str = "") -> Event:
 
 
 def make_check(earlier: list[Event] | None = None, warmup_steps: int = 20) -> LearningCheck:
-    config = RunConfig(optimizer=OptimizerConfig(warmup_steps=warmup_steps))
-    return LearningCheck(config, SIDE, earlier or [])
+    return LearningCheck(OptimizerConfig(warmup_steps=warmup_steps), "post", SIDE, earlier or [])
 
 
 def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[tuple[int, str]]:
@@ -135,8 +134,7 @@ def test_a_continued_run_knows_what_was_logged() -> None:
 
 
 def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
-    config = RunConfig(model=ModelConfig(norm="pre"))
-    check = LearningCheck(config, SIDE, [logged("train", 4000, ENTROPY)])
+    check = LearningCheck(OptimizerConfig(), "pre", SIDE, [logged("train", 4000, ENTROPY)])
     warning = check.check(4100, ENTROPY)
     assert warning and "model.norm" not in warning.message
     assert "optimizer.scale (now 1) or more optimizer.warmup_steps (now 4,000)" in warning.message

@@ -19,7 +19,8 @@ import pytest
 import torch
 from support.soaking import IS_SOAK, Ground, make_ground
 
-import nmt.train.trainer
+import nmt.train.loop
+import nmt.train.setup
 import nmt.train.update
 from nmt.commands.train import main
 from nmt.config import find_shipped_configs, list_differences, load_config
@@ -242,20 +243,20 @@ def smooth_more(patch: pytest.MonkeyPatch) -> None:
     def make_objective(model: Transformer, smoothing: float) -> Objective:
         return Objective(model, smoothing + 0.3)
 
-    patch.setattr(nmt.train.trainer, "Objective", make_objective)
+    patch.setattr(nmt.train.setup, "Objective", make_objective)
 
 
 def drop_gradients(patch: pytest.MonkeyPatch) -> None:
     """The decoder's layers learn nothing."""
-    run_update = nmt.train.trainer.run_update
+    run_update = nmt.train.loop.run_update
 
     def run_damaged(replica: Any, optimizer: Any, *rest: Any) -> Any:
         for parameter in replica.objective.model.decoder.parameters():
             parameter.register_hook(torch.zeros_like)
-        patch.setattr(nmt.train.trainer, "run_update", run_update)  # once is enough
+        patch.setattr(nmt.train.loop, "run_update", run_update)  # once is enough
         return run_update(replica, optimizer, *rest)
 
-    patch.setattr(nmt.train.trainer, "run_update", run_damaged)
+    patch.setattr(nmt.train.loop, "run_update", run_damaged)
 
 
 DAMAGES = [lower_rate, smooth_more, drop_gradients]

@@ -1,0 +1,380 @@
+"""The training loop.
+
+Each turn takes an update's data, runs the update, handles the outcomes of earlier ones, validates
+and saves. All ranks make the same decisions, because they base them on outcomes that are summed over
+all ranks.
+"""
+
+import contextlib
+import math
+from dataclasses import replace
+
+from torch import Tensor
+
+from nmt import checkpoint
+from nmt.checkpoint import Snapshot
+from nmt.system.errors import Failure
+from nmt.system.progress import Progress, clock, format_duration, say
+from nmt.train.checkpoint_writer import CheckpointWriter
+from nmt.train.events import SkippedEvent
+from nmt.train.layer_norms import LayerNorms
+from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
+from nmt.train.mirror import Mirror
+from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
+from nmt.train.parallel import gather_model, total_norm
+from nmt.train.run_log import RunLog, Throughput
+from nmt.train.setup import Setup
+from nmt.train.shutdown import State, StatusFile, StopRequest
+from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
+from nmt.train.validate import Validation, validate
+from nmt.translate.translator import Translator
+
+
+class Trainer:
+    """Runs the loop on what `open_setup` opened. Of several ranks, only the main one has a log and
+    a writer.
+    """
+
+    def __init__(self, setup: Setup, stop: StopRequest, status: StatusFile) -> None:
+        self.setup, self.stop, self.status = setup, stop, status
+        self.config, self.world, self.run = setup.config, setup.world, setup.run
+        self.model, self.optimizer = setup.model, setup.optimizer
+        self.state = setup.state
+
+        # state of this process only, not checkpointed
+        # as if this process had run the earlier updates too
+        self.started_at = clock() - self.state.elapsed_s
+        self.saved_at, self.saved_step = clock(), self.state.step
+        self.throughput = Throughput()
+        self.outcomes = Outcomes(self.world.device)
+        self.layers = LayerNorms(self.model, self.optimizer, self.config.training.shard)
+        self.grad_norm = 0.0  # of the last update
+        self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
+        self.sound_step = -1  # the last update after which the model was seen to predict text
+        self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
+        # Later the main rank decides, because the ranks' clocks differ.
+        max_hours = self.config.training.max_hours
+        self.is_time_up = max_hours is not None and self.state.elapsed_s >= 3600 * max_hours
+        if self.world.is_main:
+            self.log = RunLog(setup)
+            self.writer = self._make_writer()
+
+    def _make_writer(self) -> CheckpointWriter:
+        config = self.config
+        mirror = None
+        if config.training.mirror:
+            mirror = Mirror(config.training, self.setup.store_folder, self.run)
+        return CheckpointWriter(
+            self.run,
+            config,
+            self.setup.vocab,
+            self.log.metrics,
+            self.state.step,
+            in_background=self.world.device.type == "cuda",
+            mirror=mirror,
+        )
+
+    def train(self) -> None:
+        """Run updates until the run is over or a stop is requested."""
+        training, world = self.config.training, self.world
+        progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
+        epoch_stores = self.setup.make_epoch_stores()
+        # epoch_stores is last so that it is closed first: otherwise the loader could block on an
+        # epoch that is not needed any more
+        with (
+            contextlib.closing(progress),
+            explain_out_of_memory(self.setup.micro_tokens),
+            self.setup.make_loader(epoch_stores) as updates,
+            epoch_stores,
+        ):
+            self.prepare_loop()
+            while not self.end_reason and not self.stop.exit_code:
+                # wait for the next update's data
+                step = self.state.step + 1
+                started_at = clock()
+                update = next(updates)
+                self.throughput.waited_s += clock() - started_at
+
+                # forward, backward, one step
+                is_log_step = step % training.log_every == 0 or step in (1, training.steps)
+                pending = run_update(
+                    self.setup.replica,
+                    self.optimizer,
+                    update,
+                    step,
+                    self.config,
+                    world,
+                    self.cast_votes,
+                    self.layers if is_log_step else None,
+                )
+                self.outcomes.add(pending)
+                elapsed_s = clock() - self.started_at
+                self.state = replace(
+                    self.state, step=step, cursor=update.next_cursor, elapsed_s=elapsed_s
+                )
+
+                # handle the outcomes of earlier updates
+                is_save_step = training.is_checkpoint_step(step)
+                self.apply_outcomes(
+                    wait_for_newest=is_log_step or is_save_step or self.is_validation_due
+                )
+                is_log_step = is_log_step or self.end_reason is not None
+                progress.advance(1, self.log_window() if is_log_step else None)
+
+                # validate
+                started_at = clock()
+                self.validate()
+
+                # save
+                if is_save_step or self.is_save_due or self.stop.exit_code or self.end_reason:
+                    self.apply_outcomes(wait_for_newest=True)
+                    self.save()
+                elif world.is_main:
+                    self.poll_writer()
+                # validating and saving do not count
+                self.throughput.started_at += clock() - started_at
+
+        if self.end_reason and not self.is_validation_due:
+            self.stop.exit_code = 0  # a stop was requested, but the run is complete anyway
+        if world.is_main and not self.stop.exit_code:
+            epoch_stores.remove()
+        # All ranks wait for this: torchrun kills the others as soon as one exits with a nonzero
+        # code.
+        world.on_main(self.finish)
+
+    def prepare_loop(self) -> None:
+        """Probe peak memory and finish an interrupted validation, before the first update of this
+        process.
+        """
+        # Training's CUDA graph must be recorded before those of validation's search, which are
+        # freed earlier: a CUDA graph must not outlive one that was recorded before it.
+        setup = self.setup
+        if self.world.device.type == "cuda":
+            probe_peak_memory(setup.replica, setup.store, setup.micro_tokens, self.world)
+        self.validate()  # if a stop interrupted the last validation
+        if self.end_reason and not self.stop.exit_code:
+            # No later checkpoint will record this score, so rewrite the last one.
+            self.saved_step = -1  # makes save() write although this step is already saved
+            self.save()
+        self.throughput = Throughput()
+
+    # ---- what is due -----------------------------------------------------------------------------
+
+    @property
+    def end_reason(self) -> str | None:
+        """The setting by which the training is over; None if it goes on."""
+        training, state = self.config.training, self.state
+        if state.step >= training.steps:
+            return "training.steps"
+        if training.max_epochs is not None and state.cursor.epoch >= training.max_epochs:
+            return "training.max_epochs"
+        n_without_best = (state.validated - state.best_step) // training.validate_every
+        if training.patience is not None and n_without_best >= training.patience:
+            return "training.patience"
+        return "training.max_hours" if self.is_time_up else None
+
+    @property
+    def is_validation_due(self) -> bool:
+        state = self.state
+        if self.setup.dev is None or state.validated >= state.step:
+            return False
+        is_step = state.step % self.config.training.validate_every == 0
+        return is_step or self.end_reason is not None
+
+    def cast_votes(self) -> StopVotes:
+        """Return what this rank asks all ranks to do after this update."""
+        minutes = self.config.training.checkpoint_minutes
+        is_checkpoint_due = minutes is not None and clock() - self.saved_at >= 60 * minutes
+        is_broken = self.world.is_main and self.writer.is_broken
+        hours = self.config.training.max_hours
+        is_time_up = hours is not None and clock() - self.started_at >= 3600 * hours
+        is_finished = self.world.is_main and is_time_up
+        return StopVotes(*self.stop.votes, is_checkpoint_due, is_broken, is_finished)
+
+    # ---- outcomes of updates ------------------------------------------------------------------------------------
+
+    def apply_outcomes(self, wait_for_newest: bool) -> None:
+        for outcome in self.outcomes.take_completed(wait_for_newest):
+            self.apply_outcome(outcome)
+
+    def apply_outcome(self, outcome: UpdateOutcome) -> None:
+        """Add an update's results to the running totals, and act on the ranks' votes."""
+        state, update, stats = self.state, outcome.pending.update, outcome.stats
+        if outcome.is_applied:
+            self.grad_norm = stats.grad_norm
+            self.layer_norms = outcome.pending.layer_norms
+            # A loss above a uniform guess means the weights have diverged, long before they are
+            # infinite.
+            if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
+                self.sound_step = outcome.pending.step - 1
+            self.throughput.add(update.n_src, update.n_tgt)
+            self.state = replace(
+                state,
+                skipped=0,
+                tokens_seen=state.tokens_seen + update.n_tgt,
+                window_loss=state.window_loss + stats.loss,
+                window_nll=state.window_nll + stats.nll,
+                window_tokens=state.window_tokens + update.n_tgt,
+            )
+        else:
+            self.grad_norm, self.layer_norms = 0.0, None
+            self.state = replace(state, skipped=state.skipped + 1)
+            self.reject_update(outcome)
+        votes = outcome.votes
+        self.stop.agree(votes.interrupt, votes.preempt)
+        self.is_save_due = self.is_save_due or votes.checkpoint > 0
+        self.is_time_up = self.is_time_up or votes.finish > 0
+        if votes.broken:
+            # finish() raises the writer's Failure, which on_main passes to all ranks; only the main
+            # rank has a writer, hence the lambda.
+            self.world.on_main(lambda: self.writer.finish())
+
+    def reject_update(self, outcome: UpdateOutcome) -> None:
+        """Report an update that was not applied; fail if the config says so or too many in a row
+        were skipped.
+        """
+        setup = self.setup
+        summary = report_nonfinite(
+            outcome, self.run, self.model, setup.store, setup.vocab, self.world
+        )
+        may_skip = self.config.training.on_nonfinite == "skip"
+        is_fatal = not may_skip or self.state.skipped > MAX_SKIPPED
+
+        def report() -> None:
+            loss, grad_norm = str(outcome.stats.loss), str(outcome.stats.grad_norm)
+            self.log.write(SkippedEvent(step=outcome.pending.step, loss=loss, grad_norm=grad_norm))
+            if is_fatal:
+                saved_step = self.writer.saved_step
+                is_sound = saved_step <= self.sound_step
+                advice = advise_after_failure(saved_step, is_sound, self.config.optimizer)
+                raise Failure(f"{summary}; {advice}")
+            say(f"warning: {summary}")
+
+        self.world.on_main(report)
+
+    def log_window(self) -> str:
+        """Log the updates since the last log line; return a short form for the progress bar."""
+        state, throughput = self.state, self.throughput
+        self.throughput = Throughput()
+        self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
+        if not state.window_tokens or not self.world.is_main:
+            return ""  # or all updates were skipped
+        if self.layer_norms is not None:
+            self.log.write_layers(state.step, list(self.layers.layers), self.layer_norms)
+        lr = self.optimizer.param_groups[0]["lr"]
+        return self.log.write_window(state, throughput, lr, self.grad_norm)
+
+    # ---- validation and checkpoints --------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Score the dev set if validation is due, and save a checkpoint if the score is the best so
+        far.
+
+        If a stop interrupts it, the next start validates before it trains.
+        """
+        if self.stop.exit_code or not self.is_validation_due:
+            return
+        average = self.optimizer.average
+        with contextlib.nullcontext() if average is None else average.in_place_of_weights():
+            result = self.score()
+        if result is None:
+            return
+        selection_score = self.world.broadcast(result.selection_score)
+        best = -math.inf if self.state.best is None else self.state.best
+        is_best = selection_score > best
+        if self.world.is_main:
+            self.log.write_validation(self.state, result, is_best)
+        self.state = replace(self.state, validated=self.state.step)
+        if is_best:
+            self.state = replace(self.state, best=selection_score, best_step=self.state.step)
+            self.save()
+
+    def score(self) -> Validation | None:
+        setup, world, config = self.setup, self.world, self.config
+        assert setup.dev is not None
+        model = gather_model(self.model) if config.training.shard else self.model
+        translator = Translator(model, setup.vocab, config.dev_decoding, world.device)
+        step, evaluation = self.state.step, config.evaluation
+        return validate(
+            translator, setup.dev, step, evaluation, setup.micro_tokens, world, self.stop
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint for the current update unless it already has one."""
+        if self.state.skipped and not self.has_finite_weights():
+            return  # a run cannot be resumed from NaN or infinite weights
+        is_newly_best = self.state.best_step == self.state.step
+        if self.saved_step != self.state.step:
+            snapshot = self.take_snapshot()
+
+            def write() -> None:
+                self.writer.save(snapshot, self.state)
+                self.write_status("running")
+
+            # All ranks wait, so that a slow disk on the main rank cannot time out the others' next
+            # collective.
+            self.world.on_main(write)
+            self.saved_step = self.state.step
+        elif is_newly_best:  # it was written before it was scored, so only the link is new
+
+            def link_best() -> None:
+                self.writer.wait()
+                self.writer.link_and_prune(self.state)
+
+            self.world.on_main(link_best)
+        self.saved_at, self.is_save_due = clock(), False
+
+    def take_snapshot(self) -> Snapshot:
+        """Collect what a checkpoint holds; all ranks must call this if the model is sharded."""
+        average = self.optimizer.average
+        averages = None if average is None else average.averages
+        return checkpoint.take_snapshot(self.model, self.optimizer, self.world.is_main, averages)
+
+    def has_finite_weights(self) -> bool:
+        weights = [p.detach() for p in self.model.parameters()]
+        return bool(total_norm(weights).isfinite())
+
+    def poll_writer(self) -> None:
+        """On the main rank: find out how the last save went, and log what the mirror warns of."""
+        self.writer.poll()
+        for message in self.writer.take_mirror_warnings():
+            self.log.warn_of_mirror(self.writer.saved_step, message)
+
+    # ---- the end, on the main rank -------------------------------------------------------------------------
+
+    def write_status(self, state: State, code: int | None = None, message: str = "") -> None:
+        self.status.step = self.writer.saved_step
+        self.status.write(state, code, message)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint, and record in status.json how the run ended."""
+        self.writer.finish()
+        code = self.stop.exit_code
+        if code:
+            message = f"stopped by {self.stop.reason}; run the same command again to continue"
+            self.write_status("preempted", code, message)
+        else:
+            self.write_status("done", 0)
+        reason = self.end_reason
+        cause = f", ended by {reason}" if reason not in (None, "training.steps") else ""
+        say(
+            f"{'stopped' if code else 'done'}: {self.state.step} updates in "
+            f"{format_duration(self.state.elapsed_s)}{cause}; checkpoints in {self.run.checkpoints}"
+        )
+
+    def confirm_end(self) -> None:
+        """Say that a run is over already, and how it can go on."""
+        how = f"raise {self.end_reason} to continue"
+        if self.end_reason == "training.steps" and self.config.optimizer.schedule == "cosine":
+            how = "begin another run with training.init_from to train further"
+        say(f"nothing to do: {self.state.step} updates are done; {how}")
+        # left if the run was killed at its very end
+        with self.setup.make_epoch_stores() as epoch_stores:
+            epoch_stores.remove()
+        self.write_status("done", 0)
+
+    def close(self) -> None:
+        """Let trackers, the writer and the mirror finish, whatever ended the training."""
+        if self.world.is_main:
+            self.log.trackers.finish()
+            self.writer.close()

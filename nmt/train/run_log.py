@@ -1,0 +1,142 @@
+"""What the main rank reports of a run: events to metrics.jsonl and to the trackers, and lines for a
+person on stderr.
+
+The loop decides what happens; nothing here changes it.
+"""
+
+import math
+
+from torch import Tensor
+
+from nmt.checkpoint import TrainState
+from nmt.system.device import read_peak_memory
+from nmt.system.progress import clock, say
+from nmt.train.events import Event, LayerEvent, TrainEvent, ValidEvent, WarningEvent
+from nmt.train.metrics_log import MetricsLog, read_events
+from nmt.train.on_track import LearningCheck
+from nmt.train.reference_curve import find_reference
+from nmt.train.samples import mean_entropies
+from nmt.train.setup import Setup
+from nmt.train.tracking import Trackers
+from nmt.train.validate import Validation
+
+
+class Throughput:
+    """Counts updates and tokens since the last log line, for rates per second."""
+
+    def __init__(self) -> None:
+        self.started_at = clock()
+        self.n_src = self.n_tgt = self.updates = 0
+        self.waited_s = 0.0  # for data
+
+    def add(self, n_src: int, n_tgt: int) -> None:
+        self.n_src += n_src
+        self.n_tgt += n_tgt
+        self.updates += 1
+
+    @property
+    def seconds(self) -> float:
+        return max(clock() - self.started_at, 1e-9)
+
+
+class RunLog:
+    """The log of a run. Only the main rank has one."""
+
+    def __init__(self, setup: Setup) -> None:
+        config, run = setup.config, setup.run
+        self.device = setup.world.device
+        self.metrics = MetricsLog(run.metrics, setup.state.metrics_bytes)
+        earlier, _ = read_events(run.metrics)
+        self.trackers = Trackers(run.path, config.training.track, earlier)
+        self.learning = LearningCheck(config.optimizer, config.model.norm, setup.store.tgt, earlier)
+        self.reference = find_reference(config, setup.store_folder) if setup.dev else None
+
+    def write(self, event: Event) -> None:
+        self.metrics.write(event)
+        self.trackers.send(event)
+
+    def write_window(
+        self, state: TrainState, throughput: Throughput, lr: float, grad_norm: float
+    ) -> str:
+        """Report the updates since the last log line, at least one of which was applied; return a
+        short form for the progress bar.
+        """
+        loss = state.window_loss / state.window_tokens
+        nll = state.window_nll / state.window_tokens
+        seconds = throughput.seconds
+        event = TrainEvent(
+            step=state.step,
+            epoch=state.cursor.epoch,
+            loss=round(loss, 5),
+            nll=round(nll, 5),
+            ppl=round(math.exp(min(nll, 50.0)), 3),
+            lr=lr,
+            grad_norm=round_digits(grad_norm),
+            src_tokens_per_s=round(throughput.n_src / seconds, 1),
+            tgt_tokens_per_s=round(throughput.n_tgt / seconds, 1),
+            updates_per_s=round(throughput.updates / seconds, 3),
+            waited_s=round(throughput.waited_s, 3),
+            memory_bytes=read_peak_memory(self.device),
+            elapsed_s=round(state.elapsed_s, 1),
+        )
+        self.write(event)
+        self._warn_if_not_learning(state.step, nll)
+        return (
+            f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, "
+            f"{event.tgt_tokens_per_s:,.0f} target tokens/s"
+        )
+
+    def _warn_if_not_learning(self, step: int, nll: float) -> None:
+        warning = self.learning.check(step, nll)
+        if warning is None:
+            return
+        say(f"warning: {warning.message}")
+        if self.learning.is_new(warning):
+            self.write(warning)
+
+    def write_layers(self, step: int, layers: list[str], norms: Tensor) -> None:
+        """Report the norms of each layer's gradient and step, (2, layers)."""
+        by_figure = []
+        for row in norms.tolist():
+            pairs = zip(layers, row, strict=True)
+            by_figure.append({layer: round_digits(norm) for layer, norm in pairs})
+        grad_norm, update_norm = by_figure
+        self.write(LayerEvent(step=step, grad_norm=grad_norm, update_norm=update_norm))
+
+    def write_validation(self, state: TrainState, result: Validation, is_best: bool) -> None:
+        score = result.bleu
+        for sample in result.samples:
+            self.write(sample.event)
+        entropies = mean_entropies(result.samples)
+        event = ValidEvent(
+            step=state.step,
+            nll=round(result.nll.value, 5),
+            ppl=round(result.perplexity, 3),
+            bleu=score.value if score else None,
+            signature=score.signature if score else None,
+            chrf=result.chrf,
+            nll_by_length={name: round(nll, 5) for name, nll in result.nll.by_length.items()},
+            entropy={layer: round_digits(value) for layer, value in entropies.items()},
+            elapsed_s=round(state.elapsed_s, 1),
+        )
+        beside = ""
+        if self.reference is not None:
+            judgement = self.reference.judge(state.step, result.nll.value, event.bleu)
+            if judgement is not None:
+                event = judgement.add_to(event)
+                beside = f"; {judgement.describe()}"
+        self.write(event)
+        bleu = f", BLEU {score.value:.2f}" if score else ""
+        mark = "  (best)" if is_best else ""
+        say(
+            f"update {state.step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
+            f"{bleu}{mark}{beside}"
+        )
+
+    def warn_of_mirror(self, step: int, message: str) -> None:
+        self.write(WarningEvent(step=step, problem="mirror", message=message))
+
+
+def round_digits(value: float) -> float:
+    """Keep the digits of a norm that mean something."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,181 @@
+"""Starts or continues a run: claims its folder, compares it with the config, announces it, trains.
+
+Everything that can stop a run before its first update is here or is called from here.
+"""
+
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from nmt import checkpoint
+from nmt.config import RunConfig, format_config, list_differences, load_recorded_config
+from nmt.corpus.ledger import describe_mixture
+from nmt.data.vocab import format_size, write_vocab
+from nmt.paper import find_dev_reference
+from nmt.system.device import name_machine
+from nmt.system.errors import UserError
+from nmt.system.files import (
+    check_own_folder,
+    has_plain_file,
+    lock,
+    make_folder,
+    remove_leftovers,
+    verify,
+    write_text,
+)
+from nmt.system.progress import say
+from nmt.system.ranks import World, is_rank_lost
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+from nmt.train.loop import Trainer
+from nmt.train.memory_probe import resolve_micro_tokens
+from nmt.train.mirror import claim_mirror
+from nmt.train.on_track import smoothed_loss_floor
+from nmt.train.precision import resolve_precision
+from nmt.train.setup import open_setup
+from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
+
+
+def train(config: RunConfig, world: World) -> int:
+    """Start or continue the run in `config.folder`; return its exit code."""
+    config = resolve_precision(config, world)
+    micro_tokens = resolve_micro_tokens(config, world)
+    config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
+    run, stop = RunFolder(config.folder), StopRequest()
+    machine = name_machine(world.device, world.size)
+    status = StatusFile(run, config.training.steps, machine)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop.listening())
+        world.on_main(lambda: _claim_folder(config, run, status, stack))
+        if not world.is_main:
+            stack.enter_context(status.recording_failures())
+        try:
+            trainer = Trainer(open_setup(config, micro_tokens, world, run), stop, status)
+            stack.callback(trainer.close)
+            world.on_main(lambda: _announce_run(trainer))
+            if not trainer.end_reason or trainer.is_validation_due:
+                trainer.train()
+            else:
+                world.on_main(trainer.confirm_end)
+        except RuntimeError as error:
+            if not is_rank_lost(error, world):
+                raise
+            _report_lost_rank(error, status, world)
+            # Returning would destroy the process group, which waits for the rank that was lost.
+            raise SystemExit(PREEMPTED) from error
+        return stop.exit_code
+
+
+def _claim_folder(
+    config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
+) -> None:
+    """Lock the run folder and record the config there; raise UserError with the differences if
+    another is recorded.
+    """
+    verify(Path(config.data.store))
+    make_folder(run.path)
+    stack.enter_context(lock(run.path, "nmt-train"))
+    stack.enter_context(status.recording_failures())
+    for folder in (run.checkpoints, *(run.path / name for name in config.training.track)):
+        check_own_folder(folder, inside=run.path)
+    make_folder(run.checkpoints)
+    remove_leftovers(run.checkpoints)
+    if check_same_run(config) != config:
+        write_text(run.config, format_config(config))
+    claim_mirror(config, run)
+
+
+def check_same_run(config: RunConfig) -> RunConfig | None:
+    """Return the config that is recorded in the run folder, if there is one; raise UserError if it
+    is that of another run.
+    """
+    run = RunFolder(config.folder)
+    _check_run_folder(run, Path(config.data.store))
+    if not has_plain_file(run.config):
+        _check_unused(run)
+        return None
+    recorded = load_recorded_config(run.config)
+    changes = list_differences(recorded, config)
+    if changes:
+        raise UserError(
+            f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "
+            "restore them, choose another out=DIR, or remove the folder to start over"
+        )
+    return recorded
+
+
+def _check_run_folder(run: RunFolder, store: Path) -> None:
+    """Refuse a folder that is not a run, or that has a config the user wrote."""
+    if run.path.resolve() == store.resolve():
+        raise UserError(f"{run.path}: is both out and data.store; choose another out=DIR")
+    if os.path.lexists(run.path / MANIFEST_FILE):
+        raise UserError(
+            f"{run.path}: is a checkpoint, a store or an export, not a run; choose another out=DIR"
+        )
+    was_begun = run.checkpoints.exists() or os.path.lexists(run.path / ".lock")
+    if os.path.lexists(run.config) and not was_begun:
+        raise UserError(
+            f"{run.config}: exists, but its folder is not that of a run; "
+            "choose another out=DIR, or move the file away"
+        )
+
+
+def _check_unused(run: RunFolder) -> None:
+    """Refuse a folder that is not a run but contains files that training would overwrite."""
+    if run.path.resolve() == Path("/"):
+        raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
+    if checkpoint.list_steps(run):
+        return
+    for path in (run.metrics, *run.vocabs, run.report, run.results, run.curve):
+        if os.path.lexists(path):
+            raise UserError(
+                f"{path}: exists, but its folder is not that of a run; "
+                "choose another out=DIR, or move the file away"
+            )
+
+
+def _announce_run(trainer: Trainer) -> None:
+    """On the main rank: print what is trained, and update the vocabulary, links and status in the
+    run folder.
+    """
+    setup = trainer.setup
+    config, store, model = setup.config, setup.store, setup.model
+    n_parameters = sum(p.numel() for p in model.parameters())
+    say(
+        f"model: {n_parameters / 1e6:.1f}M parameters, {format_size(setup.vocab)} pieces; data: "
+        f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
+        f"on {trainer.status.machine}; run folder {setup.run.path}"
+    )
+    if setup.mixture is not None:
+        say(describe_mixture(setup.mixture, config.data))
+    floor = smoothed_loss_floor(config.training.label_smoothing, model.n_vocab)
+    say(
+        "yardsticks: a model that knows only how often each piece occurs has an NLL of "
+        f"{trainer.log.learning.unigram_nll:.2f} nats per target token; no smoothed loss is below {floor:.2f}"
+    )
+    if config.training.ema is not None:
+        say(
+            f"training.ema: validation and checkpoints use the moving average of the weights, of "
+            f"decay {config.training.ema:g}"
+        )
+    for reference in (find_dev_reference(config), trainer.log.reference):
+        if reference is not None:
+            say(reference.describe())
+    if setup.state.step:
+        say(f"continuing after update {setup.state.step}")
+    write_vocab(setup.run.path, setup.vocab)
+    trainer.writer.link_and_prune(setup.state)
+    trainer.write_status("running")
+
+
+def _report_lost_rank(error: Exception, status: StatusFile, world: World) -> None:
+    """Report a broken connection to another rank. If that rank failed, it reports why itself."""
+    first_line = str(error).partition("\n")[0]
+    say(
+        f"stopped: lost the connection to another rank ({first_line}); "
+        "run the same command again to continue from the last checkpoint"
+    )
+    if world.is_main and not status.has_failed:
+        status.write(
+            "preempted", PREEMPTED, "lost another rank; run the same command again to continue"
+        )

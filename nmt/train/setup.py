@@ -1,0 +1,194 @@
+"""Opens everything that a training works on, and restores it from the newest checkpoint.
+
+Besides weights and Adam's moments, a run is resumed from `TrainState`, a handful of numbers.
+Everything else is derived from (seed, update): the plan gives the batch order, and each micro-batch
+has its own dropout seed. So ten updates, a stop and ten more give bit-identical weights to twenty
+in one go, and update k has the same pairs on any number of ranks.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from nmt import checkpoint
+from nmt.checkpoint import TrainState
+from nmt.config import RunConfig, list_differences
+from nmt.corpus.ledger import read_mixture
+from nmt.data.batch import BatchShape
+from nmt.data.epoch_stores import EpochStores
+from nmt.data.loader import Loader
+from nmt.data.mixture import Mixture
+from nmt.data.store import TokenStore, open_store
+from nmt.data.vocab import Vocabulary, format_size, is_extension, load_vocab
+from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
+from nmt.system.progress import say
+from nmt.system.ranks import World
+from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.train.loss import Objective
+from nmt.train.memory_probe import choose_batch_shape
+from nmt.train.optimizer import Adam, make_optimizer
+from nmt.train.parallel import Replica, make_replica
+from nmt.train.validate import DevSet, open_dev
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a training has opened: one value for the loop and for the lines that announce the run."""
+
+    config: RunConfig
+    micro_tokens: int
+    world: World
+    run: RunFolder
+
+    # data
+    vocab: Vocabulary
+    store: TokenStore
+    shape: BatchShape | None  # of every batch, if it is fixed
+    mixture: Mixture | None
+    dev: DevSet | None
+
+    # initialised from the seed, or restored from the newest checkpoint
+    model: Transformer
+    replica: Replica
+    optimizer: Adam
+    state: TrainState
+
+    @property
+    def store_folder(self) -> Path:
+        return Path(self.config.data.store)
+
+    def make_epoch_stores(self) -> EpochStores:
+        config = self.config
+        return EpochStores(
+            self.store_folder,
+            config.vocab.bpe_dropout,
+            config.seed,
+            config.data.clean.max_pieces,
+            config.data.workers,
+            self.vocab,
+        )
+
+    def make_loader(self, epoch_stores: EpochStores) -> Loader:
+        return Loader(
+            epoch_stores,
+            self.config.training,
+            self.micro_tokens,
+            self.config.seed,
+            self.state.cursor,
+            self.world,
+            self.shape,
+            self.mixture,
+        )
+
+
+def open_setup(config: RunConfig, micro_tokens: int, world: World, run: RunFolder) -> Setup:
+    store_folder = Path(config.data.store)
+    vocab = load_vocab(store_folder)
+    store = open_store(store_folder, "train", vocab)
+    shape = choose_batch_shape(config, micro_tokens, store, world)
+    mixture = read_mixture(store_folder, config.data, len(store))
+    dev = open_dev(store_folder, vocab) if config.data.valid else None
+
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model, *vocab.sizes).to(world.device)
+    objective = Objective(model, config.training.label_smoothing)
+    replica = make_replica(objective, world, config.training, shape)
+    optimizer = make_optimizer(model, config.optimizer, replica.frozen, config.training.ema)
+    state = _resume(config, run, world, vocab, model, optimizer)
+    return Setup(
+        config=config,
+        micro_tokens=micro_tokens,
+        world=world,
+        run=run,
+        vocab=vocab,
+        store=store,
+        shape=shape,
+        mixture=mixture,
+        dev=dev,
+        model=model,
+        replica=replica,
+        optimizer=optimizer,
+        state=state,
+    )
+
+
+def _resume(
+    config: RunConfig,
+    run: RunFolder,
+    world: World,
+    vocab: Vocabulary,
+    model: Transformer,
+    optimizer: Adam,
+) -> TrainState:
+    """Load the newest valid checkpoint, if there is one, into the model and the optimizer."""
+    # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times
+    # as long.
+    found = world.on_main(lambda: checkpoint.find_newest(run, config))
+    step = int(world.broadcast(found.step if found else 0))
+    average = optimizer.average
+    if not step:
+        if config.training.init_from is not None:
+            _load_initial_weights(Path(config.training.init_from), config, world, vocab, model)
+            if average is not None:
+                average.restart()
+        return TrainState()
+    found = found or checkpoint.open_verified_by_main(run, step)
+    if found.vocab.digest != vocab.digest:
+        raise UserError(
+            f"{config.data.store}: its BPE model differs from the one in {found.path}; "
+            "set data.store to the store this run was trained on, or choose another out=DIR"
+        )
+    checkpoint.load_weights(found, model)
+    if average is not None:
+        # With training.ema, model.safetensors has the averages, because they are what translates;
+        # the weights that training continues from are in the optimizer's file. So the averages are
+        # taken from the model here, before load_optimizer overwrites it with the weights.
+        average.restart()
+    return checkpoint.load_optimizer(found, model, optimizer)
+
+
+def _load_initial_weights(
+    path: Path, config: RunConfig, world: World, vocab: Vocabulary, model: Transformer
+) -> None:
+    """Load the weights that another run ended with; nothing else is taken from it."""
+    found = world.on_main(lambda: checkpoint.open_for_average(path))
+    step = int(world.broadcast(found.step if found else 0))
+    if found is None:
+        # The main rank has chosen one, of a run that may still be saving others.
+        is_run = (path / "checkpoints").is_dir()
+        found = checkpoint.open_for_average(RunFolder(path).checkpoint(step) if is_run else path)
+    is_grown = is_extension(vocab, found.vocab)
+    if found.vocab.digest != vocab.digest and not is_grown:
+        keys = zip(("vocab.model", "vocab.tgt_model"), found.vocab.files, strict=False)
+        models = " ".join(f"{key}={path / name}" for key, name in keys)
+        raise UserError(
+            f"training.init_from={path}: its BPE model differs from that of {config.data.store}; "
+            f"give another data.store=DIR, to be prepared with {models}"
+        )
+    # dropout has no weights
+    shape = replace(found.config.model, dropout=config.model.dropout)
+    changes = list_differences(replace(config, model=shape), config)
+    if changes:
+        raise UserError(
+            f"training.init_from={path}: is another model ({'; '.join(changes)}); "
+            "give these settings, or start from another"
+        )
+    if is_grown and "embeddings" in config.training.freeze:
+        raise UserError(
+            f"training.freeze names embeddings, but {config.data.store} has pieces that "
+            f"{path} has not, and they must be learned; leave embeddings out"
+        )
+    if is_grown:
+        if world.is_main:
+            say(
+                f"the vocabulary has grown from {format_size(found.vocab)} to "
+                f"{format_size(vocab)} pieces; new ones begin as the mean of the others"
+            )
+        checkpoint.load_grown_weights(found, model)
+    else:
+        checkpoint.load_weights(found, model)
+    if world.is_main:
+        digest = found.sha256[MODEL_FILE]
+        say(f"starting from the weights of {found.path}, update {step:,} (sha256 {digest[:16]})")
