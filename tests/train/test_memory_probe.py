@@ -229,9 +229,7 @@ def test_trying_the_worst_first_changes_nothing(
             setup = trainer.setup
             with monkeypatch.context() as context:
                 context.setattr(Replica, "run", note)
-                probe_peak_memory(
-                    setup.replica, setup.store, setup.micro_tokens, setup.world
-                )
+                probe_peak_memory(setup.replica, setup.store, setup.micro_tokens, setup.world)
             for name, p in trainer.model.named_parameters():
                 assert p.grad is None and torch.equal(p, before[name])
         validate(trainer)
