@@ -47,14 +47,8 @@ EngineName = Literal["nmt", "ctranslate2"]
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a config file with `section.key=value` settings. One that says `extends: suggested`, such
-    as own.yaml, is completed from its text and this machine.
-    """
-    if not nmt.config.is_suggested(name):
-        return nmt.config.load_config(name, overrides)
-    from nmt.corpus.suggestion import load_suggested_config
-
-    return load_suggested_config(name, overrides)
+    """Load a config file with `section.key=value` settings."""
+    return nmt.config.load_config(name, overrides)
 
 
 def load(

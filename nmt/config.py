@@ -31,7 +31,7 @@ Grouping = Literal["length", "random"]
 MAX_CONFIG_BYTES = (
     128 << 10
 )  # two seconds of parsing; a config of a hundred corpora has a tenth of it
-# `extends: suggested` stands for what nmt/corpus/suggestion.py chooses for the text.
+# What `extends` of older configs could say instead of a file.
 SUGGESTED = "suggested"
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
@@ -837,11 +837,9 @@ def list_setting_keys(kind: type = RunConfig, section: str = "") -> list[str]:
     return keys
 
 
-def _read_file(
-    path: Path, seen: tuple[Path, ...] = (), suggestion: YamlTree | None = None
-) -> YamlTree:
-    """Read a file and merge it over the file that it extends, or over the suggestion; `seen` holds
-    the files on the way here, to find cycles.
+def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
+    """Read a file and merge it over the file that it extends; `seen` holds the files on the way here,
+    to find cycles.
     """
     if path.resolve() in seen:
         cycle = " -> ".join(p.name for p in (*seen, path))
@@ -857,12 +855,10 @@ def _read_file(
             f"{source.places['extends']}: extends: {parent!r} is not a file name; give a path to a YAML file"
         )
     if parent == SUGGESTED:
-        if suggestion is None:
-            raise UserError(
-                f"{source.places['extends']}: extends: {SUGGESTED}: only nmt-train and nmt-prepare look at "
-                "the text to complete this config; use what nmt-train --suggest prints"
-            )
-        return YamlTree(_merge(suggestion.values, source.values), suggestion.places | source.places)
+        raise UserError(
+            f"{source.places['extends']}: extends: {SUGGESTED} is no longer supported; write a config "
+            "with nmt-init and extend that one, or the suggested.yaml beside data.store if there is one"
+        )
     if len(seen) == MAX_EXTENDED:
         raise UserError(
             f"{source.places['extends']}: extends: the chain of files that extend one another has "
@@ -872,7 +868,7 @@ def _read_file(
         found = find_config(parent, folder=path.parent)
     except UserError as error:
         raise UserError(f"{source.places['extends']}: extends: {error}") from None
-    base = _read_file(found, (*seen, path.resolve()), suggestion)
+    base = _read_file(found, (*seen, path.resolve()))
     return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
 
@@ -961,32 +957,16 @@ def load_config(
     overrides: Sequence[str] = (),
     settings: Sequence[PlacedSetting] = (),
     folder: Path | None = None,
-    suggestion: YamlTree | None = None,
 ) -> RunConfig:
     """Load the config file `name`, of `folder` if it is relative, apply `settings` and then
-    `section.key=value` overrides, and check the result. `suggestion` is what `extends: suggested`
-    stands for.
+    `section.key=value` overrides, and check the result.
     """
-    source = _read_file(find_config(name, folder), suggestion=suggestion)
+    source = _read_file(find_config(name, folder))
     for setting in settings:
         source = _put(source, setting)
     config = _build_config(source, overrides)
     check_sinks(config.training.track)
     return _take_over_vocab(config)
-
-
-def is_suggested(name: str) -> bool:
-    """Whether a config file, or one that it extends, says `extends: suggested`."""
-    path = find_config(name)
-    for _ in range(MAX_EXTENDED):
-        parent = parse_yaml(read_config_text(path), str(path)).values.get("extends")
-        if not isinstance(parent, str) or parent == SUGGESTED:
-            return parent == SUGGESTED
-        try:
-            path = find_config(parent, folder=path.parent)
-        except UserError:  # reported where the config is loaded
-            return False
-    return False
 
 
 def check_sinks(names: Sequence[str]) -> None:

@@ -378,8 +378,7 @@ def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> 
     assert load_config("base.yaml").name == "mine"
 
 
-# own.yaml follows a text: tests/corpus/test_suggestion.py
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "own.yaml"])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_load_and_dump(load: Loader, name: str) -> None:
     config = load_config(name)
     assert config.name == Path(name).stem

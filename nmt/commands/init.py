@@ -5,13 +5,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, start_command
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
-    from nmt.config import CorpusConfig
+    from nmt.config import DataConfig
 
 EXAMPLES = """\
   nmt-init --src train.en --tgt train.de -o my.yaml
@@ -62,80 +63,103 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_config(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from nmt.config import RANDOM_SEED, DataConfig
-    from nmt.corpus.first_config import guess_languages, write_first_config
+    from nmt.config import RANDOM_SEED
+    from nmt.corpus.suggest_config import suggest_config
     from nmt.system.files import check_not_ours, make_folder
     from nmt.system.progress import say
 
     if not RANDOM_SEED.holds(args.seed):
         raise UserError(f"--seed {args.seed}: must {RANDOM_SEED.words}")
-    names = [args.file] if args.file else [args.src, args.tgt]
-    if None in names:
+    if args.file is None and (args.src is None or args.tgt is None):
         raise UserError("give your text as --src FILE --tgt FILE, or as --file FILE")
     if args.file is None and args.src == args.tgt:
         raise UserError(f"--src and --tgt are both {args.src}; give two different files")
+    languages = choose_languages(args)
+    config = args.output or f"{'-'.join(languages)}.yaml"
+    out = Path(config).absolute()
+    check_not_ours(out)
+    make_folder(out.parent)
+    suggest_config(out, name_corpora(args, languages, out.parent), args.seed, args.force)
+    say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
+    return 0
+
+
+def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
+    from nmt.corpus.suggest_config import guess_languages
+
     if args.languages is None:
+        names = [args.file] if args.file else [args.src, args.tgt]
         languages = guess_languages(names)
         if languages is None:
             raise UserError(
                 f"{' and '.join(names)}: the names do not tell the languages; give --languages "
                 "SRC-TGT, such as --languages en-de"
             )
-    else:
-        found = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", args.languages)
-        if found is None or found[1] == found[2]:
-            raise UserError(
-                f"--languages {args.languages}: is not a pair of languages; write it as en-de"
-            )
-        languages = (found[1], found[2])
-
-    config = args.output or f"{'-'.join(languages)}.yaml"
-    out = Path(config).absolute()
-    check_not_ours(out)
-    make_folder(out.parent)
-    root = str(out.parent)
-    train = _name_corpus(root, "", args.src, args.tgt, args.file, args.archive)
-    assert train is not None
-    data = DataConfig(
-        *languages,
-        root=root,
-        train=(train,),
-        valid=_name_corpus(root, "valid-", args.valid_src, args.valid_tgt, args.valid_file),
-        test=_name_corpus(root, "test-", args.test_src, args.test_tgt, args.test_file),
-    )
-    write_first_config(out, data, args.seed, args.force)
-    say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
-    return 0
+        return languages
+    found = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", args.languages)
+    if found is None or found[1] == found[2]:
+        raise UserError(
+            f"--languages {args.languages}: is not a pair of languages; write it as en-de"
+        )
+    return found[1], found[2]
 
 
-def _name_corpus(
-    root: str,
-    prefix: str,
-    src: str | None,
-    tgt: str | None,
-    file: str | None,
-    archive: str | None = None,
-) -> "CorpusConfig | None":
-    """The corpus that the options with this prefix name, with paths that start from `root`."""
-    from nmt.config import CorpusConfig
-
-    if src is None and tgt is None and file is None and archive is None:
-        return None
-    corpus = CorpusConfig(src, tgt, archive, file)
-    if problem := corpus.check():
-        raise UserError(f"--{prefix}src, --{prefix}tgt, --{prefix}file: {problem}")
+def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Path) -> "DataConfig":
+    """The corpora that the options name, with paths that start from `root`."""
+    from nmt.config import CorpusConfig, DataConfig
 
     def locate(path: str | None) -> str | None:
         if path is None:
             return None
-        path = os.path.abspath(path)
-        return path.removeprefix(os.path.join(root, ""))
+        return os.path.abspath(path).removeprefix(os.path.join(root, ""))
 
-    if archive is not None:
-        return CorpusConfig(src, tgt, locate(archive), file)
-    return CorpusConfig(locate(src), locate(tgt), file=locate(file))
+    corpora: list[CorpusConfig | None] = []
+    for prefix, src, tgt, file, archive in (
+        ("", args.src, args.tgt, args.file, args.archive),
+        ("valid-", args.valid_src, args.valid_tgt, args.valid_file, None),
+        ("test-", args.test_src, args.test_tgt, args.test_file, None),
+    ):
+        if prefix and src is None and tgt is None and file is None:
+            corpora.append(None)
+            continue
+        if archive is None:  # else these are members of it
+            src, tgt, file = locate(src), locate(tgt), locate(file)
+        corpus = CorpusConfig(src, tgt, locate(archive), file)
+        if problem := corpus.check():
+            raise UserError(f"--{prefix}src, --{prefix}tgt, --{prefix}file: {problem}")
+        corpora.append(corpus)
+    train, valid, test = corpora
+    assert train is not None
+    return DataConfig(*languages, root=str(root), train=(train,), valid=valid, test=test)
+
+
+def find_config_for(src: str, tgt: str) -> str:
+    """Return the name of the config that nmt-init writes for two files. One that it wrote earlier is
+    kept, so that the same command continues the same run.
+    """
+    from nmt.config import load_config
+    from nmt.system.progress import say
+    from nmt.system.runtime import read_rank_variable
+
+    args = parse_arguments([f"--src={src}", f"--tgt={tgt}"])
+    languages = choose_languages(args)
+    config = f"{'-'.join(languages)}.yaml"
+    if os.path.exists(config):
+        data = name_corpora(args, languages, Path.cwd())
+        if load_config(config).data.train != data.train:
+            raise UserError(
+                f"{config}: is for other text than {src} and {tgt}; give --config FILE, or write a "
+                f"config with nmt-init and -o FILE"
+            )
+        say(f"using {config}, which was written earlier")
+    elif read_rank_variable("WORLD_SIZE", 1) > 1:
+        raise UserError(
+            f"{config}: does not exist yet; write it with nmt-init --src {src} --tgt {tgt} first, "
+            "so that all ranks read the same choices"
+        )
+    else:
+        write_config(args)
+    return config
 
 
 if __name__ == "__main__":

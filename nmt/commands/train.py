@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          train on the embedded corpus; takes minutes on two cores
-  nmt-train --src my.en --tgt my.de                     on your own text, with settings that fit it (own.yaml)
-  nmt-train --src my.en --tgt my.de --suggest           show those settings, with reasons
+  nmt-train --src my.en --tgt my.de                     on your own text, with the config that nmt-init writes for it
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
   nmt-train --config base.yaml --print-config           every setting, then exit
@@ -46,15 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--src",
         metavar="FILE",
-        help="text to train on, with --tgt: short for data.train; without --config, own.yaml is taken",
+        help="text to train on, with --tgt: short for data.train; without --config, nmt-init writes one",
     )
     parser.add_argument("--tgt", metavar="FILE", help="its translation, line by line")
-    parser.add_argument(
-        "--suggest",
-        action="store_true",
-        help="print a config that fits the text of the given one (default: own.yaml) and this machine, "
-        "with a reason for each choice, and exit; dev and test sets that it lacks are drawn",
-    )
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved config as YAML and exit"
     )
@@ -92,13 +85,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.src is not None:
         if any(override.startswith("data.train=") for override in args.overrides):
             parser.error("--src and --tgt are short for data.train: leave one of them out")
-        args.overrides.append(format_train_setting(args.src, args.tgt))
-    if args.config is None and (args.suggest or args.src is not None):
-        args.config = "own.yaml"
-    if args.config is None:
+    elif args.config is None:
         parser.error("give --config, or --src and --tgt")
-    if args.suggest and (args.print_config or args.explain or args.profile or args.plan):
-        parser.error("--suggest prints a config and exits; leave the other options out")
     if args.profile and args.plan:
         parser.error("--profile and --plan cannot be combined")
     if (args.trace and not args.profile) or (args.price is not None and not args.plan):
@@ -121,14 +109,14 @@ def train_model(args: argparse.Namespace) -> int:
     go_offline(args)
 
     from nmt import api
+    from nmt.commands.init import find_config_for
     from nmt.config import format_config
     from nmt.paper import explain
 
-    if args.suggest:
-        from nmt.corpus.suggestion import suggest_config
-
-        print(suggest_config(args.config, args.overrides), end="")
-        return 0
+    if args.config is None:
+        args.config = find_config_for(args.src, args.tgt)
+    elif args.src is not None:
+        args.overrides.append(format_train_setting(args.src, args.tgt))
     config = api.load_config(args.config, args.overrides)
     if args.print_config:
         print(format_config(config), end="")

@@ -1,9 +1,9 @@
-"""A first config for somebody's own text: sizes that fit its amount, each with its reason, and a
-dev and a test set.
+"""A first config for your own text: sizes that fit its amount and this machine, each with its reason,
+and a dev and a test set.
 
 Sets that are not given are drawn from pairs of which neither side occurs twice. They are written as
 files beside the config, and data.clean.held_out: drop-sides keeps them out of training, which costs
-no other pair. The corpus stays as it is. The same text and seed give the same files.
+no other pair. The corpus stays as it is. The same text and seed give the same sets.
 """
 
 import math
@@ -24,11 +24,12 @@ from nmt.corpus.survey import Survey, survey_corpus
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_bytes, write_text
-from nmt.system.memory import format_memory
+from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
+from nmt.system.runtime import count_cores, read_cpu_info, tune_process
 from nmt.system.strict_yaml import format_yaml
 
-MIN_PAIRS = 1_000  # to train on; fewer teach nothing from scratch
+MIN_PAIRS = 1_000  # fewer are too few to train from scratch
 MIN_HELD_OUT, MAX_HELD_OUT = 100, 2_000  # pairs of each set that is drawn
 HELD_OUT_SHARE = 0.05
 MAX_SHARED = 0.05  # of the training pairs, that drop-sides may cost
@@ -48,6 +49,7 @@ BYTES_A_WEIGHT = 16  # with its gradient and Adam's two moments, in fp32
 # fp32 operations a second of a core of 2.5 GHz with AVX-512, measured with multi30k.yaml
 CORE_SPEED = 35e9
 BF16_GAIN = 1.6  # how much faster a core is that has instructions for bf16
+BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 # A section of a config: values, or pairs of a value and the reason for it.
 Choices = dict[str, Any]
@@ -66,12 +68,13 @@ class Machine:
         return "this core" if self.n_cores == 1 else f"these {self.n_cores} cores"
 
 
-@dataclass(frozen=True)
-class ConfigRequest:
-    run_name: str
-    store: str
-    command: str  # which asks
-    machine: Machine | None = None  # None: a config for any machine
+def inspect_machine() -> Machine:
+    tune_process()  # before torch is imported
+
+    from nmt.system.device import has_nvidia
+
+    has_bf16 = not BF16_FLAGS.isdisjoint(read_cpu_info().split())
+    return Machine(count_cores(), find_memory_limit().n_bytes, has_bf16, has_nvidia())
 
 
 @dataclass(frozen=True)
@@ -118,15 +121,15 @@ class Size:
         n_bytes = BYTES_A_WEIGHT * self.n_weights
         if n_bytes > MAX_MEMORY_SHARE * machine.n_bytes:
             return (
-                f"needs {format_memory(n_bytes)} for weights, gradients and Adam's moments, more than "
+                f"needs {format_memory(n_bytes)} for weights, gradients and moments, more than "
                 f"half of this machine's {format_memory(machine.n_bytes)}"
             )
         return None
 
 
-MULTI30K = "multi30k.yaml, which reaches 40.7 BLEU from 345,000 words (docs/learning.md)"
-SMALLEST = MULTI30K + ", with fewer pieces"
-IWSLT = "the usual model for IWSLT's 160,000 pairs (fairseq's transformer_iwslt_de_en); not measured here"
+MULTI30K = "as multi30k.yaml, which reaches 40.7 BLEU from 345,000 words"
+SMALLEST = "as multi30k.yaml, with fewer pieces"
+IWSLT = "as fairseq's transformer_iwslt_de_en; not measured here"
 BASE_DROPOUT = "the paper's base, with more dropout; not measured"
 SIZES = (
     #    words     vocab   d_model d_ff  heads layers dropout rate  tokens  passes
@@ -149,64 +152,61 @@ class HeldOut:
     is_dropped: np.ndarray  # (pairs,): True for training pairs that the sets and the rule remove
 
 
-def write_first_config(path: Path, data: DataConfig, seed: int, is_forced: bool) -> None:
-    """Look at the text that `data` names, choose, and write `path` and the sets that were drawn
-    beside it. `UserError` if one of them exists and differs, unless `is_forced`.
+def suggest_config(path: Path, data: DataConfig, seed: int, is_forced: bool = False) -> None:
+    """Look at the text that `data` names, choose, and write the config `path` and the sets that were
+    drawn beside it. `UserError` if one of them exists and differs, unless `is_forced`.
     """
-    request = ConfigRequest(path.stem, f"stores/{path.stem}", "nmt-init")
-    written = make_first_config(path, data, seed, request)
-    write_choices(written, data, "give another -o FILE", "replace it with --force", is_forced)
-
-
-def write_choices(
-    written: dict[Path, str],
-    data: DataConfig,
-    remedy_elsewhere: str,
-    remedy_in_place: str,
-    is_forced: bool = False,
-) -> None:
-    """Write a config and its sets. Raise UserError if one of them exists with other content, unless
-    `is_forced`; its message offers the two remedies.
-    """
+    machine = inspect_machine()
     given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
     inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
-    for file, content in written.items():
-        if file.resolve() in inputs:
-            raise UserError(f"{file}: is your own text; {remedy_elsewhere}")
-        if file.exists() and not is_forced and read_bytes(file) != content.encode():
-            raise UserError(f"{file}: exists; {remedy_elsewhere}, or {remedy_in_place}")
-    for file, content in written.items():
-        write_text(file, content)
-        say(f"wrote {file}")
-
-
-def make_first_config(
-    path: Path, data: DataConfig, seed: int, request: ConfigRequest
-) -> dict[Path, str]:
-    """Look at the text that `data` names and choose: the files to write, `path` itself last."""
     data = replace(data, on_bad_line="skip")
-    corpus = data.train[0]
-    survey = survey_corpus(corpus, data)
+    survey = survey_corpus(data.train[0], data)
     _describe(survey, data)
-    _check_amount(survey, corpus)
+    _check_amount(survey, data.train[0])
     held_out = choose_held_out(survey, data, seed)
     is_kept = survey.is_usable & ~survey.is_repeated & ~held_out.is_dropped
     if has_spaces(survey):
         is_kept &= survey.words.max(1) <= MAX_RATIO * survey.words.min(1)
 
     written: dict[Path, str] = {}
-    drawn = {}
+    sets = {"valid": data.valid, "test": data.test}
     for split, places in held_out.drawn.items():
-        src_file = path.with_name(f"{path.stem}.{split}.{data.src}")
-        tgt_file = path.with_name(f"{path.stem}.{split}.{data.tgt}")
-        src_lines, tgt_lines = _read_pairs_at(places, corpus, data)
-        written[src_file] = "".join(f"{line}\n" for line in src_lines)
-        written[tgt_file] = "".join(f"{line}\n" for line in tgt_lines)
-        src, tgt = (os.path.relpath(file, data.root) for file in (src_file, tgt_file))
-        drawn[split] = CorpusConfig(src=src, tgt=tgt)
-    data = replace(data, valid=drawn.get("valid", data.valid), test=drawn.get("test", data.test))
-    written[path] = format_first_config(request, data, seed, survey, held_out, is_kept)
-    return written
+        names = []
+        lines_of_sides = _read_pairs_at(places, data)
+        for language, lines in zip((data.src, data.tgt), lines_of_sides, strict=True):
+            file = path.with_name(f"{path.stem}.{split}.{language}")
+            written[file] = "".join(f"{line}\n" for line in lines)
+            names.append(os.path.relpath(file, data.root))
+        sets[split] = CorpusConfig(src=names[0], tgt=names[1])
+    data = replace(data, valid=sets["valid"], test=sets["test"])
+
+    n_words = _count_words(survey, is_kept)
+    size, size_reason = choose_size(n_words, machine)
+    choices: Choices = {
+        "name": (
+            path.stem,
+            f"{data.src}-{data.tgt}, from {describe_corpus(data.train[0])}: {is_kept.sum():,} pairs, "
+            f"{n_words:,.0f} words. Written by nmt-init: first choices, to be changed.",
+        ),
+        "seed": seed,
+        "data": _choose_data(f"stores/{path.stem}", data, survey, held_out),
+        "vocab": _choose_vocab(size, size_reason, survey.alphabet),
+        "model": _choose_model(size),
+        **_choose_schedule(size, n_words, machine),
+    }
+    written[path] = "\n".join(_format_choices(choices)) + "\n"
+    _write_files(written, inputs, is_forced)
+
+
+def _write_files(written: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
+    for file, content in written.items():
+        if file.resolve() in inputs:
+            raise UserError(f"{file}: is your own text; give another -o FILE")
+        if file.exists() and not is_forced and read_bytes(file) != content.encode():
+            raise UserError(f"{file}: exists; give another -o FILE, or replace it with --force")
+    for file, content in written.items():
+        write_text(file, content)
+        say(f"wrote {file}")
 
 
 def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
@@ -253,7 +253,7 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
         raise UserError(
             f"{describe_corpus(data.train[0])}: only {len(candidates):,} pairs have no side in common "
             f"with another, too few to draw {n_lines:,} for each of {_name_sets(missing)} from; give more "
-            "text, or sets of your own (data.valid and data.test, or --valid-src and so on of nmt-init)"
+            "text, or sets of your own (--valid-src, --test-src and so on of nmt-init)"
         )
     order = np.random.Generator(np.random.Philox(seed)).permutation(candidates)
     drawn = {}
@@ -267,13 +267,11 @@ def _name_sets(splits: Iterable[str]) -> str:
     return " and ".join("dev" if split == "valid" else split for split in splits)
 
 
-def _read_pairs_at(
-    places: np.ndarray, corpus: CorpusConfig, data: DataConfig
-) -> tuple[list[str], list[str]]:
+def _read_pairs_at(places: np.ndarray, data: DataConfig) -> tuple[list[str], list[str]]:
     """The pairs at these places, without the spaces around them."""
     src, tgt = [], []
     first = 0
-    for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
+    for block in read_blocks(data.train[0], data, PAIRS_PER_SHARD):
         last = first + len(block.src)
         for place in places[(places >= first) & (places < last)] - first:
             src.append(block.src[place].strip())
@@ -286,7 +284,7 @@ def _read_pairs_at(
 
 
 def has_spaces(survey: Survey) -> bool:
-    """Whether words stand between spaces on both sides."""
+    """Whether spaces separate words on both sides."""
     return max(survey.characters_per_word) <= UNSPACED_LENGTH
 
 
@@ -319,59 +317,31 @@ def _check_amount(survey: Survey, corpus: CorpusConfig) -> None:
     n_usable = int((survey.is_usable & ~survey.is_repeated).sum())
     if n_usable < MIN_PAIRS:
         raise UserError(
-            f"{name}: has {n_usable:,} different usable pairs, but fewer than {MIN_PAIRS:,} teach "
-            "nothing from scratch; give more text, or continue another model with training.init_from"
+            f"{name}: has {n_usable:,} different usable pairs, but at least {MIN_PAIRS:,} are needed to "
+            "train from scratch; give more text, or continue another model with training.init_from"
         )
 
 
-# ---- the config -------------------------------------------------------------------------------------------------
+# ---- the choices ------------------------------------------------------------------------------------------------
 
 
-def choose_size(n_words: float, machine: Machine | None) -> tuple[Size, str]:
+def choose_size(n_words: float, machine: Machine) -> tuple[Size, str]:
     """Return the size for so much text, or a smaller one that this machine can train, and the reason."""
     place = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
     wanted = SIZES[place]
-    if machine is None:
-        return wanted, wanted.reason
     while place > 0 and SIZES[place].find_obstacle(n_words, machine):
         place -= 1
     size = SIZES[place]
     reason = size.reason
     if size is not wanted:
         reason += (
-            f"; the text is enough for a larger one ({wanted.vocab:,} pieces, d_model {wanted.d_model}, "
-            f"d_ff {wanted.d_ff}, updates of {wanted.tokens:,} tokens), which "
+            f"; the text is enough for {wanted.vocab:,} pieces, d_model {wanted.d_model}, d_ff "
+            f"{wanted.d_ff} and updates of {wanted.tokens:,} tokens, which "
             f"{wanted.find_obstacle(n_words, machine)}"
         )
     elif obstacle := size.find_obstacle(n_words, machine):
         reason += f"; it {obstacle}, and nothing smaller is worth training"
     return size, reason
-
-
-def format_first_config(
-    request: ConfigRequest,
-    data: DataConfig,
-    seed: int,
-    survey: Survey,
-    held_out: HeldOut,
-    is_kept: np.ndarray,
-) -> str:
-    """The config as YAML, with a reason above each choice. `is_kept` marks the training pairs."""
-    n_words = _count_words(survey, is_kept)
-    size, size_reason = choose_size(n_words, request.machine)
-    choices: Choices = {
-        "name": (
-            request.run_name,
-            f"{data.src}-{data.tgt}, from {describe_corpus(data.train[0])}: {is_kept.sum():,} pairs and "
-            f"{n_words:,.0f} words to train on. Written by {request.command}: first choices, to be changed.",
-        ),
-        "seed": seed,
-        "data": _choose_data(request.store, data, survey, held_out),
-        "vocab": _choose_vocab(size, size_reason, survey.alphabet),
-        "model": _choose_model(size),
-        **_choose_schedule(size, n_words, request.machine),
-    }
-    return "\n".join(_format_choices(choices)) + "\n"
 
 
 def _choose_model(size: Size) -> Choices:
@@ -383,10 +353,7 @@ def _choose_model(size: Size) -> Choices:
         "dropout": size.dropout,
     }
     if size.d_model < 512:
-        reason = (
-            "a small model learns faster with it than with the paper's post-norm (docs/learning.md)"
-        )
-        model["norm"] = "pre", reason
+        model["norm"] = "pre", "a small model learns faster with it (docs/learning.md)"
     return model
 
 
@@ -429,26 +396,22 @@ def _choose_vocab(size: Size, reason: str, alphabet: int) -> Choices:
     if alphabet > size.vocab // 4:
         choices["character_coverage"] = (
             0.9995,
-            f"the text has {alphabet:,} different characters; rare ones become bytes, so that pieces "
-            "are left for words",
+            f"of {alphabet:,} different characters the rare ones become bytes, to leave pieces for words",
         )
         choices["byte_fallback"] = True
     return choices
 
 
-def _choose_schedule(size: Size, n_words: float, machine: Machine | None) -> Choices:
+def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
     every = _round_up(size.count_updates(n_words) / N_CHECKPOINTS)
     steps = N_CHECKPOINTS * every
     warmup = min(4_000, steps // 4)
     scale = round(size.peak_rate * math.sqrt(size.d_model * warmup), 2)
     n_passes = steps * size.tokens / (n_words * PIECES_A_WORD)
     length = f"about {n_passes:.0f} passes over the text, at {PIECES_A_WORD} pieces a word"
-    if machine is not None and not machine.has_gpu:
+    if not machine.has_gpu:
         hours = _describe_hours(size.estimate_hours(n_words, machine))
-        length += (
-            f"; about {hours} on {machine.describe_cores()}, by a rough count; "
-            "nmt-train --plan measures it"
-        )
+        length += f"; very roughly {hours} on {machine.describe_cores()} (--plan measures it)"
     training: Choices = {
         "steps": (steps, length),
         "patience": (N_VALIDATIONS // 4, "a quarter of the run without a better dev BLEU ends it"),
@@ -457,19 +420,11 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine | None) -> Cho
         "validate_every": steps // N_VALIDATIONS,
         "checkpoint_every": (
             every,
-            f"{N_CHECKPOINTS} checkpoints: the 10 that nmt-average --last 10 averages span the last "
-            "quarter of the run",
+            "nmt-average --last 10 averages those of the last quarter of the run",
         ),
         "keep_checkpoints": 12,
-        "precision": (
-            "auto",
-            "bf16 where it is faster: on GPUs, and on CPUs with AVX512-BF16 or AMX",
-        ),
+        "precision": ("auto", "bf16 where it is faster"),
     }
-    if machine is not None:
-        memory = format_memory(machine.n_bytes)
-        reason = f"as many as are fastest within {memory}, found when training starts"
-        training["micro_tokens"] = "auto", reason
     peak = f"a peak rate of {size.peak_rate:g}, reached after the warm-up"
     return {
         "optimizer": {"warmup_steps": warmup, "scale": (scale, peak)},
@@ -504,8 +459,8 @@ def _describe_sets(held_out: HeldOut) -> str:
     if not held_out.drawn:
         return ""
     return (
-        f"{_name_sets(held_out.drawn)}: sets of {held_out.n_lines:,} pairs, drawn by the seed from those "
-        "that have no side in common with another"
+        f"{_name_sets(held_out.drawn)}: {held_out.n_lines:,} pairs each, drawn by the seed from those "
+        "without a side in common with another"
     )
 
 
@@ -513,8 +468,8 @@ def _describe_rule(held_out: HeldOut) -> str:
     if held_out.rule == "drop-sides":
         return f"no sentence of these sets is trained on; drops {held_out.is_dropped.sum():,} pairs here"
     return (
-        f"no pair of these sets is trained on; {held_out.n_shared:,} pairs have one side in common "
-        "with them, which drop-sides would drop too"
+        f"no pair of these sets is trained on; drop-sides would drop {held_out.n_shared:,} pairs with "
+        "one side in common too"
     )
 
 

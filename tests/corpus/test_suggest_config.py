@@ -1,20 +1,29 @@
-"""nmt-init: its config prepares and loads as it is, no sentence of a drawn or given set is trained on,
-and nothing is overwritten.
+"""nmt-init and nmt-train --src: the config prepares and loads as it is, no sentence of a drawn or given
+set is trained on, and nothing is overwritten.
 """
 
 import gzip
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nmt.commands.init import find_config_for
 from nmt.commands.init import main as nmt_init
+from nmt.commands.train import main as nmt_train
 from nmt.config import load_config
-from nmt.corpus.first_config import SIZES, guess_languages
 from nmt.corpus.prepare import prepare
+from nmt.corpus.suggest_config import SIZES, Machine, choose_size, guess_languages
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
+from nmt.system.errors import UserError
+
+LAPTOP = Machine(n_cores=2, n_bytes=8 << 30, has_bf16=False, has_gpu=False)
+SERVER = Machine(n_cores=64, n_bytes=256 << 30, has_bf16=True, has_gpu=False)
+GPU = replace(LAPTOP, has_gpu=True)
+TWO_FILES = ["--src", "train.en", "--tgt", "train.de"]
 
 
 def make_sentences(n: int, letters: str, seed: int) -> list[str]:
@@ -37,6 +46,7 @@ def write_lines(path: Path, lines: list[str]) -> str:
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with 1,300 pairs, a hundred of which come twice, and others with one side in common."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nmt.corpus.suggest_config.inspect_machine", lambda: LAPTOP)
     src = make_sentences(1_200, "abcdefghij", 1)
     tgt = make_sentences(1_200, "klmnopqrst", 2)
     src += src[:100]
@@ -82,7 +92,7 @@ def test_no_given_sentence_is_trained_on(pair: Path) -> None:
     write_lines(pair / "dev.en", [*read_lines_of(pair / "train.en")[:20], "new"])
     write_lines(pair / "dev.de", [*read_lines_of(pair / "train.de")[:20], "neu"])
     options = ["--valid-src", "dev.en", "--valid-tgt", "dev.de"]
-    assert nmt_init(["--src", "train.en", "--tgt", "train.de", *options, "-o", "my.yaml"]) == 0
+    assert nmt_init([*TWO_FILES, *options, "-o", "my.yaml"]) == 0
     assert not list(pair.glob("my.valid.*")) and len(read_lines_of(pair / "my.test.en")) == 100
     src, tgt = read_training_text(pair / "my.yaml")
     for name in ("dev", "my.test"):
@@ -95,14 +105,14 @@ def test_tables_and_packed_text_give_the_same_sets(pair: Path) -> None:
     write_lines(pair / "t.en-de.tsv", [f"{a}\t{b}" for a, b in zip(src, tgt, strict=True)])
     for name in ("train.en", "train.de"):
         (pair / f"{name}.gz").write_bytes(gzip.compress((pair / name).read_bytes()))
-    assert nmt_init(["--src", "train.en", "--tgt", "train.de", "-o", "a.yaml"]) == 0
+    assert nmt_init([*TWO_FILES, "-o", "a.yaml"]) == 0
     assert nmt_init(["--file", "t.en-de.tsv", "-o", "b.yaml"]) == 0
     assert nmt_init(["--src", "train.en.gz", "--tgt", "train.de.gz", "-o", "c/c.yaml"]) == 0
     with zipfile.ZipFile(pair / "t.zip", "w") as archive:
         archive.write(pair / "t.en-de.tsv", "inside/t.en-de.tsv")
     member = ["--archive", "t.zip", "--file", "inside/t.en-de.tsv"]
     assert nmt_init([*member, "-o", "z.yaml"]) == 0
-    assert nmt_init(["--src", "train.en", "--tgt", "train.de", "-o", "d.yaml", "--seed", "2"]) == 0
+    assert nmt_init([*TWO_FILES, "-o", "d.yaml", "--seed", "2"]) == 0
     drawn = read_lines_of(pair / "a.test.en")
     assert drawn == read_lines_of(pair / "b.test.en") == read_lines_of(pair / "c" / "c.test.en")
     assert drawn == read_lines_of(pair / "z.test.en")
@@ -113,7 +123,7 @@ def test_tables_and_packed_text_give_the_same_sets(pair: Path) -> None:
 def test_nothing_is_overwritten_unless_forced(
     pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["--src", "train.en", "--tgt", "train.de", "-o", "my.yaml"]
+    command = [*TWO_FILES, "-o", "my.yaml"]
     (pair / "my.yaml").write_text("name: mine\n")
     assert nmt_init(command) == 2
     remedy = "give another -o FILE, or replace it with --force"
@@ -135,7 +145,6 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
     (pair / "train.fr").write_bytes((pair / "train.en").read_bytes())
     write_lines(pair / "empty.en", [])
     write_lines(pair / "twice.en", 2 * read_lines_of(pair / "train.en")[:650])
-    texts = ["--src", "train.en", "--tgt", "train.de"]
     refusals = {
         "has 50 different usable pairs": ["--src", "few.en", "--tgt", "few.de"],
         "has 1,300 lines but": ["--src", "train.en", "--tgt", "short.de", "--languages", "en-de"],
@@ -144,11 +153,11 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
         "too few to draw 100 for each of dev and test": ["--src", "twice.en", "--tgt", "train.de"],
         "is empty": ["--src", "empty.en", "--tgt", "train.de"],
         "do not tell the languages": ["--src", "train.en", "--tgt", "x.txt"],
-        "not a pair of languages": [*texts, "--languages", "en"],
+        "not a pair of languages": [*TWO_FILES, "--languages", "en"],
         "as --src FILE --tgt FILE": ["--src", "train.en"],
-        "needs exactly one": [*texts, "--file", "pairs.en-de.tsv"],
-        "1,300 of 1,300 training pairs": [*texts, "--valid-src", "train.en", "--valid-tgt", "train.de"],
-        "--seed -1": [*texts, "--seed", "-1"],
+        "needs exactly one": [*TWO_FILES, "--file", "pairs.en-de.tsv"],
+        "1,300 of 1,300 training pairs": [*TWO_FILES, "--valid-src", "train.en", "--valid-tgt", "train.de"],
+        "--seed -1": [*TWO_FILES, "--seed", "-1"],
     }  # fmt: skip
     for message, options in refusals.items():
         assert nmt_init(options) == 2, message
@@ -157,15 +166,21 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
         assert not list(pair.glob("*.yaml"))
 
 
-def test_languages_are_in_the_names() -> None:
-    assert guess_languages(["train.en", "train.de"]) == ("en", "de")
-    assert guess_languages(["a/de-en.txt.zip/x.de-en.de.gz", "x.de-en.en.gz"]) == ("de", "en")
-    assert guess_languages(["en.txt", "sv.txt"]) == ("en", "sv")
-    assert guess_languages(["pairs.en-sv.tsv"]) == ("en", "sv")
-    assert guess_languages(["my.test.en", "train.de"]) == ("en", "de")
-    assert guess_languages(["pairs.tsv"]) is None
-    assert guess_languages(["train.src", "train.tgt"]) is None
-    assert guess_languages(["a.txt", "b.txt"]) is None
+@pytest.mark.parametrize(
+    "names, languages",
+    [
+        ("train.en train.de", ("en", "de")),
+        ("a/de-en.txt.zip/x.de-en.de.gz x.de-en.en.gz", ("de", "en")),
+        ("en.txt sv.txt", ("en", "sv")),
+        ("pairs.en-sv.tsv", ("en", "sv")),
+        ("my.test.en train.de", ("en", "de")),
+        ("pairs.tsv", None),
+        ("train.src train.tgt", None),
+        ("a.txt b.txt", None),
+    ],
+)
+def test_languages_are_in_the_names(names: str, languages: tuple[str, str] | None) -> None:
+    assert guess_languages(names.split()) == languages
 
 
 def test_more_text_never_gets_a_smaller_model() -> None:
@@ -173,3 +188,106 @@ def test_more_text_never_gets_a_smaller_model() -> None:
         assert small.max_words < large.max_words
         assert (small.vocab, small.d_model, small.d_ff) <= (large.vocab, large.d_model, large.d_ff)
         assert small.dropout >= large.dropout
+
+
+# ---- the machine ------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_gets_the_largest_size_that_it_can_train() -> None:
+    for n_words in (1e5, 5e5, 5e6, 3e7, 1e9):
+        by_text, _ = choose_size(n_words, GPU)
+        assert by_text == next(size for size in SIZES if n_words <= size.max_words)
+        small, reason = choose_size(n_words, LAPTOP)
+        large, _ = choose_size(n_words, SERVER)
+        assert small.d_model <= large.d_model <= by_text.d_model
+        if small is not by_text:
+            assert f"d_model {by_text.d_model}" in reason and "these 2 cores" in reason
+    assert choose_size(5e6, LAPTOP)[0].d_model == 128
+    assert choose_size(5e6, SERVER)[0].d_model == 512
+
+
+def test_the_reason_for_a_smaller_model_is_what_the_machine_lacks() -> None:
+    _, reason = choose_size(5e6, replace(SERVER, n_bytes=1 << 30))
+    assert "which needs 0.5 GiB for weights" in reason and "days" not in reason
+    _, reason = choose_size(5e6, replace(LAPTOP, n_cores=1))
+    assert reason.endswith("days on this core")
+
+
+def test_the_rough_count_is_the_measured_hour_of_multi30k() -> None:
+    size = SIZES[1]  # multi30k.yaml's, which takes about an hour for 4,000 updates on two cores
+    n_words = 345_000
+    per_update = size.estimate_hours(n_words, LAPTOP) / size.count_updates(n_words)
+    assert 0.75 < 4_000 * per_update < 1.5
+
+
+# ---- nmt-train --src --tgt --------------------------------------------------------------------------------------
+
+
+def test_two_files_are_enough_to_train_and_to_continue(
+    pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = ["model.d_model=16", "model.n_layers=1", "training.micro_tokens=600", "data.workers=1"]
+    quick += ["training.src_tokens=600", "training.tgt_tokens=600", "vocab.size=200"]
+    command = [*TWO_FILES, *quick, "evaluation.bleu=false"]
+    assert nmt_train([*command, "training.steps=2"]) == 0
+    assert f"wrote {pair}/en-de.yaml" in capsys.readouterr().err
+    written = (pair / "en-de.yaml").read_text()
+    assert nmt_init([*TWO_FILES, "-o", "init/en-de.yaml"]) == 0
+    for split in ("valid", "test"):
+        drawn = (pair / "init" / f"en-de.{split}.de").read_bytes()
+        assert (pair / f"en-de.{split}.de").read_bytes() == drawn
+    recorded = load_config(str(pair / "runs" / "en-de" / "config.yaml"))
+    assert (recorded.model.d_model, recorded.model.dropout) == (16, 0.3)
+    capsys.readouterr()
+
+    # the same command continues, with the choices that were made
+    monkeypatch.setattr("nmt.corpus.suggest_config.inspect_machine", None)
+    assert nmt_train([*command, "training.steps=3"]) == 0
+    shown = capsys.readouterr().err
+    assert "using en-de.yaml" in shown and "continuing after update 2" in shown
+    assert (pair / "en-de.yaml").read_text() == written
+    (pair / "train.de").rename(pair / "other.de")
+    assert nmt_train(["--src", "train.en", "--tgt", "other.de", "--explain"]) == 2
+    assert "en-de.yaml: is for other text than train.en and other.de" in capsys.readouterr().err
+
+
+def test_all_ranks_need_the_same_config(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="en-de.yaml: does not exist yet; write it with nmt-init"):
+        find_config_for("train.en", "train.de")
+
+
+@pytest.mark.parametrize(
+    "name", ["my.en", 'a "b", c: {d}.en', "~x #1, \u00e9.en", "back\\slash.en"]
+)
+def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (pair / "train.en").rename(pair / name)
+    for _ in range(2):
+        assert nmt_train(["--src", name, "--tgt", "train.de", "--print-config"]) == 0
+    assert f"{name} + train.de: en to de, 1,300 pairs" in capsys.readouterr().err
+    given = ["--config", "en-de.yaml", "--src", name, "--tgt", "train.de"]
+    assert nmt_train([*given, "--print-config"]) == 0
+
+
+def test_an_old_config_that_follows_its_text_is_refused_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\nextends: suggested\n")
+    assert nmt_train(["--config", str(tmp_path / "mine.yaml"), "--explain"]) == 2
+    message = "mine.yaml:2: extends: suggested is no longer supported; write a config with nmt-init"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("training.steps=3", "give --config, or --src and --tgt"),
+        ("--src my.en", "--src and --tgt go together"),
+        ("--tgt my.en --config demo.yaml", "--src and --tgt go together"),
+        ("--src a.en --tgt a.sv data.train=[]", "leave one of them out"),
+    ],
+)
+def test_misuse(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        nmt_train(words.split())
+    assert left.value.code == 2 and message in capsys.readouterr().err
