@@ -4,8 +4,8 @@ it.
 Averages and exports share one template. A card states only what the checkpoint and results.json
 know, and says so where they do not know: the licence, for example. The card of an average is
 written again whenever a score is added; one that differs from its digest in the manifest was edited,
-and is never overwritten. Names, signatures and the like may be a stranger's: they are shown as they are written, and become no link, no HTML and no
-other entry of the metadata.
+and is never overwritten. Names, signatures and the like may be a stranger's: they are shown as they
+are written, and become no link, no HTML and no other entry of the metadata.
 """
 
 import re

@@ -1,6 +1,5 @@
 """The report of an evaluation: of any system's translations, also where there is no run."""
 
-
 from nmt.evaluate.evaluation import Evaluation, collect_texts
 from nmt.evaluate.results import Result, ScoredTestSet
 from nmt.report.facts import RunFacts

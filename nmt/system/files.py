@@ -34,6 +34,7 @@ from nmt.system.strict_json import parse_json
 MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
+DIGEST_BLOCK = 1 << 18  # bytes
 NEW_FOLDER = ".new"  # in a sealed folder: where its new content is written
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
@@ -134,7 +135,10 @@ def digest_file(path: Path) -> str:
 
 def digest_content(file: BinaryIO) -> str:
     """Compute the sha256 of what is left to read of an open file, in hexadecimal."""
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    while block := file.read(DIGEST_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def sync_to_disk(path: Path) -> None:
@@ -512,25 +516,3 @@ def _take_lock(file: BinaryIO, folder: Path) -> None:
         raise FolderInUse(
             f"{folder}: is in use by {holder}; wait for it or choose another folder"
         ) from None
-
-
-# ---- for the preparation, until its work lies inside the store --------------------------------------------------
-
-
-def is_fixed(folder: Path) -> bool:
-    """Whether no other folder can be put in the place of this one: something is mounted there, such
-    as a Docker volume, or it is the current folder.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    folder = folder.resolve()
-    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
-        if Path.cwd().is_relative_to(folder):
-            return True
-    try:
-        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:  # not Linux
-        return os.path.ismount(folder)
-    # `ismount` does not notice a folder that is mounted from the same disk.
-    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(folder))
-    return any(mount.split()[4] == name for mount in mounts)
