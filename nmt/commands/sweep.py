@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   nmt-sweep grid.yaml --out sweeps/depth                trains, averages and scores each run, and prints a table
   nmt-sweep grid.yaml --out sweeps/depth --dry-run      lists the runs, then exits
-  nmt-sweep grid.yaml --out sweeps/depth --jobs auto    side by side, as cores and memory allow
+  nmt-sweep grid.yaml --out sweeps/depth --jobs 4       four side by side
   nmt-sweep grid.yaml --out sweeps/depth data.root=/corpora/multi30k
   nmt-sweep grid.yaml --out sweeps/depth --slurm        writes sweeps/depth/slurm.sh, a job array for sbatch
-  nmt-sweep grid.yaml --out sweeps/depth --publish docs/results/depth
 
 Run the same command again to continue where it stopped. Each run is a run folder as of nmt-train, FOLDER/NAME-seedN.
 FOLDER also gets table.md, table.csv and plot.svg. docs/sweeps.md says what a GRID.yaml is."""
@@ -36,45 +35,28 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the sweep")
     parser.add_argument(
         "--jobs",
-        type=parse_jobs,
+        type=parse_positive,
         default=1,
         metavar="N",
-        help="how many runs to train side by side, sharing the cores (default 1), or auto: as many as "
-        "cores and memory allow",
+        help="how many runs to train side by side, sharing the cores (default 1)",
     )
-    parser.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
         "--only", type=parse_positive, metavar="INDEX", help="do this run alone, without the table"
     )
-    parser.add_argument(
+    modes.add_argument(
         "--dry-run", action="store_true", help="list the runs with their sizes, and exit"
     )
-    parser.add_argument(
+    modes.add_argument(
         "--slurm",
         action="store_true",
         help="write a job array for the runs that are not finished, and exit",
     )
-    parser.add_argument(
-        "--publish",
-        metavar="DIR",
-        help="in the end, write there what a study keeps: grid, table, plot, and of each run config, "
-        "curves and scores, without paths of this machine",
-    )
     return parser
 
 
-def parse_jobs(text: str) -> int:
-    """The type of --jobs; 0 is auto."""
-    return 0 if text == "auto" else parse_positive(text)
-
-
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = build_parser()
-    args = parser.parse_intermixed_args(argv)
-    modes = {"--only": args.only, "--dry-run": args.dry_run, "--slurm": args.slurm}
-    given = {name: value for name, value in (modes | {"--publish": args.publish}).items() if value}
-    if len(given) > 1:
-        parser.error(f"{' and '.join(given)} cannot be combined; leave one of them out")
-    return args
+    return build_parser().parse_intermixed_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,16 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sweep_runs(args: argparse.Namespace) -> int:
     from nmt.sweep.grid import read_grid
-    from nmt.sweep.publish import check_publishable, publish_sweep
-    from nmt.sweep.single import run_process, write_run_config
+    from nmt.sweep.run_one import run_process, write_run_config
     from nmt.system.errors import UserError
     from nmt.system.files import lock, make_folder
 
     sweep = read_grid(args.grid, Path(args.out), args.overrides)
     if args.only is not None and args.only > len(sweep.runs):
         raise UserError(f"--only {args.only}: the grid has {len(sweep.runs)} runs")
-    if args.publish is not None:
-        check_publishable(Path(args.publish), args.grid)
     if args.dry_run:
         list_runs(sweep)
         return 0
@@ -104,10 +83,7 @@ def sweep_runs(args: argparse.Namespace) -> int:
     with lock(sweep.folder, "nmt-sweep"):
         if args.slurm:
             return write_job_array(sweep, args)
-        code = finish_sweep(sweep, args.jobs)
-        if args.publish is not None and code in (0, 1):  # failures are in the table
-            publish_sweep(sweep, args.grid, args.overrides, Path(args.publish))
-        return code
+        return finish_sweep(sweep, args.jobs)
 
 
 def write_job_array(sweep: "Sweep", args: argparse.Namespace) -> int:
@@ -143,7 +119,7 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     """Do all runs that are not finished, and print the table."""
     import signal
 
-    from nmt.sweep.jobs import RunQueue, choose_n_jobs
+    from nmt.sweep.jobs import RunQueue
     from nmt.sweep.plot import write_plot
     from nmt.sweep.result import list_unfinished
     from nmt.sweep.table import format_text, make_rows, write_tables
@@ -152,7 +128,7 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     todo = list_unfinished(sweep)
     n_done = len(sweep.runs) - len(todo)
     say(f"{sweep.folder}: {len(sweep.runs)} runs, of which {n_done} are finished")
-    queue = RunQueue(sweep, todo, n_jobs or choose_n_jobs(sweep.runs))
+    queue = RunQueue(sweep, todo, n_jobs)
 
     def report_end(run: "PlannedRun") -> None:
         nonlocal n_done

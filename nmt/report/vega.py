@@ -1,42 +1,36 @@
 """Draws charts with Vega-Lite, which vl-convert brings along: as specifications for the page, whose
 JavaScript it bundles, and as a PNG, without a browser.
 
-The specifications are plain dictionaries, so no other package is needed. The page compiles them with
-Vega's interpreter of expressions, not with `new Function`, so that it can forbid `eval`
-(docs/report.md). Without vl-convert everything else works: the page has tables instead.
+`charts.json` holds the looks of all charts as templates; here they are filled with data. Its colours
+are those of Okabe and Ito, which colour-blind readers can tell apart; page.css has them for the page,
+light and dark. The page compiles specifications with Vega's interpreter of expressions, not with
+`new Function`, so that it can forbid `eval` (docs/report.md). Without vl-convert everything else
+works: the page has tables instead.
 """
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from nmt.report.curves import Chart, ReferenceBand
+from nmt.report.curves import Chart
+from nmt.report.markup import read_page_file
 from nmt.system.caches import find_cache_folder
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import has_plain_file, read_bytes, write_bytes
 
 HOW_TO_INSTALL = "pip install 'nmt[report]'"
-# Colours of Okabe and Ito, which colour-blind readers can tell apart; report.css has those for dark.
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#7a5195",
-    "#6b6a66",
-)
-DASHES = ([1, 0], [5, 3], [1, 2], [8, 3, 2, 3])
 BUNDLE_S = 120  # it takes two seconds
 BUNDLE_PROGRAM = """
 import sys, vl_convert
 sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())
 """
 Spec = dict[str, Any]
+TEMPLATES: Spec = json.loads(read_page_file("charts.json"))
+COLOURS: list[str] = TEMPLATES["colours"]
 
 
 # ---- the JavaScript ------------------------------------------------------------------------------
@@ -73,11 +67,27 @@ def _bundle_script() -> str:
             f"vl-convert cannot bundle the JavaScript of charts (exit code {done.returncode}); "
             "reinstall vl-convert-python, or remove it for a report with tables"
         )
-    # What would end the element that holds it stands only in strings and patterns.
+    # What would end the element that holds it occurs only in strings and patterns.
     return done.stdout.decode().replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 # ---- specifications ------------------------------------------------------------------------------
+
+
+def fill_template(name: str, values: Spec) -> Spec:
+    """Return a template of charts.json with each "$key" in it replaced by values["key"]."""
+    filled: Spec = _fill(TEMPLATES[name], values)
+    return filled
+
+
+def _fill(template: Any, values: Spec) -> Any:
+    if isinstance(template, dict):
+        return {key: _fill(inner, values) for key, inner in template.items()}
+    if isinstance(template, list):
+        return [_fill(inner, values) for inner in template]
+    if isinstance(template, str) and template.startswith("$"):
+        return values[template[1:]]
+    return template
 
 
 def make_spec(chart: Chart, n_runs: int) -> Spec:
@@ -88,30 +98,7 @@ def make_spec(chart: Chart, n_runs: int) -> Spec:
     else:
         spec = _make_lines(chart, n_runs, colours)
         _add_zoom(spec)
-    style = {
-        "background": None,
-        "font": "system-ui, sans-serif",
-        "view": {"stroke": None},
-        "rule": {"color": "var(--soft)"},
-        "text": {"color": "var(--soft)", "fontSize": 12},
-        "axis": {
-            "labelColor": "var(--soft)",
-            "titleColor": "var(--soft)",
-            "gridColor": "var(--line)",
-            "domainColor": "var(--line)",
-            "tickColor": "var(--line)",
-            "labelFontSize": 12,
-            "titleFontSize": 12,
-            "titleFontWeight": "normal",
-        },
-        "legend": {"labelColor": "var(--ink)", "labelFontSize": 13, "titleColor": "var(--soft)"},
-    }
-    size = {
-        "width": "container",
-        "height": 240,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-    }
-    return {**size, **spec, "data": {"name": "points"}, "config": style}
+    return {**TEMPLATES["page"], **spec}
 
 
 def render_png(charts: Sequence[Chart], names: Sequence[str]) -> bytes:
@@ -123,22 +110,9 @@ def render_png(charts: Sequence[Chart], names: Sequence[str]) -> bytes:
 
     panels = []
     for chart in charts:
-        spec = _make_lines(chart, len(names), list(COLOURS), names)
-        spec |= {
-            "title": {"text": chart.title, "anchor": "start", "frame": "group"},
-            "width": 420,
-            "height": 240,
-        }
-        panels.append(spec | {"data": {"values": list_rows(chart)}})
-    spec = {
-        "concat": panels,
-        "columns": 2,
-        "spacing": 30,
-        "padding": 16,
-        "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
-        "config": {"background": "white", "view": {"stroke": None}, "font": "sans-serif"},
-    }
-    return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        panel = fill_template("image_panel", {"title": chart.title, "rows": list_rows(chart)})
+        panels.append(panel | _make_lines(chart, len(names), COLOURS, names))
+    return bytes(vl_convert.vegalite_to_png(fill_template("image", {"panels": panels}), scale=2))
 
 
 def list_rows(chart: Chart) -> list[dict[str, Any]]:
@@ -160,84 +134,36 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
 
     Names of runs make a legend in the image; the page has its own, because there may be 50.
     """
+    titles = {"x": chart.x, "y": chart.y}
     series = list(dict.fromkeys(one.name for one in chart.series))
-    encoding: Spec = {
-        "x": {
-            "field": "x",
-            "type": "quantitative",
-            "title": chart.x,
-            "axis": {"grid": False, "format": ",~r", "labelOverlap": True, "tickCount": 6},
-            "scale": {"nice": False},
-        },
-        "y": {
-            "field": "y",
-            "type": "quantitative",
-            "title": chart.y,
-            "axis": {"tickCount": 5},
-            "scale": {"zero": chart.from_zero},
-        },
-    }
-    colour_of_series = {
-        "field": "s",
-        "type": "nominal",
-        "scale": {"domain": series, "range": _repeat(colours, len(series))},
-        "legend": {"orient": "top", "title": None, "columns": 3} if len(series) > 1 else None,
-    }
-    if n_runs == 1:
-        encoding["color"] = colour_of_series
-    else:
-        encoding["color"] = {
-            "field": "r",
-            "type": "nominal",
-            "scale": {"domain": list(range(n_runs)), "range": _repeat(colours, n_runs)},
-            "legend": None,
-        }
-        encoding["strokeDash"] = colour_of_series | {
-            "scale": {"domain": series, "range": _repeat(list(DASHES), len(series))}
-        }
-        if names:
-            labels = " : ".join(
-                f"datum.value == {i} ? {_quote(name)}" for i, name in enumerate(names)
-            )
-            encoding["color"]["legend"] = {
-                "orient": "top",
-                "title": None,
-                "columns": 3,
-                "labelExpr": f"{labels} : ''",
-            }
-    mark = {"type": "line", "clip": True, "strokeWidth": 1.8, "strokeJoin": "round"}
-    encoding["detail"] = {"field": "r"}
-    layers: list[Spec] = [{"mark": mark, "encoding": encoding}]
+    legend = TEMPLATES["legend"] if len(series) > 1 else None
+    by_series = _scale("s", series, colours, legend)
+    by_run = _scale("r", list(range(n_runs)), colours, None)
+    if names:
+        by_run["legend"] = TEMPLATES["legend"] | {"labelExpr": f"{json.dumps(names)}[datum.value]"}
+    colour = by_series if n_runs == 1 else by_run
+    curves = fill_template("curves", titles | {"from_zero": chart.from_zero, "colour": colour})
+    if n_runs > 1:
+        curves["encoding"]["strokeDash"] = _scale("s", series, TEMPLATES["dashes"], legend)
+
+    layers = [curves]
     for i, reference in enumerate(chart.references):
-        data = {"values": [{"name": reference.name}]}
-        y = {"datum": round_figure(reference.value), "title": chart.y}
-        layers += [
-            {"data": data, "mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": {"y": y}},
-            {
-                "data": data,
-                "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -3 - 14 * i},
-                "encoding": {"x": {"value": "width"}, "y": y, "text": {"field": "name"}},
-            },
-        ]
-    layers += [_make_band(chart, band) for band in chart.bands]
+        value = round_figure(reference.value)
+        values = titles | {"name": reference.name, "value": value, "shift": -3 - 14 * i}
+        layers += [fill_template(name, values) for name in ("reference_rule", "reference_name")]
+    for band in chart.bands:
+        rows = []
+        for x, low, high in band.points:
+            rows.append({"x": x, "low": round_figure(low), "high": round_figure(high)})
+        layers.append(fill_template("band", titles | {"rows": rows}))
     return {"layer": layers}
 
 
-def _make_band(chart: Chart, band: ReferenceBand) -> Spec:
-    """An area so pale that curves are seen through it."""
-    rows = [
-        {"x": x, "low": round_figure(low), "high": round_figure(high)}
-        for x, low, high in band.points
-    ]
-    return {
-        "data": {"values": rows},
-        "mark": {"type": "area", "clip": True, "opacity": 0.18, "color": "gray"},
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": chart.x},
-            "y": {"field": "low", "type": "quantitative", "title": chart.y},
-            "y2": {"field": "high"},
-        },
-    }
+def _scale(field: str, domain: Sequence[Any], values: Sequence[Any], legend: Spec | None) -> Spec:
+    """Give each value of a field one of the colours or dashes, which repeat if they are too few."""
+    chosen = [values[i % len(values)] for i in range(len(domain))]
+    scale = {"domain": domain, "range": chosen}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
 def _add_zoom(spec: Spec) -> None:
@@ -245,51 +171,19 @@ def _add_zoom(spec: Spec) -> None:
 
     It sets `from` and `to` to what the mouse has marked, for all charts of the page alike.
     """
-    curves = spec["layer"][0]
-    spec["params"] = [{"name": name, "value": 0} for name in ("from", "to")]
-    spec["params"].append({"name": "hidden", "value": []})
-    shown = "datum.x >= from && datum.x <= to && indexof(hidden, datum.r) < 0"
-    curves["transform"] = [{"filter": shown}]
-    curves["encoding"]["x"]["scale"] |= {"domainMin": {"expr": "from"}, "domainMax": {"expr": "to"}}
-    marking = {"type": "interval", "encodings": ["x"], "clear": "pointerup"}
-    curves["params"] = [{"name": "marked", "select": marking}]
+    curves, zoom = spec["layer"][0], TEMPLATES["zoom"]
+    spec["params"] = zoom["params"]
+    curves["transform"] = zoom["transform"]
+    curves["encoding"]["x"]["scale"] = zoom["scale"]
+    curves["params"] = zoom["marking"]
 
 
 def _make_bars(chart: Chart, n_runs: int, colours: list[str]) -> Spec:
     field = "s" if n_runs == 1 else "r"
-    series = list(dict.fromkeys(one.name for one in chart.series))
-    domain: list[Any] = series if n_runs == 1 else list(range(n_runs))
-    colour = {
-        "field": field,
-        "type": "nominal",
-        "scale": {"domain": domain, "range": _repeat(colours, len(domain))},
-        "legend": {"orient": "top", "title": None} if n_runs == 1 and len(series) > 1 else None,
-    }
-    return {
-        "mark": {"type": "bar", "cornerRadiusEnd": 2},
-        "encoding": {
-            "x": {
-                "field": "b",
-                "type": "nominal",
-                "title": chart.x,
-                "sort": list(chart.buckets),
-                "axis": {"labelAngle": 0, "labelOverlap": True},
-            },
-            "xOffset": {"field": field, "type": "nominal", "sort": domain},
-            "y": {"field": "y", "type": "quantitative", "title": chart.y, "axis": {"tickCount": 5}},
-            "color": colour,
-        },
-    }
-
-
-def _repeat(values: Sequence[Any], n: int) -> list[Any]:
-    return [values[i % len(values)] for i in range(n)]
-
-
-def _quote(text: str) -> str:
-    """Write text as a string of a Vega expression."""
-    return (
-        "'"
-        + "".join(c if c.isalnum() or c in " -_.,+" else "\N{REPLACEMENT CHARACTER}" for c in text)
-        + "'"
-    )
+    domain: list[Any] = list(range(n_runs))
+    if n_runs == 1:
+        domain = list(dict.fromkeys(one.name for one in chart.series))
+    legend = TEMPLATES["legend"] if n_runs == 1 and len(domain) > 1 else None
+    colour = _scale(field, domain, colours, legend)
+    values = {"x": chart.x, "y": chart.y, "field": field, "domain": domain, "colour": colour}
+    return fill_template("bars", values | {"buckets": list(chart.buckets)})

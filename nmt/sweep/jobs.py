@@ -12,13 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from nmt.config import RunConfig
-from nmt.model.size import count_model_bytes
 from nmt.sweep.grid import PlannedRun, Sweep
 from nmt.sweep.processes import Children
-from nmt.sweep.single import make_command, write_run_config
+from nmt.sweep.run_one import make_command, write_run_config
 from nmt.system.files import make_folder
-from nmt.system.memory import find_free_memory, format_memory
 from nmt.system.progress import Progress, clock, say
 from nmt.system.runtime import count_cores
 from nmt.train.metrics_log import read_events
@@ -26,13 +23,6 @@ from nmt.train.metrics_log import read_events
 CHECK_S = 0.2
 LOOK_S = 60.0  # between two looks at how far all runs are
 LONGEST_REASON = 300  # characters
-# What training takes, measured on the demo corpus (docs/sweeps.md).
-PROCESS_BYTES = 600 << 20
-WEIGHT_TRAINING_BYTES, EMA_BYTES = 16, 4  # of a weight with its gradient and Adam's moments
-AUTO_MICRO_TOKENS = 4_096
-ENCODER_VALUES, DECODER_VALUES = 16, 26  # kept for each token, times d_model
-FFN_VALUES = 3  # times d_ff
-VALUE_BYTES = 4
 
 
 class RunQueue:
@@ -105,46 +95,6 @@ class RunQueue:
         for run, _ in self.running:
             self.steps[run.label] = read_step(run)
         self.progress.advance(sum(self.steps.values()) - self.progress.done)
-
-
-def choose_n_jobs(runs: Sequence[PlannedRun]) -> int:
-    """Choose how many runs to train at once: one per core, as far as the memory allows; on a GPU one,
-    which uses all of it. Finished runs count too, so that the others keep their threads.
-    """
-    devices = {run.config.device for run in runs}
-    if "auto" in devices and has_gpu():
-        say("--jobs auto: 1, which has the GPU to itself")
-        return 1
-    largest = max(estimate_memory(run.config) for run in runs)
-    free = find_free_memory()
-    n_jobs = max(1, min(len(runs), count_cores(), int(free // largest)))
-    say(
-        f"--jobs auto: {n_jobs}, for {count_cores()} cores, and {format_memory(free)} of free memory; "
-        f"the largest run needs about {format_memory(largest)}"
-    )
-    return n_jobs
-
-
-def has_gpu() -> bool:
-    from nmt.system.device import choose_device
-
-    return choose_device().type != "cpu"
-
-
-def estimate_memory(config: RunConfig) -> int:
-    """Estimate what training needs on a CPU: the process, weights with moments and gradients, and what
-    a micro-batch keeps for its backward pass.
-    """
-    model, training = config.model, config.training
-    weight_bytes = WEIGHT_TRAINING_BYTES + (EMA_BYTES if training.ema is not None else 0)
-    n_bytes = PROCESS_BYTES + count_model_bytes(model, config.vocab.sizes, weight_bytes)
-    if isinstance(training.micro_tokens, int):
-        micro_tokens = training.micro_tokens
-    else:
-        micro_tokens = min(AUTO_MICRO_TOKENS, max(training.src_tokens, training.tgt_tokens))
-    encoder = model.encoder_depth * (ENCODER_VALUES * model.d_model + FFN_VALUES * model.d_ff)
-    decoder = model.decoder_depth * (DECODER_VALUES * model.d_model + FFN_VALUES * model.d_ff)
-    return n_bytes + VALUE_BYTES * micro_tokens * (encoder + decoder)
 
 
 def read_step(run: PlannedRun) -> int:

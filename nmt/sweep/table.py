@@ -9,20 +9,21 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nmt.config import load_recorded_config, tabulate_differences
 from nmt.report.facts import read_machine
 from nmt.score.significance import student_t
-from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep, format_setting_value
+from nmt.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.sweep.result import RunResult, read_result
 from nmt.system.files import write_text
 
 TABLE_FILES = ("table.md", "table.csv")
+# The figures that every row has, whatever it was scored on.
+COMMON_FIGURES = ("parameters", "updates", "minutes", "dev_nll")
 NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 
@@ -33,12 +34,6 @@ class Mean:
     value: float
     plus_minus: float | None  # half-width of the 95 % confidence interval
     deviation: float | None  # sample standard deviation
-
-    def format(self, digits: int, sign: str = "") -> str:
-        text = f"{self.value:{sign}.{digits}f}"
-        if self.plus_minus is not None:
-            text += f" ± {self.plus_minus:.{digits}f}"
-        return text
 
 
 @dataclass(frozen=True)
@@ -51,59 +46,37 @@ class Row:
     machines: frozenset[str]  # on which finished runs trained
     precisions: frozenset[str]  # in which they trained
 
-    def average(self, read: Callable[[RunResult], float | None]) -> Mean | None:
-        return compute_mean([read(result) for result in self.results.values()])
+    def average(self, figure: str) -> Mean | None:
+        """Return the mean of a figure (`list_figures`) over the finished seeds."""
+        return compute_mean([list_figures(result).get(figure) for result in self.results.values()])
 
-    def score(self, name: ScoredSet) -> Mean | None:
-        return self.average(partial(get_bleu, name=name))
-
-    def calibration_error(self, name: ScoredSet) -> Mean | None:
-        return self.average(partial(get_calibration_error, name=name))
-
-    def difference(self, first: "Row", name: ScoredSet) -> Mean | None:
-        """The difference in BLEU from the first row, over the seeds that both have; None for the first
-        row itself.
+    def difference(self, first: "Row", figure: str) -> Mean | None:
+        """Return how much a figure differs from the first row's, over the seeds that both have; None
+        for the first row itself.
         """
         if self is first:
             return None
         differences = []
-        for seed, result in self.results.items():
-            if seed not in first.results:
-                continue
-            bleu, first_bleu = get_bleu(result, name), get_bleu(first.results[seed], name)
-            if bleu is not None and first_bleu is not None:
-                differences.append(bleu - first_bleu)
+        for seed in sorted(self.results.keys() & first.results.keys()):
+            value = list_figures(self.results[seed]).get(figure)
+            first_value = list_figures(first.results[seed]).get(figure)
+            if value is not None and first_value is not None:
+                differences.append(value - first_value)
         return compute_mean(differences)
 
 
-def get_parameters(result: RunResult) -> float:
-    return result.parameters
-
-
-def get_updates(result: RunResult) -> float:
-    return result.updates
-
-
-def get_minutes(result: RunResult) -> float:
-    return result.minutes
-
-
-def get_nll(result: RunResult) -> float | None:
-    return result.nll
-
-
-def get_bleu(result: RunResult, name: ScoredSet) -> float | None:
-    score = result.get_score(name)
-    if score is None:
-        return None
-    return score.bleu
-
-
-def get_calibration_error(result: RunResult, name: ScoredSet) -> float | None:
-    score = result.get_score(name)
-    if score is None:
-        return None
-    return score.calibration_error
+def list_figures(result: RunResult) -> dict[str, float | None]:
+    """Name the figures of a run as the columns of table.csv."""
+    figures: dict[str, float | None] = {
+        "parameters": result.parameters,
+        "updates": result.updates,
+        "minutes": result.minutes,
+        "dev_nll": result.nll,
+    }
+    for score in result.scores:
+        figures[f"{score.set}_bleu"] = score.bleu
+        figures[f"{score.set}_ece"] = score.calibration_error
+    return figures
 
 
 def compute_mean(values: Sequence[float | None]) -> Mean | None:
@@ -188,53 +161,33 @@ def list_cells(sweep: Sweep, rows: Sequence[Row]) -> list[list[str]]:
         head += [f"{name} BLEU", "difference", f"{name} ECE"]
     cells = [head]
     for row in rows:
-        nll = row.average(get_nll)
+        parameters, updates, minutes, nll = map(row.average, COMMON_FIGURES)
+        n_seeds = f"{len(row.results)}/{row.n_seeds}" if row.problems else f"{row.n_seeds}"
         line = [
             row.name,
             row.settings,
-            format_seeds(row),
-            format_parameters(row.average(get_parameters)),
-            format_mean(row.average(get_updates), 0),
-            format_mean(row.average(get_minutes), 1),
-            format_score(nll, 4),
-            format_perplexity(nll),
+            n_seeds,
+            "" if parameters is None else f"{parameters.value / 1e6:.2f}M",
+            "" if updates is None else f"{updates.value:,.0f}",
+            "" if minutes is None else f"{minutes.value:,.1f}",
+            format_mean(nll, 4),
+            "" if nll is None else f"{math.exp(min(nll.value, 50.0)):.3f}",
         ]
         for name in sweep.score:
-            line.append(format_score(row.score(name), 2))
-            line.append(format_score(row.difference(rows[0], name), 2, "+"))
-            line.append(format_score(row.calibration_error(name), 2, unit=" %"))
+            line.append(format_mean(row.average(f"{name}_bleu"), 2))
+            line.append(format_mean(row.difference(rows[0], f"{name}_bleu"), 2, "+"))
+            line.append(format_mean(row.average(f"{name}_ece"), 2, unit=" %"))
         cells.append(line)
     return cells
 
 
-def format_seeds(row: Row) -> str:
-    if row.problems:
-        return f"{len(row.results)}/{row.n_seeds}"
-    return str(row.n_seeds)
-
-
-def format_parameters(mean: Mean | None) -> str:
+def format_mean(mean: Mean | None, digits: int, sign: str = "", unit: str = "") -> str:
     if mean is None:
         return ""
-    return f"{mean.value / 1e6:.2f}M"
-
-
-def format_mean(mean: Mean | None, digits: int) -> str:
-    if mean is None:
-        return ""
-    return f"{mean.value:,.{digits}f}"
-
-
-def format_score(mean: Mean | None, digits: int, sign: str = "", unit: str = "") -> str:
-    if mean is None:
-        return ""
-    return mean.format(digits, sign) + unit
-
-
-def format_perplexity(nll: Mean | None) -> str:
-    if nll is None:
-        return ""
-    return f"{math.exp(min(nll.value, 50.0)):.3f}"
+    text = f"{mean.value:{sign}.{digits}f}"
+    if mean.plus_minus is not None:
+        text += f" ± {mean.plus_minus:.{digits}f}"
+    return text + unit
 
 
 def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
@@ -308,31 +261,31 @@ def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return the table for programs: all digits, and an empty cell for what is not known."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = ["run", "settings", "seeds", "finished", "parameters", "updates", "minutes"]
-    head += name_columns("dev_nll")
+    head = ["run", "settings", "seeds", "finished", *COMMON_FIGURES]
+    head += name_spread("dev_nll")
     for name in sweep.score:
-        for figure in ("bleu", "difference", "ece"):
-            head += name_columns(f"{name}_{figure}")
+        for figure in (f"{name}_bleu", f"{name}_difference", f"{name}_ece"):
+            head += [figure, *name_spread(figure)]
     writer.writerow(head)
     for row in rows:
         line: list[Any] = [row.name, row.settings, row.n_seeds, len(row.results)]
-        for read in (get_parameters, get_updates, get_minutes):
-            line.append(list_numbers(row.average(read))[0])
-        line += list_numbers(row.average(get_nll))
+        for figure in COMMON_FIGURES:
+            line.append(list_numbers(row.average(figure))[0])
+        line += list_numbers(row.average("dev_nll"))[1:]
         for name in sweep.score:
-            line += list_numbers(row.score(name))
-            line += list_numbers(row.difference(rows[0], name))
-            line += list_numbers(row.calibration_error(name))
+            line += list_numbers(row.average(f"{name}_bleu"))
+            line += list_numbers(row.difference(rows[0], f"{name}_bleu"))
+            line += list_numbers(row.average(f"{name}_ece"))
         writer.writerow(line)
     return text.getvalue()
 
 
-def name_columns(figure: str) -> list[str]:
-    return [figure, f"{figure}_plus_minus", f"{figure}_deviation"]
+def name_spread(figure: str) -> list[str]:
+    return [f"{figure}_plus_minus", f"{figure}_deviation"]
 
 
 def list_numbers(mean: Mean | None) -> list[float | None]:
-    """Return what `name_columns` names."""
+    """Return the value and its spread, as `name_spread` names it."""
     if mean is None:
         return [None, None, None]
     return [mean.value, mean.plus_minus, mean.deviation]

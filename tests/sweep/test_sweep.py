@@ -22,10 +22,9 @@ from nmt.commands.average import main as nmt_average
 from nmt.commands.sweep import main as nmt_sweep
 from nmt.commands.train import main as nmt_train
 from nmt.evaluate.results import read_results
-from nmt.sweep import jobs, single
+from nmt.sweep import jobs, run_one
 from nmt.sweep.grid import PlannedRun, Sweep, read_grid
-from nmt.sweep.jobs import RunQueue, estimate_memory
-from nmt.sweep.publish import publish_sweep, shorten_paths_in_text
+from nmt.sweep.jobs import RunQueue
 from nmt.sweep.slurm import format_indexes
 from nmt.system.files import lock
 
@@ -58,10 +57,10 @@ def finish_whole(place: Path) -> Iterator[Sweep]:
 
     sweep = read_grid(str(place / "grid.yaml"), place / "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(single, "train_run", train_here)
+        patch.setattr(run_one, "train_run", train_here)
         for run in sweep.runs:
-            single.write_run_config(sweep, run)
-            single.finish_run(sweep, run)
+            run_one.write_run_config(sweep, run)
+            run_one.finish_run(sweep, run)
         assert nmt_sweep(argv(place, "whole")) == 0
         yield sweep
 
@@ -113,68 +112,14 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
     run.folder.sweep.unlink()
     shutil.rmtree(run.folder.average)
     run.folder.results.unlink()
-    single.finish_run(whole, run)
-    assert read_table(whole.folder) == table
+    run_one.finish_run(whole, run)
     assert run.folder.average.is_dir() and len(read_results(run.folder.path)) == 2
 
-
-def test_an_average_with_weights_is_replaced(whole: Sweep) -> None:
-    table = read_table(whole.folder)
-    run = whole.runs[0]
+    # an average with weights is another one
     run.folder.sweep.unlink()
-    line = [str(run.folder.path), "--last", "2", "--ema", "0.5", "--force"]
-    assert nmt_average(line) == 0
-    single.finish_run(whole, run)
+    assert nmt_average([str(run.folder.path), "--last", "2", "--ema", "0.5", "--force"]) == 0
+    run_one.finish_run(whole, run)
     assert read_table(whole.folder) == table
-
-
-def test_a_study_never_replaces_its_own_grid(place: Path) -> None:
-    grid = (place / "grid.yaml").read_bytes()
-    assert nmt_sweep(argv(place, "whole", "--publish", str(place))) == 2
-    assert (place / "grid.yaml").read_bytes() == grid
-
-
-def test_a_study_is_published_without_paths(whole: Sweep, place: Path) -> None:
-    assert (
-        nmt_sweep(argv(place, "whole", f"data.root={place}/corpus", "--publish", f"{place}/p")) == 0
-    )
-    files = {str(path.relative_to(place / "p")) for path in (place / "p").rglob("*.*")}
-    own = {f"{run.label}/{name}" for run in whole.runs for name in ("config.yaml", "metrics.jsonl")}
-    own |= {f"{run.label}/results.json" for run in whole.runs}
-    assert files - {"plot.svg"} == {"grid.yaml", "table.md", "table.csv"} | own
-    text = "".join((place / "p" / name).read_text() for name in files)
-    assert str(place) not in text and "data.root=corpus" in text
-    assert '"kind": "valid"' in text and '"kind": "sample"' not in text
-    nmt.api.load_config(str(place / "p" / "base-seed3" / "config.yaml"))
-    (place / "other").mkdir()
-    (place / "other" / "mine").touch()
-    assert nmt_sweep(argv(place, "whole", "--publish", f"{place}/other")) == 2
-
-
-@pytest.mark.parametrize(
-    "text, published",
-    [
-        ("settings: {data.root: /home/ann/corpora}", "settings: {data.root: corpora}"),
-        ('data.root: "/home/ann/my corpora/x"  # a/b, 1 / 2', 'data.root: "x"  # a/b, 1 / 2'),
-        (
-            "data.train: [{src: '/a b/c.en', tgt: /a/c.de}]",
-            "data.train: [{src: 'c.en', tgt: c.de}]",
-        ),
-        ("/a/grid.yaml:5: bad (/a/b.log)", "grid.yaml:5: bad (b.log)"),
-        ("it's '/a/b, not c/d", "it's 'b, not c/d"),
-        ("src: https://example.org/a/b", "src: https://example.org/a/b"),
-    ],
-)
-def test_absolute_paths_become_their_last_names(text: str, published: str) -> None:
-    assert shorten_paths_in_text(text) == published
-
-
-def test_a_published_grid_has_no_paths(whole: Sweep, place: Path, tmp_path: Path) -> None:
-    grid = place / "elsewhere.yaml"
-    grid.write_text(f"# depth?\n{GRID.replace('toy.yaml', str(place / 'toy.yaml'))}")
-    publish_sweep(whole, str(grid), ["data.root=/my corpora/multi30k"], tmp_path / "p")
-    text = (tmp_path / "p" / "grid.yaml").read_text()
-    assert text == f"# nmt-sweep grid.yaml --out FOLDER data.root=multi30k\n# depth?\n{GRID}"
 
 
 def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,20 +146,6 @@ def test_a_job_array_names_each_run(place: Path) -> None:
     assert nmt_sweep(argv(place, "an array", "--slurm")) == 0
     output = shlex.quote(f"{place}/an array/logs/slurm-%A_%a.log")
     assert f"#SBATCH --output={output}\n" in (place / "an array" / "slurm.sh").read_text()
-
-
-@pytest.mark.parametrize(
-    "settings, n_bytes",
-    [
-        ("d_model=128 model.d_ff=512 model.n_layers=3 training.micro_tokens=4096", 0.934e9),
-        ("d_model=256 model.d_ff=1024 model.n_layers=4 training.micro_tokens=4096", 1.645e9),
-        ("d_model=256 model.d_ff=1024 model.n_layers=4 training.micro_tokens=1024", 0.886e9),
-    ],
-)
-def test_memory_is_about_what_was_measured(settings: str, n_bytes: float) -> None:
-    """The peak of three updates on the demo corpus."""
-    config = nmt.api.load_config("demo.yaml", ["vocab.size=3000", *f"model.{settings}".split()])
-    assert n_bytes < estimate_memory(config) < 1.25 * n_bytes
 
 
 # ---- processes that stand for runs --------------------------------------------------------------------

@@ -14,6 +14,7 @@ from nmt.sweep.table import (
     compute_mean,
     format_csv,
     format_markdown,
+    format_mean,
     format_text,
     make_rows,
 )
@@ -47,9 +48,8 @@ def test_an_interval_is_that_of_students_t() -> None:
     assert mean is not None and mean.plus_minus is not None
     assert (mean.value, mean.deviation) == (2.0, 1.0)
     assert mean.plus_minus == pytest.approx(4.302653 / 3**0.5)  # any table of t, 2 degrees
-    assert mean.format(2) == "2.00 ± 2.48"
-    one = compute_mean([5.0, None])
-    assert one is not None and one.format(1) == "5.0"
+    assert format_mean(mean, 2) == "2.00 ± 2.48"
+    assert format_mean(compute_mean([5.0, None]), 1) == "5.0"
     assert compute_mean([None]) is None
 
 
@@ -65,7 +65,7 @@ def test_rows_have_means_differences_and_what_is_missing(sweep: Sweep) -> None:
     rows = make_rows(sweep, {"deep-wide-seed3": "boom (exit code 1)"})
     assert rows[0].settings == ""
     assert rows[1].settings == "model.d_ff=900 model.n_layers=4"
-    score, difference = rows[1].score("dev"), rows[1].difference(rows[0], "dev")
+    score, difference = rows[1].average("dev_bleu"), rows[1].difference(rows[0], "dev_bleu")
     assert score is not None and score.value == 32.0
     assert difference is not None and difference.value == 1.5  # of seeds 1 and 2: 1 and 2
     text = format_text(sweep, rows)

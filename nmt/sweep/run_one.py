@@ -91,7 +91,7 @@ def prepare_data(run: PlannedRun) -> None:
 def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> None:
     """Do `work`; while another process holds what it needs, wait."""
     deadline = clock() + seconds
-    is_told = False
+    is_announced = False
     while True:
         try:
             work()
@@ -99,9 +99,9 @@ def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> Non
         except FolderInUse as error:
             if clock() > deadline:
                 raise
-            if not is_told:
+            if not is_announced:
                 say(f"waiting for {place}: {error}")
-            is_told = True
+            is_announced = True
             time.sleep(0.5)
 
 
@@ -125,7 +125,7 @@ def train_run(sweep: Sweep, run: PlannedRun) -> None:
 
 
 def check_unlocked(run: PlannedRun) -> None:
-    """Raise FolderInUse while a training that was told to end still saves."""
+    """Raise FolderInUse while a training that must stop is still saving."""
     if has_plain_file(run.folder.config):
         with lock(run.folder.path, "nmt-sweep"):
             pass
@@ -233,7 +233,7 @@ def measure_model(run: PlannedRun, scored: "Checkpoint") -> tuple[int, float | N
     dev = open_dev(Path(config.data.store), scored.vocab)
     micro_tokens = resolve_micro_tokens(config, world)
     nll = compute_dev_nll(translator, dev.store, micro_tokens, world, StopRequest())
-    assert nll is not None  # nobody asked it to stop
+    assert nll is not None  # only a stop request gives None
     return n_parameters, nll.value
 
 
@@ -250,7 +250,7 @@ def make_command(sweep: Sweep, run: PlannedRun) -> list[str]:
         "average": sweep.average,
         "score": sweep.score,
     }
-    return [sys.executable, "-m", "nmt.sweep.single", json.dumps(task)]
+    return [sys.executable, "-m", "nmt.sweep.run_one", json.dumps(task)]
 
 
 def main() -> int:
