@@ -2,10 +2,10 @@
 nmt-train compares a user's run (nmt/train/reference_curve.py).
 
     python scripts/make_reference_curve.py demo.yaml RUN RUN RUN
-    python scripts/make_reference_curve.py demo.yaml PUBLISHED PUBLISHED --store STORE
+    python scripts/make_reference_curve.py demo.yaml RUN RUN RUN --store STORE
 
-A RUN has config.yaml and metrics.jsonl: a run folder, or what is published of one. A published config
-does not say where its store is, hence --store.
+A RUN is a run folder, of which config.yaml and metrics.jsonl are enough. If its store has moved, --store
+says where it is.
 """
 
 import argparse

@@ -27,7 +27,7 @@ from nmt.checkpoint import Checkpoint
 from nmt.commands.cli import run_command
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.score.score import check_lengths, score_bleu
-from nmt.sweep.table import compute_mean
+from nmt.sweep.table import compute_mean, format_mean
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, write_bytes
@@ -133,10 +133,7 @@ def measure_run(path: Path, ends: Sequence[int], sources: list[str], references:
 
 def format_gain(values: Sequence[float]) -> str:
     """Return the mean, with its 95 % interval if there are several; nothing if there is none."""
-    mean = compute_mean(values)
-    if mean is None:
-        return ""
-    return mean.format(2, "+")
+    return format_mean(compute_mean(values), 2, "+")
 
 
 def format_report(lines: Sequence[Line]) -> str:
