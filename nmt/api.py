@@ -79,12 +79,15 @@ def open_model(
 
     tune_process()  # before torch is imported
 
-    from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.translate.phrases import PhraseRules
     from nmt.translate.translator import open_translator
 
-    open_engine = open_ctranslate2 if engine == "ctranslate2" else open_translator
-    model = open_engine(paths, settings)
+    if engine == "ctranslate2":
+        from nmt.export.ctranslate2 import open_ctranslate2
+
+        model = open_ctranslate2(paths, settings)
+    else:
+        model = open_translator(paths, settings)
     if forbid is not None or glossary is not None:
         rules = PhraseRules.from_files(model.translator.vocab.tgt, forbid, glossary)
         model.translator.use_phrases(rules)
@@ -138,13 +141,14 @@ def _write_page(folder: Path) -> None:
     """Write the run's HTML report, even if the run was stopped. A failure only causes a warning:
     training is unaffected.
     """
-    from nmt.report.page import write_report
     from nmt.system.errors import UserError
     from nmt.system.progress import say
 
     try:
+        from nmt.report.page import write_report
+
         write_report(folder)
-    except (OSError, UserError) as error:
+    except (ModuleNotFoundError, OSError, UserError) as error:
         say(f"warning: no report: {error}")
     except Exception as error:  # a bug, but the training is done and saved
         say(f"warning: no report, because of a bug; please report it: {error!r}")

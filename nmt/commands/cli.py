@@ -92,6 +92,8 @@ def report_error(error: BaseException, program: str) -> int | None:
         return _print_line(f"{program}: error: {error}", 2)
     if isinstance(error, Failure):
         return _print_line(f"{program}: failed: {error}", 1)
+    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("nmt."):
+        return _print_line(f"{program}: error: {error.name} is missing; install nmt again", 2)
     if isinstance(error, KeyboardInterrupt):
         return _print_line(f"{program}: interrupted", 130)
     if isinstance(error, ReaderLeft):  # it has what it wanted

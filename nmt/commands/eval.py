@@ -200,8 +200,6 @@ def evaluate(args: argparse.Namespace) -> int:
         record_scores,
     )
     from nmt.evaluate.systems import TestSetChoice
-    from nmt.report.evaluated import list_evaluated
-    from nmt.report.page import write_page
     from nmt.system.files import write_json, write_text
 
     check_files(args)
@@ -235,6 +233,9 @@ def evaluate(args: argparse.Namespace) -> int:
         if args.json:
             write_json(Path(args.json), evaluation.json_values)
         if args.report:
+            from nmt.report.evaluated import list_evaluated
+            from nmt.report.page import write_page
+
             write_page(list_evaluated(evaluation), Path(args.report))
         record_scores(evaluation)
     return 0

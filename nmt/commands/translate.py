@@ -349,7 +349,6 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
-    from nmt.report.attention_file import open_attention_file
     from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.lines import (
         LARGEST_CHUNK,
@@ -380,6 +379,8 @@ def translate_input(
 
         attention = None
         if args.attention:
+            from nmt.report.attention_file import open_attention_file
+
             handles.append(out.fileno() if args.output else STDOUT)
             check_not_among(args.attention, handles)
             title = f"Attention of {args.checkpoints[0]}"
