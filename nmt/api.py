@@ -188,7 +188,9 @@ def evaluate(
     if verdict and len(names) > 1:
         for name, is_given in {"all_metrics": all_metrics, "calibration": calibration}.items():
             if is_given:
-                raise UserError(f"{name} accepts only one run; leave out it or verdict")
+                raise UserError(
+                    f"{name} and verdict together accept only one run; leave one of them out"
+                )
         return evaluate_runs(request, names)
     if calibration and engine != "nmt":
         raise UserError(

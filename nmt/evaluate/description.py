@@ -49,11 +49,19 @@ def describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
         pieces += f", in matrices of {model.vocab_rows:,} rows"
 
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
-    search = (
-        f"beam {decoding.beam}, log-probability / {penalty}, at most "
-        f"{decoding.max_extra} pieces more than the source"
-    )
+    limit = describe_output_limit(decoding.max_ratio, decoding.max_extra)
+    search = f"beam {decoding.beam}, log-probability / {penalty}, {limit}"
     return {"model": ", ".join(parts), "pieces": pieces, "meant to decode with": search}
+
+
+def describe_output_limit(max_ratio: float, max_extra: int) -> str:
+    """Say in words how long an output may be: max_ratio * (source pieces) + max_extra pieces."""
+    if max_ratio == 0:
+        return f"at most {max_extra} pieces"
+    if max_ratio == 1:
+        return f"at most {max_extra} pieces more than the source"
+    limit = f"at most {max_ratio:g} times as many pieces as the source"
+    return f"{limit}, and {max_extra} more" if max_extra else limit
 
 
 def describe_training(config: RunConfig) -> dict[str, str]:
@@ -92,4 +100,6 @@ def _describe_rate(optimizer: OptimizerConfig) -> str:
         "cosine": f"then half a cosine down to {optimizer.final_lr:g}",
         "constant": "and no further",
     }
-    return f"linear over {warmup} updates up to {peak:g}, {after[optimizer.schedule]}"
+    # a schedule without a sentence of its own is named, so that a card can be written for it
+    rest = after.get(optimizer.schedule, f"then {optimizer.schedule}")
+    return f"linear over {warmup} updates up to {peak:g}, {rest}"

@@ -111,7 +111,7 @@ class TextToText(ABC):
         """Keep to forbidden phrases and a glossary from now on."""
         if self.engine != OUR_ENGINE:
             raise UserError(
-                f"{self.engine} does not support --forbid, --glossary or --must; leave out them or --engine"
+                f"{self.engine} does not support --forbid, --glossary or --must; leave them or --engine out"
             )
         if self.config.sample:
             raise UserError(
