@@ -32,12 +32,12 @@ from nmt.config import (
 )
 from nmt.data.plan import Cursor
 from nmt.data.vocab import MAX_MODEL_BYTES, Vocabulary, load_vocab, write_vocab
+from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
-    is_unfinished,
     open_plain_file,
     point_link,
     read_json,
@@ -48,11 +48,11 @@ from nmt.system.files import (
     write_json,
     write_text,
 )
+from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
 from nmt.system.ranks import copy_into_shards, gather_shards
 from nmt.system.records import COUNT, RecordReader, default
 from nmt.system.run_folder import (
-    CARD_FILE,
     CONFIG_FILE,
     EXPORT_FILE,
     MANIFEST_FILE,
@@ -279,7 +279,7 @@ def _open_unverified(path: Path) -> Checkpoint:
         )
     common_files = (*COMMON_FILES, *find_vocab_files(entries))
     for name, entry in entries.items():
-        if name not in (*common_files, OPTIMIZER_FILE, CARD_FILE):
+        if name not in (*common_files, OPTIMIZER_FILE):
             raise UserError(
                 f"{path / MANIFEST_FILE}: lists {name}, which does not belong to a checkpoint; "
                 "use another copy"
@@ -357,6 +357,13 @@ def _weight_shapes(
     A hostile config may ask for millions of layers, so only one layer is built and nothing is
     collected in a list.
     """
+    n_bytes = count_model_bytes(config, vocab_sizes, WEIGHT_BYTES)
+    limit = find_memory_limit()
+    if n_bytes > limit.n_bytes:  # sinusoids take memory, and no file has them
+        raise UserError(
+            f"{path}: model: it would take {format_memory(n_bytes)}, and there are at most "
+            f"{format_memory(limit.n_bytes)} ({limit.name}); use another copy"
+        )
     try:
         with without_weights():
             one_layer = replace(config, n_layers=1, encoder_layers=None, decoder_layers=None)
@@ -506,8 +513,7 @@ def list_steps(run: RunFolder) -> list[int]:
     check_own_folder(run.checkpoints, inside=run.path)  # training prunes what is in it
     if not run.checkpoints.is_dir():
         return []
-    finished = (path for path in run.checkpoints.iterdir() if not is_unfinished(path))
-    steps = [parse_step(path.name) for path in finished]
+    steps = [parse_step(path.name) for path in run.checkpoints.iterdir()]
     return sorted(step for step in steps if step is not None)
 
 

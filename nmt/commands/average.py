@@ -21,7 +21,7 @@ README.md is a model card, which is left alone once you have edited it."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-average", "Average the weights of checkpoints.", EXAMPLES)
+    parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
     parser.add_argument(
         "paths",
         nargs="+",

@@ -2,7 +2,7 @@
 
 An epoch's plan needs all of its lengths, so the whole epoch is drawn before it begins: by other
 processes, while the one before it trains, because at WMT's size training would otherwise wait. It
-appears beside the store, complete or not at all, once for all ranks and runs that share the store, and is
+appears beside the store by one rename, once for all ranks and runs that share the store, and is
 removed when it is left behind. It follows from (store, rate, seed, epoch) alone. A sentence that
 would have more than `max_pieces` pieces keeps its stored ones.
 """
@@ -29,7 +29,7 @@ from nmt.system.files import (
     check_own_folder,
     digest_file,
     make_folder,
-    open_plain_file,
+    open_lock_file,
     read_bytes,
     read_manifest,
     remove_folder,
@@ -118,10 +118,6 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
     return both
 
 
-def _is_drawn(epoch: Path) -> bool:
-    return os.path.lexists(epoch / MANIFEST_FILE)
-
-
 # ---- epochs on disk ----------------------------------------------------------------------------------------------
 
 
@@ -169,9 +165,9 @@ class EpochStores:
     def _find(self, epoch: int) -> TokenStore | None:
         path = self._path(epoch)
         try:
-            return open_store(path, "train", self.vocab) if _is_drawn(path) else None
+            return open_store(path, "train", self.vocab) if path.exists() else None
         except UserError:
-            if _is_drawn(path):
+            if path.exists():
                 raise
             return None  # a process that is further on has removed it meanwhile: it is made again
 
@@ -182,7 +178,7 @@ class EpochStores:
             for old in self.epochs.glob(f"epoch-{'[0-9]' * 6}"):
                 if int(old.name.removeprefix("epoch-")) < epoch - 1:
                     remove_folder(old)
-            if not _is_drawn(self._path(epoch)):
+            if not self._path(epoch).exists():
                 draw = Draw(merges, self.rate, self.seed, epoch, self.max_pieces)
                 write_folder(self._path(epoch), partial(self._fill, draw, is_awaited))
 
@@ -193,7 +189,7 @@ class EpochStores:
         """
         for folder in (self.epochs.parent, self.epochs):
             check_own_folder(folder, inside=folder.parent)
-        with open_plain_file(make_folder(self.epochs) / ".lock", "a+b") as file:
+        with open_lock_file(make_folder(self.epochs) / ".lock") as file:
             while True:
                 self._stop_if_closed()
                 try:

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nmt.data.bpe_dropout import gather_runs
 from nmt.data.vocab import MAX_PIECES, Vocabulary, combine_digests
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, has_plain_file, open_plain_file, read_manifest
+from nmt.system.mapped import MappedPageLost, copy_runs, copy_slice
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
@@ -84,7 +84,7 @@ class Side:
     def count_pieces(self, first: int, end: int) -> np.ndarray:
         """Return how many pieces each of some consecutive sentences has."""
         with self._explaining_damage():
-            counts = np.diff(_copy_slice(self.offsets, first, end + 1))
+            counts = np.diff(copy_slice(self.offsets, first, end + 1))
             if len(counts) and not 0 <= counts.min() <= counts.max() < 2**31 - 1:
                 raise IndexError("offsets that do not rise")
         return counts
@@ -97,27 +97,27 @@ class Side:
     def read_sentences(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of these sentences, end to end, and how many each has."""
         with self._explaining_damage():
-            bounds = _copy_runs(self.offsets, numbers.astype(np.int64), np.full(len(numbers), 2))
+            bounds = copy_runs(self.offsets, numbers.astype(np.int64), np.full(len(numbers), 2))
             starts, ends = bounds.reshape(-1, 2).T
-            ids = _copy_runs(self.ids, starts, ends - starts)
+            ids = copy_runs(self.ids, starts, ends - starts)
             self._check_ids(ids)
         return ids, ends - starts
 
     def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of consecutive sentences, and how many each has."""
         with self._explaining_damage():
-            offsets = _copy_slice(self.offsets, first, end + 1)
+            offsets = copy_slice(self.offsets, first, end + 1)
             counts = np.diff(offsets)
             if len(counts) and counts.min() < 0:
                 raise IndexError("offsets that do not rise")
-            ids = _copy_slice(self.ids, int(offsets[0]), int(offsets[-1]))
+            ids = copy_slice(self.ids, int(offsets[0]), int(offsets[-1]))
             self._check_ids(ids)
         return ids, counts
 
     def read_ids(self, first: int, end: int) -> np.ndarray:
         """Return ids, whatever sentences they belong to."""
         with self._explaining_damage():
-            ids = _copy_slice(self.ids, first, end)
+            ids = copy_slice(self.ids, first, end)
             self._check_ids(ids)
         return ids
 
@@ -137,7 +137,7 @@ class Side:
         fault = ""
         try:
             yield
-        except IndexError as error:
+        except (IndexError, MappedPageLost) as error:
             fault = str(error) or "it cannot be read to its end"
         for file in self.files:
             file.check()
@@ -200,32 +200,12 @@ def _open_side(folder: Path, split: str, side: str, manifest: Manifest, n_pieces
     ids, offsets = _map_array(paths[0], "uint16", manifest), _map_array(paths[1], "int64", manifest)
     try:
         files = tuple(WatchedFile(path, manifest[path.name]["sha256"]) for path in paths)
-        ends = [int(offsets[0]), int(offsets[-1])]
-    except (OSError, IndexError):
+        ends = copy_runs(offsets, np.array([0, len(offsets) - 1]), np.ones(2, np.int64)).tolist()
+    except (OSError, IndexError, MappedPageLost):
         ends = []
     if ends != [0, len(ids)]:
         raise UserError(f"{paths[1]}: is damaged (it does not match the file of ids); {REMEDY}")
     return Side(ids, offsets, n_pieces, files)
-
-
-def _copy_runs(array: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Copy the runs of an array that begin at `starts`, end to end; IndexError if it has no such
-    runs.
-    """
-    n = len(array)
-    for values in (starts, lengths):  # first each, because their sum may overflow
-        if len(values) and not 0 <= values.min() <= values.max() <= n:
-            raise IndexError("runs outside the array")
-    if len(starts) and (starts + lengths).max() > n:
-        raise IndexError("runs outside the array")
-    return gather_runs(np.asarray(array), starts, lengths)
-
-
-def _copy_slice(array: np.ndarray, first: int, end: int) -> np.ndarray:
-    """Copy array[first:end]; IndexError if it does not have all of it."""
-    if not 0 <= first <= end <= len(array):
-        raise IndexError("a slice outside the array")
-    return np.array(array[first:end])
 
 
 def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:

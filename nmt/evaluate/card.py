@@ -3,11 +3,13 @@ it.
 
 Averages and exports share one template. A card states only what the checkpoint and results.json
 know, and says so where they do not know: the licence, for example. The card of an average is
-written again whenever a score is added; one that differs from its digest in the manifest was edited,
-and is never overwritten. Names, signatures and the like may be a stranger's: they are shown as they
-are written, and become no link, no HTML and no other entry of the metadata.
+written again whenever a score is added, so it is not in the manifest; its last line holds a digest
+of the rest, and a card that somebody has edited is never overwritten. Names, signatures and the
+like may be a stranger's: they are shown as they are written, and become no link, no HTML and no
+other entry of the metadata.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,8 +25,8 @@ from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line, escape_markdown
-from nmt.system.files import has_plain_file, read_manifest
-from nmt.system.output_folder import is_edited_card, write_card
+from nmt.system.files import has_plain_file, read_manifest, write_text
+from nmt.system.output_folder import is_unedited_card, sign_card
 from nmt.system.run_folder import (
     CARD_FILE,
     CONFIG_FILE,
@@ -75,9 +77,10 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     average = read_origin(folder)
     if not isinstance(average, Average):
         return
-    if is_edited_card(folder):
+    path = folder / CARD_FILE
+    if os.path.lexists(path) and not is_unedited_card(path):
         raise UserError(
-            f"{folder / CARD_FILE}: was edited, or was not written by nmt, so it is left unchanged; "
+            f"{path}: was edited, or was not written by nmt, so it is left unchanged; "
             "move it away to get a new one"
         )
     manifest = read_manifest(folder)
@@ -107,7 +110,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         usage=_explain_average(config),
         results=own_results,
     )
-    write_card(folder, card + "\n")
+    write_text(path, sign_card(card + "\n"))
 
 
 def _explain_average(config: RunConfig) -> str:

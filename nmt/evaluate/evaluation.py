@@ -9,6 +9,7 @@ results.json and its average's model card.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -40,7 +41,7 @@ from nmt.score.significance import Comparison, compare_systems, estimate_spread,
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
-from nmt.system.progress import format_now, say, track
+from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, RunFolder
 from nmt.system.tables import Table, format_interval
 from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
@@ -540,7 +541,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
     texts = collect_texts(system)
     versions = {name: version(name) for name in ("nmt", "torch", "sacrebleu")}
     result = Result(
-        when=format_now(),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
         checkpoint=checkpoint.path.resolve().name,
         step=checkpoint.step,
         averaged=checkpoint.averaged,

@@ -1,10 +1,11 @@
 """The report of an evaluation: of any system's translations, also where there is no run."""
 
+from datetime import UTC, datetime
+
 from nmt.evaluate.evaluation import Evaluation, collect_texts
 from nmt.evaluate.results import Result, ScoredTestSet
 from nmt.report.facts import RunFacts
 from nmt.system.escapes import escape_line
-from nmt.system.progress import format_now
 
 
 def list_evaluated(evaluation: Evaluation) -> list[RunFacts]:
@@ -13,7 +14,7 @@ def list_evaluated(evaluation: Evaluation) -> list[RunFacts]:
     for system, scores in zip(evaluation.systems, evaluation.scores, strict=True):
         texts, test = collect_texts(system), system.test
         result = Result(
-            when=format_now(),
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
             checkpoint=system.name,
             step=0,
             averaged=[],

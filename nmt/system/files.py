@@ -1,13 +1,13 @@
 """Files that are complete or absent: atomic writes, digests, sealed folders, and locks.
 
-A file goes to a temporary name first, is fsynced, renamed, and its folder fsynced: after a power cut
-a reader finds the old content or the new, never a mixture. A sealed folder has a `manifest.json`
-with the sha256 and size of each of its files. It is written last, so a folder without one counts as
-absent, and `verify` compares the files with it before anything is read.
+Everything goes to a temporary name first, is fsynced, renamed, and its folder fsynced: after a
+power cut a reader finds the old content or the new, never a mixture. A sealed folder has a
+`manifest.json` with the sha256 and size of each of its files, and `verify` compares them before
+anything is read.
 
 A run, a store or a checkpoint may come from a stranger. So every file that nmt itself names is
-opened by `open_plain_file`, which follows no link. Paths that the user names may be links, pipes and
-devices; they are opened elsewhere.
+opened by `open_plain_file`, which follows no link and opens nothing but plain files. Paths that the
+user names may be links, pipes and devices; they are opened elsewhere.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.progress import format_now
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
 
@@ -35,9 +35,16 @@ MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
-NEW_FOLDER = ".new"  # in a sealed folder: where its new content is written
+FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
+IRREGULAR_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
 
 
 class FolderInUse(UserError):
@@ -49,16 +56,24 @@ class FolderInUse(UserError):
 
 def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
     """Open a file whose name nmt chose; raise UserError if something other than a plain file has
-    that name. Nothing is opened through a link: what the user keeps elsewhere would be read or
-    overwritten.
+    that name.
+
+    Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten. A
+    FIFO would be waited for without end, and some devices act when they are opened. A file that has
+    a second name is replaced by a copy before it is written: an archive that is unpacked beside
+    files of the user's can make hard links to them, and so does `cp -al` when it backs up a run.
     """
     return open(path, mode, opener=_open_without_following)
 
 
 def _open_without_following(path: str, flags: int) -> int:
+    check_plain_file(Path(path))
+    is_written = flags & os.O_ACCMODE != os.O_RDONLY
+    if is_written and _has_second_name(Path(path)):
+        write_bytes(Path(path), read_bytes(Path(path)))
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait forever.
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        # The file may have been replaced since it was checked.
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     except OSError as error:
         # not a UserError, which would count as damage of this file
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -66,31 +81,60 @@ def _open_without_following(path: str, flags: int) -> int:
                 f"{path}: cannot be opened, because too many files are open; raise the limit, "
                 "for example with ulimit -n 1024"
             ) from None
-        has_plain_file(Path(path))
+        check_plain_file(Path(path))
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise UserError(f"{path}: is not a plain file; remove it, or put a plain file there")
+        raise UserError(f"{path}: was replaced by something other than a plain file; remove it")
     return handle
 
 
-def has_plain_file(path: Path) -> bool:
-    """Whether the file exists; raise UserError if something other than a plain file has its name.
-    A library that opens files by their path gets it only after this.
+def _has_second_name(path: Path) -> bool:
+    return os.path.exists(path) and os.stat(path).st_nlink > 1
+
+
+def open_lock_file(path: Path) -> BinaryIO:
+    """Open a file to lock it; it is made if it is not there, and never replaced, because a lock
+    belongs to the file and not to its name. It is writable unless it has a second name.
     """
-    if path.is_symlink():
-        raise UserError(
-            f"{path}: is a link to {_read_link(path)}; remove it, or put a plain file there"
-        )
-    is_there = os.path.exists(path)
-    if is_there and not os.path.isfile(path):
-        raise UserError(f"{path}: is not a plain file; remove it, or put a plain file there")
-    return is_there
+    return open_plain_file(path, "rb" if _has_second_name(path) else "a+b")
+
+
+def check_plain_file(path: Path) -> None:
+    """Raise UserError if something other than a plain file has a name that nmt chose. A library that
+    opens files by their path gets it only after this.
+    """
+    what = describe_irregular(path)
+    if what:
+        raise UserError(f"{path}: is {what}; remove it, or put a plain file there")
+
+
+def describe_irregular(path: Path) -> str | None:
+    """Say what has the name `path` if it is no plain file; None if it is one, or nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            return None
+        if stat.S_ISLNK(mode):
+            return f"a link to {_read_link(path)}"
+    except OSError:
+        return None
+    for is_kind, name in IRREGULAR_KINDS:
+        if is_kind(mode):
+            return f"a {name}, not a file"
+    return "not a file"
 
 
 def _read_link(path: Path) -> str:
     """Return where a link leads, in a form that is fit for a message: a stranger may have made it."""
-    return ascii(os.readlink(path)[:200])[1:-1]
+    target = os.readlink(path)[:200]
+    return target if target.isprintable() else ascii(target)
+
+
+def has_plain_file(path: Path) -> bool:
+    """Whether the file exists; raise UserError if something other than a plain file has its name."""
+    check_plain_file(path)
+    return os.path.lexists(path)
 
 
 def check_own_folder(path: Path, inside: Path) -> None:
@@ -102,7 +146,7 @@ def check_own_folder(path: Path, inside: Path) -> None:
     if path.is_symlink() and not path.resolve().is_relative_to(inside.resolve()):
         raise UserError(
             f"{path}: is a link to {_read_link(path)}, outside {inside}; put the "
-            f"folder itself there; to keep it elsewhere, make {inside} itself the link"
+            f"folder itself there; what is to lie elsewhere is all of {inside}, which may be a link"
         )
 
 
@@ -111,7 +155,7 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     with open_plain_file(path) as file:
         if max_bytes is not None:
             check_size(file, path, max_bytes)
-        return file.read()
+        return file.read(-1 if max_bytes is None else max_bytes)
 
 
 def check_size(file: BinaryIO, path: Path, max_bytes: int) -> None:
@@ -209,8 +253,10 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     """
     if path.is_dir() and not path.is_symlink():
         raise UserError(f"{path}: is a folder, not a file; remove it or choose another path")
-    temporary = name_temporary(path)
-    _remove_abandoned(temporary)
+    # The file's own name may be as long as names can be, so the temporary one is a digest of it.
+    name = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:16]
+    _remove_abandoned(path.parent, name)
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
         with open_plain_file(temporary, "xb") as file:
@@ -221,36 +267,30 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except OSError as error:
-        # the name that the user knows
-        error.filename, error.filename2 = str(path), None
+        error.filename, error.filename2 = str(path), None  # nobody knows the temporary name
         raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_to_disk(path.parent)
 
 
-def name_temporary(path: Path) -> Path:
-    """Name the file that this process writes before it replaces `path`. The file's own name may be
-    as long as names can be, so this one holds a digest of it.
-    """
-    digest = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:16]
-    return path.with_name(f".{digest}.{os.getpid()}.tmp")
-
-
-def _remove_abandoned(temporary: Path) -> None:
-    """Remove the temporary files that killed processes left of a file; a living process still holds
-    the lock.
-    """
-    name = temporary.name.split(".")[1]
-    for path in temporary.parent.glob(f".{name}.*.tmp"):
+def _remove_abandoned(folder: Path, name: str) -> None:
+    """Remove the temporary files that killed processes left of a file; who lives holds its lock."""
+    for path in folder.glob(f".{name}.*.tmp"):
         with contextlib.suppress(OSError, UserError), open_plain_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
+def is_abandoned_name(name: str) -> bool:
+    """Whether a killed process may have left a file of this name, half-written, by `write_bytes`."""
+    return re.fullmatch(r"\.[0-9a-f]{16}\.[0-9]+\.tmp", name) is not None
+
+
 def write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     # A file name may hold bytes that are not UTF-8; they become JSON escapes.
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
@@ -261,6 +301,22 @@ def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def read_file_size(path: Path) -> int:
+    """Return the size of a file of a sealed folder. Refuse a link, a FIFO or a device without
+    opening it: it leads elsewhere or never ends.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
+    what = describe_irregular(path)
+    if what:
+        raise UserError(f"{path}: is {what}, so the folder is damaged; use another copy")
+    return status.st_size
+
+
 def read_file_stamp(path: Path) -> list[int]:
     """Return numbers that differ once the file is changed or replaced, without reading it."""
     status = path.stat()
@@ -269,7 +325,7 @@ def read_file_stamp(path: Path) -> list[int]:
 
 def point_link(link: Path, target: str) -> None:
     """Make the symbolic link `link` point to `target`, atomically."""
-    temporary = name_temporary(link)
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)
@@ -279,43 +335,85 @@ def point_link(link: Path, target: str) -> None:
 # ---- sealed folders ---------------------------------------------------------------------------------------------
 
 
+def is_fixed(folder: Path) -> bool:
+    """Whether no other folder can be put in the place of this one: something is mounted there, such
+    as a Docker volume, or the user stands in it.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    folder = folder.resolve()
+    with contextlib.suppress(FileNotFoundError):  # somebody removed the current folder
+        if Path.cwd().is_relative_to(folder):
+            return True
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # not Linux
+        return os.path.ismount(folder)
+    # `ismount` does not notice a folder that is mounted from the same disk.
+    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(folder))
+    return any(mount.split()[4] == name for mount in mounts)
+
+
 def make_workplace(path: Path) -> None:
     """Make the folder in which `write_folder` will work, and fail now if it cannot."""
-    make_folder(path if path.is_dir() else path.parent)
+    make_folder(path if is_fixed(path) else path.parent)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder `path` complete; after an error it is as it was.
-
-    `fill` writes into a folder inside it, which is sealed and fsynced before the first old file is
-    touched. So the same steps work where something is mounted at `path`, such as a Docker volume.
+    """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed
+    and renamed. A fixed folder stays, and only its files are replaced.
     """
-    is_made = not path.exists()
-    new = path / NEW_FOLDER
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        remove_entry(new)  # left by a killed process
-        new.mkdir()
-        fill(new)
-        seal(new)
-        move_sealed_files(new, path)
-        sync_to_disk(path.parent)
+        if is_fixed(path):
+            _refill_folder(path, fill)
+        else:
+            _exchange_folder(path, fill)
     except OSError as error:
         # a write that fails, because the disk is full, does not know of which file
         error.filename = error.filename or str(path)
         raise
+
+
+def _exchange_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    old = path.with_name(f".{path.name}.old")
+    # if a killed process was between the two renames below
+    if old.is_dir() and not old.is_symlink() and not os.path.lexists(path):
+        os.rename(old, path)
+    remove_entry(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        fill(temporary)
+        seal(temporary)
+        if os.path.lexists(path):  # replaced only now that its successor is complete
+            remove_entry(old)
+            os.rename(path, old)
+            os.rename(temporary, path)
+            remove_entry(old)
+        else:
+            os.rename(temporary, path)
+        sync_to_disk(path.parent)
     finally:
-        remove_entry(new)
-        if is_made:
-            with contextlib.suppress(OSError):  # it has files, so all went well
-                path.rmdir()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refill_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    temporary = path / FILLED_FOLDER
+    remove_entry(temporary)  # left by a killed process
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        seal(temporary)
+        move_sealed_files(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def move_sealed_files(folder: Path, path: Path) -> None:
-    """Move the files of a sealed folder into the folder `path`.
+    """Move the files of a sealed folder into the fixed folder `path`.
 
-    The old manifest goes first and the new one comes last. Files that neither names belong to
-    somebody else and stay.
+    The old manifest goes first and the new one comes last: what has none counts as absent. Files
+    that neither names are somebody else's and stay.
     """
     old: Iterable[str] = ()
     with contextlib.suppress(UserError):  # there is none, or it is damaged
@@ -335,51 +433,33 @@ def _move_files(folder: Path, path: Path) -> None:
     sync_to_disk(path)
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether a process is writing the sealed folder `path` for the first time, or was killed
-    then.
+def finish_move(path: Path) -> None:
+    """Finish the work of a process that was killed while it moved its files into the fixed folder
+    `path`: all of them are there or still in FILLED_FOLDER, and nothing else is.
     """
-    return (path / NEW_FOLDER).is_dir() and not os.path.lexists(path / MANIFEST_FILE)
-
-
-def finish_write(path: Path) -> None:
-    """Finish the work of a process that was killed in `write_folder` while it moved its files: each
-    of them is in `path` or still in NEW_FOLDER. The caller holds the lock, if there is one.
-    """
-    new = path / NEW_FOLDER
-    if new.is_symlink() or not is_unfinished(path):
+    filled = path / FILLED_FOLDER
+    if filled.is_symlink() or not filled.is_dir():
         return
     with contextlib.suppress(UserError):  # not sealed, so nothing was moved
-        names = read_manifest(new)
-        if all(os.path.lexists(new / name) or os.path.lexists(path / name) for name in names):
-            _move_files(new, path)
-            remove_entry(new)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Clear away what killed processes left in `folder`, which holds sealed folders; the caller has
-    its lock.
-    """
-    for path in folder.iterdir():
-        if path.name.startswith(".") and path.suffix in (".tmp", ".gone", ".old"):
-            remove_entry(path)
-        elif not path.is_symlink() and (path / NEW_FOLDER).is_dir():
-            finish_write(path)
-            remove_entry(path / NEW_FOLDER)
-            with contextlib.suppress(OSError):  # it has files
-                path.rmdir()
+        if list_own_names(path) <= read_manifest(filled).keys():
+            _move_files(filled, path)
+            remove_entry(filled)
 
 
 def list_own_names(folder: Path) -> set[str]:
     """List what is in a folder but for what killed processes leave and what a new volume holds."""
-    names = {path.name for path in folder.iterdir()} - {NEW_FOLDER, VOLUME_FOLDER}
-    return {name for name in names if not re.fullmatch(r"\.[0-9a-f]{16}\.[0-9]+\.tmp", name)}
+    left_out = {FILLED_FOLDER}
+    volume_folder = folder / VOLUME_FOLDER
+    if volume_folder.is_dir() and not volume_folder.is_symlink() and is_fixed(folder):
+        left_out.add(VOLUME_FOLDER)
+    names = {path.name for path in folder.iterdir()} - left_out
+    return {name for name in names if not is_abandoned_name(name)}
 
 
 def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:
     """Fsync each file of `folder` and write the manifest that `verify` compares them with. Digests
     that are `known` are not computed again."""
-    # Some libraries write files that only their owner can read; colleagues should be able to.
+    # safetensors writes files that only their owner can read; colleagues should be able to.
     mode = folder.stat().st_mode & 0o666
     entries = {}
     for file in sorted(folder.iterdir()):
@@ -417,7 +497,7 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.keys() != {"sha256", "size"}:
         return False
     size, sha256 = entry["size"], entry["sha256"]
-    if type(size) is not int or size < 0:
+    if type(size) is not int or not 0 <= size < 2**63:
         return False
     return isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
 
@@ -426,23 +506,19 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     """Raise a `UserError` that names the first file which is missing or differs from the manifest.
 
     All sizes are compared; sha256 of all files, or of `only` these. The manifest must name all that
-    are `needed`. README.md is for the user to edit.
+    are `needed`.
     """
     entries = read_manifest(folder)
-    entries.pop(CARD_FILE, None)
     for name in needed:
         if name not in entries:
             raise UserError(
                 f"{folder}: is incomplete: its {MANIFEST_FILE} does not list {name}; use another copy"
             )
     for name, entry in entries.items():
-        path = folder / name
-        if not has_plain_file(path):
-            raise UserError(f"{path}: is missing, so the folder is damaged; use another copy")
-        size = path.stat().st_size
+        size = read_file_size(folder / name)
         if size != entry["size"]:
             raise UserError(
-                f"{path}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
+                f"{folder / name}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
                 "use another copy"
             )
     for name in entries if only is None else only:
@@ -477,6 +553,16 @@ def remove_entry(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Clear away what killed processes left in `folder`; the caller holds its lock."""
+    for path in folder.glob(".*"):
+        whole = path.with_name(path.stem[1:])
+        if path.suffix == ".old" and not whole.exists():
+            os.rename(path, whole)  # its successor was never renamed into place
+        elif path.suffix in (".tmp", ".gone", ".old"):
+            remove_entry(path)
+
+
 # ---- locks ------------------------------------------------------------------------------------------------------
 
 
@@ -488,13 +574,16 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     the end.
     """
     path = folder.with_name(file_name) if file_name else folder / ".lock"
-    with open_plain_file(path, "a+b") as file:
+    with open_lock_file(path) as file:
         _take_lock(file, folder)
         # who holds it, for the message that others get
-        file.truncate(0)
-        holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {format_now()}"
-        file.write(holder.encode())
-        file.flush()
+        if file.writable():
+            file.seek(0)
+            file.truncate()
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}"
+            file.write(holder.encode())
+            file.flush()
         try:
             yield
         finally:

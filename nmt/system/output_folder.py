@@ -2,42 +2,35 @@
 --force.
 
 What the command wrote is known by the folder's manifest: nothing lies beside it, and the model card
-is the one that it lists.
+is as nmt wrote it. A card that changes after the manifest was written carries its own digest in its
+last line instead.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from nmt.system.errors import UserError
-from nmt.system.files import (
-    digest_file,
-    has_plain_file,
-    list_own_names,
-    read_manifest,
-    write_json,
-    write_text,
-)
+from nmt.system.files import digest_file, list_own_names, read_bytes, read_manifest
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
-
-def write_card(folder: Path, card: str) -> None:
-    """Write README.md into a sealed folder, and its digest into the manifest. A kill in between
-    leaves a card that counts as edited.
-    """
-    path = folder / CARD_FILE
-    write_text(path, card)
-    entry = {"sha256": digest_file(path), "size": path.stat().st_size}
-    write_json(folder / MANIFEST_FILE, read_manifest(folder) | {CARD_FILE: entry})
+SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
+MAX_CARD_BYTES = 1 << 20
 
 
-def is_edited_card(folder: Path) -> bool:
-    """Whether a sealed folder has a README.md other than the one that its manifest lists."""
-    card = folder / CARD_FILE
-    if not os.path.lexists(card):
+def sign_card(card: str) -> str:
+    """Add a last line by which `is_unedited_card` recognises the text."""
+    return card + SIGNATURE.format(hashlib.sha256(card.encode()).hexdigest())
+
+
+def is_unedited_card(path: Path) -> bool:
+    """Whether the file is as `sign_card` made it: neither somebody's own nor edited since."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
         return False
-    entry = read_manifest(folder).get(CARD_FILE)
-    return entry is None or not has_plain_file(card) or digest_file(card) != entry["sha256"]
+    text = read_bytes(path).decode(errors="replace")
+    above, _, _ = text.removesuffix("\n").rpartition("\n")
+    return text == sign_card(f"{above}\n")
 
 
 def check_replaceable(
@@ -50,7 +43,8 @@ def check_replaceable(
     """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command
     wrote.
 
-    `is_own` judges the names in a folder's manifest. --force never replaces an input.
+    `is_own` judges the names in a folder's manifest. Nobody can force the replacement of what is
+    being read.
     """
     if not os.path.lexists(out):
         return
@@ -69,14 +63,24 @@ def check_replaceable(
     if not names:
         return
     try:
-        sealed = read_manifest(out).keys() - {CARD_FILE}
-        is_edited = is_edited_card(out)
+        manifest = read_manifest(out)
     except UserError:
         raise refusal from None
-    if not is_own(sealed) or names - {CARD_FILE, MANIFEST_FILE} != sealed:
+    if not is_own(manifest.keys() - {CARD_FILE}):
         raise refusal
-    if is_edited:
+    if CARD_FILE in names and not _is_own_card(out / CARD_FILE, manifest.get(CARD_FILE)):
         raise UserError(
             f"{out / CARD_FILE}: was edited, or was not written by nmt; move it away, choose "
             "another -o DIR, or replace the folder with --force; nothing was changed"
         )
+    if names - {CARD_FILE, MANIFEST_FILE} != manifest.keys() - {CARD_FILE}:
+        raise refusal
+
+
+def _is_own_card(card: Path, entry: dict[str, str] | None) -> bool:
+    """Whether a card is as its folder's manifest says or, where that is silent, as its own last
+    line says.
+    """
+    if entry is None:
+        return is_unedited_card(card)
+    return not card.is_symlink() and card.is_file() and digest_file(card) == entry["sha256"]

@@ -9,7 +9,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Never, TypeVar
 
 from tqdm import tqdm
@@ -23,11 +22,6 @@ SECONDS_BETWEEN_LINES = 10.0
 def clock() -> float:
     """Seconds on a clock that never goes back."""
     return time.perf_counter()
-
-
-def format_now() -> str:
-    """Write the date and time, in UTC: 2017-06-12T17:57:34+00:00."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def say(text: str) -> None:

@@ -7,17 +7,16 @@ checkpoint that counts on its lines becomes visible.
 """
 
 import os
-import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint import TrainState, choose_kept, list_steps, parse_step, read_origin
 from nmt.config import RunConfig, TrainingConfig, list_differences, parse_recorded_config
-from nmt.corpus.prepare import WORK_FOLDER
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     has_plain_file,
+    is_fixed,
     list_own_names,
     lock,
     make_folder,
@@ -237,15 +236,16 @@ def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:
 
 def _fetch_store(remote: Remote, store: Path) -> None:
     """Fetch the store if nothing is in its place; nmt-prepare judges what is."""
+    is_fixed_store = is_fixed(store)
     if os.path.lexists(store) and (not store.is_dir() or list_own_names(store)):
         return
     if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
         return
-    work = make_folder(store / WORK_FOLDER)
-    with lock(work, "fetching"):  # as nmt-prepare does
+    make_folder(store if is_fixed_store else store.parent)
+    # the lock of nmt-prepare
+    with lock(store, "fetching", None if is_fixed_store else f".{store.name}.lock"):
         say(f"fetching the store from {remote.url}")
         _fetch_whole(remote, STORE_PLACE, store)
-        shutil.rmtree(work)
 
 
 def claim_mirror(config: RunConfig, run: RunFolder) -> None:

@@ -11,12 +11,13 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import read_json, write_json
-from nmt.system.progress import clock, format_now, say
+from nmt.system.progress import clock, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 
@@ -132,7 +133,7 @@ class StatusFile:
             "host": socket.gethostname(),
             "machine": self.machine,
             "pid": os.getpid(),
-            "updated": format_now(),
+            "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
         try:
             write_json(self.path, status)

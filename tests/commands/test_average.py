@@ -8,7 +8,7 @@ from test_checkpoint import CONFIG
 
 from nmt.commands.average import main as nmt_average
 from nmt.config import format_config
-from nmt.system.output_folder import is_edited_card
+from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained about
@@ -64,8 +64,7 @@ def test_force_replaces_what_is_in_the_way(
     assert "contains something other than an average" in lines[-1] and "--force" in lines[-1]
     assert (run.average / "notes.txt").read_text() == "mine"
     assert nmt_average([str(run.path), "--force"]) == 0
-    assert (run.average / "notes.txt").read_text() == "mine"  # beside the average
-    assert not is_edited_card(run.average)
+    assert not (run.average / "notes.txt").exists() and is_unedited_card(run.average / "README.md")
 
 
 def test_weights_and_minutes_are_said_and_kept(
@@ -85,8 +84,9 @@ def test_weights_and_minutes_are_said_and_kept(
     for name, value in compute_mean([run.checkpoint(40), run.checkpoint(50)], [0.5, 1.0]).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
     assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
-    assert read_state(run.average)["elapsed_s"] == [840.0, 1800.0]
-    assert not is_edited_card(run.average)
+    assert read_state(run.average)["elapsed_s"] == [840.0, 1800.0] and is_unedited_card(
+        run.average / "README.md"
+    )
     assert nmt_average([str(run.path), "--last", "1"]) == 0
     assert "the mean of 1 checkpoint (step-0000050)" in capsys.readouterr().err
 
@@ -104,4 +104,4 @@ def test_results_that_cannot_be_read_cost_no_average(
     assert nmt_average([str(run.path), "--last", "2"]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(told) == 1 and str(results) in told[0] and "without scores" in told[0]
-    assert not is_edited_card(run.average) and results.exists()
+    assert is_unedited_card(run.average / "README.md") and results.exists()

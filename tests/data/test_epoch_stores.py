@@ -380,8 +380,8 @@ def test_a_killed_trainer_leaves_no_process_and_no_half_epoch(store: Path, tmp_p
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert list(half.glob("*/epoch-000000/.new")) and not list(half.glob("*/epoch-*/manifest.json"))
+    assert list(half.glob("*/.epoch-000000.tmp")) and not list(half.glob("*/epoch-*"))
     after = draw_epoch(store, 0)
-    assert not list(half.glob("*/epoch-*/.new"))
+    assert not list(half.glob("*/.epoch-*.tmp"))
     shutil.rmtree(half)
     assert after == draw_epoch(store, 0)

@@ -56,7 +56,7 @@ from nmt.evaluate.systems import TestSetChoice, read_translations
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.significance import compare_systems
 from nmt.system.files import seal
-from nmt.system.output_folder import is_edited_card
+from nmt.system.output_folder import is_unedited_card
 
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
 FEW = 40
@@ -586,7 +586,7 @@ def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(
     assert (
         record["averaged"] == ["step-0000040", "step-0000060"] and record["checkpoint"] == "average"
     )
-    assert not is_edited_card(card.parent) and "None was computed" not in text
+    assert is_unedited_card(card) and "None was computed" not in text
     for score in record["scores"]:
         assert f"{score['name']} {score['value']:.2f}" in text
         assert f"{score['low']:.2f} to {score['high']:.2f}" in text

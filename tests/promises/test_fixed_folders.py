@@ -19,7 +19,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
-from nmt.system.files import read_json, verify
+from nmt.system.files import is_fixed, read_json, verify
 from nmt.system.run_folder import CARD_FILE, LEDGER_FILE, MANIFEST_FILE
 
 
@@ -64,6 +64,14 @@ def list_commands(ground: Ground, out: Path) -> dict[str, Callable[[], int]]:
     }
 
 
+def test_a_fixed_folder_is_recognised(fixed: Path) -> None:
+    assert is_fixed(fixed) and is_fixed(fixed.resolve())
+    assert not is_fixed(fixed / "inside")
+    (fixed / "inside").mkdir()
+    (fixed / "link").symlink_to("inside")
+    assert not is_fixed(fixed / "inside") and not is_fixed(fixed / "link")
+
+
 @pytest.mark.parametrize("command", ["prepare", "average", "export"])
 def test_the_folder_stays_and_holds_the_result(ground: Ground, fixed: Path, command: str) -> None:
     number = fixed.stat().st_ino
@@ -101,11 +109,18 @@ def test_a_root_folder_is_not_taken_for_a_store(
 
 
 @pytest.mark.parametrize("command", ["prepare", "average", "export"])
-def test_a_new_volume_is_empty(ground: Ground, fixed: Path, command: str) -> None:
+def test_a_new_volume_is_empty(
+    ground: Ground, fixed: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (fixed / "lost+found").mkdir()
     run = list_commands(ground, fixed)[command]
     assert run() == run() == 0
     verify(fixed)
+    # in any other folder that name is the user's
+    own = tmp_path / "own/lost+found"
+    own.mkdir(parents=True)
+    assert list_commands(ground, own.parent)[command]() == 2
+    assert f"{own.parent}: exists " in capsys.readouterr().err and own.is_dir()
 
 
 def test_a_kill_while_files_are_moved(

@@ -164,7 +164,7 @@ def test_of_many_starts_at_once_one_trains(ground: Ground) -> None:
     (winner,) = [start for start in starts if start.codes == [None]]
     holder = re.compile(
         rf"nmt-train on {re.escape(socket.gethostname())}, pid {winner.pids[0]}, "
-        r"since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+        r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     )
     for start in starts:
         if start is not winner:

@@ -1,5 +1,5 @@
 """What nmt.system.files promises: a file or folder is complete or absent, damage is seen, a lock
-dies with its holder, and nothing but a plain file of ours is opened or replaced.
+dies with its holder.
 
 Failures are injected in the middle of writing, and a process is killed with SIGKILL there, which no
 `finally` survives; what a reader then finds is compared with the old content.
@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,13 +22,12 @@ from typing import NoReturn
 
 import pytest
 
+from nmt.system import files
 from nmt.system.errors import UserError
 from nmt.system.files import (
-    NEW_FOLDER,
     FileMode,
     check_own_folder,
     digest_file,
-    finish_write,
     has_plain_file,
     lock,
     make_folder,
@@ -35,17 +35,14 @@ from nmt.system.files import (
     point_link,
     read_bytes,
     read_json,
-    remove_leftovers,
     verify,
     write_folder,
     write_json,
     write_text,
 )
-from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
+from nmt.system.run_folder import MANIFEST_FILE
 
 ROOT = Path(__file__).parents[2]
-MODES: tuple[FileMode, ...] = ("rb", "r+b", "a+b", "wb", "xb")
-LINKS = {"link": "outside/precious", "link to nothing": "outside/nothing", "device": "/dev/zero"}
 
 
 class Injected(Exception):
@@ -74,37 +71,80 @@ def kill(child: "subprocess.Popen[str]") -> None:
     child.communicate(timeout=10)
 
 
-@pytest.fixture
-def precious(tmp_path: Path) -> Path:
-    path = tmp_path / "outside" / "precious"
-    path.parent.mkdir()
-    path.write_text("precious")
-    return path
-
-
 # ---- plain files only -------------------------------------------------------------------------------------------
 
+MODES: tuple[FileMode, ...] = ("rb", "r+b", "a+b", "wb", "xb")
+KINDS = {
+    "link": "a link to outside/precious",
+    "link to nothing": "a link to outside/nothing",
+    "link to a device": "a link to /dev/zero",
+    "folder": "a folder, not a file",
+    "FIFO": "a FIFO, not a file",
+    "socket": "a socket, not a file",
+}
 
-@pytest.mark.parametrize("kind", [*LINKS, "folder"])
-def test_only_plain_files_are_opened(tmp_path: Path, precious: Path, kind: str) -> None:
-    path = tmp_path / "file"
+
+def put(kind: str, path: Path) -> None:
+    """Put something else than a file there; beside it is a folder `outside` with a file."""
+    outside = path.with_name("outside")
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
     if kind == "folder":
         path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(os.path.relpath(path))  # a long path is refused
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
     else:
-        path.symlink_to(LINKS[kind])
-    attempts: list[Callable[[Path], object]] = [has_plain_file, read_bytes, read_json, digest_file]
-    attempts += [partial(open_plain_file, mode=mode) for mode in MODES]
+        path.symlink_to("outside/precious" if kind == "link" else "outside/nothing")
+
+
+def check_outside(path: Path) -> None:
+    outside = path.with_name("outside")
+    assert os.listdir(outside) == ["precious"]
+    assert (outside / "precious").read_text() == "precious"
+
+
+@pytest.mark.timeout(20)  # a FIFO or a device would be waited for
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_plain_files_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file"
+    put(kind, path)
+    attempts: list[Callable[[], object]] = [
+        lambda: has_plain_file(path),
+        lambda: read_bytes(path),
+        lambda: read_json(path),
+        lambda: digest_file(path),
+    ]
+    for mode in MODES:
+        attempts.append(partial(open_plain_file, path, mode))
     for attempt in attempts:
-        with pytest.raises(UserError, match="/file: is .*; remove it, or put a plain file there$"):
-            attempt(path)
-    if kind == "folder":
-        with pytest.raises(UserError, match="file: is a folder, not a file"):
-            write_text(path, "new")
-    else:  # the link is replaced, and not what it leads to
-        write_text(path, "new")
-        assert not path.is_symlink() and path.read_text() == "new"
-    assert precious.read_text() == "precious" and os.listdir(precious.parent) == ["precious"]
-    assert sorted(os.listdir(tmp_path)) == ["file", "outside"]
+        with pytest.raises(UserError) as caught:
+            attempt()
+        assert (
+            str(caught.value) == f"{path}: is {KINDS[kind]}; remove it, or put a plain file there"
+        )
+    check_outside(path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "FIFO"])
+def test_what_is_exchanged_after_the_look_is_not_opened_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: FileMode
+) -> None:
+    path = tmp_path / "file"
+    put(kind, path)
+    monkeypatch.setattr(files, "check_plain_file", lambda path: None)
+    with pytest.raises((UserError, OSError)):
+        open_plain_file(path, mode)
+    check_outside(path)
 
 
 def test_plain_files_open_as_ever(tmp_path: Path) -> None:
@@ -112,22 +152,43 @@ def test_plain_files_open_as_ever(tmp_path: Path) -> None:
     assert not has_plain_file(path)
     with pytest.raises(FileNotFoundError):
         open_plain_file(path)
-    modes: dict[FileMode, bytes] = {"xb": b"one", "a+b": b"two", "r+b": b"O"}
-    for mode, data in modes.items():
-        with open_plain_file(path, mode) as file:
-            file.write(data)
+    with open_plain_file(path, "xb") as file:
+        file.write(b"one")
+    with open_plain_file(path, "a+b") as file:
+        file.write(b"two")
+    with open_plain_file(path, "r+b") as file:
+        file.write(b"O")
+    assert has_plain_file(path) and read_bytes(path) == b"Onetwo"
     (tmp_path / "linked").symlink_to(tmp_path)  # the user's own folder
     assert read_bytes(tmp_path / "linked" / "file") == b"Onetwo"
 
 
-def test_links_at_temporary_names_lead_nowhere(tmp_path: Path, precious: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_write_replaces_what_is_there_and_not_what_it_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file"
+    put(kind, path)
+    if kind == "folder":
+        with pytest.raises(UserError, match="file: is a folder, not a file"):
+            write_text(path, "new")
+    else:
+        write_text(path, "new")
+        assert not path.is_symlink() and path.read_text() == "new"
+    check_outside(path)
+    assert sorted(os.listdir(tmp_path)) == ["file", "outside"]
+
+
+def test_a_link_in_place_of_a_temporary_name_leads_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
+    put("link", tmp_path / ".step-1.tmp")
+    (tmp_path / ".step-1.old").symlink_to("outside")
     for content in ("one", "two"):
-        path.mkdir(exist_ok=True)
-        (path / NEW_FOLDER).symlink_to(precious.parent)
         write_folder(path, filler(content))
     assert (path / "weights").read_text() == "two" and not path.is_symlink()
-    assert os.listdir(precious.parent) == ["precious"]
+    check_outside(path)
+    assert sorted(os.listdir(tmp_path)) == ["outside", "step-1"]
 
 
 def test_a_folder_is_no_link_that_leads_out(tmp_path: Path) -> None:
@@ -149,25 +210,11 @@ def test_a_folder_is_no_link_that_leads_out(tmp_path: Path) -> None:
 # ---- files ------------------------------------------------------------------------------------------------------
 
 
-def test_text_json_digests_and_links(tmp_path: Path) -> None:
+def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     text = "Größe\r\n\u2028zwei\n"
     write_text(tmp_path / "a", text)
-    assert (tmp_path / "a").read_bytes() == text.encode() and os.listdir(tmp_path) == ["a"]
-    write_text(tmp_path / "a", "abc")  # the test vector of FIPS 180
-    sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert digest_file(tmp_path / "a") == sha256
-    for name in ("one", "two"):
-        point_link(tmp_path / "last", name)
-        assert os.readlink(tmp_path / "last") == name
-    assert sorted(os.listdir(tmp_path)) == ["a", "last"]
-    path = tmp_path / "state.json"
-    write_json(path, {"step": 3, "names": ["ä"], "best": None})
-    assert read_json(path) == {"step": 3, "names": ["ä"], "best": None}
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UserError, match=r"state\.json: is damaged"):
-        read_json(path)
-    with pytest.raises(UserError, match=r"none\.json: cannot be read"):
-        read_json(tmp_path / "none.json")
+    assert (tmp_path / "a").read_bytes() == text.encode()
+    assert os.listdir(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -183,28 +230,69 @@ def test_a_failure_in_the_middle_leaves_the_old_file(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_what_a_killed_writer_left_goes_and_a_living_one_stays(tmp_path: Path) -> None:
-    name = f".{hashlib.sha256(b'card').hexdigest()[:16]}"
-    left, living = tmp_path / f"{name}.1.tmp", tmp_path / f"{name}.2.tmp"
-    other = tmp_path / ".0123456789abcdef.3.tmp"  # of another file
-    for path in (left, living, other):
-        path.touch()
-    with open_plain_file(living, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        write_text(tmp_path / "card", "text")
-    assert set(tmp_path.iterdir()) == {living, other, tmp_path / "card"}
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_text(path, "old")
+    kill(
+        start(
+            """
+        import os, sys, time
+        from pathlib import Path
+        from nmt.system.files import write_text
+        os.replace = lambda *_: (print("here", flush=True), time.sleep(60))
+        write_text(Path(sys.argv[1]), "new")
+        """,
+            path,
+        )
+    )
+    assert path.read_text() == "old"
 
 
-def test_make_folder_complains_at_once_and_works_in_many_threads(tmp_path: Path) -> None:
-    folder = tmp_path / "a/b"
+def test_json_round_trip_and_damage(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_json(path, {"step": 3, "names": ["ä"], "best": None})
+    assert read_json(path) == {"step": 3, "names": ["ä"], "best": None}
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match=r"state\.json: is damaged"):
+        read_json(path)
+    with pytest.raises(UserError, match=r"none\.json: cannot be read"):
+        read_json(tmp_path / "none.json")
+
+
+def test_digest_is_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")  # the test vector of FIPS 180
+    assert (
+        digest_file(tmp_path / "a")
+        == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
+
+
+def test_point_replaces_a_link(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+        point_link(tmp_path / "last", name)
+        assert os.readlink(tmp_path / "last") == name
+    assert sorted(os.listdir(tmp_path)) == ["last", "step-1", "step-2"]
+
+
+def test_make_folder_can_be_called_by_many_threads_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(make_folder, [folder] * 500)) == {folder}
-    assert os.listdir(folder) == []
+        assert set(threads.map(lambda _: make_folder(tmp_path / "a"), range(2_000))) == {
+            tmp_path / "a"
+        }
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_make_folder_complains_at_once(tmp_path: Path) -> None:
+    assert make_folder(tmp_path / "a/b").is_dir()
+    assert make_folder(tmp_path / "a/b") == tmp_path / "a/b"
+    assert os.listdir(tmp_path / "a/b") == []
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file/inside", Path("/proc/nothing")):
-        place = re.escape(str(path))
-        complaint = rf"^{place}: cannot be written .*; choose another folder$"
-        with pytest.raises(UserError, match=complaint):
+        with pytest.raises(
+            UserError,
+            match=rf"^{re.escape(str(path))}: cannot be written .*; choose another folder$",
+        ):
             make_folder(path)
 
 
@@ -219,20 +307,23 @@ def filler(content: str) -> Callable[[Path], None]:
     return fill
 
 
-def test_a_folder_is_replaced_whole_and_verifies(tmp_path: Path) -> None:
+def test_a_folder_appears_whole_and_verifies(tmp_path: Path) -> None:
     path = tmp_path / "deep/step-1"
-    for content in ("one", "three"):
-        write_folder(path, filler(content))
-        verify(path)
-        assert (path / "weights").read_text() == content
-        entry = {"sha256": digest_file(path / "weights"), "size": len(content)}
-        assert read_json(path / MANIFEST_FILE)["weights"] == entry
+    write_folder(path, filler("one"))
+    verify(path)
     assert sorted(os.listdir(path)) == [MANIFEST_FILE, "state", "weights"]
+    assert read_json(path / MANIFEST_FILE)["weights"] == {
+        "sha256": digest_file(path / "weights"),
+        "size": 3,
+    }
+    write_folder(path, filler("three"))
+    verify(path)
+    assert (path / "weights").read_text() == "three"
     assert os.listdir(path.parent) == ["step-1"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_failure_in_the_middle_leaves_what_was_there(tmp_path: Path, is_there: bool) -> None:
+def test_a_failure_in_the_middle_leaves_no_half_folder(tmp_path: Path, is_there: bool) -> None:
     def fill(folder: Path) -> None:
         filler("new")(folder)
         fail()
@@ -245,52 +336,14 @@ def test_a_failure_in_the_middle_leaves_what_was_there(tmp_path: Path, is_there:
     assert os.listdir(tmp_path) == ["step-1"] * is_there
     if is_there:
         verify(path)
-        assert sorted(os.listdir(path)) == [MANIFEST_FILE, "state", "weights"]
         assert (path / "weights").read_text() == "old"
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_kill_before_any_move_leaves_the_old_or_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    """The old folder is whole, or the next process can finish the new one."""
-    rename = os.rename
-    outcomes = []
-    for n in range(9):
-        path = tmp_path / f"{n}" / "step-1"
-        if is_there:
-            write_folder(path, filler("old"))
-        done: list[Path] = []
-
-        def rename_or_die(source: Path, target: Path, n: int = n, done: list[Path] = done) -> None:
-            if len(done) == n:
-                raise Killed
-            done.append(target)
-            rename(source, target)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "rename", rename_or_die)
-            try:
-                patch.setattr(
-                    "shutil.rmtree", lambda *_, **__: None
-                )  # a dead process clears nothing away
-                write_folder(path, filler("new"))
-                break
-            except Killed:
-                pass
-        remove_leftovers(path.parent)
-        verify(path)
-        assert sorted(os.listdir(path)) == [MANIFEST_FILE, "state", "weights"]
-        outcomes.append((path / "weights").read_text())
-    assert outcomes == ["new"] * 3
-
-
-def test_a_killed_fill_leaves_nothing_that_counts(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_no_half_folder(tmp_path: Path, is_there: bool) -> None:
     path = tmp_path / "step-1"
+    if is_there:
+        write_folder(path, filler("old"))
     kill(
         start(
             """
@@ -306,12 +359,15 @@ def test_a_killed_fill_leaves_nothing_that_counts(tmp_path: Path) -> None:
             path,
         )
     )
-    finish_write(path)  # there is nothing to finish
-    assert os.listdir(path) == [NEW_FOLDER]
-    with pytest.raises(UserError, match=f"has no {MANIFEST_FILE}"):
-        verify(path)
-    remove_leftovers(tmp_path)
-    assert os.listdir(tmp_path) == []
+    assert path.exists() == is_there
+    write_folder(path, filler("new"))  # what the dead one left behind is in nobody's way
+    verify(path)
+    assert (path / "weights").read_text() == "new"
+    assert os.listdir(tmp_path) == ["step-1"]
+
+
+def damage_nothing(path: Path) -> None:
+    path.with_name("notes").write_text("files of others do not matter")
 
 
 def flip_last_byte(path: Path) -> None:
@@ -320,26 +376,33 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
 @pytest.mark.parametrize(
     "damage, complaint",
     [
-        (lambda path: path.with_name("notes").touch(), None),  # files of others do not matter
-        (lambda path: path.with_name(CARD_FILE).write_text("edited"), None),
+        (damage_nothing, None),
         (flip_last_byte, "sha256"),
-        (lambda path: path.write_text("on"), "2 bytes, not 3"),
-        (lambda path: path.write_text("one."), "4 bytes, not 3"),
-        (Path.unlink, "missing"),
+        (truncate, "2 bytes, not 3"),
+        (lengthen, "4 bytes, not 3"),
+        (remove, "missing"),
     ],
 )
 def test_verify_names_the_damaged_file(
     tmp_path: Path, damage: Callable[[Path], None], complaint: str | None
 ) -> None:
-    def fill(folder: Path) -> None:
-        filler("one")(folder)
-        (folder / CARD_FILE).write_text("# Card")
-
     path = tmp_path / "step-1"
-    write_folder(path, fill)
+    write_folder(path, filler("one"))
     damage(path / "weights")
     if complaint is None:
         verify(path)
@@ -348,18 +411,19 @@ def test_verify_names_the_damaged_file(
             verify(path)
 
 
-def test_a_manifest_names_only_files_of_its_folder(tmp_path: Path, precious: Path) -> None:
+def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     write_folder(path, filler("one"))
-    entry = {"sha256": digest_file(precious), "size": 8}
-    for name in ("../outside/precious", str(precious), "..", ".hidden", "a/b", ""):
-        write_json(path / MANIFEST_FILE, {name: entry})
-        with pytest.raises(UserError, match=re.escape(f"is damaged (entry {name!r})")):
-            verify(path)
-    for damaged in ({"size": -1}, {"size": True}, {"sha256": "x"}, {"size": 8.0}):
-        write_json(path / MANIFEST_FILE, {"weights": entry | damaged})
-        with pytest.raises(UserError, match="is damaged"):
-            verify(path)
+    (tmp_path / "outside").write_text("x")
+    write_json(
+        path / MANIFEST_FILE,
+        {"../outside": {"sha256": digest_file(tmp_path / "outside"), "size": 1}},
+    )
+    with pytest.raises(UserError, match="outside"):
+        verify(path)
+    (path / MANIFEST_FILE).unlink()
+    with pytest.raises(UserError, match=rf"has no {MANIFEST_FILE}, so it is not a complete"):
+        verify(path)
 
 
 # ---- locks ------------------------------------------------------------------------------------------------------
@@ -377,13 +441,66 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
         """,
         tmp_path,
     )
-    refusal = rf"in use by training on .*pid {holder.pid}, since 20\S+00:00; .*another folder"
     try:
-        with pytest.raises(UserError, match=refusal), lock(tmp_path, "averaging"):
+        with (
+            pytest.raises(
+                UserError,
+                match=rf"in use by training on .*pid {holder.pid}\b.*choose another folder",
+            ),
+            lock(tmp_path, "averaging"),
+        ):
             pass
     finally:
         kill(holder)
-    for doing in ("averaging", "again"):
-        with lock(tmp_path, doing):
-            text = (tmp_path / ".lock").read_text()
-            assert text.startswith(f"{doing} on {os.uname().nodename}, pid {os.getpid()}")
+    with lock(tmp_path, "averaging"):
+        assert (
+            f"averaging on {os.uname().nodename}, pid {os.getpid()}"
+            in (tmp_path / ".lock").read_text()
+        )
+    with lock(tmp_path, "again"):
+        assert (tmp_path / ".lock").read_text().startswith("again on ")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_is_a_plain_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(kind, tmp_path / ".lock")
+    with pytest.raises(UserError, match=rf"/\.lock: is {KINDS[kind]}"), lock(tmp_path, "training"):
+        pass
+    check_outside(tmp_path / ".lock")
+
+
+@pytest.mark.parametrize("mode", ["a+b", "r+b", "wb"])
+def test_writing_leaves_the_other_name_of_a_file_alone(tmp_path: Path, mode: FileMode) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    (tmp_path / "metrics.jsonl").hardlink_to(tmp_path / "thesis.tex")
+    with open_plain_file(tmp_path / "metrics.jsonl", mode) as file:
+        file.write(b"broken??")
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+    assert (tmp_path / "metrics.jsonl").read_text().endswith("broken??")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "thesis.tex"]
+
+
+def test_a_lock_with_a_second_name_locks_and_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    (tmp_path / ".lock").hardlink_to(tmp_path / "thesis.tex")
+    with (
+        lock(tmp_path, "training"),
+        pytest.raises(UserError, match="is in use by"),
+        lock(tmp_path, "training"),
+    ):
+        pass
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_what_a_killed_writer_left_goes_and_a_living_one_stays(tmp_path: Path) -> None:
+    name = f".{hashlib.sha256(b'card').hexdigest()[:16]}"
+    left, living = tmp_path / f"{name}.1.tmp", tmp_path / f"{name}.2.tmp"
+    other = tmp_path / ".0123456789abcdef.3.tmp"  # of another file
+    for path in (left, living, other):
+        path.touch()
+    with open_plain_file(living, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_text(tmp_path / "card", "text")
+    assert set(tmp_path.iterdir()) == {living, other, tmp_path / "card"}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nmt.system.errors import UserError
-from nmt.system.files import seal, verify
-from nmt.system.output_folder import check_replaceable, write_card
+from nmt.system.files import seal
+from nmt.system.output_folder import check_replaceable, is_unedited_card, sign_card
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 
@@ -46,20 +46,39 @@ def test_only_what_the_command_wrote(out: Path, tmp_path: Path) -> None:
         check(out)
 
 
-def test_a_card_until_somebody_edits_it(out: Path) -> None:
-    for text in ("# Title\n", "# Title\n\nwith scores\n"):
-        write_card(out, text)
-        verify(out)
-        check(out)
+def test_a_signed_card_until_somebody_edits_it(out: Path) -> None:
     card = out / CARD_FILE
-    for edited in ("# Titel\n", ""):
-        card.write_text(edited)
+    card.write_text(sign_card("# Title\n\ntext\n"))
+    assert is_unedited_card(card)
+    check(out)
+    edits = [
+        sign_card("# Title\n").replace("Title", "Titel"),
+        sign_card("text\n") + "mine\n",
+        "# My own\n",
+        "",
+        "\n",
+        sign_card("text\n").replace("\n", "\r\n"),
+        sign_card("text\n").removesuffix("\n"),
+    ]
+    for text in edits:
+        card.write_text(text, newline="")
+        assert not is_unedited_card(card)
         with pytest.raises(UserError, match="README.md: was edited"):
             check(out)
-        check(out, is_forced=True)
+    check(out, is_forced=True)
     card.unlink()
-    check(out)
-    seal(out)
-    card.write_text("# My own\n")
+    card.symlink_to(out / "part")
     with pytest.raises(UserError, match="README.md: was edited"):
         check(out)
+
+
+def test_a_card_in_the_manifest_until_somebody_edits_it(out: Path) -> None:
+    card = out / CARD_FILE
+    card.write_text("text\n")
+    seal(out)
+    check(out)
+    card.write_text("mine\n")
+    with pytest.raises(UserError, match="README.md: was edited"):
+        check(out)
+    card.unlink()
+    check(out)
