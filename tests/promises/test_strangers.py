@@ -28,7 +28,6 @@ from support.soaking import (
     tensor_digests,
 )
 
-from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
@@ -284,7 +283,7 @@ SOME_CHANGES = [("cut", CHANGED_FILES[0]), ("no ids", CHANGED_FILES[1])]
 
 
 @pytest.mark.parametrize(("change", "name"), counted(SOME_CHANGES, ALL_CHANGES))
-def test_a_store_that_is_changed_under_a_training_ends_it_with_a_checkpoint(
+def test_a_store_that_is_changed_under_a_training_ends_it_in_one_line(
     name: str,
     change: str,
     ground: Ground,
@@ -302,7 +301,6 @@ def test_a_store_that_is_changed_under_a_training_ends_it_with_a_checkpoint(
     run = ground.run("run")
     status = read_json(run.status)
     assert (status["state"], status["exit_code"]) == ("failed", 2)
-    assert 12 <= status["step"] == list_steps(run)[-1] <= 15
 
     if (change, name) != SOME_CHANGES[0]:
         return
