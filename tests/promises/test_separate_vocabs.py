@@ -125,7 +125,7 @@ def test_what_does_not_fit_together_is_refused(
     ):
         store = tmp_path / "store"
         assert train(ground, f"out={tmp_path}/out", f"data.store={store}", *settings.split()) == 2
-        assert expected in last_error(capsys) and not store.exists()
+        assert expected in last_error(capsys) and not (store / "manifest.json").exists()
 
     # files that do not belong together
     mixed = tmp_path / "mixed"
