@@ -3,7 +3,10 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# with all that tests, types and the documentation need
 INSTALLED := .venv/.installed
+# the library and its reports: all that the demo needs
+RUNNABLE := .venv/.runnable
 SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search.py tests/translate/test_graph_search.py \
 	tests/translate/test_ensemble.py tests/commands/test_translate.py \
 	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
@@ -18,15 +21,21 @@ help:  ## this list
 
 install: $(INSTALLED)  ## the virtual environment .venv with this package, editable, and its tools
 
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is missing or older than 3.11; try make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
+	@$(PYTHON) -m venv .venv \
 		|| { echo "cannot make .venv; does this Python have its venv module (Debian: python3-venv)?" >&2; exit 2; }
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(RUNNABLE)
+
+$(RUNNABLE): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
 	@touch $@
 
-demo: $(INSTALLED)  ## train on the embedded corpus, average, evaluate, translate: minutes on two cores
+demo: $(RUNNABLE)  ## train on the embedded corpus, average, evaluate, translate: minutes on two cores
 	$(BIN)/nmt-train --config demo.yaml out=runs/demo
 	$(BIN)/nmt-average runs/demo --last 5
 	$(BIN)/nmt-eval runs/demo/average
