@@ -107,20 +107,28 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     try:
         make_folder(work)
         with lock(work, "preparing"):
-            if not _is_complete(store):  # another process may have finished it meanwhile
+            if _is_complete(store):  # another process has finished it meanwhile
+                shutil.rmtree(work, ignore_errors=True)
+                return False
+            try:
                 _build(store, parts, n_bytes, Preparation(work, data, vocab, seed, StageClock()))
-                return True
+            finally:
+                # only under the lock: without it, the work is another process's
+                _remove_what_is_not_needed(store, work)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(_describe_full_disk(work, n_bytes)) from None
-    finally:
-        has_finished_work = any(work.glob(f"*/{DONE_FILE}"))
-        if _is_complete(store) or not has_finished_work:
-            shutil.rmtree(work, ignore_errors=True)
-            with contextlib.suppress(OSError):  # it is not empty, or it is a mount point
-                store.rmdir()
-    return False
+    return True
+
+
+def _remove_what_is_not_needed(store: Path, work: Path) -> None:
+    """Remove the work folder, but not finished stages of a store that is incomplete."""
+    if not _is_complete(store) and any(work.glob(f"*/{DONE_FILE}")):
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the store is not empty, or it is a mount point
+        store.rmdir()
 
 
 def _is_complete(store: Path) -> bool:

@@ -695,12 +695,14 @@ def test_a_config_may_have_any_name(root: Path, monkeypatch: pytest.MonkeyPatch)
     assert ledger_of(make(config(root)))["command"] == "nmt-prepare --config 'b\udce9.yaml'"
 
 
-def test_two_processes_do_not_meet(root: Path) -> None:
+@pytest.mark.parametrize("file", ["done.json", "00000.npz"], ids=["finished", "begun"])
+def test_two_processes_do_not_meet(file: str, root: Path) -> None:
     work = root.parent / "store" / WORK_FOLDER
     (work / "train.0").mkdir(parents=True)
-    (work / "train.0" / "done.json").touch()
+    (work / "train.0" / file).touch()
     with lock(work, "preparing"):
         refuse(config(root), "/store/.*: is in use by preparing .* pid")
+        assert (work / "train.0" / file).exists()  # the work of the process that holds the lock
     assert not work.with_name(".lock").exists()
     make(config(root))
     assert not work.exists()
