@@ -5,8 +5,6 @@ mean over very many seeds is expected to lie inside it. Differences from the fir
 by seed. All numbers are read from RUN/sweep.json, so the table can be made at any time.
 """
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from nmt.score.significance import student_t
 from nmt.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.sweep.result import RunResult, read_result
 from nmt.system.files import write_text
+from nmt.system.tables import Cell, Table
 
 TABLE_FILES = ("table.md", "table.csv")
 # The figures that every row has, whatever it was scored on.
@@ -237,38 +236,26 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
 
 
 def format_text(sweep: Sweep, rows: Sequence[Row]) -> str:
-    cells = list_cells(sweep, rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for line in cells:
-        padded = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join([*lines, "", *list_notes(sweep, rows)])
+    head, *lines = list_cells(sweep, rows)
+    return "\n".join([Table(head, lines).to_text(), "", *list_notes(sweep, rows)])
 
 
 def format_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     head, *lines = list_cells(sweep, rows)
-    table = [head, ["---"] * len(head), *lines]
-    text = []
-    for line in table:
-        escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in line]
-        text.append(f"| {' | '.join(escaped)} |")
     notes = [f"- {note}" for note in list_notes(sweep, rows)]
-    return "\n".join([*text, "", *notes]) + "\n"
+    return "\n".join([Table(head, lines).to_markdown(), "", *notes]) + "\n"
 
 
 def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return the table for programs: all digits, and an empty cell for what is not known."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     head = ["run", "settings", "seeds", "finished", *COMMON_FIGURES]
     head += name_spread("dev_nll")
     for name in sweep.score:
         for figure in (f"{name}_bleu", f"{name}_difference", f"{name}_ece"):
             head += [figure, *name_spread(figure)]
-    writer.writerow(head)
+    lines = []
     for row in rows:
-        line: list[Any] = [row.name, row.settings, row.n_seeds, len(row.results)]
+        line: list[Cell] = [row.name, row.settings, row.n_seeds, len(row.results)]
         for figure in COMMON_FIGURES:
             line.append(list_numbers(row.average(figure))[0])
         line += list_numbers(row.average("dev_nll"))[1:]
@@ -276,8 +263,8 @@ def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
             line += list_numbers(row.average(f"{name}_bleu"))
             line += list_numbers(row.difference(rows[0], f"{name}_bleu"))
             line += list_numbers(row.average(f"{name}_ece"))
-        writer.writerow(line)
-    return text.getvalue()
+        lines.append(line)
+    return Table(head, lines).to_csv()
 
 
 def name_spread(figure: str) -> list[str]:
