@@ -127,7 +127,7 @@ def train(config: RunConfig) -> int:
 
     with join_world(config.device) as world:
         world.on_main(lambda: check_training_fits(config, world))
-        # A mistake in the settings must not leave a store that nobody asked for.
+        # A mistake in the settings must not leave an unwanted store.
         world.on_main(lambda: run_start.check_same_run(config))
         world.on_main(lambda: fetch_run(config))
         world.on_main(lambda: prepare(config))

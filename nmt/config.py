@@ -311,7 +311,7 @@ class ModelConfig:
     # Which of both embeddings and the output projection are one matrix: all three (section 3.4),
     # none, target embedding and projection (decoder), or source and target embedding (embeddings).
     tied: bool | Literal["decoder", "embeddings"] = True
-    # Where the factor of section 3.4 stands: embeddings times sqrt(d_model), or logits (projection)
+    # Where the factor of section 3.4 is applied: embeddings times sqrt(d_model), or logits (projection)
     # divided by it, or nowhere.
     scale_embeddings: Literal["embedding", "projection", "none"] = "embedding"
     # LayerNorm on the sum of embeddings and positions, before its dropout (fairseq's

@@ -214,7 +214,7 @@ def find_option_conflict(args: argparse.Namespace) -> str:
         if args.output and path.resolve() == Path(args.output).resolve():
             return f"--attention {path}: is also -o; give another file"
         unsupported = {
-            "--resume": args.resume,  # nobody knows the translations that are there
+            "--resume": args.resume,  # the translations that are there are unknown
             "--workers": args.workers > 1,
             "--interactive": args.interactive,
         }

@@ -99,7 +99,7 @@ def read_byte_blocks(text: TextFile) -> Iterator[tuple[bytes, float]]:
 
 
 def _count_read(file: IO[bytes]) -> int:
-    """How many bytes of it have been read; 0 if it is a pipe, where nobody knows."""
+    """How many bytes of it have been read; 0 for a pipe, where it is unknown."""
     try:
         return file.tell()
     except OSError:

@@ -239,7 +239,7 @@ class EpochStores:
         self.close()
 
     def remove(self) -> None:
-        """Remove all epochs, at the end of a run, when nobody will train on them again."""
+        """Remove all epochs, at the end of a run, which needs them no more."""
         if self.rate:
             shutil.rmtree(self.epochs, ignore_errors=True)
             with suppress(OSError):  # other runs have theirs there

@@ -122,7 +122,7 @@ class Side:
         return ids
 
     def load(self) -> "Side":
-        """Return the same side in memory, where nobody can change it."""
+        """Return the same side in memory, where no process can change it."""
         ids, counts = self.read_rows(0, len(self))
         return Side(ids, np.concatenate(([0], np.cumsum(counts))), self.n_pieces)
 

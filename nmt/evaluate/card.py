@@ -210,7 +210,7 @@ def _escape_strings(value: Any) -> Any:
 
 
 def _make_eval_result(result: Result, score: Score) -> "EvalResult":
-    """Return a score as an entry of the hub's model-index; nobody but ourselves has verified it."""
+    """Return a score as an entry of the hub's model-index; marked as unverified."""
     from huggingface_hub import EvalResult
 
     test_set, languages = result.test_set, set(result.pair.split("-"))

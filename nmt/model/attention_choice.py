@@ -52,7 +52,7 @@ def _load_choices() -> dict[str, Any]:
 
 
 def choose_attention(device_name: str, d_k: int, d_v: int) -> str:
-    """Return the path that was faster on such a GPU, "triton" where nobody has measured."""
+    """Return the path that was faster on such a GPU, "triton" if it was never measured."""
     answer = _load_choices().get(_choice_key(device_name, d_k, d_v))
     if isinstance(answer, dict) and answer.get("path") == VARLEN:
         return VARLEN

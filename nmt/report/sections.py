@@ -1,6 +1,6 @@
 """What a report says, section by section, as HTML: each is left out where its data are not there.
 
-A section of one run stands open; of several, what cannot be one table is folded up run by run.
+A section of one run is open; of several, what cannot be one table is folded up run by run.
 Charts, which need JavaScript, are the page's (page.py).
 """
 

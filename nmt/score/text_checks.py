@@ -63,7 +63,7 @@ class ToolTrace:
         return len(marked) >= MIN_SHARE_OF_POSSIBLE * (len(marked) + len(unmarked))
 
 
-# Wrong on either side: pieces must not be scored, and nobody writes either of these by hand.
+# Wrong on either side: pieces must not be scored, and neither is ever written by hand.
 PIECES = ToolTrace(
     "BPE was left in",
     re.compile(r"\S@@(?= |$)|\u2581"),

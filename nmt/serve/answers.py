@@ -32,7 +32,7 @@ class LineOptions:
 
 @dataclass
 class LineCandidate:
-    """A translation of a line. What nobody asked for is None, as it is for a line in parts."""
+    """A translation of a line. What was not asked for is None, as it is for a line in parts."""
 
     translation: Translation
     pieces: list[str] | None = None  # the end mark comes last

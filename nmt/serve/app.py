@@ -49,7 +49,7 @@ from nmt.system.errors import Failure, UserError
 from nmt.translate.translator import LineTooLong, Translation
 
 RETRY_AFTER = {"Retry-After": "1"}
-STATUS_CLIENT_LEFT = 499  # nobody reads it, but the metrics count it
+STATUS_CLIENT_LEFT = 499  # never read, but the metrics count it
 ROOM_PAUSE_S = 0.05  # until a stream looks for room in the queue again
 EMPTY_LINE = [LineCandidate(Translation("", 0.0))]
 

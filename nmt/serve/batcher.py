@@ -4,7 +4,7 @@ Nothing waits for company: a thread that is free takes what is there, at most a 
 other threads, at most its share, so that one does not take all and leave the others idle. Lines with
 equal options share a batch; their translations are those of a line alone (docs/decoding.md). A line
 that is refused, or whose translation fails, is no matter to the others of its batch. Lines that
-nobody waits for any more are dropped.
+no client waits for any more are dropped.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class Batcher:
             self._changed.notify(len(lines))
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
-        """Forget lines that nobody waits for any more; a batch that has begun is completed."""
+        """Forget lines that no client waits for any more; a batch that has begun is completed."""
         abandoned = {line for line in lines if not line.answered.done()}
         if not abandoned:
             return
@@ -112,7 +112,7 @@ class Batcher:
             loop = batch[0].answered.get_loop()
             try:
                 loop.call_soon_threadsafe(_resolve, batch, answers)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+            except RuntimeError:  # the loop was closed: no client waits any more
                 return
 
     def _take_batch(self) -> list[WaitingLine]:

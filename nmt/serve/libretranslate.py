@@ -69,7 +69,7 @@ class TextsToTranslate:
     texts: list[str]
     is_list: bool  # and so is the answer
     model: ServedModel
-    detected: str | None  # the language that source: auto stands for
+    detected: str | None  # the language that was found for source: auto
     n_alternatives: int
 
     @property

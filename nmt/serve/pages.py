@@ -1,7 +1,7 @@
 """The files that the server hands to browsers: a fixed table, read when the server starts.
 
 No path of a request reaches the file system. The policy lets the page load nothing but these files
-and speak to nobody but this server.
+and connect only to this server.
 """
 
 from dataclasses import dataclass

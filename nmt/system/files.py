@@ -267,7 +267,10 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # nobody knows the temporary name
+        error.filename, error.filename2 = (
+            str(path),
+            None,
+        )  # the temporary name means nothing to a user
         raise
     finally:
         temporary.unlink(missing_ok=True)

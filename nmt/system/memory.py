@@ -87,7 +87,7 @@ def format_memory(n_bytes: float) -> str:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device or the host ran out of memory, whoever reports it: torch's allocator, the
+    """Whether the device or the host ran out of memory, as reported by torch's allocator, the
     driver, cuBLAS, or an error that one of them caused."""
     while error is not None:
         # torch has a class of this name for its own.

@@ -178,7 +178,7 @@ def join_world(requested: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
 
 
 def _check_rank_variables(size: int) -> None:
-    """Refuse what would be a traceback of torch, or a wait for ranks that nobody starts."""
+    """Refuse what would be a traceback of torch, or a wait for ranks that never start."""
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise UserError(

@@ -51,7 +51,7 @@ class RecordReader:
 
     name_place: Callable[[str], str]  # of a dotted key: where it was written, and the key
     needs_all_keys: bool = False  # a program wrote them all; a person leaves some to their defaults
-    remedy: str = ""  # for a file that nobody edits by hand
+    remedy: str = ""  # for a file that is never edited by hand
     takes_any_text: bool = False  # text of corpora and names of files may hold anything
 
     def read(self, kind: type[Record], values: object, key: str = "") -> Record:

@@ -1,4 +1,4 @@
-"""What this library asks of the C library, OpenMP, oneDNN and the kernel, so that nobody has to
+"""What this library asks of the C library, OpenMP, oneDNN and the kernel, so that users need not
 export anything.
 
 glibc returns each large block when it is freed and faults it in again, page by page, at the next

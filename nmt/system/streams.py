@@ -1,8 +1,8 @@
 """Standard input, output and error of a process, made safe before its work begins.
 
 Messages may be lost, work may not: a standard error that is closed, full, or whose reader has left
-loses what is written to it and raises nothing, whoever writes: this library, tqdm, argparse,
-warnings, logging. A standard output whose reader has left raises `ReaderLeft`, which no other
+loses what is written to it and raises nothing, whether the writer is this library, tqdm, argparse,
+warnings or logging. A standard output whose reader has left raises `ReaderLeft`, which no other
 pipe or socket does. Descriptors 0, 1 and 2 are always open: otherwise the next file to be opened,
 perhaps a checkpoint, would get one of them and the messages of C libraries inside it.
 
@@ -83,7 +83,7 @@ class _TerminalOutput(_DataOutput):
     """Writes out what the terminal would obey.
 
     A translation may hold anything that a stranger's model has learned. So a terminal is shown it
-    as `ls` shows names, not as `cat` shows a file: whoever wants the bytes redirects them.
+    as `ls` shows names, not as `cat` shows a file: to get the bytes, redirect them.
     """
 
     def __init__(self, descriptor: int) -> None:

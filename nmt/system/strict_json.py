@@ -18,7 +18,7 @@ MAX_FLOAT = 1e100  # no figure of a float32 computation comes near
 
 
 def parse_json(data: bytes, place: str) -> Any:
-    """Parse one JSON value; `place` is where error messages say that it stands."""
+    """Parse one JSON value; `place` is where it is, for error messages."""
     try:
         value = json.loads(
             data.decode(),

@@ -141,7 +141,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 
 
 def _list_fields(event_type: type[Event]) -> list[tuple[str, str | None, type, Any]]:
-    """Return name, prefix, type of value and what stands for an absent value, for each field."""
+    """Return name, prefix, type of value and the replacement for an absent value, for each field."""
     absent_values = {float: math.nan, int: 0, str: ""}
     hints = typing.get_type_hints(event_type)
     described = []

@@ -3,7 +3,7 @@
 After update n it is d * average + (1 - d) * weights, with d = min(decay, (n + 1) / (n + 10)), so
 that it follows the weights closely at the start; TensorFlow and Marian do the same. It is fp32 as
 the weights are, and in as many shares. Checkpoints have it in place of the weights, which lie beside
-Adam's moments: whoever reads a checkpoint to translate gets the average and need not know.
+Adam's moments: translation reads the average from a checkpoint without knowing of it.
 """
 
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ TRIALS = 5
 
 
 def resolve_precision(config: RunConfig, world: World) -> RunConfig:
-    """Return the config with the precision that `auto` stands for."""
+    """Return the config with `auto` replaced by a precision."""
     if config.training.precision != "auto":
         return config
     # The main rank decides, as for micro_tokens: it later writes the file that is read here.

@@ -1,7 +1,7 @@
 """Compares a run's dev scores with those of published runs of the same recipe.
 
 A damaged training (a wrong learning rate, lost gradients) looks healthy: it only ends some BLEU lower,
-and nobody knows how much to expect. configs/references/ has the dev scores of several runs of a shipped
+and it is unknown how much to expect. configs/references/ has the dev scores of several runs of a shipped
 config at each validation; scripts/make_reference_curve.py writes them. A reference applies if the store
 has the same digest and all settings agree, except the seed, those of the machine, and how often the run
 saves and validates.

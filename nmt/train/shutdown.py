@@ -3,7 +3,7 @@
 A signal is only recorded: all ranks finish the current update, save, and stop together. A second
 signal ends the process at once, unless it comes so soon that it is the first one, handed on.
 torchrun turns every exit code into 1, so scripts that restart a run read `status.json`. A run that
-was killed leaves "running" there, and nobody holds its lock.
+was killed leaves "running" there, and its lock is free.
 """
 
 import contextlib
