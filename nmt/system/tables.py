@@ -7,10 +7,8 @@ else. Numbers that were formatted are cells like others; `None` is an empty cell
 import csv
 import io
 import re
-import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from nmt.system.escapes import escape_html, escape_line, escape_markdown
 
@@ -36,37 +34,33 @@ Cell = str | float | Code | Html | None
 
 @dataclass(frozen=True)
 class Table:
-    """A head and rows of as many cells; the columns in `right` are numbers and align right."""
+    """A head, and rows that have as many cells."""
 
     head: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
-    right: Collection[int] = ()
 
-    def to_lines(self, widths: Sequence[int] = ()) -> list[str]:
-        """Return the table as aligned lines.
+    def to_lines(self) -> list[str]:
+        """Return the table as lines whose columns are aligned."""
+        texts = []
+        for row in (self.head, *self.rows):
+            texts.append([escape_line(_read_text(cell)) for cell in row])
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
 
-        With `widths`, a cell that is wider than its column continues on the next line, indented.
-        """
-        texts = [[escape_line(_read_text(cell)) for cell in row] for row in (self.head, *self.rows)]
-        if widths:
-            texts = [line for row in texts for line in _wrap_row(row, widths)]
-        else:
-            widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         lines = []
         for row in texts:
-            parts = []
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-                parts.append(cell.rjust(width) if i in self.right else cell.ljust(width))
-            lines.append(GAP.join(parts).rstrip())
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append(GAP.join(cells).rstrip())
         return lines
 
     def to_text(self) -> str:
         return "\n".join(self.to_lines())
 
     def to_markdown(self) -> str:
-        marks = ["--:" if i in self.right else "---" for i in range(len(self.head))]
-        lines = [f"| {' | '.join(map(_render_markdown, row))} |" for row in (self.head, *self.rows)]
-        return "\n".join([lines[0], f"|{'|'.join(marks)}|", *lines[1:]])
+        head, *lines = [
+            f"| {' | '.join(map(_render_markdown, row))} |" for row in (self.head, *self.rows)
+        ]
+        rule = "|" + "---|" * len(self.head)
+        return "\n".join([head, rule, *lines])
 
     def to_html(self, caption: str = "", label: str = "table", is_stacked: bool = False) -> str:
         """Return the table as HTML.
@@ -84,11 +78,9 @@ class Table:
         lines += [f"<thead><tr>{head}</tr></thead>", "<tbody>"]
         for row in self.rows:
             cells = []
-            for i, (name, cell) in enumerate(zip(names, row, strict=True)):
-                attributes = f' data-label="{name}"' if is_stacked else ""
-                if i in self.right:
-                    attributes += ' class="number"'
-                cells.append(f"<td{attributes}>{render_html(cell)}</td>")
+            for name, cell in zip(names, row, strict=True):
+                attribute = f' data-label="{name}"' if is_stacked else ""
+                cells.append(f"<td{attribute}>{render_html(cell)}</td>")
             lines.append(f"<tr>{''.join(cells)}</tr>")
         return "\n".join([*lines, "</tbody>", "</table>", "</div>"])
 
@@ -125,12 +117,3 @@ def _read_text(cell: Cell) -> str:
     if isinstance(cell, Code | Html):
         return cell.text
     return "" if cell is None else str(cell)
-
-
-def _wrap_row(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
-    """Spread a row over as many lines as its longest cell needs, at least one."""
-    columns = []
-    for cell, width in zip(row, widths, strict=True):
-        lines = textwrap.wrap(cell, width, subsequent_indent="  ", break_on_hyphens=False)
-        columns.append(lines or [""])
-    return [list(line) for line in zip_longest(*columns, fillvalue="")]
