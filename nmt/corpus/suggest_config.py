@@ -26,7 +26,7 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import read_bytes, write_text
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
-from nmt.system.runtime import count_cores, read_cpu_info, tune_process
+from nmt.system.runtime import count_cores, tune_process
 from nmt.system.strict_yaml import format_yaml
 
 MIN_PAIRS = 1_000  # fewer are too few to train from scratch
@@ -49,7 +49,6 @@ BYTES_A_WEIGHT = 16  # with its gradient and Adam's two moments, in fp32
 # fp32 operations a second of a core of 2.5 GHz with AVX-512, measured with multi30k.yaml
 CORE_SPEED = 35e9
 BF16_GAIN = 1.6  # how much faster a core is that has instructions for bf16
-BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 # A section of a config: values, or pairs of a value and the reason for it.
 Choices = dict[str, Any]
@@ -71,9 +70,9 @@ class Machine:
 def inspect_machine() -> Machine:
     tune_process()  # before torch is imported
 
-    from nmt.system.device import has_nvidia
+    from nmt.system.device import find_bf16_instructions, has_nvidia
 
-    has_bf16 = not BF16_FLAGS.isdisjoint(read_cpu_info().split())
+    has_bf16 = find_bf16_instructions() is not None
     return Machine(count_cores(), find_memory_limit().n_bytes, has_bf16, has_nvidia())
 
 
@@ -423,7 +422,7 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
             "nmt-average --last 10 averages those of the last quarter of the run",
         ),
         "keep_checkpoints": 12,
-        "precision": ("auto", "bf16 where it is faster"),
+        "precision": ("auto", "bf16 where the processor has instructions for it"),
     }
     peak = f"a peak rate of {size.peak_rate:g}, reached after the warm-up"
     return {

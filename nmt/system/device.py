@@ -31,6 +31,11 @@ INSTRUCTIONS = {
     "avx512f": "AVX-512",
     "avx2": "AVX2",
 }
+# Those that multiply bf16 faster than fp32; the last is what the kernel calls ARM's.
+BF16_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM's BF16"}
+BF16_CAPABILITY = (8, 0)  # of GPUs: older ones compute bf16 by way of fp32
+
+Precision = Literal["bf16", "fp32"]
 
 
 def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
@@ -52,6 +57,33 @@ def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 
         f"{build}, cannot use; install the torch wheel for this driver (see pytorch.org) or a newer "
         "driver, make the GPUs visible in the container if this is one, or choose device=cpu"
     )
+
+
+def choose_precision(device: torch.device) -> tuple[Precision, str]:
+    """Choose the precision in which a device computes faster, and say why.
+
+    It follows from what the device is, never from a trial, whose result would depend on what else
+    the machine was doing: the same command on the same machine must train the same model.
+    """
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        shown = ".".join(str(number) for number in capability)
+        if capability >= BF16_CAPABILITY:
+            return "bf16", f"the GPU has compute capability {shown}"
+        return "fp32", f"a GPU of compute capability {shown} does not multiply bf16"
+    instructions = find_bf16_instructions()
+    if instructions is None:
+        return "fp32", "this processor has no instructions for bf16"
+    return "bf16", f"this processor has {instructions}"
+
+
+def find_bf16_instructions() -> str | None:
+    """Name the instructions with which this processor multiplies bf16; None if it has none."""
+    flags = f"{read_cpu_field('flags')} {read_cpu_field('Features')}".split()
+    for flag, instructions in BF16_INSTRUCTIONS.items():
+        if flag in flags:
+            return instructions
+    return None
 
 
 def has_nvidia() -> bool:

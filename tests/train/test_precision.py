@@ -1,4 +1,4 @@
-"""training.precision: auto takes what is faster where a run begins, and the run keeps it."""
+"""training.precision: auto follows from the instructions of the processor, and a run keeps it."""
 
 import json
 from dataclasses import replace
@@ -9,32 +9,68 @@ import torch
 
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_recorded_config
+from nmt.system import device
+from nmt.system.device import choose_precision
 from nmt.system.ranks import World
-from nmt.train import precision
 from nmt.train.precision import resolve_precision
 
-ALONE = World(0, 1, torch.device("cpu"))
+
+@pytest.mark.parametrize(
+    ("cpu_info", "chosen", "reason"),
+    [
+        ("flags : fpu avx2 avx512f avx512_bf16 amx_bf16", "bf16", "this processor has AMX"),
+        ("flags : avx2 avx512f avx512_bf16", "bf16", "this processor has AVX512-BF16"),
+        ("Features : fp asimd bf16", "bf16", "this processor has ARM's BF16"),
+        ("flags : fpu avx2 avx512f", "fp32", "this processor has no instructions for bf16"),
+        ("Features : fp asimd", "fp32", "this processor has no instructions for bf16"),
+        ("", "fp32", "this processor has no instructions for bf16"),
+    ],
+)
+def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
+    cpu_info: str, chosen: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "read_cpu_info", lambda: f"processor : 0\n{cpu_info}\n")
+    assert choose_precision(torch.device("cpu")) == (chosen, reason)
 
 
-@pytest.mark.parametrize(("fp32_s", "bf16_s", "chosen"), [(2.0, 1.0, "bf16"), (1.0, 5.0, "fp32")])
-def test_a_run_begins_with_the_faster_one_and_keeps_it(
+@pytest.mark.parametrize(
+    ("capability", "chosen"),
+    [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16"), ((12, 0), "bf16")],
+)
+def test_a_gpu_computes_in_bf16_from_ampere_on(
+    capability: tuple[int, int], chosen: str, toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    config = load_recorded_config(toy)
+    config = replace(config, training=replace(config.training, precision="auto"))
+    gpu = World(0, 1, torch.device("cuda"))
+    assert resolve_precision(config, gpu).training.precision == chosen
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "chosen", "other"),
+    [("flags : avx512_bf16", "bf16", "fp32"), ("flags : avx2", "fp32", "bf16")],
+)
+def test_a_run_keeps_the_precision_in_which_it_began(
+    cpu_info: str,
+    chosen: str,
+    other: str,
     toy: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    fp32_s: float,
-    bf16_s: float,
-    chosen: str,
 ) -> None:
-    monkeypatch.setattr(precision, "_time_products", lambda *_: (fp32_s, bf16_s))
+    monkeypatch.setattr(device, "read_cpu_info", lambda: cpu_info)
     line = ["--config", str(toy), "training.precision=auto", "training.steps=2"]
     assert nmt_train(line) == 0
     told = capsys.readouterr().err
-    assert f"training.precision: auto has chosen {chosen}, {max(fp32_s, bf16_s):.1f} times" in told
+    assert f"training.precision: auto has chosen {chosen}, because this processor has " in told
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
 
-    # on a machine where the other one is faster
-    monkeypatch.setattr(precision, "_time_products", lambda *_: (bf16_s, fp32_s))
+    # on a machine that would choose the other one
+    monkeypatch.setattr(
+        device, "read_cpu_info", lambda: "flags : avx2" if chosen == "bf16" else "flags : amx_bf16"
+    )
     assert nmt_train([*line, "training.steps=4"]) == 0
     assert "auto has chosen" not in capsys.readouterr().err
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
@@ -42,21 +78,5 @@ def test_a_run_begins_with_the_faster_one_and_keeps_it(
     assert [row["step"] for row in steps if row["kind"] == "train"] == [1, 2, 3, 4]
 
     # what is written out is never replaced
-    other = {"bf16": "fp32", "fp32": "bf16"}[chosen]
     assert nmt_train([*line, "training.steps=4", f"training.precision={other}"]) == 2
     assert f"training.precision: {chosen} -> {other}" in capsys.readouterr().err
-
-
-def test_a_gpu_gets_bf16_without_a_trial(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(precision, "_time_products", lambda *_: pytest.fail("timed on a CPU"))
-    config = load_recorded_config(toy)
-    config = replace(config, training=replace(config.training, precision="auto"))
-    gpu = World(0, 1, torch.device("cuda"))
-    assert resolve_precision(config, gpu).training.precision == "bf16"
-
-
-def test_the_trial_measures_this_processor() -> None:
-    shortest = precision._time_products(256, 1024)
-    assert 0 < min(shortest) and max(shortest) < 1
