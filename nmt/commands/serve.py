@@ -191,7 +191,8 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     if args.engine == "ctranslate2":
         loaded = open_ctranslate2([path], overrides, is_served=True)
     else:
-        loaded = open_model([path], overrides)
+        # a server goes on for long, so half a minute of compiling at its first start is soon regained
+        loaded = open_model([path], ["decoding.compile=on", *overrides])
     data = loaded.config.data
     warn_if_untagged(data, loaded.config.decoding.tag)
     return ServedModel(name or f"{data.src}-{data.tgt}", loaded)

@@ -34,10 +34,11 @@ from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file, read_json, read_manifest, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
-from nmt.translate.batching import SearchedBatch, split_by_budget
-from nmt.translate.beams import Hypothesis, compute_penalty
+from nmt.translate.batching import SearchedBatch, Sentences, split_by_budget
+from nmt.translate.beams import Hypothesis
 from nmt.translate.phrases import LinePhrases
-from nmt.translate.translator import LoadedModel, Sentences, TextToText
+from nmt.translate.search_rules import make_rules
+from nmt.translate.translator import LoadedModel, TextToText
 
 # as CTranslate2 calls them
 SHARED_VOCAB_FILE, TGT_VOCAB_FILE = "shared_vocabulary.json", "target_vocabulary.json"
@@ -253,7 +254,7 @@ class CTranslate2Engine:
             scored = []
             for hypothesis in hypotheses:
                 n_pieces = len(hypothesis.ids) + 1  # with eos
-                score = hypothesis.score / float(compute_penalty(n_pieces, config))
+                score = hypothesis.score / float(make_rules(config).compute_penalty(n_pieces))
                 scored.append(Hypothesis(hypothesis.ids, score))
             best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best

@@ -19,6 +19,7 @@ from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
 from nmt.translate.beams import Hypothesis
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 
 Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 
@@ -57,9 +58,9 @@ class OwnEngine:
             finishing="top",
             stopping=self.stopping,
         )
-        best = []
+        best, rules = [], make_rules(config)
         for batch in split_batches(src):
-            for hypotheses in search(self.model, pack(add_eos(batch)), config):
+            for hypotheses in search(self.model, pack(add_eos(batch)), rules):
                 best.append(hypotheses[0])
         return best
 

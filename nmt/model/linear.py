@@ -30,12 +30,17 @@ class ActivatedLinear(BiasedLinear):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        if self.activation == "relu":
-            return F.relu_(y)
-        if self.activation == "gelu":
-            return F.gelu(y)
+        return apply_activation(super().forward(x), self.activation)
+
+
+def apply_activation(y: Tensor, activation: str) -> Tensor:
+    if activation == "relu":
+        return F.relu_(y)
+    if activation == "gelu":
+        return F.gelu(y)
+    if activation == "swish":
         return F.silu(y)
+    return y
 
 
 def can_fuse(x: Tensor, weight: Tensor) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from nmt.config import override_config
 from nmt.system.errors import UserError
-from nmt.translate.cpu_search import expect_many_sentences
 from nmt.translate.translator import OUR_ENGINE, LoadedModel, TextToText
 
 WIDEST_BEAM = 12  # that a client may ask for
@@ -75,7 +74,6 @@ class ServedModels:
 
     def warm_up(self) -> None:
         """Translate once with each model, because the first time takes longer."""
-        expect_many_sentences()
         for model in self.by_name.values():
             model.loaded.translator.translate(["1"])
 

@@ -1,94 +1,54 @@
-"""Ids to ids for any number of sentences: sorted by length, split into batches, several of them
-searched at a time on CPU.
+"""Splits any number of sentences into batches, and searches several of them at a time on a CPU.
 
-On a GPU batches are searched one after another by recorded steps, each batch as large as memory
-allows.
-
-On CPU a batch is searched by one thread, or by few where there are more cores than batches: what a
-step does between its matrix products would leave the other cores idle, and they would wait for each
-other at each product. Threads share the model; torch and compiled
-loops release the GIL while they compute. In fp32 the results do not depend on any of it.
+One thread searches a batch, or a few do where there are more cores than batches: what a step does
+between its matrix products would leave the other cores idle, and they would wait for each other at
+each product. Threads share the model; torch and compiled loops release the GIL while they compute.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
-from nmt.translate.beams import Decodable, Hypothesis, count_hypotheses
-from nmt.translate.cpu_search import search_on_cpu
+from nmt.translate.beams import Hypothesis
 from nmt.translate.phrases import LinePhrases
 
 DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
 EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
-# Hypotheses of a batch on a CPU: with more, products are not faster; with fewer, they are slower.
-MAX_HYPOTHESES, MIN_HYPOTHESES = 256, 64
-BATCHES_PER_THREAD = 4  # so that threads end at about the same time
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
+Sentences = Sequence[Sequence[int]]
 # The indices of some sentences, and the best hypotheses of each.
 SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 
 
-def search_batches(
-    model: Decodable,
-    sources: Sequence[Sequence[int]],
-    config: DecodingConfig,
-    device: torch.device,
-    n_best: int = 1,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    phrases: Sequence[LinePhrases] | None = None,
-) -> Iterator[SearchedBatch]:
-    """Search `sources`, which end with eos, batch by batch."""
-    if device.type == "cuda":
-        from nmt.engines.cuda.gpu_search import GpuSearch
+@dataclass(frozen=True)
+class Requests:
+    """Sentences to search, which end with eos, and what each translation must begin with or contain."""
 
-        gpu_search = GpuSearch(model, config, device)
-        yield from gpu_search.search_batches(sources, n_best, prefixes, phrases)
-        return
+    sources: Sentences
+    prefixes: Sentences | None = None
+    phrases: Sequence[LinePhrases] | None = None
 
-    def search_batch(batch: list[int]) -> SearchedBatch:
-        packed, forced = pack_batch(batch, sources, prefixes, device)
-        own = None if phrases is None else [phrases[i] for i in batch]
-        return batch, search_on_cpu(model, packed, config, n_best, forced, own)
+    def choose(self, places: Sequence[int]) -> "Requests":
+        """Return those at some places, in that order."""
+        return Requests(
+            [self.sources[i] for i in places],
+            None if self.prefixes is None else [self.prefixes[i] for i in places],
+            None if self.phrases is None else [self.phrases[i] for i in places],
+        )
 
-    n_threads = min(torch.get_num_threads(), MAX_THREADS)
-    most = _choose_most_hypotheses(len(sources) * count_hypotheses(config, n_best), n_threads)
-    batches = list(split_by_budget(sources, config, n_best, most))
-    n_threads = min(len(batches), n_threads)
-    if n_threads <= 1:
-        yield from map(search_batch, batches)
-        return
-    with _start_threads(n_threads) as pool:
-        yield from _map_in_order(pool, search_batch, batches, 2 * n_threads)
-
-
-def _choose_most_hypotheses(n_hypotheses: int, n_threads: int) -> int:
-    """Choose how many hypotheses a batch may have, so that each thread gets several batches."""
-    n_batches = BATCHES_PER_THREAD * n_threads
-    share = -(-n_hypotheses // n_batches)
-    return min(max(share, MIN_HYPOTHESES), MAX_HYPOTHESES)
-
-
-def pack_batch(
-    batch: list[int],
-    sources: Sequence[Sequence[int]],
-    prefixes: Sequence[Sequence[int]] | None,
-    device: torch.device,
-) -> tuple[Packed, list[Sequence[int]] | None]:
-    """Return the sources of a batch, and its prefixes if there are any."""
-    packed = pack([sources[i] for i in batch]).to(device)
-    if prefixes is None:
-        return packed, None
-    return packed, [prefixes[i] for i in batch]
+    def pack(self, device: torch.device) -> Packed:
+        return pack(self.sources).to(device)
 
 
 def split_by_budget(
-    sources: Sequence[Sequence[int]],
+    sources: Sentences,
     config: DecodingConfig,
     n_best: int = 1,
     max_hypotheses: int | None = None,
@@ -116,11 +76,27 @@ def split_by_budget(
         yield batch
 
 
-def order_by_length(sources: Sequence[Sequence[int]]) -> list[int]:
+def order_by_length(sources: Sentences) -> list[int]:
     """Return the indices of the sentences, the longest first, so that the largest batch comes
     first.
     """
     return sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+
+
+def search_with_threads(
+    search_batch: Callable[[list[int]], SearchedBatch], batches: Sequence[list[int]]
+) -> Iterator[SearchedBatch]:
+    """Yield what each batch finds, in order."""
+    n_threads = min(len(batches), count_threads())
+    if n_threads <= 1:
+        yield from map(search_batch, batches)
+        return
+    with _start_threads(n_threads) as pool:
+        yield from _map_in_order(pool, search_batch, batches, 2 * n_threads)
+
+
+def count_threads() -> int:
+    return min(torch.get_num_threads(), MAX_THREADS)
 
 
 @contextmanager

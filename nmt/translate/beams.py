@@ -18,19 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config import DecodingConfig, ModelConfig
+from nmt.config import ModelConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import BOS, EOS, PAD
 from nmt.system.errors import Failure, UserError
+from nmt.translate.search_rules import Length, SearchRules
 
 NEG_INF = float("-inf")
 MAX_BLOCK_LOGITS = 1 << 22  # on a CPU: as many as its cache holds
-
-# The length of the hypotheses after the current step, which is also the step's number, counted from
-# 1. Usually an int, and tensors grow by one column per step. In a step recorded as a CUDA graph it
-# is a tensor (1,), and tensors have columns for later steps from the start, so that their shapes
-# never change.
-Length = int | Tensor
 
 
 @dataclass(frozen=True)
@@ -84,26 +79,14 @@ class Beams:
             setattr(self, name, rows[:n])
 
 
-def count_hypotheses(config: DecodingConfig, n_best: int) -> int:
-    """Return how many hypotheses of a sentence are active at a time."""
-    if config.sample:
-        return n_best
-    if n_best > config.beam:
-        raise UserError(
-            f"a beam of {config.beam} is too small for the {n_best} best translations; raise decoding.beam"
-        )
-    return config.beam
-
-
 def start_beams(
     src: Packed,
-    config: DecodingConfig,
+    rules: SearchRules,
     model: ModelConfig,
-    n_best: int,
     prefixes: Sequence[Sequence[int]] | None,
 ) -> Beams:
     """Return the state before the first step: each sentence at bos, with its length limit and its prefix."""
-    n, device, beam = src.n_sentences, src.tokens.device, count_hypotheses(config, n_best)
+    n, device, beam = src.n_sentences, src.tokens.device, rules.beam
 
     # Pad the prefixes to equal length.
     prefixes = prefixes or [[]] * n
@@ -113,7 +96,7 @@ def start_beams(
 
     # The length limit grows with the source; it is never below the prefix's length nor above the
     # position table's.
-    limits = ((src.lengths - 1) * config.max_ratio).long() + config.max_extra
+    limits = ((src.lengths - 1) * rules.max_ratio).long() + rules.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
         if longest_prefix >= model.max_positions:
@@ -124,11 +107,9 @@ def start_beams(
         limits.clamp_(max=model.max_positions - 1)
 
     scores = torch.zeros(n, beam, device=device)
-    if not config.sample:
+    if not rules.is_sampling:
         # start from one hypothesis, because identical ones would stay identical
         scores[:, 1:] = NEG_INF
-    # `likely` compares with the beam-th best
-    n_kept = beam if config.stopping == "likely" else n_best
     return Beams(
         sentences=torch.arange(n, device=device),
         limits=limits,
@@ -136,37 +117,27 @@ def start_beams(
         tokens=torch.full((n, beam), BOS, device=device),
         ids=torch.full((n, beam, 0), EOS, device=device),
         scores=scores,
-        finished_ids=torch.full((n, n_kept, 0), EOS, device=device),
-        finished_scores=torch.full((n, n_kept), NEG_INF, device=device),
+        finished_ids=torch.full((n, rules.n_kept, 0), EOS, device=device),
+        finished_scores=torch.full((n, rules.n_kept), NEG_INF, device=device),
         n_finished=torch.zeros(n, dtype=torch.int64, device=device),
     )
 
 
-def compute_penalty(length: Length, config: DecodingConfig) -> Tensor:
-    """Return what a log-probability is divided by for a hypothesis of `length` pieces, eos included (section 6.1)."""
-    size = torch.as_tensor(length, dtype=torch.float32)
-    if config.penalty == "gnmt":
-        return ((5.0 + size) / 6.0) ** config.length_penalty
-    if config.penalty == "length":
-        return size**config.length_penalty
-    return torch.ones_like(size)
-
-
-def find_done(beams: Beams, length: Length, config: DecodingConfig, n_best: int) -> Tensor:
+def find_done(beams: Beams, length: Length, rules: SearchRules) -> Tensor:
     """Return a mask of the sentences that are done after this step, (S,)."""
     best = beams.scores.amax(1)
     done = (best == NEG_INF) | (beams.limits < length)
-    if config.sample:
+    if rules.is_sampling:
         return done
-    if config.stopping == "exact":
+    if rules.stopping == "exact":
         # At best, an active hypothesis reaches the length limit without losing any probability.
-        bound = best / compute_penalty(beams.limits + 1, config).to(best.device)
-        done |= bound <= beams.finished_scores[:, n_best - 1]
-    elif config.stopping == "full":
-        done |= beams.n_finished >= config.beam
-    elif config.stopping == "likely":
-        present = best / compute_penalty(length, config).to(best.device)
-        done |= present <= beams.finished_scores[:, config.beam - 1]
+        bound = best / rules.compute_penalty(beams.limits + 1).to(best.device)
+        done |= bound <= beams.finished_scores[:, rules.n_best - 1]
+    elif rules.stopping == "full":
+        done |= beams.n_finished >= rules.beam
+    elif rules.stopping == "likely":
+        present = best / rules.compute_penalty(length).to(best.device)
+        done |= present <= beams.finished_scores[:, rules.beam - 1]
     return done
 
 
@@ -214,14 +185,14 @@ def find_required_pieces(beams: Beams, length: Length) -> Tensor:
     return torch.where(forced >= 0, forced, required)
 
 
-def find_repeats(ids: Tensor, length: Length, config: DecodingConfig) -> Tensor | None:
+def find_repeats(ids: Tensor, length: Length, rules: SearchRules) -> Tensor | None:
     """Return the pieces that would complete an n-gram a second time, (R, k), given the pieces (R, t) said before.
 
     Where there are fewer, pad fills the rest. None if `decoding.no_repeat_ngram` is not set or nothing can repeat yet.
     """
-    if config.no_repeat_ngram is None or ids.shape[1] < config.no_repeat_ngram:
+    if rules.no_repeat_ngram is None or ids.shape[1] < rules.no_repeat_ngram:
         return None
-    n_before = config.no_repeat_ngram - 1  # pieces of an n-gram before its last
+    n_before = rules.no_repeat_ngram - 1  # pieces of an n-gram before its last
     n_said = length - 1
     followers = ids[:, n_before:]  # the last piece of each n-gram, (R, k)
     k = followers.shape[1]

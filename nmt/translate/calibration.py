@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.model.transformer import Transformer
 from nmt.system.progress import track
+from nmt.translate.ensemble import average_log_probs
 from nmt.translate.pair_scores import (
     PairScorer,
     batch_pairs,
@@ -97,7 +97,11 @@ def measure_calibration(
         with report_short_memory():
             states_by_model = [model(batch.src, batch.tgt).split(n_rows) for model in models]
             for i, gold in enumerate(batch.gold.split(n_rows)):
-                log_probs = _average_log_probs(models, [states[i] for states in states_by_model])
+                each = [
+                    model.projection(states[i]).float().log_softmax(1)
+                    for model, states in zip(models, states_by_model, strict=True)
+                ]
+                log_probs = average_log_probs(each)
                 # the authors' vocabulary is padded: its last rows are no pieces
                 sums += sum_bins(log_probs[:, : models[0].n_pieces], gold)
                 nll_sum -= log_probs.gather(1, gold[:, None]).double().sum()
@@ -109,13 +113,3 @@ def measure_calibration(
         float(nll_sum),
         len(pairs.problems),
     )
-
-
-def _average_log_probs(models: Sequence[Transformer], states: Sequence[Tensor]) -> Tensor:
-    """Return the logarithms of the mean of the models' probabilities, as a search does, (T, V)."""
-    log_probs = []
-    for model, model_states in zip(models, states, strict=True):
-        log_probs.append(model.projection(model_states).float().log_softmax(1))
-    if len(log_probs) == 1:
-        return log_probs[0]
-    return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))

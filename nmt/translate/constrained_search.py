@@ -12,19 +12,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig
 from nmt.data.vocab import EOS
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
     Decodable,
-    Length,
     compute_logit_blocks,
     find_repeats,
     find_required_pieces,
     forbid_pieces,
 )
 from nmt.translate.phrases import START, LinePhrases
+from nmt.translate.search_rules import Length, SearchRules
 
 Continuation = tuple[float, int, int]  # log-probability, parent, piece
 
@@ -43,14 +42,14 @@ class PhraseSearch:
         self.states = [[START] * beams.scores.shape[1] for _ in phrases]  # of each sentence
 
     def find_continuations(
-        self, beams: Beams, model: Decodable, hidden: Tensor, length: Length, config: DecodingConfig
+        self, beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the continuations to consider: parents, pieces and log-probabilities, each (S, n).
 
         The first ones of a sentence are to be kept, whatever their log-probabilities.
         """
         beam = beams.scores.shape[1]
-        n = 2 * beam if beam > 1 else 1
+        n = rules.n_considered
         required = find_required_pieces(beams, length)
         sentences, limits = beams.sentences.tolist(), beams.limits.tolist()
         chosen: list[list[Continuation]] = []
@@ -60,8 +59,8 @@ class PhraseSearch:
             self._rule_out_forbidden(totals, sentences[here])
             forced = required[here, None].expand(-1, beam).reshape(-1, 1)  # (s * B, 1)
             forced_totals = totals.gather(1, forced.clamp(min=0))
-            repeats = find_repeats(beams.ids[here].flatten(0, 1), length, config)
-            forbid_pieces(totals, model.n_pieces, length <= config.min_length, repeats)
+            repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
+            forbid_pieces(totals, model.n_pieces, length <= rules.min_length, repeats)
             only_forced = torch.full_like(totals, NEG_INF)
             only_forced.scatter_(1, forced.clamp(min=0), forced_totals)
             totals = torch.where(forced < 0, totals, only_forced)

@@ -105,5 +105,12 @@ class Ensemble:
             if n_missing:
                 log_prob = F.pad(log_prob, (0, n_missing), value=NEG_INF)
             log_probs.append(log_prob)
-        # The log of the mean, taken without leaving log space, where small probabilities survive.
-        return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+        return average_log_probs(log_probs)
+
+
+def average_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of several models' probabilities."""
+    if len(log_probs) == 1:
+        return log_probs[0]
+    # taken without leaving log space, where small probabilities survive
+    return torch.stack(list(log_probs)).logsumexp(0) - math.log(len(log_probs))

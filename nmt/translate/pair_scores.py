@@ -25,9 +25,10 @@ from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS
-from nmt.translate.beams import compute_penalty
-from nmt.translate.translator import Sentences, Translator, open_translator, warn_if_untagged
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Sentences
+from nmt.translate.ensemble import average_log_probs
+from nmt.translate.search_rules import make_rules
+from nmt.translate.translator import Translator, open_translator, warn_if_untagged
 
 MAX_SCORED_LOGITS = 1 << 24  # held at a time
 MIN_SCORED_ROWS = 256  # at least, because each chunk reads all weights
@@ -54,7 +55,7 @@ class PairScore:
         if kind == "sum" or not self.piece_ids:
             return self.log_prob
         n = len(self.piece_ids)
-        return self.log_prob / (n if kind == "mean" else float(compute_penalty(n, config)))
+        return self.log_prob / (n if kind == "mean" else float(make_rules(config).compute_penalty(n)))
 
 
 class PossiblePairs(NamedTuple):
@@ -186,11 +187,9 @@ def compute_log_probs(
             each = [
                 _compute_gold_log_probs(model, batch.src, batch.tgt, batch.gold) for model in models
             ]
-        mean = each[0]
-        if len(each) > 1:  # of probabilities, as in an ensemble that is searched
-            mean = torch.stack(each).logsumexp(0) - math.log(len(each))
         lengths = [len(targets[i]) + 1 for i in batch.places]
-        yield batch.places, [row.tolist() for row in mean.cpu().split(lengths)]
+        rows = average_log_probs(each).cpu().split(lengths)
+        yield batch.places, [row.tolist() for row in rows]
 
 
 def _compute_gold_log_probs(model: Transformer, src: Packed, tgt: Packed, gold: Tensor) -> Tensor:

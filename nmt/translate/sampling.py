@@ -12,22 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
     Decodable,
-    Length,
     append_pieces,
     compute_logit_blocks,
-    compute_penalty,
     find_repeats,
     find_required_pieces,
     forbid_pieces,
     pad_width,
 )
+from nmt.translate.search_rules import Length, SearchRules
 
 
 def draw_uniforms(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
@@ -50,25 +48,25 @@ def sample_step(
     hidden: Tensor,
     uniforms: Tensor,
     length: Length,
-    config: DecodingConfig,
+    rules: SearchRules,
 ) -> None:
     """Give each hypothesis one piece more, drawn with its number of `uniforms` (S, n)."""
     n = beams.scores.shape[1]
     required = find_required_pieces(beams, length)
-    is_eos_forbidden = length <= config.min_length
+    is_eos_forbidden = length <= rules.min_length
     blocks = []
     for here, logits in compute_logit_blocks(model, hidden, n):
         u = uniforms[here].reshape(-1, 1)
-        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, config)
+        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
         blocks.append(
             _draw_pieces(
-                logits, required[here], u, model.n_pieces, is_eos_forbidden, repeats, config
+                logits, required[here], u, model.n_pieces, is_eos_forbidden, repeats, rules
             )
         )
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
     ended = (pieces == EOS) & (scores > NEG_INF)
-    ending = scores / compute_penalty(length, config).to(scores.device)
+    ending = scores / rules.compute_penalty(length).to(scores.device)
 
     beams.tokens = pieces
     beams.ids = append_pieces(beams.ids, pieces, length)
@@ -85,20 +83,20 @@ def _draw_pieces(
     n_pieces: int,
     is_eos_forbidden: bool | Tensor,
     repeats: Tensor | None,
-    config: DecodingConfig,
+    rules: SearchRules,
 ) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
     log_probs = logits.log_softmax(1)
 
     # The distribution to draw from: temperature, then top-k, then top-p.
     forbid_pieces(logits, n_pieces, is_eos_forbidden, repeats)
-    logits = logits / config.temperature
-    if config.top_k is not None:
-        least = logits.topk(min(config.top_k, logits.shape[1]), 1).values[:, -1:]
+    logits = logits / rules.temperature
+    if rules.top_k is not None:
+        least = logits.topk(min(rules.top_k, logits.shape[1]), 1).values[:, -1:]
         logits = logits.masked_fill(logits < least, NEG_INF)
     probs, order = logits.softmax(1).sort(1, descending=True)
     probs_before = probs.cumsum(1) - probs  # of the more probable pieces
-    probs = probs.masked_fill((probs_before >= config.top_p) & (probs_before > 0), 0.0)
+    probs = probs.masked_fill((probs_before >= rules.top_p) & (probs_before > 0), 0.0)
 
     # The first piece whose cumulated probability exceeds the target.
     sums = probs.cumsum(1)

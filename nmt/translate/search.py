@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.translate.beams import (
@@ -22,11 +21,8 @@ from nmt.translate.beams import (
     Beams,
     Decodable,
     Hypothesis,
-    Length,
     append_pieces,
     compute_logit_blocks,
-    compute_penalty,
-    count_hypotheses,
     find_done,
     find_repeats,
     find_required_pieces,
@@ -39,6 +35,7 @@ from nmt.translate.beams import (
 from nmt.translate.constrained_search import PhraseSearch
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.sampling import draw_uniforms, sample_step
+from nmt.translate.search_rules import Length, SearchRules
 
 # Pieces per group in `find_topk_by_group`, which first compares only the best of each group
 GROUP_SIZE = 64
@@ -49,45 +46,43 @@ MAX_SMALL_LOGITS = 1 << 15  # for which the steps of `find_topk_by_group` cost m
 def search(
     model: Decodable,
     src: Packed,
-    config: DecodingConfig,
-    n_best: int = 1,
+    rules: SearchRules,
     prefixes: Sequence[Sequence[int]] | None = None,
     phrases: Sequence[LinePhrases] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find the `n_best` best translations of each sentence, best first; with `config.sample`, draw `n_best` samples.
+    """Find the best translations of each sentence, best first, or draw samples.
 
     Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence,
     and keeps to its `phrases`; where no such translation is found, the sentence has none.
     """
-    beam = count_hypotheses(config, n_best)
-    beams = start_beams(src, config, model.config, n_best, prefixes)
-    if config.sample:
-        uniforms = draw_uniforms(src, beams.limits, beam, config.seed)
+    beams = start_beams(src, rules, model.config, prefixes)
+    if rules.is_sampling:
+        uniforms = draw_uniforms(src, beams.limits, rules.beam, rules.seed)
     phrase_search = None
     if phrases is not None:
         is_learned = model.config.positions == "learned"
         max_limit = model.config.max_positions - 1 if is_learned else None
         phrase_search = PhraseSearch(phrases, beams, max_limit)
-    cache = model.make_cache(src, beam)
+    cache = model.make_cache(src, rules.beam)
     results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
     length = 0  # of the hypotheses, eos included
     while True:
         # extend each hypothesis by one piece
         length += 1
         hidden = model.step(beams.tokens.flatten(), cache)  # (S * B, D)
-        if config.sample:
+        if rules.is_sampling:
             drawn = uniforms[beams.sentences, :, length - 1]  # (S, B)
-            sample_step(beams, model, hidden, drawn, length, config)
+            sample_step(beams, model, hidden, drawn, length, rules)
         else:
-            cache.reorder(beam_step(beams, model, hidden, length, config, phrase_search))
+            cache.reorder(beam_step(beams, model, hidden, length, rules, phrase_search))
 
         # collect the sentences that are done
-        done = find_done(beams, length, config, n_best)
+        done = find_done(beams, length, rules)
         if not done.any():
             continue
         sentences = beams.sentences[done].tolist()
-        ids = beams.finished_ids[:, :n_best][done].tolist()
-        scores = beams.finished_scores[:, :n_best][done].tolist()
+        ids = beams.finished_ids[:, : rules.n_best][done].tolist()
+        scores = beams.finished_scores[:, : rules.n_best][done].tolist()
         for sentence, rows, row_scores in zip(sentences, ids, scores, strict=True):
             if phrases is None or max(row_scores) > NEG_INF:
                 results[sentence] = make_hypotheses(rows, row_scores)
@@ -107,29 +102,29 @@ def beam_step(
     model: Decodable,
     hidden: Tensor,
     length: Length,
-    config: DecodingConfig,
+    rules: SearchRules,
     phrase_search: PhraseSearch | None = None,
 ) -> Tensor:
     """Extend the hypotheses by one piece; return the index of each new hypothesis's parent, (S, B)."""
-    beam = config.beam
+    beam = rules.beam
 
     # The continuations to consider, (S, 2B)
     if phrase_search is not None:
-        found = phrase_search.find_continuations(beams, model, hidden, length, config)
+        found = phrase_search.find_continuations(beams, model, hidden, length, rules)
     else:
-        found = _find_continuations(beams, model, hidden, length, config)
+        found = _find_continuations(beams, model, hidden, length, rules)
     parents, pieces, scores = found
     rank = torch.arange(scores.shape[1], device=scores.device)
-    if config.finishing == "shrink":
+    if rules.finishing == "shrink":
         scores = scores.masked_fill(rank >= beam - beams.n_finished[:, None], NEG_INF)
     has_ended = (pieces == EOS) & (scores > NEG_INF)
     ids = append_pieces(gather_rows(beams.ids, parents), pieces, length)  # (S, 2B, t + 1)
 
     # Finished hypotheses: keep the best of the earlier ones and of those that end in this step.
-    is_counted = has_ended if config.finishing == "any" else has_ended & (rank < beam)
-    if config.stopping == "full":  # never count more than `beam` of them
+    is_counted = has_ended if rules.finishing == "any" else has_ended & (rank < beam)
+    if rules.stopping == "full":  # never count more than `beam` of them
         is_counted = is_counted & (beams.n_finished[:, None] + is_counted.cumsum(1) <= beam)
-    penalty = compute_penalty(length, config).to(scores.device)
+    penalty = rules.compute_penalty(length).to(scores.device)
     new_scores = scores.masked_fill(~is_counted, NEG_INF) / penalty
     n_kept = beams.finished_scores.shape[1]
     all_scores = torch.cat((beams.finished_scores, new_scores), 1)
@@ -155,20 +150,19 @@ def beam_step(
 
 
 def _find_continuations(
-    beams: Beams, model: Decodable, hidden: Tensor, length: Length, config: DecodingConfig
+    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the 2 * beam best continuations of each sentence: parents, pieces and log-probabilities."""
-    beam = config.beam
+    beam = rules.beam
     required = find_required_pieces(beams, length)
-    n_considered = 2 * beam if beam > 1 else 1
-    is_eos_forbidden = length <= config.min_length
+    is_eos_forbidden = length <= rules.min_length
     blocks = []
     for sentences, logits in compute_logit_blocks(model, hidden, beam):
         scores, pieces = beams.scores[sentences], required[sentences]
-        repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, config)
+        repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, rules)
         blocks.append(
             _best_continuations(
-                logits, scores, pieces, model.n_pieces, is_eos_forbidden, repeats, n_considered
+                logits, scores, pieces, model.n_pieces, is_eos_forbidden, repeats, rules.n_considered
             )
         )
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))

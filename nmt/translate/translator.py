@@ -13,7 +13,6 @@ from functools import cached_property
 from heapq import nlargest
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +26,7 @@ from nmt.config import (
     parse_device,
 )
 from nmt.data.vocab import EOS, Vocabulary
-from nmt.model.cpu_linear import prepare_for_decoding
+from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
@@ -36,21 +35,18 @@ from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, SearchedBatch, search_batches
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
 from nmt.translate.beams import Decodable, Hypothesis
+from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.long_lines import split_pieces
 from nmt.translate.phrases import LinePhrases, PhraseRules
-
-if TYPE_CHECKING:
-    from nmt.engines.cuda.gpu_search import GpuSearch
 
 OUR_ENGINE = "nmt"
 GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
 GREEDY_MESSAGE = (
     "decoding.beam is 1, but --glossary and --must need several hypotheses; give --beam 4 or more"
 )
-Sentences = Sequence[Sequence[int]]  # pieces without marks
 Candidates = list["Translation"]  # of a line, best first
 
 
@@ -370,9 +366,15 @@ class Translator(TextToText):
         config: DecodingConfig,
         device: torch.device,
         others: Sequence[Transformer] = (),
+        search_engine: SearchEngine | None = None,
     ) -> None:
+        """`search_engine`: the one that `model` and the others are already prepared for."""
         super().__init__(vocab, config, model.config, *(other.config for other in others))
-        self.model, self.others, self.device = model, others, device
+        self.model, self.others, self.device = model, list(others), device
+        models = [model, *others]
+        self.search_engine = search_engine or choose_engine(models, config, device)
+        if search_engine is not None:
+            self.prepared_models = models
 
     @cached_property
     def decodable(self) -> Decodable:
@@ -382,28 +384,30 @@ class Translator(TextToText):
 
     @cached_property
     def prepared_models(self) -> list[Transformer]:
-        """The models in the precision that was asked for; made at the first use, from the weights of
+        """Copies of the models as the engine reads them; made at the first use, from the weights of
         that moment.
         """
-        is_bf16 = self.config.precision == "bf16"
-        return [prepare_for_decoding(model, is_bf16) for model in (self.model, *self.others)]
+        copies = [copy_sharing_weights(model) for model in (self.model, *self.others)]
+        return [self._prepare(copy) for copy in copies]
+
+    def keep_prepared_models(self) -> None:
+        """Prepare the models themselves, so that no weights are in memory twice. They cannot be trained
+        or written afterwards.
+        """
+        self.prepared_models = [self._prepare(model) for model in (self.model, *self.others)]
+        self.model, *self.others = self.prepared_models
+
+    def _prepare(self, model: Transformer) -> Transformer:
+        return self.search_engine.prepare(model, self.config.precision == "bf16")
 
     def change_search(self, config: DecodingConfig) -> "Translator":
-        changed = Translator(self.model, self.vocab, config, self.device, self.others)
-        if config.precision == self.config.precision:
-            changed.prepared_models = self.prepared_models
-        return changed
-
-    @cached_property
-    def gpu_search(self) -> "GpuSearch":
-        """The search of a GPU; kept, because its recorded steps serve all later batches."""
-        from nmt.engines.cuda.gpu_search import GpuSearch
-
-        return GpuSearch(self.decodable, self.config, self.device)
+        config = replace(config, precision=self.config.precision, compile=self.config.compile)
+        first, *others = self.prepared_models
+        return Translator(first, self.vocab, config, self.device, others, self.search_engine)
 
     @property
     def chunk_lines(self) -> int:
-        is_by_memory = self.device.type == "cuda" and self.config.batch_tokens is None
+        is_by_memory = self.search_engine.fills_memory and self.config.batch_tokens is None
         return GPU_LINES if is_by_memory else super().chunk_lines
 
     def search_batches(
@@ -413,15 +417,12 @@ class Translator(TextToText):
         n_best: int,
         phrases: Sequence[LinePhrases] | None = None,
     ) -> Iterator[SearchedBatch]:
-        marked = [[*ids, EOS] for ids in sources]
+        requests = Requests([[*ids, EOS] for ids in sources], prefixes, phrases)
         with suspend_dropout(self.model):
             try:
-                if self.device.type == "cuda":
-                    yield from self.gpu_search.search_batches(marked, n_best, prefixes, phrases)
-                else:
-                    yield from search_batches(
-                        self.decodable, marked, self.config, self.device, n_best, prefixes, phrases
-                    )
+                yield from self.search_engine.search_batches(
+                    self.decodable, requests, self.config, self.device, n_best
+                )
             except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
                 if is_out_of_memory(error):
                     raise Failure(
@@ -487,6 +488,7 @@ def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMod
     first, *others = checkpoints
     config = override_config(first.config, overrides)
     translator = make_translator(first, device, config.decoding, others)
+    translator.keep_prepared_models()
     return LoadedModel(translator, config, [str(one.path) for one in checkpoints], checkpoints)
 
 

@@ -98,11 +98,10 @@ class Ours:
         from safetensors.torch import load_file
 
         from nmt.config import load_config
-        from nmt.model import cpu_linear
         from nmt.model.transformer import Transformer
         from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
         from nmt.system.runtime import choose_matmul_library
-        from nmt.translate import cpu_search
+        from nmt.translate.engine import choose_engine
 
         choose_matmul_library()
         config = load_config(str(folder / CONFIG_FILE))
@@ -111,11 +110,10 @@ class Ours:
         model = Transformer(config.model, n_vocab).eval().requires_grad_(False)
         for name, p in model.named_parameters():
             p.copy_(weights[name])
-        self.config = replace(config.decoding, precision=precision)
-        # as in a process that has translated for a while
-        cpu_search.SENTENCES_BEFORE_LOADING = cpu_search.SENTENCES_BEFORE_COMPILING = 0
-        self.model = cpu_linear.prepare_for_decoding(model, precision == "bf16")
+        self.config = replace(config.decoding, precision=precision, compile="on")
         self.device = torch.device("cpu")
+        self.engine = choose_engine([model], self.config, self.device)
+        self.model = self.engine.prepare(model, precision == "bf16")
 
     def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
         from nmt.export.parity import add_eos
@@ -123,21 +121,21 @@ class Ours:
         config = replace(self.config, beam=beam)
         if is_forced:
             config = replace(config, max_ratio=0.0, max_extra=FORCED, min_length=FORCED)
-        best = search_in_order(self.model, add_eos(ids), config, self.device)
+        best = self.search_in_order(add_eos(ids), config)
         return [hypothesis.ids for hypothesis in best]
 
+    def search_in_order(
+        self, sources: list[list[int]], config: "DecodingConfig"
+    ) -> "list[Hypothesis]":
+        """Search in batches of the config's size; return the best output of each source, in order."""
+        from nmt.translate.batching import Requests
 
-def search_in_order(
-    model: "Transformer", sources: list[list[int]], config: "DecodingConfig", device: "torch.device"
-) -> "list[Hypothesis]":
-    """Search in batches of the config's size; return the best output of each source, in order."""
-    from nmt.translate.batching import search_batches
-
-    best = {}
-    for batch, results in search_batches(model, sources, config, device):
-        for i, hypotheses in zip(batch, results, strict=True):
-            best[i] = hypotheses[0]
-    return [best[i] for i in range(len(sources))]
+        best = {}
+        found = self.engine.search_batches(self.model, Requests(sources), config, self.device)
+        for batch, results in found:
+            for i, hypotheses in zip(batch, results, strict=True):
+                best[i] = hypotheses[0]
+        return [best[i] for i in range(len(sources))]
 
 
 def measure_invariance(folder: Path, n_lines: int) -> None:
@@ -145,10 +143,8 @@ def measure_invariance(folder: Path, n_lines: int) -> None:
 
     Each line is translated alone, in batches of 64 lines, and in batches of 4,096 tokens.
     """
-    from nmt.data.batch import pack
     from nmt.export.parity import add_eos
     from nmt.translate.beams import Hypothesis
-    from nmt.translate.cpu_search import search_on_cpu
 
     sources = add_eos(json.loads((folder / "ids.json").read_text())[:n_lines])
     groups_of_64 = [sources[i : i + 64] for i in range(0, len(sources), 64)]
@@ -160,7 +156,7 @@ def measure_invariance(folder: Path, n_lines: int) -> None:
         # alone
         alone = []
         for line in sources:
-            alone.append(search_on_cpu(ours.model, pack([line]), ours.config)[0][0])
+            alone += ours.search_in_order([line], ours.config)
         reference = reference or alone
         row: dict[str, Any] = {
             "precision": precision,
@@ -175,7 +171,7 @@ def measure_invariance(folder: Path, n_lines: int) -> None:
         ):
             found: list[Hypothesis] = []
             for group in groups:
-                found += search_in_order(ours.model, group, ours.config, ours.device)
+                found += ours.search_in_order(group, ours.config)
             row[f"differ in {name}"] = count_differing(alone, found)
             largest = find_largest_score_difference(alone, found)
             row[f"largest difference of a score in {name}"] = largest

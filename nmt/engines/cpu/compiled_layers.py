@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nmt.engines.cpu.compiled_code import make_compiler
 from nmt.engines.cpu.compiled_products import (
@@ -27,6 +27,8 @@ from nmt.engines.cpu.compiled_products import (
     pack_products,
 )
 from nmt.engines.cpu.compiled_tiles import LANES, add_weighted_rows, point_at
+from nmt.engines.cpu.packed_linear import find_activation
+from nmt.model.linear import apply_activation
 from nmt.model.positions import Positions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
@@ -70,7 +72,7 @@ class DecoderArrays(NamedTuple):
     feed_forward: FeedForwardArrays
 
 
-class Ends(NamedTuple):
+class StackBoundaries(NamedTuple):
     """What is before and after the layers of a stack."""
 
     embedding: Floats  # (pieces, d_model)
@@ -79,7 +81,7 @@ class Ends(NamedTuple):
     final_norm: Norms  # used with pre-norm
 
 
-class Shape(NamedTuple):
+class LayerShape(NamedTuple):
     """What all layers of a model share."""
 
     n_heads: int
@@ -116,14 +118,14 @@ def normalize(x: Floats, norm: Norms, layer: int, epsilon: float) -> Floats:
 
 
 @compile_layer
-def normalize_before(x: Floats, norm: Norms, layer: int, shape: Shape) -> Floats:
+def normalize_before(x: Floats, norm: Norms, layer: int, shape: LayerShape) -> Floats:
     if shape.is_post:
         return x
     return normalize(x, norm, layer, shape.epsilon)
 
 
 @compile_layer
-def add_and_normalize(x: Floats, y: Floats, norm: Norms, layer: int, shape: Shape) -> Floats:
+def add_and_normalize(x: Floats, y: Floats, norm: Norms, layer: int, shape: LayerShape) -> Floats:
     """Add the first columns of `y`."""
     total = np.empty_like(x)
     for row in range(x.shape[0]):
@@ -135,29 +137,29 @@ def add_and_normalize(x: Floats, y: Floats, norm: Norms, layer: int, shape: Shap
 
 
 @compile_layer
-def embed(piece: int, position: int, ends: Ends, shape: Shape, x: Floats) -> None:
+def embed(piece: int, position: int, boundaries: StackBoundaries, shape: LayerShape, x: Floats) -> None:
     """Write the embedding of a piece into the row `x`."""
     scale = np.float32(shape.embedding_scale)
     for i in range(x.shape[0]):
-        x[i] = ends.embedding[piece, i] * scale + ends.positions[position, i]
+        x[i] = boundaries.embedding[piece, i] * scale + boundaries.positions[position, i]
 
 
 @compile_layer
-def normalize_embeddings(x: Floats, ends: Ends, shape: Shape) -> Floats:
+def normalize_embeddings(x: Floats, boundaries: StackBoundaries, shape: LayerShape) -> Floats:
     if shape.has_embedding_norm:
-        return normalize(x, ends.embedding_norm, 0, shape.epsilon)
+        return normalize(x, boundaries.embedding_norm, 0, shape.epsilon)
     return x
 
 
 @compile_layer
-def normalize_at_the_end(x: Floats, ends: Ends, shape: Shape) -> Floats:
+def normalize_at_the_end(x: Floats, boundaries: StackBoundaries, shape: LayerShape) -> Floats:
     if shape.is_post:
         return x
-    return normalize(x, ends.final_norm, 0, shape.epsilon)
+    return normalize(x, boundaries.final_norm, 0, shape.epsilon)
 
 
 @compile_layer
-def write_cells(
+def store_keys_values(
     columns: Floats, first_column: int, cells: Floats, first_cell: int, layer: int
 ) -> None:
     """Write keys and values, columns of a product, into the cells from `first_cell` on."""
@@ -188,7 +190,7 @@ def add_values(
 
 @compile_layer
 def attend_to_cells(
-    q: Floats, row: int, cells: Floats, layer: int, places: Integers, shape: Shape, output: Floats
+    q: Floats, row: int, cells: Floats, layer: int, places: Integers, shape: LayerShape, output: Floats
 ) -> None:
     """Attend from one row of `q` to the cells at `places`; write the same row of `output`."""
     key_size, value_size = shape.key_size, shape.value_size
@@ -233,7 +235,7 @@ def activate(x: Floats, activation: int) -> None:
 
 
 @compile_layer
-def feed_forward(x: Floats, weights: FeedForwardArrays, layer: int, shape: Shape) -> Floats:
+def feed_forward(x: Floats, weights: FeedForwardArrays, layer: int, shape: LayerShape) -> Floats:
     inner = multiply(normalize_before(x, weights.norm, layer, shape), weights.inner, layer)
     activate(inner, shape.activation)
     y = multiply(inner, weights.outer, layer)
@@ -242,7 +244,7 @@ def feed_forward(x: Floats, weights: FeedForwardArrays, layer: int, shape: Shape
 
 @compile_layer
 def encode(
-    pieces: Integers, starts: Integers, ends: Ends, layers: EncoderArrays, shape: Shape
+    pieces: Integers, starts: Integers, boundaries: StackBoundaries, layers: EncoderArrays, shape: LayerShape
 ) -> Floats:
     """Compute the encoder's output for packed sentences, which begin at `starts`; the last start is the end
     of all.
@@ -253,16 +255,16 @@ def encode(
     cells = np.empty((len(pieces), 1, n_keys + n_values), np.float32)
     every_cell = np.arange(len(pieces))
     heads = np.empty((len(pieces), n_values), np.float32)
-    x = np.empty((len(pieces), ends.embedding.shape[1]), np.float32)
+    x = np.empty((len(pieces), boundaries.embedding.shape[1]), np.float32)
     for sentence in range(len(starts) - 1):
         for row in range(starts[sentence], starts[sentence + 1]):
-            embed(pieces[row], row - starts[sentence], ends, shape, x[row])
-    x = normalize_embeddings(x, ends, shape)
+            embed(pieces[row], row - starts[sentence], boundaries, shape, x[row])
+    x = normalize_embeddings(x, boundaries, shape)
 
     for layer in range(attention.norm.weight.shape[0]):
         before = normalize_before(x, attention.norm, layer, shape)
         qkv = multiply(before, attention.inputs, layer)
-        write_cells(qkv, n_keys, cells, 0, 0)
+        store_keys_values(qkv, n_keys, cells, 0, 0)
         for sentence in range(len(starts) - 1):
             start, end = starts[sentence], starts[sentence + 1]
             for row in range(start, end):
@@ -272,26 +274,26 @@ def encode(
         y = multiply(heads, attention.output, layer)
         x = add_and_normalize(x, y, attention.norm, layer, shape)
         x = feed_forward(x, layers.feed_forward, layer, shape)
-    return normalize_at_the_end(x, ends, shape)
+    return normalize_at_the_end(x, boundaries, shape)
 
 
 @compile_layer
-def project_memory(memory: Floats, layers: DecoderArrays, shape: Shape) -> Floats:
+def project_memory(memory: Floats, layers: DecoderArrays, shape: LayerShape) -> Floats:
     """Compute each layer's keys and values of the memory: one cell for each of its rows."""
     n_layers = layers.memory_inputs.bias.shape[0]
     n_columns = shape.n_heads * (shape.key_size + shape.value_size)
     cells = np.empty((len(memory), n_layers, n_columns), np.float32)
     for layer in range(n_layers):
-        write_cells(multiply(memory, layers.memory_inputs, layer), 0, cells, 0, layer)
+        store_keys_values(multiply(memory, layers.memory_inputs, layer), 0, cells, 0, layer)
     return cells
 
 
-class Past(NamedTuple):
+class DecodingCells(NamedTuple):
     """The cells that the rows of a step attend to."""
 
-    cells: Floats  # of earlier pieces and, from `first_new` on, of this step
+    own: Floats  # of earlier pieces and, from `first_new` on, of this step
     first_new: int
-    places: Integers  # (rows, steps): the cells of each row's hypothesis
+    own_places: Integers  # (rows, steps): the cells of each row's hypothesis
     memory_cells: Floats
     memory_places: Integers  # all of them
     memory_starts: Integers  # (rows,): where each row's sentence begins
@@ -299,19 +301,19 @@ class Past(NamedTuple):
 
 
 @compile_layer
-def step(x: Floats, past: Past, layers: DecoderArrays, shape: Shape) -> Floats:
+def step(x: Floats, cells: DecodingCells, layers: DecoderArrays, shape: LayerShape) -> Floats:
     """Apply the decoder's layers to the newest piece of each hypothesis."""
     attention, memory_attention = layers.attention, layers.memory_attention
     n_rows = x.shape[0]
-    n_places = past.places.shape[1]
-    first_place = max(0, n_places - 1 - shape.window)
+    n_steps = cells.own_places.shape[1]
+    first_step = max(0, n_steps - 1 - shape.window)
     heads = np.empty((n_rows, shape.n_heads * shape.value_size), np.float32)
     for layer in range(attention.norm.weight.shape[0]):
         qkv = multiply(normalize_before(x, attention.norm, layer, shape), attention.inputs, layer)
-        write_cells(qkv, shape.n_heads * shape.key_size, past.cells, past.first_new, layer)
+        store_keys_values(qkv, shape.n_heads * shape.key_size, cells.own, cells.first_new, layer)
         for row in range(n_rows):
             attend_to_cells(
-                qkv, row, past.cells, layer, past.places[row, first_place:], shape, heads
+                qkv, row, cells.own, layer, cells.own_places[row, first_step:], shape, heads
             )
         y = multiply(heads, attention.output, layer)
         x = add_and_normalize(x, y, attention.norm, layer, shape)
@@ -319,8 +321,8 @@ def step(x: Floats, past: Past, layers: DecoderArrays, shape: Shape) -> Floats:
         before = normalize_before(x, memory_attention.norm, layer, shape)
         q = multiply(before, memory_attention.inputs, layer)
         for row in range(n_rows):
-            places = past.memory_places[past.memory_starts[row] : past.memory_ends[row]]
-            attend_to_cells(q, row, past.memory_cells, layer, places, shape, heads)
+            places = cells.memory_places[cells.memory_starts[row] : cells.memory_ends[row]]
+            attend_to_cells(q, row, cells.memory_cells, layer, places, shape, heads)
         y = multiply(heads, memory_attention.output, layer)
         x = add_and_normalize(x, y, memory_attention.norm, layer, shape)
 
@@ -331,8 +333,11 @@ def step(x: Floats, past: Past, layers: DecoderArrays, shape: Shape) -> Floats:
 # ---- the model's weights -------------------------------------------------------------------------
 
 
-class CompiledModel:
-    """The weights of a model in fp32, packed for the functions above; matrices in bf16 if asked for."""
+class CompiledWeights:
+    """The weights of a model, laid out for the functions above; matrices in bf16 if asked for.
+
+    The model's own linear layers read them too from then on, so there is one copy.
+    """
 
     def __init__(self, model: Transformer, is_bf16: bool) -> None:
         self.model, self.is_bf16 = model, is_bf16
@@ -342,17 +347,17 @@ class CompiledModel:
         )
         self.decoder = DecoderArrays(
             attention=self._pack_self_attention(model.decoder),
-            memory_inputs=self._pack([one.kv for one in memory_attentions]),
+            memory_inputs=self._pack(memory_attentions, "kv"),
             memory_attention=AttentionArrays(
-                inputs=self._pack([one.q for one in memory_attentions]),
-                output=self._pack([one.output for one in memory_attentions]),
+                inputs=self._pack(memory_attentions, "q"),
+                output=self._pack(memory_attentions, "output"),
                 norm=copy_norms([layer.memory_residual.norm for layer in model.decoder]),
             ),
             feed_forward=self._pack_feed_forward(model.decoder),
         )
-        self.projection = self._pack([model.projection])
+        self.projection = self._pack([model], "projection")
         config = model.config
-        self.shape = Shape(
+        self.shape = LayerShape(
             n_heads=config.n_heads,
             key_size=config.key_size,
             value_size=config.value_size,
@@ -365,10 +370,10 @@ class CompiledModel:
             has_embedding_norm=config.embedding_norm is not None,
         )
 
-    def describe_source(self, longest: int) -> Ends:
-        """Describe the encoder's ends, for sentences of at most `longest` pieces."""
+    def describe_source(self, longest: int) -> StackBoundaries:
+        """Describe what is around the encoder, for sentences of at most `longest` pieces."""
         model = self.model
-        return make_ends(
+        return describe_boundaries(
             model.src_embedding,
             model.src_positions,
             longest,
@@ -376,10 +381,10 @@ class CompiledModel:
             model.encoder_norm,
         )
 
-    def describe_target(self, longest: int) -> Ends:
-        """Describe the decoder's ends, for sentences of at most `longest` pieces."""
+    def describe_target(self, longest: int) -> StackBoundaries:
+        """Describe what is around the decoder, for sentences of at most `longest` pieces."""
         model = self.model
-        return make_ends(
+        return describe_boundaries(
             model.tgt_embedding,
             model.tgt_positions,
             longest,
@@ -387,37 +392,58 @@ class CompiledModel:
             model.decoder_norm,
         )
 
-    def _pack(self, linears: Sequence[nn.Linear]) -> Products:
+    def _pack(self, modules: Sequence[nn.Module], name: str) -> Products:
+        """Pack the linear layer `name` of each module, and replace it by one that reads what is packed."""
+        linears: list[nn.Linear] = [getattr(module, name) for module in modules]
         weights = [linear.weight.detach() for linear in linears]
         biases = [None if linear.bias is None else linear.bias.detach() for linear in linears]
-        return pack_products(weights, biases, self.is_bf16)
+        products = pack_products(weights, biases, self.is_bf16)
+        for number, (module, linear) in enumerate(zip(modules, linears, strict=True)):
+            setattr(module, name, ProductLinear(linear, products, number))
+        return products
 
     def _pack_self_attention(self, layers: Layers) -> AttentionArrays:
+        attentions = [layer.attention for layer in layers]
         return AttentionArrays(
-            inputs=self._pack([layer.attention.qkv for layer in layers]),
-            output=self._pack([layer.attention.output for layer in layers]),
+            inputs=self._pack(attentions, "qkv"),
+            output=self._pack(attentions, "output"),
             norm=copy_norms([layer.attention_residual.norm for layer in layers]),
         )
 
     def _pack_feed_forward(self, layers: Layers) -> FeedForwardArrays:
+        networks = [layer.feed_forward for layer in layers]
         return FeedForwardArrays(
-            inner=self._pack([layer.feed_forward.inner for layer in layers]),
-            outer=self._pack([layer.feed_forward.outer for layer in layers]),
+            inner=self._pack(networks, "inner"),
+            outer=self._pack(networks, "outer"),
             norm=copy_norms([layer.feed_forward_residual.norm for layer in layers]),
         )
 
 
-def make_ends(
+class ProductLinear(nn.Module):
+    """A linear layer of the model for what is not compiled: attention weights, and scores of given pairs."""
+
+    def __init__(self, linear: nn.Linear, products: Products, number: int) -> None:
+        super().__init__()
+        self.products, self.number = products, number
+        self.n_outputs, self.activation = linear.out_features, find_activation(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous().numpy()
+        y = torch.from_numpy(multiply(rows, self.products, self.number)[:, : self.n_outputs])
+        return apply_activation(y, self.activation).view(*x.shape[:-1], self.n_outputs)
+
+
+def describe_boundaries(
     embedding: nn.Embedding,
     positions: Positions,
     longest: int,
     embedding_norm: nn.Module,
     final_norm: nn.Module,
-) -> Ends:
+) -> StackBoundaries:
     table = positions.table
     if longest > len(table):
         table = positions.make_longer_table(longest)
-    return Ends(
+    return StackBoundaries(
         embedding.weight.detach().numpy(),
         table.detach().numpy(),
         copy_norms([embedding_norm]),

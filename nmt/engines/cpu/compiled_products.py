@@ -100,11 +100,11 @@ def round_to_pairs(x: Floats, n_pairs: int) -> Any:
     return pairs
 
 
-def round_like(x: Floats, panels: Any) -> Any:
+def cast_rows_like(x: Floats, panels: Any) -> Any:
     """Return the rows `x` in the form in which panels of this kind are multiplied."""
 
 
-@overload(round_like, strict=False)
+@overload(cast_rows_like, strict=False)
 def choose_rounding(x: Any, panels: Any) -> Any:
     if panels.dtype == types.uint32:
         return lambda x, panels: round_to_pairs(x, panels.shape[2])
@@ -115,7 +115,7 @@ def choose_rounding(x: Any, panels: Any) -> Any:
 def multiply(x: Floats, products: Products, layer: int) -> Floats:
     """Apply a linear layer to the first columns of each row of `x`. The result has whole panels."""
     panels, bias = products.panels, products.bias
-    rows = round_like(x, panels)
+    rows = cast_rows_like(x, panels)
     n_rows, stride = rows.shape
     n_panels, n_inputs = panels.shape[1], panels.shape[2]
     y_stride = n_panels * PANEL

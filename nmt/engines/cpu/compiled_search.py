@@ -1,13 +1,13 @@
 """Beam search on a CPU as compiled loops.
 
-The rules are those of search.py, which serves what is not compiled (cpu_search.py says what that is). The
-sentences of a batch take their steps together, so that matrices are read once for all, and then each
+The rules are those of nmt/translate/search.py, which serves what is not compiled. The sentences of a batch take their steps together, so that matrices are read once for all, and then each
 goes through the rules by itself. Everything about a sentence is computed in rows of its own, in an order
 that does not depend on the others, so its translation is the same, bit for bit, in any batch.
 
 Keys and values stay in the cells where they were written; each hypothesis has the list of its cells.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,17 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig
-from nmt.data.batch import Packed
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS, PAD
 from nmt.engines.cpu.compiled_code import find_code_folder, make_compiler
 from nmt.engines.cpu.compiled_layers import (
+    ACTIVATIONS,
     LAYER_FILES,
+    CompiledWeights,
     DecoderArrays,
-    Ends,
+    DecodingCells,
     Integers,
-    Past,
-    Shape,
+    LayerShape,
+    StackBoundaries,
     embed,
     encode,
     normalize_at_the_end,
@@ -35,22 +37,25 @@ from nmt.engines.cpu.compiled_layers import (
     step,
 )
 from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
-from nmt.model.cpu_linear import DecodingTransformer
+from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
+from nmt.system.progress import say
+from nmt.translate.batching import Requests, count_threads
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
+    Decodable,
     Hypothesis,
-    compute_penalty,
     make_hypotheses,
     start_beams,
 )
+from nmt.translate.engine import SearchEngine
+from nmt.translate.search_rules import SearchRules, make_rules
 
 BLOCK_ROWS = 64  # hypotheses whose logits are in memory at a time
-N_PEAKS = 256  # groups of pieces whose highest logit is known before each piece is looked at
+N_GROUPS = 256  # groups of pieces whose highest logit is known before each piece is looked at
 PART = 1024  # exponentials summed in fp32
-MAX_COMPILED_SOURCE = 128  # pieces; torch attends to more of them faster
 FIRST_CELLS = 16  # steps for which there is room at first
 ANY_PIECE = -1
 FINISHING = ("any", "top", "shrink")
@@ -58,13 +63,79 @@ STOPPING = ("exact", "full", "likely", "never")
 ANY_FINISHES, _TOP, SHRINK = range(len(FINISHING))
 EXACT, FULL, LIKELY, _NEVER = range(len(STOPPING))
 
+# Hypotheses of a batch: with more, products are not faster; with fewer, they are slower.
+MAX_HYPOTHESES, MIN_HYPOTHESES = 256, 64
+BATCHES_PER_THREAD = 4  # so that threads end at about the same time
+# Where torch multiplies bf16 faster, the search is compiled for layers of at most so many weights.
+MAX_BF16_WEIGHTS = 1 << 20
+
+# What the loops know. A field or a value that is not here is left to torch.
+KNOWN_MODELS: KnownValues = {
+    "d_model": ANY_VALUE,
+    "d_ff": ANY_VALUE,
+    "n_heads": ANY_VALUE,
+    "n_layers": ANY_VALUE,
+    "encoder_layers": ANY_VALUE,
+    "decoder_layers": ANY_VALUE,
+    "d_k": ANY_VALUE,
+    "d_v": ANY_VALUE,
+    "dropout": ANY_VALUE,
+    "attention_dropout": ANY_VALUE,
+    "ffn_dropout": ANY_VALUE,
+    "activation": ACTIVATIONS,
+    "norm": ("post", "pre"),
+    "positions": ("sinusoidal", "learned"),
+    "max_positions": ANY_VALUE,
+    "window": ANY_VALUE,
+    "tied": (True, False, "decoder", "embeddings"),
+    "scale_embeddings": ("embedding", "projection", "none"),
+    "embedding_norm": (None, "before_dropout", "after_dropout"),
+    "attention_bias": (True, False),
+    "vocab_rows": ANY_VALUE,
+}
+KNOWN_RULES: KnownValues = {
+    "n_best": ANY_VALUE,
+    "beam": ANY_VALUE,
+    "is_sampling": (False,),
+    "penalty": ("gnmt", "length", "none"),
+    "length_penalty": ANY_VALUE,
+    "max_ratio": ANY_VALUE,
+    "max_extra": ANY_VALUE,
+    "min_length": ANY_VALUE,
+    "no_repeat_ngram": (None,),
+    "finishing": FINISHING,
+    "stopping": STOPPING,
+    "temperature": ANY_VALUE,  # the last four are of sampling alone
+    "top_k": ANY_VALUE,
+    "top_p": ANY_VALUE,
+    "seed": ANY_VALUE,
+}
+KNOWN_LAYERS = {
+    "Transformer",
+    "ModuleList",
+    "EncoderLayer",
+    "DecoderLayer",
+    "SelfAttention",
+    "MemoryAttention",
+    "FeedForward",
+    "Residual",
+    "Linear",
+    "BiasedLinear",
+    "ActivatedLinear",
+    "LayerNorm",
+    "Identity",
+    "Embedding",
+    "Positions",
+    "Dropout",
+}
+
 SEARCH_FILES = (__file__, *LAYER_FILES)
 compile_search = make_compiler(*SEARCH_FILES)
 # A maximum is vectorized only if NaN need not come out of it.
 compile_maximum = make_compiler(*SEARCH_FILES, fast_math=frozenset({"nnan", "nsz"}))
 
 
-class Rules(NamedTuple):
+class CompiledRules(NamedTuple):
     beam: int
     n_considered: int  # continuations of a sentence in each step
     n_best: int
@@ -76,7 +147,7 @@ class Rules(NamedTuple):
     n_vocab: int  # over which the softmax is
 
 
-class Group(NamedTuple):
+class SearchState(NamedTuple):
     """The state of the search for S sentences, with B hypotheses each and n finished ones."""
 
     limits: Integers  # (S,)
@@ -98,15 +169,15 @@ class Continuations(NamedTuple):
 
 
 @compile_maximum
-def find_peaks(logits: Floats) -> Floats:
-    """Return the highest logit of the pieces i, N_PEAKS + i, 2 * N_PEAKS + i, ..., for each i."""
-    peaks = np.full(N_PEAKS, NEG_INF, np.float32)
-    for first in range(0, len(logits), N_PEAKS):
-        part = logits[first : first + N_PEAKS]
+def find_group_maxima(logits: Floats) -> Floats:
+    """Return the highest logit of the pieces i, N_GROUPS + i, 2 * N_GROUPS + i, ..., for each i."""
+    maxima = np.full(N_GROUPS, NEG_INF, np.float32)
+    for first in range(0, len(logits), N_GROUPS):
+        part = logits[first : first + N_GROUPS]
         for i in range(len(part)):
-            if part[i] > peaks[i]:
-                peaks[i] = part[i]
-    return peaks
+            if part[i] > maxima[i]:
+                maxima[i] = part[i]
+    return maxima
 
 
 @compile_search
@@ -123,7 +194,7 @@ def compute_log_sum(logits: Floats, highest: Any) -> Any:
 
 
 @compile_search
-def offer(best: Continuations, score: Any, parent: int, piece: int) -> None:
+def insert_continuation(best: Continuations, score: Any, parent: int, piece: int) -> None:
     """Insert a continuation that is better than the last one of `best`."""
     place = len(best.scores) - 1
     while place > 0 and best.scores[place - 1] < score:
@@ -138,7 +209,7 @@ def offer(best: Continuations, score: Any, parent: int, piece: int) -> None:
 
 @compile_search
 def find_continuations(
-    logits: Floats, first_row: int, scores: Floats, required: int, length: int, rules: Rules
+    logits: Floats, first_row: int, scores: Floats, required: int, length: int, rules: CompiledRules
 ) -> tuple[Continuations, bool]:
     """Find the best continuations of one sentence's hypotheses; and whether all scores were numbers."""
     n = rules.n_considered
@@ -147,34 +218,34 @@ def find_continuations(
         if scores[parent] == NEG_INF:
             continue
         own_logits = logits[first_row + parent, : rules.n_vocab]
-        peaks = find_peaks(own_logits)
+        maxima = find_group_maxima(own_logits)
         # The score of a continuation is this plus its logit.
-        start = scores[parent] - compute_log_sum(own_logits, peaks.max())
+        start = scores[parent] - compute_log_sum(own_logits, maxima.max())
         if not math.isfinite(start):
             return best, False
         if required != ANY_PIECE:
             score = start + own_logits[required]
             if score > best.scores[n - 1]:
-                offer(best, score, parent, required)
+                insert_continuation(best, score, parent, required)
             continue
         own_logits[PAD] = NEG_INF
         own_logits[BOS] = NEG_INF
         if length <= rules.min_length:
             own_logits[EOS] = NEG_INF
-        for first in range(N_PEAKS):
-            if not start + peaks[first] > best.scores[n - 1]:
+        for first in range(N_GROUPS):
+            if not start + maxima[first] > best.scores[n - 1]:
                 continue
-            for piece in range(first, rules.n_pieces, N_PEAKS):
+            for piece in range(first, rules.n_pieces, N_GROUPS):
                 score = start + own_logits[piece]
                 if score > best.scores[n - 1]:
-                    offer(best, score, parent, piece)
+                    insert_continuation(best, score, parent, piece)
     return best, True
 
 
 @compile_search
-def keep_finished(group: Group, sentence: int, score: Any, pieces: Integers, length: int) -> None:
+def keep_finished(state: SearchState, sentence: int, score: Any, pieces: Integers, length: int) -> None:
     """Insert a finished hypothesis among the best of its sentence."""
-    scores, kept = group.finished_scores[sentence], group.finished_pieces[sentence]
+    scores, kept = state.finished_scores[sentence], state.finished_pieces[sentence]
     place = len(scores)
     while place > 0 and scores[place - 1] < score:
         place -= 1
@@ -188,81 +259,81 @@ def keep_finished(group: Group, sentence: int, score: Any, pieces: Integers, len
 
 
 @compile_search
-def follow_continuations(
-    group: Group, sentence: int, best: Continuations, length: int, rules: Rules
+def apply_continuations(
+    state: SearchState, sentence: int, best: Continuations, length: int, rules: CompiledRules
 ) -> None:
     """Finish the continuations that end and count; make the best others the sentence's hypotheses."""
-    earlier_pieces = group.pieces[sentence].copy()
-    earlier_places = group.places[sentence].copy()
+    earlier_pieces = state.pieces[sentence].copy()
+    earlier_places = state.places[sentence].copy()
     n_considered = len(best.scores)
     if rules.finishing == SHRINK:
-        n_considered = min(n_considered, rules.beam - group.n_finished[sentence])
+        n_considered = min(n_considered, rules.beam - state.n_finished[sentence])
     n_kept = 0
-    group.scores[sentence, :] = NEG_INF
+    state.scores[sentence, :] = NEG_INF
     for rank in range(n_considered):
         if best.scores[rank] == NEG_INF:
             break
         pieces = earlier_pieces[best.parents[rank]]
         if best.pieces[rank] != EOS:
             if n_kept < rules.beam:
-                group.scores[sentence, n_kept] = best.scores[rank]
-                group.pieces[sentence, n_kept] = pieces
-                group.pieces[sentence, n_kept, length - 1] = best.pieces[rank]
-                group.places[sentence, n_kept] = earlier_places[best.parents[rank]]
+                state.scores[sentence, n_kept] = best.scores[rank]
+                state.pieces[sentence, n_kept] = pieces
+                state.pieces[sentence, n_kept, length - 1] = best.pieces[rank]
+                state.places[sentence, n_kept] = earlier_places[best.parents[rank]]
                 n_kept += 1
             continue
         is_counted = rules.finishing == ANY_FINISHES or rank < rules.beam
-        if rules.stopping == FULL and group.n_finished[sentence] >= rules.beam:
+        if rules.stopping == FULL and state.n_finished[sentence] >= rules.beam:
             is_counted = False
         if is_counted:
-            group.n_finished[sentence] += 1
+            state.n_finished[sentence] += 1
             keep_finished(
-                group, sentence, best.scores[rank] / rules.penalties[length], pieces, length
+                state, sentence, best.scores[rank] / rules.penalties[length], pieces, length
             )
 
 
 @compile_search
-def is_done(group: Group, sentence: int, length: int, rules: Rules) -> bool:
-    highest = group.scores[sentence, 0]
-    limit = group.limits[sentence]
+def is_done(state: SearchState, sentence: int, length: int, rules: CompiledRules) -> bool:
+    highest = state.scores[sentence, 0]
+    limit = state.limits[sentence]
     if highest == NEG_INF or limit < length:
         return True
-    finished = group.finished_scores[sentence]
+    finished = state.finished_scores[sentence]
     if rules.stopping == EXACT:
         # At best, a hypothesis reaches the length limit without losing any probability.
         return highest / rules.penalties[limit + 1] <= finished[rules.n_best - 1]
     if rules.stopping == FULL:
-        return group.n_finished[sentence] >= rules.beam
+        return state.n_finished[sentence] >= rules.beam
     if rules.stopping == LIKELY:
         return highest / rules.penalties[length] <= finished[rules.beam - 1]
     return False
 
 
 @compile_search
-def find_required_piece(group: Group, sentence: int, length: int) -> int:
-    if length <= group.forced.shape[1] and group.forced[sentence, length - 1] >= 0:
-        return group.forced[sentence, length - 1]
-    if group.limits[sentence] < length:
+def find_required_piece(state: SearchState, sentence: int, length: int) -> int:
+    if length <= state.forced.shape[1] and state.forced[sentence, length - 1] >= 0:
+        return state.forced[sentence, length - 1]
+    if state.limits[sentence] < length:
         return EOS
     return ANY_PIECE
 
 
 @compile_search
-def search_group(
-    group: Group,
+def search_together(
+    state: SearchState,
     memory: Floats,
     starts: Integers,
-    ends: Ends,
+    boundaries: StackBoundaries,
     layers: DecoderArrays,
     projection: Products,
-    shape: Shape,
-    rules: Rules,
+    shape: LayerShape,
+    rules: CompiledRules,
 ) -> bool:
     """Search until all sentences are done. Return whether all scores were numbers."""
     beam = rules.beam
     memory_cells = project_memory(memory, layers, shape)
     memory_places = np.arange(len(memory))
-    active = np.arange(len(group.limits))
+    active = np.arange(len(state.limits))
     n_active = len(active)
     n_cells = 0
     n_columns = shape.n_heads * (shape.key_size + shape.value_size)
@@ -277,20 +348,20 @@ def search_group(
             more = np.empty((len(cells) + len(cells) // 2 + n_rows, *cells.shape[1:]), np.float32)
             more[:n_cells] = cells[:n_cells]
             cells = more
-        x = np.empty((n_rows, ends.embedding.shape[1]), np.float32)
+        x = np.empty((n_rows, boundaries.embedding.shape[1]), np.float32)
         places = np.empty((n_rows, length), np.int64)
         memory_starts = np.empty(n_rows, np.int64)
         memory_ends = np.empty(n_rows, np.int64)
         for row in range(n_rows):
             sentence, hypothesis = active[row // beam], row % beam
-            piece = BOS if length == 1 else group.pieces[sentence, hypothesis, length - 2]
-            embed(piece, length - 1, ends, shape, x[row])
-            group.places[sentence, hypothesis, length - 1] = n_cells + row
-            places[row] = group.places[sentence, hypothesis, :length]
+            piece = BOS if length == 1 else state.pieces[sentence, hypothesis, length - 2]
+            embed(piece, length - 1, boundaries, shape, x[row])
+            state.places[sentence, hypothesis, length - 1] = n_cells + row
+            places[row] = state.places[sentence, hypothesis, :length]
             memory_starts[row], memory_ends[row] = starts[sentence], starts[sentence + 1]
-        past = Past(cells, n_cells, places, memory_cells, memory_places, memory_starts, memory_ends)
-        x = step(normalize_embeddings(x, ends, shape), past, layers, shape)
-        hidden = normalize_at_the_end(x, ends, shape) * np.float32(shape.hidden_scale)
+        all_cells = DecodingCells(cells, n_cells, places, memory_cells, memory_places, memory_starts, memory_ends)
+        x = step(normalize_embeddings(x, boundaries, shape), all_cells, layers, shape)
+        hidden = normalize_at_the_end(x, boundaries, shape) * np.float32(shape.hidden_scale)
         n_cells += n_rows
 
         # choose continuations
@@ -303,61 +374,75 @@ def search_group(
                 best, is_number = find_continuations(
                     logits,
                     (number - first) * beam,
-                    group.scores[sentence],
-                    find_required_piece(group, sentence, length),
+                    state.scores[sentence],
+                    find_required_piece(state, sentence, length),
                     length,
                     rules,
                 )
                 if not is_number:
                     return False
-                follow_continuations(group, sentence, best, length, rules)
+                apply_continuations(state, sentence, best, length, rules)
 
         # drop the sentences that are done
         n_left = 0
         for number in range(n_active):
-            if not is_done(group, active[number], length, rules):
+            if not is_done(state, active[number], length, rules):
                 active[n_left] = active[number]
                 n_left += 1
         n_active = n_left
     return True
 
 
+class CompiledEngine(SearchEngine):
+    """Searches with one model at a time: the one that was prepared last."""
+
+    def prepare(self, model: Transformer, is_bf16: bool) -> Transformer:
+        self.weights = CompiledWeights(model, is_bf16)
+        return model
+
+    def count_most_hypotheses(self, n_hypotheses: int) -> int | None:
+        n_batches = BATCHES_PER_THREAD * count_threads()
+        share = -(-n_hypotheses // n_batches)
+        return min(max(share, MIN_HYPOTHESES), MAX_HYPOTHESES)
+
+    def search_batch(
+        self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
+    ) -> list[list[Hypothesis]]:
+        if requests.phrases is not None or find_unknown_value(rules, KNOWN_RULES) is not None:
+            return super().search_batch(model, requests, rules, device)
+        return search_compiled(self.weights, requests.pack(device), rules, requests.prefixes)
+
+
 @torch.inference_mode()
 def search_compiled(
-    model: DecodingTransformer,
+    weights: CompiledWeights,
     src: Packed,
-    config: DecodingConfig,
-    n_best: int = 1,
+    rules: SearchRules,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find the `n_best` best translations of each sentence, best first, as `search` does."""
+    """Find the best translations of each sentence, best first, as `search` does."""
+    model = weights.model
     check_pieces(src.tokens, model.sizes[0])
-    group = start_group(start_beams(src, config, model.config, n_best, prefixes))
-    if group.forced.size:
-        check_pieces(torch.from_numpy(group.forced), model.n_pieces)
-    longest = int(group.limits.max())
-    rules = make_rules(model, config, n_best, longest)
-    compiled = model.compiled
+    state = start_state(start_beams(src, rules, model.config, prefixes))
+    if state.forced.size:
+        check_pieces(torch.from_numpy(state.forced), model.n_pieces)
+    longest = int(state.limits.max())
     starts = torch.cat((src.lengths.new_zeros(1), src.lengths.cumsum(0))).numpy()
-    if src.longest <= MAX_COMPILED_SOURCE:
-        ends = compiled.describe_source(src.longest)
-        memory = encode(src.tokens.numpy(), starts, ends, compiled.encoder, compiled.shape)
-    else:
-        memory = model.encode(src).float().numpy()
-    is_number = search_group(
-        group,
-        memory,
+    boundaries = weights.describe_source(src.longest)
+    is_number = search_together(
+        state,
+        encode(src.tokens.numpy(), starts, boundaries, weights.encoder, weights.shape),
         starts,
-        compiled.describe_target(longest + 1),
-        compiled.decoder,
-        compiled.projection,
-        compiled.shape,
-        rules,
+        weights.describe_target(longest + 1),
+        weights.decoder,
+        weights.projection,
+        weights.shape,
+        compile_rules(model, rules, longest),
     )
     if not is_number:
-        group.finished_scores[:] = NEG_INF
-    ids = group.finished_pieces[:, :n_best].tolist()
-    scores = group.finished_scores[:, :n_best].tolist()
+        state.finished_scores[:] = NEG_INF
+    ids = state.finished_pieces[:, : rules.n_best].tolist()
+    scores = state.finished_scores[:, : rules.n_best].tolist()
     return [make_hypotheses(*found) for found in zip(ids, scores, strict=True)]
 
 
@@ -371,33 +456,27 @@ def check_pieces(pieces: Tensor, n_pieces: int) -> None:
         )
 
 
-def is_kept() -> bool:
-    """Whether this version of the search was compiled and kept on this machine."""
-    folder = find_code_folder(*SEARCH_FILES)
-    return folder is not None and any(folder.glob(f"**/*.{search_group.__name__}-*.nbi"))
-
-
-def make_rules(model: Transformer, config: DecodingConfig, n_best: int, longest: int) -> Rules:
-    """State the config's rules, for outputs of at most `longest` pieces and the end mark."""
-    return Rules(
-        beam=config.beam,
-        n_considered=2 * config.beam if config.beam > 1 else 1,
-        n_best=n_best,
-        finishing=FINISHING.index(config.finishing),
-        stopping=STOPPING.index(config.stopping),
-        min_length=config.min_length,
-        penalties=compute_penalty(torch.arange(longest + 2), config).numpy(),
+def compile_rules(model: Transformer, rules: SearchRules, longest: int) -> CompiledRules:
+    """State the rules for outputs of at most `longest` pieces and the end mark."""
+    return CompiledRules(
+        beam=rules.beam,
+        n_considered=rules.n_considered,
+        n_best=rules.n_best,
+        finishing=FINISHING.index(rules.finishing),
+        stopping=STOPPING.index(rules.stopping),
+        min_length=rules.min_length,
+        penalties=rules.compute_penalty(torch.arange(longest + 2)).numpy(),
         n_pieces=model.n_pieces,
         n_vocab=model.n_vocab,
     )
 
 
-def start_group(beams: Beams) -> Group:
+def start_state(beams: Beams) -> SearchState:
     """Return the state before the first step."""
     n_sentences, beam = beams.scores.shape
     n_kept = beams.finished_scores.shape[1]
     longest = int(beams.limits.max()) + 1
-    return Group(
+    return SearchState(
         limits=beams.limits.numpy(),
         forced=beams.forced.numpy(),
         scores=beams.scores.numpy(),
@@ -407,3 +486,57 @@ def start_group(beams: Beams) -> Group:
         finished_pieces=np.full((n_sentences, n_kept, longest), EOS),
         n_finished=beams.n_finished.numpy(),
     )
+
+
+# ---- when it is used -----------------------------------------------------------------------------
+
+
+def supports(models: Sequence[Transformer], rules: SearchRules, is_bf16: bool) -> str | None:
+    """Say why the search with these models and rules is not compiled; None if it is."""
+    if len(models) > 1:
+        return "it does not support ensembles"
+    (model,) = models
+    unknown = find_unknown_value(model.config, KNOWN_MODELS) or find_unknown_value(
+        rules, KNOWN_RULES
+    )
+    if unknown is not None:
+        return f"it does not support {unknown}"
+    strange_layers = {type(module).__name__ for module in model.modules()} - KNOWN_LAYERS
+    if strange_layers:
+        return f"it does not support {', '.join(sorted(strange_layers))}"
+    if is_bf16 and not multiplies_bf16_faster(model):
+        return "torch multiplies bf16 faster on this processor"
+    return None
+
+
+def multiplies_bf16_faster(model: Transformer) -> bool:
+    """Whether compiled loops are faster than torch in bf16: AVX512-BF16 serves both, AMX only torch, but
+    the layers of a small model are computed before torch has started them.
+    """
+    if torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
+        return True
+    layer_weights = sum(weight.numel() for weight in model.decoder[0].parameters())
+    return layer_weights <= MAX_BF16_WEIGHTS
+
+
+@functools.cache
+def find_fault_of_compiler(is_bf16: bool) -> str | None:
+    """Compile the search for this processor, or load what was compiled. Say why that fails; None if it does
+    not. What was compiled is kept, so later processes start in half a second instead of half a minute.
+    """
+    try:
+        if not is_code_cached():
+            say("compiling the search for this processor, once; this takes some 20 seconds")
+        with torch.random.fork_rng(devices=[]):
+            tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
+        rules = make_rules(DecodingConfig(max_extra=1))
+        search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
+    except Exception as error:  # numba raises all kinds, for example on damaged files
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def is_code_cached() -> bool:
+    """Whether this version of the search was compiled on this machine before."""
+    folder = find_code_folder(*SEARCH_FILES)
+    return folder is not None and any(folder.glob(f"**/*.{search_together.__name__}-*.nbi"))

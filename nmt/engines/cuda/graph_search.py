@@ -21,23 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.model.cache import FP32_BYTES, Buffers, round_up_source_width, round_up_to_class
+from nmt.engines.known_values import ANY_VALUE, KnownValues
 from nmt.system.cuda_graph import capture
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
     Decodable,
     Hypothesis,
-    count_hypotheses,
     find_done,
     make_hypotheses,
     start_beams,
 )
 from nmt.translate.sampling import draw_uniforms, sample_step
 from nmt.translate.search import beam_step
+from nmt.translate.search_rules import SearchRules
 
 FIRST_CAPACITY = 32  # steps; doubled when they are used up
 FEWEST_ROWS = 16  # a step of fewer sentences takes no less time, so rows are not compacted below
@@ -49,24 +49,45 @@ MAX_LOGITS = 1 << 31  # in one tensor: more cannot be indexed with 32 bits
 ID_BYTES = 8
 STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_finished")
 
+# The rules of which a step can be recorded. One that is not here is left to torch's own search.
+KNOWN_RULES: KnownValues = {
+    "n_best": ANY_VALUE,
+    "beam": ANY_VALUE,
+    "is_sampling": (True, False),
+    "penalty": ("gnmt", "length", "none"),
+    "length_penalty": ANY_VALUE,
+    "max_ratio": ANY_VALUE,
+    "max_extra": ANY_VALUE,
+    "min_length": ANY_VALUE,
+    "no_repeat_ngram": ANY_VALUE,
+    "finishing": ("any", "top", "shrink"),
+    "stopping": ("exact", "full", "likely", "never"),
+    "temperature": ANY_VALUE,
+    "top_k": ANY_VALUE,
+    "top_p": ANY_VALUE,
+    "seed": ANY_VALUE,
+}
+
 
 class GraphSearch:
     """Searches one batch after another with one model, whose weights keep their addresses, and one
     set of rules.
     """
 
-    def __init__(self, model: Decodable, config: DecodingConfig, device: torch.device) -> None:
-        self.model, self.config, self.device = model, config, device
-        self.n_best = 0  # cache, buffers and graphs are for this number of hypotheses
+    def __init__(self, model: Decodable, rules: SearchRules, device: torch.device) -> None:
+        self.model, self.rules, self.device = model, rules, device
+        self.beam = rules.beam
         self.graphs: dict[tuple[int, ...], Callable[[], None]] = {}  # by shape
         self.n_uses: Counter[tuple[int, ...]] = Counter()  # of a shape, in steps
+        self.cache = model.make_static_cache(self.beam)
+        self.buffers = Buffers()
+        self._forget_graphs(0)
 
     @torch.inference_mode()
     def search(
-        self, src: Packed, n_best: int = 1, prefixes: Sequence[Sequence[int]] | None = None
+        self, src: Packed, prefixes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Hypothesis]]:
         """The same hypotheses as `search` of nmt/translate/search.py."""
-        self._prepare_for(n_best)
         n_steps = self._load(src, prefixes)
         results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
         sentences = list(range(src.n_sentences))  # of each row that is not padding
@@ -94,23 +115,13 @@ class GraphSearch:
             survivors = SurvivorCount(self.device)
         raise AssertionError(f"{len(sentences)} sentences are not done at their limits")
 
-    def _prepare_for(self, n_best: int) -> None:
-        """Start afresh if the last search was for another number of hypotheses."""
-        if n_best == self.n_best:
-            return
-        self.beam = count_hypotheses(self.config, n_best)
-        self.n_best = n_best
-        self.cache = self.model.make_static_cache(self.beam)
-        self.buffers = Buffers()
-        self._forget_graphs(0)
-
     def _load(self, src: Packed, prefixes: Sequence[Sequence[int]] | None) -> int:
         """Load the sentences of a batch. Returns the number of steps after which all of them are
         done.
         """
-        beams = start_beams(src, self.config, self.model.config, self.n_best, prefixes)
+        beams = start_beams(src, self.rules, self.model.config, prefixes)
         longest_prefix = beams.forced.shape[1]
-        n_steps = count_steps(src.longest, longest_prefix, self.config)
+        n_steps = count_steps(src.longest, longest_prefix, self.rules)
         if self.model.config.positions == "learned":
             n_steps = min(n_steps, self.model.config.max_positions)
         self.n, self.n_source = (
@@ -124,8 +135,8 @@ class GraphSearch:
 
         none_done = torch.zeros(src.n_sentences, dtype=torch.bool, device=self.device)
         uniforms = torch.zeros(src.n_sentences, self.beam, 0, device=self.device)
-        if self.config.sample:  # all at once: a recorded step cannot draw what depends on the batch
-            uniforms = draw_uniforms(src, beams.limits, self.beam, self.config.seed)
+        if self.rules.is_sampling:  # all at once: a recorded step cannot draw what depends on the batch
+            uniforms = draw_uniforms(src, beams.limits, self.beam, self.rules.seed)
         self._store_state(beams, none_done, uniforms)
         self.length = self.buffers.store("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
         self.n_living = self.buffers.store("n_living", torch.zeros_like(beams.limits[:1]), (1,), 0)
@@ -146,7 +157,7 @@ class GraphSearch:
         """
         n, beam, capacity = self.n, self.beam, self.capacity
         n_kept = beams.finished_ids.shape[1]
-        n_uniforms = self.max_capacity if self.config.sample else 0
+        n_uniforms = self.max_capacity if self.rules.is_sampling else 0
         store = self._store_tensor
         self.beams = Beams(
             sentences=store("sentences", beams.sentences, (n,), -1),
@@ -174,31 +185,31 @@ class GraphSearch:
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def count_fitting_sentences(
-        self, longest: int, longest_prefix: int, n_best: int, n_bytes: int
+        self, longest: int, longest_prefix: int, n_bytes: int
     ) -> int:
         """Count the sentences that fit into `n_bytes` together, at least one."""
-        each = self.bound_sentence_bytes(longest, longest_prefix, n_best)
-        logits_each = count_hypotheses(self.config, n_best) * self.model.n_vocab
+        each = self.bound_sentence_bytes(longest, longest_prefix)
+        logits_each = self.beam * self.model.n_vocab
         n = min(n_bytes // each, MAX_LOGITS // logits_each)
         return max(1, round_down_to_class(n))
 
-    def bound_sentence_bytes(self, longest: int, longest_prefix: int, n_best: int) -> int:
+    def bound_sentence_bytes(self, longest: int, longest_prefix: int) -> int:
         """An upper bound of the memory that the model and the search take for a sentence."""
-        config, beam = self.config, count_hypotheses(self.config, n_best)
-        capacity = find_full_capacity(count_steps(longest, longest_prefix, config))
-        n_kept = beam if config.stopping == "likely" else n_best
+        rules, beam = self.rules, self.beam
+        capacity = find_full_capacity(count_steps(longest, longest_prefix, rules))
+        n_kept = rules.n_kept
         state = (beam + n_kept + 1) * capacity * ID_BYTES  # living, finished and forced pieces
         growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES  # what a step makes of them
         repeating = 0
-        if config.no_repeat_ngram is not None:
+        if rules.no_repeat_ngram is not None:
             # of an n-gram: whether each of its pieces is equal, and its last piece, twice
-            repeating = beam * capacity * (config.no_repeat_ngram + 2 * ID_BYTES)
+            repeating = beam * capacity * (rules.no_repeat_ngram + 2 * ID_BYTES)
         drawing = 0
-        if config.sample:
+        if rules.is_sampling:
             sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
             drawing = beam * (capacity * FP32_BYTES + self.model.n_vocab * sorting)
-        rules = state + growing + repeating + drawing
-        return self.model.bound_sentence_bytes(beam, longest, capacity) + rules
+        search_bytes = state + growing + repeating + drawing
+        return self.model.bound_sentence_bytes(beam, longest, capacity) + search_bytes
 
     # ---- a step ------------------------------------------------------------------------------------------------
 
@@ -241,13 +252,13 @@ class GraphSearch:
         length.add_(1)
         hidden = self.model.step(beams.tokens.flatten(), self.cache)
         after = replace(beams)  # the rules put new tensors there
-        if self.config.sample:
+        if self.rules.is_sampling:
             column = (length - 1).clamp(max=self.uniforms.shape[2] - 1)
             uniforms = self.uniforms.index_select(2, column).squeeze(2)  # (n, B)
-            sample_step(after, self.model, hidden, uniforms, length, self.config)
+            sample_step(after, self.model, hidden, uniforms, length, self.rules)
         else:
-            self.cache.reorder(beam_step(after, self.model, hidden, length, self.config))
-        done = find_done(after, length, self.config, self.n_best)
+            self.cache.reorder(beam_step(after, self.model, hidden, length, self.rules))
+        done = find_done(after, length, self.rules)
 
         # A sentence that was done stays as it was.
         for name in STEP_STATE:
@@ -261,8 +272,8 @@ class GraphSearch:
         """Store the hypotheses of the sentences that are done; returns the rows of the others.
         Waits for the device once.
         """
-        finished_ids = self.beams.finished_ids[:, : self.n_best]
-        finished_scores = self.beams.finished_scores[:, : self.n_best]
+        finished_ids = self.beams.finished_ids[:, : self.rules.n_best]
+        finished_scores = self.beams.finished_scores[:, : self.rules.n_best]
         ids, scores, done = _fetch((finished_ids, finished_scores, self.is_done), self.device)
         living = []
         for row, sentence in enumerate(sentences):
@@ -318,9 +329,9 @@ def round_down_to_class(n: int) -> int:
     return n
 
 
-def count_steps(longest: int, longest_prefix: int, config: DecodingConfig) -> int:
+def count_steps(longest: int, longest_prefix: int, rules: SearchRules) -> int:
     """Count the most steps of a search whose longest source has `longest` pieces, eos included."""
-    limit = int((longest - 1) * config.max_ratio) + 1 + config.max_extra  # rounding may add the one
+    limit = int((longest - 1) * rules.max_ratio) + 1 + rules.max_extra  # rounding may add the one
     return max(limit, longest_prefix) + 1
 
 

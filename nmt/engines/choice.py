@@ -1,0 +1,58 @@
+"""Which engine searches with a model. The one place where engines are chosen for decoding.
+
+In fp32 the search on a CPU is compiled where `decoding.compile` is on, as in a server; in bf16 also
+where it is auto. Otherwise torch searches with packed matrices.
+"""
+
+import functools
+from collections.abc import Sequence
+
+from nmt.config import DecodingConfig
+from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
+from nmt.model.transformer import Transformer
+from nmt.system.progress import say
+from nmt.translate.engine import SearchEngine
+from nmt.translate.search_rules import make_rules
+
+NOT_COMPILED = "torch searches, because the search cannot be compiled"
+
+
+def choose_cuda_engine() -> SearchEngine:
+    from nmt.engines.cuda.recorded_search import RecordedEngine
+
+    return RecordedEngine()
+
+
+def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> SearchEngine:
+    is_bf16 = config.precision == "bf16"
+    reason = find_fault_of_packing(is_bf16)
+    if reason is not None:
+        return SearchEngine()
+    is_wanted = config.compile == "on" or (config.compile == "auto" and is_bf16)
+    if not is_wanted:
+        return PackedEngine()
+    try:
+        from nmt.engines.cpu.compiled_search import (
+            CompiledEngine,
+            find_fault_of_compiler,
+            supports,
+        )
+    except Exception as error:  # numba is missing, or too old for this processor
+        say_once(f"warning: {NOT_COMPILED} ({type(error).__name__}: {error})")
+        return PackedEngine()
+    reason = supports(models, make_rules(config), is_bf16)
+    if reason is not None:
+        if config.compile == "on":
+            say_once(f"{NOT_COMPILED}: {reason}")
+        return PackedEngine()
+    fault = find_fault_of_compiler(is_bf16)
+    if fault is not None:
+        say_once(f"warning: {NOT_COMPILED} ({fault})")
+        return PackedEngine()
+    say_once("the search is compiled")
+    return CompiledEngine()
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    say(text)

@@ -1,0 +1,80 @@
+"""What searches sentences: torch, or an engine of nmt/engines/ that finds the same faster.
+
+An engine is chosen once, when a Translator is made, from the model, the settings and the processor
+alone: never by a clock, by what was translated before, or by what is cached. Without nmt/engines/
+torch searches everything, as `SearchEngine` does.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from nmt.config import DecodingConfig
+from nmt.model.transformer import Transformer
+from nmt.translate.batching import (
+    Requests,
+    SearchedBatch,
+    search_with_threads,
+    split_by_budget,
+)
+from nmt.translate.beams import Decodable, Hypothesis
+from nmt.translate.search import search
+from nmt.translate.search_rules import SearchRules, make_rules
+
+
+class SearchEngine:
+    """torch, with nothing compiled, repacked or recorded. Engines replace what they do better."""
+
+    @property
+    def fills_memory(self) -> bool:
+        """Whether free memory decides how many sentences a batch has."""
+        return False
+
+    def prepare(self, model: Transformer, is_bf16: bool) -> Transformer:
+        """Lay out the weights of a model as this engine reads them, in place."""
+        return model.bfloat16() if is_bf16 else model
+
+    def count_most_hypotheses(self, n_hypotheses: int) -> int | None:
+        """Return how many of all hypotheses a batch may have; None if its tokens alone bound it."""
+        return None
+
+    def search_batch(
+        self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
+    ) -> list[list[Hypothesis]]:
+        return search(model, requests.pack(device), rules, requests.prefixes, requests.phrases)
+
+    def search_batches(
+        self,
+        model: Decodable,
+        requests: Requests,
+        config: DecodingConfig,
+        device: torch.device,
+        n_best: int = 1,
+    ) -> Iterator[SearchedBatch]:
+        """Search any number of sentences, batch by batch."""
+        rules = make_rules(config, n_best)
+
+        def search_one(batch: list[int]) -> SearchedBatch:
+            return batch, self.search_batch(model, requests.choose(batch), rules, device)
+
+        most = self.count_most_hypotheses(len(requests.sources) * rules.beam)
+        batches = list(split_by_budget(requests.sources, config, n_best, most))
+        if device.type == "cpu":
+            yield from search_with_threads(search_one, batches)
+        else:
+            yield from map(search_one, batches)
+
+
+def choose_engine(
+    models: Sequence[Transformer], config: DecodingConfig, device: torch.device
+) -> SearchEngine:
+    """Choose what searches with a model, or with several that translate together."""
+    try:
+        from nmt.engines.choice import choose_cpu_engine, choose_cuda_engine
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("nmt.engines"):
+            raise
+        return SearchEngine()
+    if device.type == "cuda":
+        return choose_cuda_engine()
+    return choose_cpu_engine(models, config)
