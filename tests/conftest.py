@@ -1,7 +1,6 @@
 """A toy corpus and the settings of a toy run, shared by the tests that go through whole commands."""
 
 import importlib.util
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,13 +35,3 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of 1 MB."""
     with mount_small_disk(tmp_path / "disk") as disk:
         yield disk
-
-
-@pytest.fixture(autouse=True)
-def searches_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test's scores must not depend on how many sentences the tests before it searched. The tests of
-    compiled search ask for it.
-    """
-    from nmt.translate import cpu_search
-
-    monkeypatch.setattr(cpu_search, "SENTENCES_BEFORE_LOADING", math.inf)

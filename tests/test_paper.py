@@ -47,7 +47,7 @@ from nmt.model.transformer import (
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
 from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
-from nmt.translate.beams import compute_penalty
+from nmt.translate.search_rules import make_rules
 
 ROOT = Path(__file__).parents[1]
 CONFIGS_OF_DOCS = re.findall(
@@ -66,6 +66,7 @@ WITHOUT_ROW = {
             "training.micro_tokens",
             "training.precision",
             "training.compile",
+            "decoding.compile",
             "training.shard",
             "training.checkpoint_minutes",
             "training.mirror",
@@ -794,7 +795,9 @@ def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
         assert learning_rate(n, 512, 100_000, OptimizerConfig()) == pytest.approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
-    assert float(compute_penalty(10, DecodingConfig())) == pytest.approx(((5 + 10) / 6) ** 0.6)
+    assert float(make_rules(DecodingConfig()).compute_penalty(10)) == pytest.approx(
+        ((5 + 10) / 6) ** 0.6
+    )
     assert not [
         path.name
         for path in (ROOT / "nmt" / "train").glob("*.py")

@@ -22,4 +22,3 @@ def copy_sharing_weights(model: Transformer) -> Transformer:
         if not mine.is_learned:
             mine.table = its.table
     return copy
-

@@ -55,7 +55,9 @@ class PairScore:
         if kind == "sum" or not self.piece_ids:
             return self.log_prob
         n = len(self.piece_ids)
-        return self.log_prob / (n if kind == "mean" else float(make_rules(config).compute_penalty(n)))
+        return self.log_prob / (
+            n if kind == "mean" else float(make_rules(config).compute_penalty(n))
+        )
 
 
 class PossiblePairs(NamedTuple):

@@ -162,7 +162,13 @@ def _find_continuations(
         repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, rules)
         blocks.append(
             _best_continuations(
-                logits, scores, pieces, model.n_pieces, is_eos_forbidden, repeats, rules.n_considered
+                logits,
+                scores,
+                pieces,
+                model.n_pieces,
+                is_eos_forbidden,
+                repeats,
+                rules.n_considered,
             )
         )
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))

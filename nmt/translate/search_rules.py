@@ -51,7 +51,7 @@ class SearchRules:
         return self.beam if self.stopping == "likely" else self.n_best
 
     def compute_penalty(self, length: Length) -> Tensor:
-        """Return what a log-probability is divided by for a hypothesis of `length` pieces, eos included (section 6.1)."""
+        """Return what a log-probability is divided by (section 6.1). `length` counts eos."""
         size = torch.as_tensor(length, dtype=torch.float32)
         if self.penalty == "gnmt":
             return ((5.0 + size) / 6.0) ** self.length_penalty

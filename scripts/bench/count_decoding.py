@@ -87,14 +87,14 @@ def count_step(n: int, longest: int, room: int) -> list[Operation]:
     from nmt.data.batch import pack
     from nmt.engines.cuda.graph_search import GraphSearch
     from nmt.model.transformer import Transformer
+    from nmt.translate.search_rules import make_rules
 
     torch.manual_seed(0)
     model = Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False).bfloat16()
-    search = GraphSearch(model, DecodingConfig(beam=BEAM), torch.device("cpu"))
+    search = GraphSearch(model, make_rules(DecodingConfig(beam=BEAM)), torch.device("cpu"))
     sources = [[5] * (longest - 1) + [3] for _ in range(n)]
     noted = Noted()
     with torch.no_grad():
-        search._prepare_for(1)
         search._load(pack(sources), None)
         if room > search.capacity:
             search._resize(None, search.n, room)

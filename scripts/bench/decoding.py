@@ -21,10 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    import torch
-
     from nmt.config import DecodingConfig
-    from nmt.model.transformer import Transformer
     from nmt.translate.beams import Hypothesis
 
 FORCED = 16

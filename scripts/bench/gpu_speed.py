@@ -30,7 +30,6 @@ from nmt.data.vocab import EOS
 from nmt.model.attention import TRITON, VARLEN
 from nmt.model.attention_choice import choose_attention, locate_cache_file, measure_attention
 from nmt.model.attention_varlen import supports_varlen
-from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.progress import clock, say
@@ -40,7 +39,8 @@ from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
 from nmt.train.parallel import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
-from nmt.translate.batching import search_batches
+from nmt.translate.batching import Requests
+from nmt.translate.engine import SearchEngine, choose_engine
 
 N_VOCAB, UPDATE_TOKENS, N_PAIRS, LONGEST = 37_000, 25_000, 20_000, 255
 WARM_UPS, TIMED = 3, 20  # updates
@@ -423,7 +423,6 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
         .eval()
         .requires_grad_(False)
     )
-    ready = prepare_for_decoding(model, is_bf16=True)
     config = replace(
         recipe.config.decoding,
         max_ratio=0.0,
@@ -431,11 +430,13 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
         min_length=n_pieces,
         precision="bf16",
     )
-    decode(ready, sources[:100], config, bench)  # warms up
+    engine = choose_engine([model], config, bench.device)
+    ready = engine.prepare(model, is_bf16=True)
+    decode(engine, ready, sources[:100], config, bench)  # warms up
     if bench.is_cuda:
         reset_peak_memory(bench.device)
     began = clock()
-    found = decode(ready, sources, config, bench)
+    found = decode(engine, ready, sources, config, bench)
     seconds = clock() - began
     n_complete = sum(len(ids) == n_pieces for ids in found)
     sheet.require(f"translations of {n_pieces} pieces", n_complete, n_sentences)
@@ -478,10 +479,14 @@ def news_sources(n: int, recipe: Recipe) -> list[list[int]]:
 
 
 def decode(
-    model: Transformer, sources: list[list[int]], config: DecodingConfig, bench: Bench
+    engine: SearchEngine,
+    model: Transformer,
+    sources: list[list[int]],
+    config: DecodingConfig,
+    bench: Bench,
 ) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in sources]
-    for batch, bests in search_batches(model, sources, config, bench.device):
+    for batch, bests in engine.search_batches(model, Requests(sources), config, bench.device):
         for number, best in zip(batch, bests, strict=True):
             found[number] = best[0].ids
     return found

@@ -37,6 +37,7 @@ from nmt.data.vocab import EOS, Vocab
 from nmt.translate.beams import Hypothesis
 from nmt.translate.formats import Layout
 from nmt.translate.search import search
+from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
@@ -70,7 +71,7 @@ def search_alone(translator: Translator, line: str, n: int = 1) -> list[Hypothes
     """The search of one sentence, without all that is tested here."""
     ids = translator.vocab.src.encode([line])[0]
     return (
-        search(translator.model, pack([[*ids, EOS]]), translator.config, n)[0]
+        search(translator.model, pack([[*ids, EOS]]), make_rules(translator.config, n))[0]
         if ids
         else [Hypothesis([], 0.0)]
     )
@@ -196,7 +197,7 @@ def test_long_lines_are_cut_or_split_with_a_warning(
     ids = translator.vocab.src.encode([long])[0]
     config = replace(DECODING, max_source=40)
     cut = run_translate(tmp_path, f"red\n{long}\n", place, *BOUNDS, "cut").decode().split("\n")[1]
-    best = search(translator.model, pack([[*ids[:40], EOS]]), config)[0][0]
+    best = search(translator.model, pack([[*ids[:40], EOS]]), make_rules(config))[0][0]
     assert cut == translator.vocab.tgt.decode([best.ids])[0]
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
     out = run_translate(tmp_path, f"red\n{long}\n", place, *BOUNDS, "split", "--scores").decode()
@@ -205,7 +206,9 @@ def test_long_lines_are_cut_or_split_with_a_warning(
         translator.model, translator.vocab, replace(config, long_lines="split"), torch.device("cpu")
     ).split_line(ids, 1, 1)
     found = [
-        search(translator.model, pack([[*ids[part.start : part.stop], EOS]]), config)[0][0]
+        search(translator.model, pack([[*ids[part.start : part.stop], EOS]]), make_rules(config))[
+            0
+        ][0]
         for part in parts
     ]
     assert (
@@ -294,15 +297,13 @@ def test_json_has_all_fields(place: Path, translator: Translator, tmp_path: Path
 def test_options_are_overrides_and_explicit_overrides_win(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[DecodingConfig] = []
+    seen: list[SearchRules] = []
 
-    def fake(
-        model: object, src: Packed, config: DecodingConfig, n: int, *_: object
-    ) -> list[list[Hypothesis]]:
-        seen.append(config)
-        return [[Hypothesis([5], -1.0)] * n for _ in range(src.n_sentences)]
+    def fake(model: object, src: Packed, rules: SearchRules, *_: object) -> list[list[Hypothesis]]:
+        seen.append(rules)
+        return [[Hypothesis([5], -1.0)] * rules.n_best for _ in range(src.n_sentences)]
 
-    monkeypatch.setattr("nmt.translate.batching.search_on_cpu", fake)
+    monkeypatch.setattr("nmt.translate.engine.search", fake)
     run_translate(
         tmp_path,
         "a\n",
@@ -320,9 +321,9 @@ def test_options_are_overrides_and_explicit_overrides_win(
     expected = DecodingConfig(
         **DecodingConfig.PRESETS["fairseq"], preset="fairseq", sample=True, seed=7, top_k=3
     )
-    assert seen == [replace(expected, length_penalty=0.5)]
+    assert seen == [make_rules(replace(expected, length_penalty=0.5), 9)]
     run_translate(tmp_path, "a\n", place, "--beam", "3", "decoding.beam=6")
-    assert seen[1] == replace(DECODING, beam=6)
+    assert seen[1] == make_rules(replace(DECODING, beam=6))
 
 
 def test_each_prefix_reaches_the_search_with_its_line(
@@ -337,8 +338,7 @@ def test_each_prefix_reaches_the_search_with_its_line(
     def fake(
         model: object,
         src: Packed,
-        config: DecodingConfig,
-        n: int,
+        rules: SearchRules,
         prefixes: list[list[int]] | None,
         phrases: object,
     ) -> list[list[Hypothesis]]:
@@ -356,7 +356,7 @@ def test_each_prefix_reaches_the_search_with_its_line(
         )
         return [[Hypothesis(prefix, -1.0)] for prefix in prefixes]
 
-    monkeypatch.setattr("nmt.translate.batching.search_on_cpu", fake)
+    monkeypatch.setattr("nmt.translate.engine.search", fake)
     lines = sorted({line for line in LINES})
     begins = ["" if i % 3 else f"hund {line}" for i, line in enumerate(lines)]
     file = tmp_path / "begins"

@@ -18,6 +18,7 @@ from typing import Literal
 
 import pytest
 import torch
+from support.prepared_models import prepare_for_torch
 from support.soaking import IS_SOAK, counted
 from support.untrained import TINY, list_shapes
 
@@ -25,11 +26,12 @@ from nmt.checkpoint import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS
-from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
-from nmt.translate.batching import search_batches, split_by_budget
+from nmt.translate.batching import Requests, split_by_budget
 from nmt.translate.beams import Hypothesis
+from nmt.translate.engine import SearchEngine
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import Request, Translation, make_translator
 
 V = 60
@@ -96,22 +98,24 @@ CASES = [
 @pytest.mark.parametrize(("shape", "way"), CASES)
 def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str) -> None:
     config, n = WAYS[way], counted(24, 64)
-    ours, given = prepare_for_decoding(model(SHAPES[shape]), False), sources(n, 2)
+    ours, given = prepare_for_torch(model(SHAPES[shape])), sources(n, 2)
     forced, n_best = prefixes_of(given), 1 if way == "greedy" else 2
-    together = search(ours, pack(given), config, n_best, forced)
+    together = search(ours, pack(given), make_rules(config, n_best), forced)
     assert len({tuple(some[0].ids) for some in together}) >= 0.75 * n  # sources do matter
     # in another order
     order = random.Random(3).sample(range(n), n)
     shuffled, their_prefixes = [given[i] for i in order], [forced[i] for i in order]
-    again = search(ours, pack(shuffled), config, n_best, their_prefixes)
+    again = search(ours, pack(shuffled), make_rules(config, n_best), their_prefixes)
     assert_same(again, [together[i] for i in order])
     # alone
     for i in range(0, n, 4):
-        assert_same(search(ours, pack([given[i]]), config, n_best, [forced[i]]), [together[i]])
+        assert_same(
+            search(ours, pack([given[i]]), make_rules(config, n_best), [forced[i]]), [together[i]]
+        )
     # beside long ones
     long = (*[7, 8] * 25, EOS)
     mixed = [long, given[5], long, given[6]]
-    beside = search(ours, pack(mixed), config, n_best, [(), forced[5], (), forced[6]])
+    beside = search(ours, pack(mixed), make_rules(config, n_best), [(), forced[5], (), forced[6]])
     assert_same(beside[1::2], together[5:7])
 
 
@@ -119,15 +123,17 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str) -> 
 @pytest.mark.parametrize("way", ["greedy", "beam", "sample"])
 def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
     config, n, n_best = WAYS[way], counted(24, 110), 1 if way == "greedy" else 3
-    ours, given = prepare_for_decoding(model(TINY, seed=2), False), sources(n, 5)
+    ours, given = prepare_for_torch(model(TINY, seed=2)), sources(n, 5)
     forced = prefixes_of(given, 1)
-    expected = search(ours, pack(given), config, n_best, forced)
+    expected = search(ours, pack(given), make_rules(config, n_best), forced)
     for tokens in (1, 100, 300):
         smaller = replace(config, batch_tokens=tokens)
         found: dict[int, list[Hypothesis]] = {}
         n_batches = 0
         with threads(n_threads):
-            batches = search_batches(ours, given, smaller, torch.device("cpu"), n_best, forced)
+            batches = SearchEngine().search_batches(
+                ours, Requests(given, forced), smaller, torch.device("cpu"), n_best
+            )
             for batch, some in batches:
                 found.update(zip(batch, some, strict=True))
                 n_batches += 1
@@ -139,8 +145,8 @@ def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
 
 def test_empty_prefixes_change_nothing() -> None:
     ours, given = model(TINY), sources(9, 6)
-    without = search(ours, pack(given), WAYS["beam"])
-    assert without == search(ours, pack(given), WAYS["beam"], 1, [()] * 9)
+    without = search(ours, pack(given), make_rules(WAYS["beam"]))
+    assert without == search(ours, pack(given), make_rules(WAYS["beam"]), [()] * 9)
 
 
 # ---- with a trained model and real text ---------------------------------------------------------------------------

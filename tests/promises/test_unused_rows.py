@@ -24,8 +24,8 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.loss import compute_loss_sums
 from nmt.train.run_start import train
-from nmt.translate.beams import compute_penalty
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import make_translator
 
 V, ROWS = 80, 120
@@ -55,17 +55,19 @@ def write_out_log_probs(model: Transformer, src: list[int], tgt: list[int]) -> T
 @pytest.mark.parametrize("beam", [1, 4])
 def test_search_scores_by_all_rows_and_chooses_no_unused_one(model: Transformer, beam: int) -> None:
     config = DecodingConfig(beam=beam, max_extra=6)
-    for src, found in zip(SOURCES, search(model, pack(SOURCES), config, beam), strict=True):
+    for src, found in zip(
+        SOURCES, search(model, pack(SOURCES), make_rules(config, beam)), strict=True
+    ):
         for hypothesis in found:
             assert max(hypothesis.ids, default=0) < V
             total = float(write_out_log_probs(model, src, hypothesis.ids).sum())
-            penalty = float(compute_penalty(len(hypothesis.ids) + 1, config))
+            penalty = float(make_rules(config).compute_penalty(len(hypothesis.ids) + 1))
             assert hypothesis.score == pytest.approx(total / penalty, abs=1e-5)
 
 
 def test_samples_hold_no_unused_row(model: Transformer) -> None:
     config = DecodingConfig(sample=True, max_extra=20, temperature=5.0)
-    found = search(model, pack(SOURCES), config, 20)
+    found = search(model, pack(SOURCES), make_rules(config, 20))
     ids = {i for samples in found for sample in samples for i in sample.ids}
     assert len(ids) > V // 2 and max(ids) < V
 

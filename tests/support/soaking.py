@@ -191,12 +191,12 @@ def _run(order: Order) -> None:
 def _arm(order: Order, folder: Path) -> None:
     import nmt.system.tensor_files
     import nmt.train.loop
-    import nmt.translate.batching
+    import nmt.translate.engine
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
     rooms = {
         "save": (nmt.system.tensor_files, "open_plain_file"),
-        "decode": (nmt.translate.batching, "search_on_cpu"),
+        "decode": (nmt.translate.engine, "search"),
         "update": (nmt.train.loop, "run_update"),
     }
     for what, seconds in order.slow.items():

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config import DecodingConfig, ModelConfig
-from nmt.model.transformer import Transformer
-from nmt.translate.batching import search_batches, split_by_budget
+from nmt.config import DecodingConfig
+from nmt.translate.batching import split_by_budget
 
 
 def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
@@ -29,13 +28,16 @@ def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
     ("n_lines", "sizes"),
     [(10, [10]), (40, [16, 16, 8]), (200, [25] * 8), (1_000, [64] * 15 + [40])],
 )
-def test_batches_on_a_cpu_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
-    shape = ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1)
-    model, config = Transformer(shape, 9).eval(), DecodingConfig(max_extra=0, beam=4)
+def test_compiled_batches_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
+    pytest.importorskip("numba")
+    from nmt.engines.cpu.compiled_search import CompiledEngine
+
+    config = DecodingConfig(beam=4)
     n_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        batches = search_batches(model, [[5, 3]] * n_lines, config, torch.device("cpu"))
-        assert [len(batch) for batch, _ in batches] == sizes
+        most = CompiledEngine().count_most_hypotheses(n_lines * config.beam)
+        batches = split_by_budget([[5, 3]] * n_lines, config, max_hypotheses=most)
+        assert [len(batch) for batch in batches] == sizes
     finally:
         torch.set_num_threads(n_threads)

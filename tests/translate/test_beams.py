@@ -9,13 +9,14 @@ from support.plain_search import EOS, Ids, divisor, limit
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.system.errors import UserError
-from nmt.translate.beams import compute_penalty, count_hypotheses, start_beams
+from nmt.translate.beams import start_beams
+from nmt.translate.search_rules import make_rules
 
 
 def test_more_than_the_beam_cannot_be_asked_for() -> None:
     with pytest.raises(UserError, match="beam of 2"):
-        count_hypotheses(DecodingConfig(beam=2), 3)
-    assert count_hypotheses(DecodingConfig(beam=2, sample=True), 3) == 3
+        make_rules(DecodingConfig(beam=2), 3)
+    assert make_rules(DecodingConfig(beam=2, sample=True), 3).beam == 3
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
@@ -24,7 +25,7 @@ def test_limits_follow_source_prefix_and_positions(positions: str) -> None:
     config = DecodingConfig(max_ratio=0.5, max_extra=2)
     sources: list[Ids] = [(*[4] * n, EOS) for n in range(30)]
     prefixes: list[Ids] = [(5,) * (n % 9) for n in range(30)]
-    beams = start_beams(pack(sources), config, model, 1, prefixes)
+    beams = start_beams(pack(sources), make_rules(config), model, prefixes)
     expected = [
         limit(src, config, model, prefix) for src, prefix in zip(sources, prefixes, strict=True)
     ]
@@ -35,4 +36,6 @@ def test_limits_follow_source_prefix_and_positions(positions: str) -> None:
 def test_penalties(penalty: str) -> None:
     config = replace(DecodingConfig(length_penalty=0.6), penalty=penalty)  # type: ignore[arg-type]
     expected = [divisor(n, config) for n in (1, 7, 300)]
-    assert compute_penalty(torch.tensor([1, 7, 300]), config).tolist() == pytest.approx(expected)
+    assert make_rules(config).compute_penalty(torch.tensor([1, 7, 300])).tolist() == pytest.approx(
+        expected
+    )

@@ -4,8 +4,9 @@ same bits in any company.
 
 import itertools
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,21 @@ pytest.importorskip("numba")
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
+from nmt.engines import choice
 from nmt.engines.cpu import compiled_search
 from nmt.engines.cpu.compiled_code import find_code_folder
-from nmt.engines.cpu.compiled_search import search_compiled
-from nmt.model.cpu_linear import DecodingTransformer, prepare_for_decoding
+from nmt.engines.cpu.compiled_layers import CompiledWeights
+from nmt.engines.cpu.compiled_search import CompiledEngine, search_compiled
+from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
+from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.translate import cpu_search
-from nmt.translate.batching import search_batches
+from nmt.translate.batching import Requests
 from nmt.translate.beams import Hypothesis
-from nmt.translate.cpu_search import Experience, search_on_cpu
+from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.phrases import PhraseRules
 from nmt.translate.search import search
+from nmt.translate.search_rules import SearchRules, make_rules
 
 # numba compiles, unless it did so before
 pytestmark = [
@@ -62,10 +66,8 @@ def make_model(seed: int, shape: ModelConfig = SHAPE, size: int = N_PIECES) -> T
     return made
 
 
-def make_ready(model: Transformer, is_bf16: bool = False) -> DecodingTransformer:
-    ready = prepare_for_decoding(model, is_bf16)
-    assert isinstance(ready, DecodingTransformer)
-    return ready
+def make_ready(model: Transformer, is_bf16: bool = False) -> CompiledWeights:
+    return CompiledWeights(copy_sharing_weights(model), is_bf16)
 
 
 def make_sources(seed: int, n: int, longest: int, size: int = N_PIECES) -> list[Ids]:
@@ -97,7 +99,9 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
         given = make_sources(seed, 5, 6)
         prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9)) for _ in given]
         n_best = rng.randint(1, beam)
-        found = search_compiled(make_ready(model), pack(given), config, n_best, prefixes)
+        found = search_compiled(
+            make_ready(model), pack(given), make_rules(config, n_best), prefixes
+        )
         for src, prefix, some in zip(given, prefixes, found, strict=True):
             expected = recursion(Full(model), src, config, n_best, prefix)
             assert_same(some, expected, f"{seed} {src} {prefix}")
@@ -108,7 +112,7 @@ def test_each_kind_of_model(shape: ModelConfig) -> None:
     for seed in range(counted(2, 10)):
         model, given = make_model(seed, shape), make_sources(seed, 5, 8)
         config = DecodingConfig(beam=3, max_ratio=0.0, max_extra=9)
-        found = search_compiled(make_ready(model), pack(given), config, 2)
+        found = search_compiled(make_ready(model), pack(given), make_rules(config, 2))
         for src, some in zip(given, found, strict=True):
             assert_same(some, recursion(Full(model), src, config, 2), f"{seed} {src}")
 
@@ -119,33 +123,35 @@ def test_long_outputs_large_vocabularies_many_sentences(
 ) -> None:
     """The cells grow, logits come in several blocks, and pieces in several groups."""
     monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
-    size = 2 * compiled_search.PART + compiled_search.N_PEAKS + 7
+    size = 2 * compiled_search.PART + compiled_search.N_GROUPS + 7
     model = make_model(1, replace(SHAPE, n_layers=2), size)
     ready, given = make_ready(model), make_sources(2, 70, 9, size)
     config = DecodingConfig(beam=beam, max_extra=60, min_length=50)
-    found = search_compiled(ready, pack(given), config, beam)
-    for some, expected in zip(found, search(model, pack(given), config, beam), strict=True):
+    found = search_compiled(ready, pack(given), make_rules(config, beam))
+    for some, expected in zip(
+        found, search(model, pack(given), make_rules(config, beam)), strict=True
+    ):
         assert [one.ids for one in some] == [one.ids for one in expected]
         assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-5)
     said = {piece for some in found for one in some for piece in one.ids}
     assert max(said) > 2 * compiled_search.PART
 
 
-def test_sources_longer_than_what_is_encoded_by_compiled_loops() -> None:
-    longest = compiled_search.MAX_COMPILED_SOURCE
+def test_long_sources() -> None:
+    longest = 300
     model, given = make_model(3), [(*[5, 6] * longest, EOS), (7, EOS)]
     config = DecodingConfig(max_ratio=0.0, max_extra=5)
-    found = search_compiled(make_ready(model), pack(given), config)
-    for some, expected in zip(found, search(model, pack(given), config), strict=True):
+    found = search_compiled(make_ready(model), pack(given), make_rules(config))
+    for some, expected in zip(found, search(model, pack(given), make_rules(config)), strict=True):
         assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
 
 
 def test_a_prefix_beyond_learned_positions_is_refused() -> None:
     ready = make_ready(make_model(4, SHAPES["learned"]))
     with pytest.raises(UserError, match=r"a prefix of 11 pieces .*model.max_positions 11"):
-        search_compiled(ready, pack([(4, EOS)]), DecodingConfig(), 1, [(5,) * 11])
+        search_compiled(ready, pack([(4, EOS)]), make_rules(DecodingConfig()), [(5,) * 11])
     with pytest.raises(UserError, match="a beam of 4 is too small for the 5 best translations"):
-        search_compiled(ready, pack([(4, EOS)]), DecodingConfig(), 5)
+        search_compiled(ready, pack([(4, EOS)]), make_rules(DecodingConfig(), 5))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -154,14 +160,14 @@ def test_numbers_that_are_none_are_told(value: float) -> None:
     model.decoder[1].feed_forward.inner.weight[3, 4] = value
     for given in ([(4, EOS)], make_sources(5, 9, 5)):
         with pytest.raises(Failure, match="NaN or infinite"):
-            search_compiled(make_ready(model), pack(given), DecodingConfig())
+            search_compiled(make_ready(model), pack(given), make_rules(DecodingConfig()))
 
 
 def test_pieces_beyond_the_vocabulary_are_refused() -> None:
     ready = make_ready(make_model(4))
     for src, prefix in (((N_PIECES, EOS), ()), ((5, EOS), (6, N_PIECES))):
         with pytest.raises(UserError, match="piece 12 is not in the vocabulary of 12 pieces"):
-            search_compiled(ready, pack([src]), DecodingConfig(), 1, [prefix])
+            search_compiled(ready, pack([src]), make_rules(DecodingConfig()), [prefix])
 
 
 # ---- the same bits ---------------------------------------------------------------------------------
@@ -173,12 +179,12 @@ def test_a_sentence_is_translated_alike_to_the_last_bit(is_bf16: bool, beam: int
     ready = make_ready(make_model(6, replace(SHAPE, n_layers=2, d_model=32), 300), is_bf16)
     given = make_sources(6, counted(24, 100), 12, 300)
     config = DecodingConfig(beam=beam, max_extra=6)
-    together = search_compiled(ready, pack(given), config, beam)
+    together = search_compiled(ready, pack(given), make_rules(config, beam))
     assert len({tuple(some[0].ids) for some in together}) > 0.75 * len(given)
     for i, src in enumerate(given):
-        assert search_compiled(ready, pack([src]), config, beam) == [together[i]]
+        assert search_compiled(ready, pack([src]), make_rules(config, beam)) == [together[i]]
     order = random.Random(1).sample(range(len(given)), len(given))
-    shuffled = search_compiled(ready, pack([given[i] for i in order]), config, beam)
+    shuffled = search_compiled(ready, pack([given[i] for i in order]), make_rules(config, beam))
     assert shuffled == [together[i] for i in order]
 
 
@@ -186,8 +192,8 @@ def test_bf16_comes_near() -> None:
     """Its scores are those of fp32, up to the rounding of the weights."""
     model = make_model(7, replace(SHAPE, d_model=32, d_ff=64), 50)
     given, config = make_sources(7, 20, 9, 50), DecodingConfig(beam=1, max_extra=0, min_length=9)
-    exact = search_compiled(make_ready(model), pack(given), config)
-    near = search_compiled(make_ready(model, True), pack(given), config)
+    exact = search_compiled(make_ready(model), pack(given), make_rules(config))
+    near = search_compiled(make_ready(model, True), pack(given), make_rules(config))
     apart = []
     for (one,), (other,) in zip(exact, near, strict=True):
         if one.ids == other.ids:
@@ -197,145 +203,159 @@ def test_bf16_comes_near() -> None:
 
 # ---- when it is used ---------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def experience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has searched enough, and nothing else yet."""
-    monkeypatch.setattr(cpu_search, "SENTENCES_BEFORE_LOADING", 20)
-    monkeypatch.setattr(Experience, "n_sentences", cpu_search.SENTENCES_BEFORE_COMPILING)
-    monkeypatch.setattr(Experience, "is_loaded", False)
-    monkeypatch.setattr(Experience, "has_failed", False)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of sentences of each compiled search."""
-    sizes: list[int] = []
-
-    def counting(model: Any, src: Any, *rest: Any) -> list[list[Hypothesis]]:
-        sizes.append(src.n_sentences)
-        return search_compiled(model, src, *rest)
-
-    monkeypatch.setattr(compiled_search, "search_compiled", counting)
-    yield sizes
-
-
 GIVEN = make_sources(8, 9, 5)
+HAS_FAST_BF16 = find_fault_of_packing(is_bf16=True) is None
+NEEDS_BF16 = pytest.mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
 
 
-def test_all_batches_of_a_process_with_experience_are_compiled(
-    experience: None, calls: list[int]
-) -> None:
-    ready, config = make_ready(make_model(8)), DecodingConfig(batch_tokens=8, max_extra=3)
-    found: dict[int, list[Hypothesis]] = {}
-    for batch, some in search_batches(ready, GIVEN, config, CPU):
-        found.update(zip(batch, some, strict=True))
-    assert sum(calls) == len(GIVEN) and len(calls) > 1
-    assert [found[i] for i in range(len(GIVEN))] == search_compiled(ready, pack(GIVEN), config)
+@pytest.fixture(autouse=True)
+def say_again() -> None:
+    choice.say_once.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("what", "settings"),
+    ("settings", "expected"),
     [
-        ("sample", {"sample": True}),
-        ("repeats", {"no_repeat_ngram": 2}),
-        ("phrases", {}),
-        ("ordinary model", {}),
-        ("no numba", {}),
-        ("large in bf16", {}),
+        ({"compile": "on"}, CompiledEngine),
+        ({"compile": "auto"}, PackedEngine),
+        ({"compile": "off"}, PackedEngine),
+        pytest.param({"precision": "bf16"}, CompiledEngine, marks=NEEDS_BF16),
+        pytest.param({"precision": "bf16", "compile": "off"}, PackedEngine, marks=NEEDS_BF16),
+        ({"compile": "on", "sample": True}, PackedEngine),
+        ({"compile": "on", "no_repeat_ngram": 2}, PackedEngine),
     ],
 )
-def test_what_is_not_compiled(
-    what: str,
-    settings: dict[str, Any],
-    experience: None,
-    calls: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+def test_settings_choose_the_engine(
+    settings: dict[str, Any], expected: type[SearchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if what == "no numba":
-        monkeypatch.setattr("nmt.model.cpu_linear.HAS_NUMBA", False)
-    monkeypatch.setattr(cpu_search, "MAX_BF16_WEIGHTS", 100)
-    monkeypatch.setattr(cpu_search, "has_bf16_pairs_but_no_tiles", lambda: False)
-    model, config = make_model(9), DecodingConfig(max_extra=3, **settings)
-    ready = model if what == "ordinary model" else make_ready(model, what == "large in bf16")
-    phrases = None
-    if what == "phrases":
-        phrases = [PhraseRules([" a"] * N_PIECES).without_required for _ in GIVEN]
-    search_on_cpu(ready, pack(GIVEN), config, 1, None, phrases)
-    assert not calls
-    if what == "large in bf16":
-        search_on_cpu(ready, pack(GIVEN[:4]), config)
-        assert calls == [4]  # few hypotheses are
-        monkeypatch.setattr(cpu_search, "has_bf16_pairs_but_no_tiles", lambda: True)
-        search_on_cpu(ready, pack(GIVEN), config)
-        assert calls == [4, len(GIVEN)]
+    monkeypatch.setattr(compiled_search, "multiplies_bf16_faster", lambda _: True)
+    engine = choose_engine([make_model(8)], DecodingConfig(**settings), CPU)
+    assert type(engine) is expected
 
 
-def test_it_is_loaded_after_some_sentences_and_compiled_after_many(
-    experience: None, calls: list[int], monkeypatch: pytest.MonkeyPatch, capsys: Any
+class UnknownLayer(torch.nn.Linear):
+    pass
+
+
+def test_a_field_a_value_or_a_layer_that_is_not_known_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cpu_search, "SENTENCES_BEFORE_LOADING", 20)
-    monkeypatch.setattr(cpu_search, "SENTENCES_BEFORE_COMPILING", 40)
-    ready, src, config = make_ready(make_model(10)), pack(GIVEN), DecodingConfig(max_extra=2)
-    expected = search(ready, src, config)
+    def find_reason(*models: Transformer) -> str:
+        choice.say_once.cache_clear()
+        assert type(choose_engine(models, DecodingConfig(compile="on"), CPU)) is PackedEngine
+        return capsys.readouterr().err
 
-    def count_until_compiled(is_kept: bool) -> int:
-        monkeypatch.setattr(compiled_search, "is_kept", lambda: is_kept)
-        monkeypatch.setattr(Experience, "n_sentences", 0)
-        monkeypatch.setattr(Experience, "is_loaded", False)
-        calls.clear()
-        while not calls:
-            for some, same in zip(search_on_cpu(ready, src, config), expected, strict=True):
-                assert some[0].ids == same[0].ids
-                assert some[0].score == pytest.approx(same[0].score, abs=1e-5)
-        return Experience.n_sentences
-
-    assert count_until_compiled(is_kept=True) == 27
-    assert "compiling" not in capsys.readouterr().err
-    assert count_until_compiled(is_kept=False) == 45
-    assert capsys.readouterr().err.count("compiling the search for this processor") == 1
-
-
-def test_where_numba_fails_torch_goes_on(
-    experience: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """For example on damaged compiled code."""
-
-    def fail(*_: Any) -> Any:
-        raise EOFError("ran out of input")
-
-    monkeypatch.setattr(compiled_search, "search_group", fail)
-    monkeypatch.setattr(compiled_search, "is_kept", lambda: True)
-    ready, config = make_ready(make_model(11)), DecodingConfig(max_extra=3)
-    for _ in range(3):
-        assert search_on_cpu(ready, pack(GIVEN), config) == search(ready, pack(GIVEN), config)
-    message = "the search cannot be compiled (EOFError: ran out of input)"
-    assert capsys.readouterr().err.count(message) == 1
-
-
-def test_memory_that_is_used_up_is_told_and_no_reason_to_give_up(
-    experience: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError(
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
-        )
-
+    assert "does not support ensembles" in find_reason(make_model(1), make_model(2))
+    strange = make_model(3)
+    strange.decoder[0].feed_forward.add_module("inner", UnknownLayer(8, 16))
+    assert "does not support UnknownLayer" in find_reason(strange)
+    for known, field in (
+        (compiled_search.COMPILED_MODELS, "norm"),
+        (compiled_search.COMPILED_RULES, "beam"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.delitem(known, field)
+            assert f"does not support {field}=" in find_reason(make_model(4))
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_search, "search_group", fail)
-        with pytest.raises(RuntimeError, match="can't allocate memory"):
-            search_on_cpu(make_ready(make_model(11)), pack(GIVEN), DecodingConfig(max_extra=3))
-    assert not Experience.has_failed
+        patch.setitem(compiled_search.COMPILED_MODELS, "norm", ("pre",))
+        assert "does not support norm=post" in find_reason(make_model(4))
 
 
-def test_bf16_is_compiled_from_the_first_sentence(
-    experience: None, calls: list[int], monkeypatch: pytest.MonkeyPatch
+def test_every_field_is_known_so_far() -> None:
+    assert set(compiled_search.COMPILED_MODELS) == {field.name for field in fields(ModelConfig)}
+    assert set(compiled_search.COMPILED_RULES) == {field.name for field in fields(SearchRules)}
+
+
+def test_torch_searches_if_numba_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Experience, "n_sentences", 0)
-    for is_bf16, n_calls in ((False, 0), (True, 1)):
-        ready = make_ready(make_model(12), is_bf16)
-        search_on_cpu(ready, pack(GIVEN[:1]), DecodingConfig(max_extra=3))
-        assert len(calls) == n_calls
+    fault = "EOFError: ran out of input"  # as on damaged compiled code
+    monkeypatch.setattr(compiled_search, "find_fault_of_compiler", lambda _: fault)
+    for _ in range(2):
+        assert (
+            type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine
+        )
+    assert (
+        capsys.readouterr().err.count(
+            f"warning: torch searches, because the search cannot be compiled ({fault})"
+        )
+        == 1
+    )
+    choice.say_once.cache_clear()
+    monkeypatch.setitem(sys.modules, "nmt.engines.cpu.compiled_search", None)
+    assert type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine
+    assert "warning: torch searches" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_bf16", [False, pytest.param(True, marks=NEEDS_BF16)])
+def test_all_batches_are_compiled_whatever_their_size(
+    is_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.translate.engine.search", lambda *_: pytest.fail("torch searched"))
+    engine, config = CompiledEngine(), DecodingConfig(batch_tokens=8, max_extra=3)
+    ready = engine.prepare(copy_sharing_weights(make_model(8)), is_bf16)
+    found: dict[int, list[Hypothesis]] = {}
+    n_batches = 0
+    for batch, some in engine.search_batches(ready, Requests(GIVEN), config, CPU):
+        found.update(zip(batch, some, strict=True))
+        n_batches += 1
+    assert n_batches > 1
+    together = search_compiled(engine.weights, pack(GIVEN), make_rules(config))
+    assert [found[i] for i in range(len(GIVEN))] == together
+
+
+def test_phrases_are_searched_by_torch_with_the_same_weights() -> None:
+    model, engine, rules = make_model(9), CompiledEngine(), make_rules(DecodingConfig(max_extra=3))
+    ready = engine.prepare(copy_sharing_weights(model), False)
+    phrases = [PhraseRules([" a"] * N_PIECES).without_required for _ in GIVEN]
+    found = engine.search_batch(ready, Requests(GIVEN, None, phrases), rules, CPU)
+    for some, expected in zip(found, search(model, pack(GIVEN), rules), strict=True):
+        assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
+
+
+MEASURE = """
+import ctypes, gc, sys, torch
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.model.transformer import Transformer
+from nmt.system.runtime import tune_process
+from nmt.translate.batching import Requests
+from nmt.translate.engine import choose_engine
+
+tune_process()
+
+def read_bytes():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed does not count
+    for line in open("/proc/self/status"):
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+
+def translate(config, shape, n_vocab):
+    model = Transformer(shape, n_vocab).eval().requires_grad_(False)
+    n_bytes = sum(p.nbytes for p in model.parameters())
+    engine = choose_engine([model], config, torch.device("cpu"))
+    model = engine.prepare(model, False)
+    list(engine.search_batches(model, Requests([[5, 3]]), config, torch.device("cpu")))
+    return n_bytes, engine, model
+
+config = DecodingConfig(max_extra=2, compile=sys.argv[1])
+small = translate(config, ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), 50)
+before = read_bytes()
+n_bytes, engine, model = translate(config, ModelConfig(d_ff=4096, n_layers=4), 9_000)
+print((read_bytes() - before) / n_bytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("compile", ["on", "off"])
+def test_there_is_one_copy_of_the_weights(compile: str) -> None:
+    """Only the matrix that embeddings and projection share is there twice, because they lay it out
+    differently: 18 of 210 MB here.
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, compile], capture_output=True, text=True, check=True
+    )
+    assert 0.9 < float(run.stdout) < 1.3, run.stderr
 
 
 def test_each_version_of_the_files_keeps_its_own_code(
@@ -350,6 +370,6 @@ def test_each_version_of_the_files_keeps_its_own_code(
     assert folder is not None and folder.parent == tmp_path
     second.write_text("3")
     assert find_code_folder(str(first), str(second)) not in (folder, None)
-    assert not compiled_search.is_kept()
+    assert not compiled_search.is_code_cached()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert find_code_folder(str(first)) is None

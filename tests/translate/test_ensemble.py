@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 from support.plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
+from support.prepared_models import prepare_for_torch
 from support.soaking import IS_SOAK, counted
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
-from nmt.model.cpu_linear import prepare_for_decoding
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 
 V = 14
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
@@ -64,7 +65,7 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
         models = [model(seed * 10 + n, shape) for n, shape in enumerate(shapes)]
         oracle, config, given = Mean(models), DecodingConfig(**values), sources(counted(2, 4))
         for src, some in zip(
-            given, search(Ensemble(models), pack(given), config, beam), strict=True
+            given, search(Ensemble(models), pack(given), make_rules(config, beam)), strict=True
         ):
             assert_same(some, recursion(oracle, src, config, beam), f"{preset} {seed}")
 
@@ -86,8 +87,8 @@ def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> N
     ours, given = model(3, shape), sources(12)
     config = DecodingConfig(max_extra=5, sample=sample)
     alone, twice = (
-        search(ours, pack(given), config, 2),
-        search(Ensemble([ours, ours]), pack(given), config, 2),
+        search(ours, pack(given), make_rules(config, 2)),
+        search(Ensemble([ours, ours]), pack(given), make_rules(config, 2)),
     )
     for some, others in zip(alone, twice, strict=True):
         assert_same(others, [(one.score, tuple(one.ids)) for one in some])
@@ -96,7 +97,7 @@ def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> N
 def test_the_order_of_models_does_not_matter() -> None:
     models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
     ways = [
-        search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2)
+        search(Ensemble(some), pack(given), make_rules(DecodingConfig(max_extra=5), 2))
         for some in (models, models[::-1])
     ]
     for some, others in zip(*ways, strict=True):
@@ -108,17 +109,17 @@ def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> 
     models = [model(0), *(model(n, replace(SHAPES[2], max_positions=n)) for n in limits)]
     config = DecodingConfig(max_extra=50, min_length=50, beam=2)
     for order in (models, models[::-1]):
-        found = search(Ensemble(order), pack([(4, 5, EOS)]), config)
+        found = search(Ensemble(order), pack([(4, 5, EOS)]), make_rules(config))
         assert len(found[0][0].ids) == 6
         with pytest.raises(UserError, match="max_positions 7"):
-            search(Ensemble(order), pack([(4,) * 7 + (EOS,)]), config)
+            search(Ensemble(order), pack([(4,) * 7 + (EOS,)]), make_rules(config))
 
 
 def test_models_prepared_for_decoding_translate_alike() -> None:
     models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
-    ready = [prepare_for_decoding(one, False) for one in models]
+    ready = [prepare_for_torch(one) for one in models]
     ways = [
-        search(Ensemble(some), pack(given), DecodingConfig(max_extra=5), 2)
+        search(Ensemble(some), pack(given), make_rules(DecodingConfig(max_extra=5), 2))
         for some in (models, ready)
     ]
     for some, others in zip(*ways, strict=True):

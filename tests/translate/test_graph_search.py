@@ -25,14 +25,15 @@ from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS
 from nmt.engines.cuda import graph_search
-from nmt.engines.cuda.gpu_search import GpuSearch
 from nmt.engines.cuda.graph_search import GraphSearch
+from nmt.engines.cuda.recorded_search import RecordedEngine
 from nmt.model.cache import count_static_bytes, round_up_source_width, round_up_to_class
 from nmt.model.transformer import Transformer
-from nmt.translate.batching import search_batches
+from nmt.translate.batching import Requests
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 
 V = 40
 CPU = torch.device("cpu")
@@ -105,11 +106,11 @@ def test_it_finds_what_search_finds_by_all_rules(name: str, finishing: Any, stop
             min_length=at_least,
             penalty=penalty,  # type: ignore[arg-type]
         )
-        recorded = GraphSearch(ours, config, CPU)
+        recorded = GraphSearch(ours, make_rules(config, n_best), CPU)
         for forced in (None, prefixes_of(given)) if IS_SOAK else (prefixes_of(given),):
             assert_same(
-                recorded.search(pack(given), n_best, forced),
-                search(ours, pack(given), config, n_best, forced),
+                recorded.search(pack(given), forced),
+                search(ours, pack(given), make_rules(config, n_best), forced),
             )
 
 
@@ -119,11 +120,11 @@ def test_it_draws_what_search_draws(shape: ModelConfig) -> None:
     ours, given = model(shape), sources(counted(9, 23), 3)
     for settings in ({}, {"top_k": 5, "temperature": 1.5}, {"top_p": 0.8, "min_length": 4}):
         config = replace(PLAIN, sample=True, seed=4, **settings)  # type: ignore[arg-type]
-        recorded = GraphSearch(ours, config, CPU)
         for n, forced in ((3, None), (3, prefixes_of(given)), (1, None)):
+            recorded = GraphSearch(ours, make_rules(config, n), CPU)
             assert_same(
-                recorded.search(pack(given), n, forced),
-                search(ours, pack(given), config, n, forced),
+                recorded.search(pack(given), forced),
+                search(ours, pack(given), make_rules(config, n), forced),
             )
 
 
@@ -138,29 +139,31 @@ def test_ensembles_are_searched_alike() -> None:
         replace(PLAIN, sample=True),
         replace(PLAIN, stopping="full", finishing="shrink"),
     ):
-        recorded = GraphSearch(some, config, CPU)
+        recorded = GraphSearch(some, make_rules(config, 2), CPU)
         for forced in (None, prefixes_of(given)):
             assert_same(
-                recorded.search(pack(given), 2, forced),
-                search(some, pack(given), config, 2, forced),
+                recorded.search(pack(given), forced),
+                search(some, pack(given), make_rules(config, 2), forced),
             )
 
 
 def test_batches_of_all_sizes_one_after_another() -> None:
     """In buffers that hold what earlier and larger batches left there."""
     ours = model(TINY)
-    recorded = GraphSearch(ours, PLAIN, CPU)
+    recorded = GraphSearch(ours, make_rules(PLAIN, 2), CPU)
     for n, longest in ((20, 30), (3, 5), (9, 70), (1, 1), (48, 6), (20, 30)):
         given = sources(n, n, longest)
-        assert_same(recorded.search(pack(given), 2), search(ours, pack(given), PLAIN, 2))
+        assert_same(recorded.search(pack(given)), search(ours, pack(given), make_rules(PLAIN, 2)))
 
 
 def test_the_table_of_positions_grows_between_batches() -> None:
     shape = replace(TINY, max_positions=8)
-    recorded = GraphSearch(model(shape), PLAIN, CPU)
+    recorded = GraphSearch(model(shape), make_rules(PLAIN, 2), CPU)
     for longest in (3, 90, 3, 200):
         given = sources(5, 1, longest)
-        assert_same(recorded.search(pack(given), 2), search(model(TINY), pack(given), PLAIN, 2))
+        assert_same(
+            recorded.search(pack(given)), search(model(TINY), pack(given), make_rules(PLAIN, 2))
+        )
 
 
 def test_the_classes_of_sizes() -> None:
@@ -209,9 +212,9 @@ def search_recorded(
 ) -> list[list[Hypothesis]]:
     """Twice, so that the second search finds recordings and what the first left."""
     with pretend_device(event_lag=lag) as device:
-        recorded = GraphSearch(speaker(device), config, GPU)
-        first = recorded.search(pack(given).to(GPU), n_best, forced)
-        again = recorded.search(pack(given).to(GPU), n_best, forced)
+        recorded = GraphSearch(speaker(device), make_rules(config, n_best), GPU)
+        first = recorded.search(pack(given).to(GPU), forced)
+        again = recorded.search(pack(given).to(GPU), forced)
         assert first == again and device.replays > 0
     return again
 
@@ -222,7 +225,7 @@ def search_recorded(
 def test_recorded_steps_find_the_same_however_late_events_are(way: str, lag: int) -> None:
     config, given, n_best = WAYS[way], sources(counted(5, 9), 5, 9), 1 if way == "greedy" else 2
     for forced in (None, prefixes_of(given)) if IS_SOAK else (prefixes_of(given),):
-        expected = search(model(TINY), pack(given), config, n_best, forced)
+        expected = search(model(TINY), pack(given), make_rules(config, n_best), forced)
         found = search_recorded(
             lambda device: device.to_device(model(TINY)), given, config, lag, n_best, forced
         )
@@ -242,7 +245,8 @@ def test_recorded_steps_of_models_of_all_kinds(name: str) -> None:
         return Ensemble(models) if name == "ensemble" else models[0]
 
     assert_same(
-        search_recorded(made, given, PLAIN, 2, 2, None), search(made(), pack(given), PLAIN, 2)
+        search_recorded(made, given, PLAIN, 2, 2, None),
+        search(made(), pack(given), make_rules(PLAIN, 2)),
     )
 
 
@@ -252,12 +256,13 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0)
     ours = model(TINY)
     with pretend_device() as device:
-        recorded = GraphSearch(device.to_device(model(TINY)), PLAIN, GPU)
+        recorded = GraphSearch(device.to_device(model(TINY)), make_rules(PLAIN, 2), GPU)
         moves = []
         for n, longest in ((6, 8), (6, 8), (3, 5), (16, 16), (6, 8), (2, 9), (16, 16)):
             given = sources(n, n, longest)
             assert_same(
-                recorded.search(pack(given).to(GPU), 2), search(ours, pack(given), PLAIN, 2)
+                recorded.search(pack(given).to(GPU)),
+                search(ours, pack(given), make_rules(PLAIN, 2)),
             )
             moves.append(recorded.n_moves)
     assert moves[0] == moves[1] == moves[2] < moves[3] == moves[-1]
@@ -272,7 +277,7 @@ def test_what_a_step_costs(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -
     config = DecodingConfig(max_extra=20, min_length=12)
     given = sources(8, 7)
     with pretend_device() as device:
-        recorded = GraphSearch(device.to_device(model(shape)), config, GPU)
+        recorded = GraphSearch(device.to_device(model(shape)), make_rules(config), GPU)
         recorded.search(pack(given).to(GPU))
         costs, replay = [], recorded._choose_step
 
@@ -307,7 +312,9 @@ def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.Monkey
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 0)
     given = sources(6, 8)
     with pretend_device(event_lag=100) as device:
-        recorded = GraphSearch(device.to_device(model(TINY)), replace(PLAIN, min_length=10), GPU)
+        recorded = GraphSearch(
+            device.to_device(model(TINY)), make_rules(replace(PLAIN, min_length=10)), GPU
+        )
         recorded.search(pack(given).to(GPU))
         at = device.waits.copy()
     events = sum(n for (what, _), n in at.items() if what == "an event")
@@ -317,11 +324,11 @@ def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.Monkey
 def test_search_batches_takes_it_on_a_gpu() -> None:
     """The entrance that all translation takes; memory decides the size of batches."""
     ours, given = model(TINY), sources(30, 9)
-    expected = dict(zip(range(30), search(ours, pack(given), PLAIN, 2), strict=True))
+    expected = dict(zip(range(30), search(ours, pack(given), make_rules(PLAIN, 2)), strict=True))
     with pretend_device() as device:
         there = device.to_device(model(TINY))
         found: dict[int, list[Hypothesis]] = {}
-        for batch, some in search_batches(there, given, PLAIN, GPU, 2):
+        for batch, some in RecordedEngine().search_batches(there, Requests(given), PLAIN, GPU, 2):
             found.update(zip(batch, some, strict=True))
     assert_same([found[i] for i in range(30)], [expected[i] for i in range(30)])
 
@@ -449,9 +456,9 @@ def test_a_search_takes_no_more_memory_than_estimated(way: str) -> None:
     )
     given = [(*[5] * 25, EOS)] * n
     n_best = 1 if way == "greedy" else 2
-    recorded = GraphSearch(ours, config, CPU)
-    said = n * recorded.bound_sentence_bytes(26, 0, n_best)
-    taken = largest_sum(lambda: recorded.search(pack(given), n_best))
+    recorded = GraphSearch(ours, make_rules(config, n_best), CPU)
+    said = n * recorded.bound_sentence_bytes(26, 0)
+    taken = largest_sum(lambda: recorded.search(pack(given)))
     print(f"{way}: {taken / said:.2f} of {said / n / 1e6:.2f} MB a sentence")
     assert said / 2.5 < taken < said
 
@@ -467,28 +474,31 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(GraphSearch, "search", cramped)
     forced, most = prefixes_of(given), 5
     found: dict[int, list[Hypothesis]] = {}
-    gpu = GpuSearch(ours, PLAIN, CPU, 10**9)
-    for batch, some in gpu.search_batches(given, 2, forced):
+    gpu = RecordedEngine(10**9)
+    for batch, some in gpu.search_batches(ours, Requests(given, forced), PLAIN, CPU, 2):
         found.update(zip(batch, some, strict=True))
-    assert_same([found[i] for i in range(30)], search(ours, pack(given), PLAIN, 2, forced))
+    assert_same(
+        [found[i] for i in range(30)], search(ours, pack(given), make_rules(PLAIN, 2), forced)
+    )
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
-        list(gpu.search_batches(given, 2))
+        list(gpu.search_batches(ours, Requests(given), PLAIN, CPU, 2))
 
 
 def test_batches_fill_the_memory_and_no_more() -> None:
-    ours, given = model(TINY), sources(300, 3, 60)
+    ours, given, rules = model(TINY), sources(300, 3, 60), make_rules(PLAIN)
     for n_bytes in (0, 1_000_000, 30_000_000):
-        gpu = GpuSearch(ours, PLAIN, CPU, n_bytes)
-        batches = list(gpu.split_by_memory(given))
+        gpu = RecordedEngine(n_bytes)
+        batches = list(gpu.split_by_memory(ours, Requests(given), PLAIN, rules, CPU))
         assert sorted(itertools.chain(*batches)) == list(range(300))
         for batch in batches[:-1]:
             longest = len(given[batch[0]])
-            each = gpu.graph_search.bound_sentence_bytes(longest, 0, 1)
+            each = gpu.record_with(ours, rules, CPU).bound_sentence_bytes(longest, 0)
             assert max(len(given[i]) for i in batch) == longest and round_up_to_class(
                 len(batch)
             ) == len(batch)
             assert len(batch) == 1 or len(batch) * each <= n_bytes < 2 * len(batch) * each + each
         assert (len(batches) == 300) == (n_bytes == 0)
-    by_tokens = GpuSearch(ours, replace(PLAIN, batch_tokens=100), CPU, 1)
-    assert 10 < len(list(by_tokens.split_by_memory(given))) < 300
+    few_tokens = replace(PLAIN, batch_tokens=100)
+    by_tokens = RecordedEngine(1).split_by_memory(ours, Requests(given), few_tokens, rules, CPU)
+    assert 10 < len(list(by_tokens)) < 300

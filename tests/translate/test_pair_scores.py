@@ -15,7 +15,7 @@ from support.untrained import list_shapes, make_model, make_vocab
 
 from nmt.config import DecodingConfig, RunConfig, override_config
 from nmt.data.vocab import EOS, Vocab
-from nmt.translate.batching import search_batches
+from nmt.translate.batching import Requests
 from nmt.translate.pair_scores import PairScore, PairScorer, compute_log_probs
 from nmt.translate.translator import Translator
 
@@ -41,8 +41,8 @@ def find_search_scores(scorer: PairScorer) -> list[tuple[list[int], list[int], f
     marked = [[*ids, EOS] for ids in sources]
     config = translator.config
     found = []
-    for batch, hypotheses in search_batches(
-        translator.decodable, marked, config, CPU, n_best=config.beam
+    for batch, hypotheses in translator.search_engine.search_batches(
+        translator.decodable, Requests(marked), config, CPU, n_best=config.beam
     ):
         for i, some in zip(batch, hypotheses, strict=True):
             found += [(sources[i], one.ids, one.score) for one in some]

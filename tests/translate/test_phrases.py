@@ -18,6 +18,7 @@ from nmt.data.batch import pack
 from nmt.system.errors import UserError
 from nmt.translate.phrases import START, LinePhrases, PhraseRules, make_pattern
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 
 # a language of four pieces that can spell its words in several ways, and an unknown one
 TEXTS = ["", " \u2047 ", "", "", " a", "b", " ", "a b,"]
@@ -87,7 +88,7 @@ def test_a_beam_that_holds_everything_finds_the_best_that_keeps_to_its_phrases(p
         rules = PhraseRules(TEXTS[:7], forbidden)
         required = [rng.sample(["a", "b", "ab"], n) for n in (0, 1, 1)]
         lines = [LinePhrases(rules, phrases) for phrases in required]
-        found = search(toy, pack(given), config, 3, prefixes, lines)
+        found = search(toy, pack(given), make_rules(config, 3), prefixes, lines)
         for src, prefix, own, some in zip(given, prefixes, required, found, strict=True):
             longest = max(4, len(prefix) + sum(len(phrase) + 2 for phrase in own))
             expected = [
@@ -114,9 +115,9 @@ def test_phrases_hold_with_any_beam_and_in_any_batch(preset: str, beam: int) -> 
         LinePhrases(rules, rng.sample(["a", "b", "ab", "b,", "a b", "a a", "a b a"], n % 4))
         for n in range(12)
     ]
-    together = search(toy, pack(given), config, 1, None, lines)
+    together = search(toy, pack(given), make_rules(config), None, lines)
     for src, line, some in zip(given, lines, together, strict=True):
-        (alone,) = search(toy, pack([src]), config, 1, None, [line])
+        (alone,) = search(toy, pack([src]), make_rules(config), None, [line])
         assert_same(some, [(one.score, tuple(one.ids)) for one in alone])
         assert some, line.required
         for phrase in line.required:
@@ -129,14 +130,14 @@ def test_where_nothing_is_required_or_forbidden_it_is_the_plain_search() -> None
     for preset, values in DecodingConfig.PRESETS.items():
         config = replace(DecodingConfig(**values), max_extra=9)
         line = PhraseRules(TEXTS).without_required
-        found = search(toy, pack(given), config, 1, None, [line, line])
-        for some, plain in zip(found, search(toy, pack(given), config), strict=True):
+        found = search(toy, pack(given), make_rules(config), None, [line, line])
+        for some, plain in zip(found, search(toy, pack(given), make_rules(config)), strict=True):
             assert_same(some, [(one.score, tuple(one.ids)) for one in plain], preset)
 
 
 def test_what_cannot_be_kept_to_has_no_translation() -> None:
     line = LinePhrases(PhraseRules(TEXTS, ["a"]), ["a b"])
-    assert search(Toy(1, n=8), pack([(4, EOS)]), PLAIN, 1, None, [line]) == [[]]
+    assert search(Toy(1, n=8), pack([(4, EOS)]), make_rules(PLAIN), None, [line]) == [[]]
 
 
 # ---- text to text -------------------------------------------------------------------------------------------------

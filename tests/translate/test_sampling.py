@@ -14,6 +14,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.translate.sampling import draw_uniforms
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 
 N = 4_000  # draws
 V = 9
@@ -22,7 +23,7 @@ CONFIG = DecodingConfig(sample=True, penalty="none", max_ratio=0.0, max_extra=1)
 
 
 def first_pieces(toy: Toy, config: DecodingConfig, src: Ids = SRC, n: int = N) -> Counter[int]:
-    (found,) = search(toy, pack([src]), config, n)
+    (found,) = search(toy, pack([src]), make_rules(config, n))
     assert len(found) == n
     return Counter(one.ids[0] if one.ids else EOS for one in found)
 
@@ -104,7 +105,7 @@ def test_few_and_so_much_and_temperature_together() -> None:
 def test_what_must_be_said_is_not_drawn() -> None:
     toy = Toy(6, n=V, ending=9.0)
     config = replace(CONFIG, top_k=2, top_p=0.5, max_extra=4, min_length=3)
-    (found,) = search(toy, pack([SRC]), config, 20, [(8, 7)])
+    (found,) = search(toy, pack([SRC]), make_rules(config, 20), [(8, 7)])
     assert all(tuple(one.ids[:2]) == (8, 7) and len(one.ids) >= 3 for one in found)
     assert len({tuple(one.ids) for one in found}) <= 2 * 2 and {len(one.ids) for one in found} == {
         3
@@ -117,7 +118,7 @@ def test_scores_are_the_log_probabilities_of_the_model(penalty: str) -> None:
     toy = Toy(7, n=V, ending=1.0)
     config = replace(CONFIG, temperature=1.7, top_k=6, top_p=0.95, max_extra=9)
     config = replace(config, penalty=penalty)  # type: ignore[arg-type]
-    (found,) = search(toy, pack([SRC]), config, 50)
+    (found,) = search(toy, pack([SRC]), make_rules(config, 50))
     for one in found:
         total = sum(
             toy.after(SRC, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS])
@@ -135,14 +136,14 @@ def some_sources(n: int) -> list[Ids]:
 def test_draws_follow_from_seed_and_sentence_alone() -> None:
     toy, given = Toy(8, n=V), some_sources(40)
     config = replace(CONFIG, max_ratio=1.0, max_extra=4, seed=5)
-    together = search(toy, pack(given), config, 3)
-    assert together == search(toy, pack(given), config, 3)
-    assert together[::-1] == search(toy, pack(given[::-1]), config, 3)
+    together = search(toy, pack(given), make_rules(config, 3))
+    assert together == search(toy, pack(given), make_rules(config, 3))
+    assert together[::-1] == search(toy, pack(given[::-1]), make_rules(config, 3))
     for src, some in zip(given, together, strict=True):
-        assert search(toy, pack([src]), config, 3) == [some]
+        assert search(toy, pack([src]), make_rules(config, 3)) == [some]
         # A longer one beside it
-        assert search(toy, pack([(4,) * 30, src, src]), config, 3)[1:] == [some, some]
-    other = search(toy, pack(given), replace(config, seed=6), 3)
+        assert search(toy, pack([(4,) * 30, src, src]), make_rules(config, 3))[1:] == [some, some]
+    other = search(toy, pack(given), make_rules(replace(config, seed=6), 3))
     assert sum(a == b for a, b in zip(together, other, strict=True)) < len(given) / 4
 
 
@@ -150,8 +151,8 @@ def test_one_draw_is_among_many() -> None:
     toy, given = Toy(9, n=V), some_sources(20)
     config = replace(CONFIG, max_extra=8)
     for src in given:
-        (one,) = search(toy, pack([src]), config, 1)
-        (many,) = search(toy, pack([src]), config, 5)
+        (one,) = search(toy, pack([src]), make_rules(config))
+        (many,) = search(toy, pack([src]), make_rules(config, 5))
         assert one[0] in many
 
 

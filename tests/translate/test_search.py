@@ -42,6 +42,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.search import find_topk_by_group, search
+from nmt.translate.search_rules import SearchRules, make_rules
 
 PRESETS = {
     name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
@@ -54,11 +55,10 @@ RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "like
 def recorded_search(
     model: Decodable,
     src: Packed,
-    config: DecodingConfig,
-    n_best: int = 1,
+    rules: SearchRules,
     prefixes: Sequence[Ids] | None = None,
 ) -> list[list[Hypothesis]]:
-    return GraphSearch(model, config, torch.device("cpu")).search(src, n_best, prefixes)
+    return GraphSearch(model, rules, torch.device("cpu")).search(src, prefixes)
 
 
 # What a usual run of the tests asks of one search alone: both have the same rules, which all other
@@ -136,7 +136,10 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
             expected = everything(toy, src, config, prefix)[:n_best]
             for stopping in ("exact", "never", config.stopping):
                 (found,) = search(
-                    toy, pack([src]), replace(config, stopping=stopping), n_best, [prefix]
+                    toy,
+                    pack([src]),
+                    make_rules(replace(config, stopping=stopping), n_best),
+                    [prefix],
                 )
                 assert_same(found, expected, f"{preset} {seed} {stopping}")
 
@@ -152,7 +155,7 @@ def test_a_beam_that_holds_everything_is_brute_force_with_transformers(
         given = [(4, EOS), (4, 1, EOS), (1, EOS)]
         config = replace(short(PRESETS[preset], 4), beam=64)
         for stopping in ("exact", "never"):
-            found = search(ours, pack(given), replace(config, stopping=stopping), 3)
+            found = search(ours, pack(given), make_rules(replace(config, stopping=stopping), 3))
             for src, some in zip(given, found, strict=True):
                 assert_same(some, everything(oracle, src, config)[:3], f"{preset} {seed}")
 
@@ -178,7 +181,7 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
         )
         given = sources(rng, 7, 7, 9)
         prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 20)) for _ in given]
-        found = search(toy, pack(given), config, n_best, prefixes)
+        found = search(toy, pack(given), make_rules(config, n_best), prefixes)
         for src, prefix, some in zip(given, prefixes, found, strict=True):
             assert_same(
                 some,
@@ -206,7 +209,9 @@ def test_each_rule_is_the_recursion_with_transformers(finishing: Any, stopping: 
         )
         oracle = Full(ours)
         n_best = min(beam, 2)
-        for src, some in zip(given, search(ours, pack(given), config, n_best), strict=True):
+        for src, some in zip(
+            given, search(ours, pack(given), make_rules(config, n_best)), strict=True
+        ):
             assert_same(some, recursion(oracle, src, config, n_best), f"{shape} {src}")
 
 
@@ -215,7 +220,9 @@ def test_presets_are_their_recursion(preset: str) -> None:
     for seed in range(counted(4, 10)):
         rng = random.Random(seed)
         toy, given = Toy(seed, n=9, ending=rng.choice((0.0, 1.0, 3.0))), sources(rng, 5, 9, 9)
-        for src, some in zip(given, search(toy, pack(given), PRESETS[preset], 3), strict=True):
+        for src, some in zip(
+            given, search(toy, pack(given), make_rules(PRESETS[preset], 3)), strict=True
+        ):
             assert_same(some, recursion(toy, src, PRESETS[preset], 3), f"{preset} {seed}")
 
 
@@ -230,7 +237,7 @@ def test_a_vocabulary_of_many_groups(
     toy.table[:, -9:] += 2.0
     given = sources(random.Random(4), 4, 5, 2_000)
     config = DecodingConfig(beam=beam, max_extra=3)
-    found = search(toy, pack(given), config, beam)
+    found = search(toy, pack(given), make_rules(config, beam))
     for src, some in zip(given, found, strict=True):
         assert_same(some, recursion(toy, src, config, beam))
     # Also of the last
@@ -257,7 +264,7 @@ def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyP
     # The logits of 30 sentences
     monkeypatch.setattr("nmt.translate.beams.MAX_BLOCK_LOGITS", 4 * 7 * 30)
     assert len(set(given)) > 70
-    for src, some in zip(given, search(toy, pack(given), config, 2), strict=True):
+    for src, some in zip(given, search(toy, pack(given), make_rules(config, 2)), strict=True):
         assert_same(some, recursion(toy, src, config, 2))
 
 
@@ -277,7 +284,9 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
         steps, results = [], []
         for stopping in ("exact", "never"):
             toy.n_steps = 0
-            results.append(search(toy, pack(given), replace(config, stopping=stopping), n_best))
+            results.append(
+                search(toy, pack(given), make_rules(replace(config, stopping=stopping), n_best))
+            )
             steps.append(toy.n_steps)
         assert results[0] == results[1], seed
         assert steps[0] <= steps[1]
@@ -303,7 +312,9 @@ def test_lengths_keep_to_their_limits(
     reached = set()
     for ending in (-9.0, 9.0):
         for src, some in zip(
-            given, search(Toy(1, n=8, ending=ending), pack(given), config, 3), strict=True
+            given,
+            search(Toy(1, n=8, ending=ending), pack(given), make_rules(config, 3)),
+            strict=True,
         ):
             most = int((len(src) - 1) * ratio) + extra
             for one in some:
@@ -322,7 +333,7 @@ def test_no_ngram_is_said_twice(sample: bool) -> None:
             beam=4, max_ratio=0.0, max_extra=30, min_length=30, no_repeat_ngram=size, sample=sample
         )
         toy = Toy(3, n=8, ending=-9.0)
-        found = search(toy, pack(given), config, 4, prefixes)
+        found = search(toy, pack(given), make_rules(config, 4), prefixes)
         for src, prefix, some in zip(given, prefixes, found, strict=True):
             assert len(some) == 4
             for one in some:
@@ -344,7 +355,7 @@ def test_translations_begin_with_their_prefixes(sample: bool) -> None:
     toy, given = Toy(2, n=8), sources(rng, 9, 5, 8)
     prefixes: list[Ids] = [tuple(rng.randrange(4, 8) for _ in range(n)) for n in range(9)]
     for src, prefix, some in zip(
-        given, prefixes, search(toy, pack(given), config, 4, prefixes), strict=True
+        given, prefixes, search(toy, pack(given), make_rules(config, 4), prefixes), strict=True
     ):
         assert some and all(tuple(one.ids[: len(prefix)]) == prefix for one in some)
         if len(prefix) >= 4:
@@ -364,12 +375,14 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
         [(4, 5, EOS), (6, EOS)],
     )
     for prefixes in ([(), ()], [(5,) * 3, ()], [(), (5,) * 6]):
-        assert [len(some[0].ids) for some in search(ours, pack(given), config, 1, prefixes)] == [
+        assert [
+            len(some[0].ids) for some in search(ours, pack(given), make_rules(config), prefixes)
+        ] == [
             6,
             6,
         ]
     with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
-        search(ours, pack(given), config, 1, [(), (5,) * 7])
+        search(ours, pack(given), make_rules(config), [(), (5,) * 7])
 
 
 def test_the_rules_of_the_reference_itself() -> None:
@@ -491,7 +504,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
                 stopping="full" if is_full else "likely",
                 no_repeat_ngram=repeated,
             )
-            found = search(ours, pack(given), wanted)
+            found = search(ours, pack(given), make_rules(wanted))
             scores = (
                 made.sequences_scores.tolist() if beam > 1 else [some[0].score for some in found]
             )
@@ -524,13 +537,15 @@ def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
                 stopping="full" if alpha else "exact",
             )
             n += compared(
-                search(ours, pack(given), wanted),
+                search(ours, pack(given), make_rules(wanted)),
                 [(tuple(one.ids), one.score) for one in theirs],
                 f"{seed} {beam}",
             )
         # Its scores are of what may still be said, so only the greedy choice is ours.
         once = replace(wanted, beam=1, no_repeat_ngram=1)
         repeated = engine.translate([src[:-1] for src in given], once)
-        for (mine,), other in zip(search(ours, pack(given), once), repeated, strict=True):
+        for (mine,), other in zip(
+            search(ours, pack(given), make_rules(once)), repeated, strict=True
+        ):
             assert len(other.ids) >= LIMIT or mine.ids == other.ids
     assert n > N_MODELS * 5 * 6 / 2

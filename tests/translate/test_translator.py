@@ -14,6 +14,7 @@ from nmt.data.vocab import EOS, Vocab
 from nmt.system.errors import Failure, UserError
 from nmt.translate.alignment import align
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import LineTooLong, Request, Translator
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
@@ -39,7 +40,7 @@ def test_n_best_are_those_of_each_sentence_alone(vocab: Vocab) -> None:
         if not ids:
             assert [(one.text, one.score, one.piece_ids) for one in candidates] == [("", 0.0, ())]
             continue
-        alone = search(ours.model, pack([[*ids, EOS]]), DECODING, 2)[0]
+        alone = search(ours.model, pack([[*ids, EOS]]), make_rules(DECODING, 2))[0]
         assert [one.text for one in candidates] == vocab.decode([one.ids for one in alone])
         assert [one.score for one in candidates] == pytest.approx(
             [one.score for one in alone], abs=1e-5
@@ -73,7 +74,9 @@ def test_a_long_line_is_translated_part_by_part(vocab: Vocab) -> None:
         parts = ours.split_line(ids, 0, 1)
         assert (len(parts) > 3) is (line in (lines[0], lines[3]))
         alone = [
-            search(ours.model, pack([[*ids[part.start : part.stop], EOS]]), DECODING, 2)[0]
+            search(
+                ours.model, pack([[*ids[part.start : part.stop], EOS]]), make_rules(DECODING, 2)
+            )[0]
             for part in parts
         ]
         ranked = sorted(itertools.product(*alone), key=lambda row: -sum(one.score for one in row))[
@@ -161,7 +164,7 @@ def test_a_tag_is_in_front_of_each_part_of_a_line(tagged: Vocab) -> None:
         for part in ours.split_line(ids, 0, 1):
             source = [tag, *ids[part.start : part.stop]]
             assert len(source) <= 12
-            (found,) = search(ours.model, pack([[*source, EOS]]), DECODING, 1)[0]
+            (found,) = search(ours.model, pack([[*source, EOS]]), make_rules(DECODING))[0]
             score += found.score
             for place in align(ours.model, [source], [found.ids])[0]:
                 links.append(part.start + max(0, place - 1))

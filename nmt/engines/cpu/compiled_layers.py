@@ -137,7 +137,9 @@ def add_and_normalize(x: Floats, y: Floats, norm: Norms, layer: int, shape: Laye
 
 
 @compile_layer
-def embed(piece: int, position: int, boundaries: StackBoundaries, shape: LayerShape, x: Floats) -> None:
+def embed(
+    piece: int, position: int, boundaries: StackBoundaries, shape: LayerShape, x: Floats
+) -> None:
     """Write the embedding of a piece into the row `x`."""
     scale = np.float32(shape.embedding_scale)
     for i in range(x.shape[0]):
@@ -190,7 +192,13 @@ def add_values(
 
 @compile_layer
 def attend_to_cells(
-    q: Floats, row: int, cells: Floats, layer: int, places: Integers, shape: LayerShape, output: Floats
+    q: Floats,
+    row: int,
+    cells: Floats,
+    layer: int,
+    places: Integers,
+    shape: LayerShape,
+    output: Floats,
 ) -> None:
     """Attend from one row of `q` to the cells at `places`; write the same row of `output`."""
     key_size, value_size = shape.key_size, shape.value_size
@@ -244,7 +252,11 @@ def feed_forward(x: Floats, weights: FeedForwardArrays, layer: int, shape: Layer
 
 @compile_layer
 def encode(
-    pieces: Integers, starts: Integers, boundaries: StackBoundaries, layers: EncoderArrays, shape: LayerShape
+    pieces: Integers,
+    starts: Integers,
+    boundaries: StackBoundaries,
+    layers: EncoderArrays,
+    shape: LayerShape,
 ) -> Floats:
     """Compute the encoder's output for packed sentences, which begin at `starts`; the last start is the end
     of all.

@@ -1,7 +1,8 @@
 """Beam search on a CPU as compiled loops.
 
-The rules are those of nmt/translate/search.py, which serves what is not compiled. The sentences of a batch take their steps together, so that matrices are read once for all, and then each
-goes through the rules by itself. Everything about a sentence is computed in rows of its own, in an order
+The rules are those of nmt/translate/search.py, which serves what is not compiled. The sentences of
+a batch take their steps together, so that matrices are read once for all, and then each goes
+through the rules by itself. Everything about a sentence is computed in rows of its own, in an order
 that does not depend on the others, so its translation is the same, bit for bit, in any batch.
 
 Keys and values stay in the cells where they were written; each hypothesis has the list of its cells.
@@ -70,7 +71,7 @@ BATCHES_PER_THREAD = 4  # so that threads end at about the same time
 MAX_BF16_WEIGHTS = 1 << 20
 
 # What the loops know. A field or a value that is not here is left to torch.
-KNOWN_MODELS: KnownValues = {
+COMPILED_MODELS: KnownValues = {
     "d_model": ANY_VALUE,
     "d_ff": ANY_VALUE,
     "n_heads": ANY_VALUE,
@@ -93,7 +94,7 @@ KNOWN_MODELS: KnownValues = {
     "attention_bias": (True, False),
     "vocab_rows": ANY_VALUE,
 }
-KNOWN_RULES: KnownValues = {
+COMPILED_RULES: KnownValues = {
     "n_best": ANY_VALUE,
     "beam": ANY_VALUE,
     "is_sampling": (False,),
@@ -243,7 +244,9 @@ def find_continuations(
 
 
 @compile_search
-def keep_finished(state: SearchState, sentence: int, score: Any, pieces: Integers, length: int) -> None:
+def keep_finished(
+    state: SearchState, sentence: int, score: Any, pieces: Integers, length: int
+) -> None:
     """Insert a finished hypothesis among the best of its sentence."""
     scores, kept = state.finished_scores[sentence], state.finished_pieces[sentence]
     place = len(scores)
@@ -359,7 +362,9 @@ def search_together(
             state.places[sentence, hypothesis, length - 1] = n_cells + row
             places[row] = state.places[sentence, hypothesis, :length]
             memory_starts[row], memory_ends[row] = starts[sentence], starts[sentence + 1]
-        all_cells = DecodingCells(cells, n_cells, places, memory_cells, memory_places, memory_starts, memory_ends)
+        all_cells = DecodingCells(
+            cells, n_cells, places, memory_cells, memory_places, memory_starts, memory_ends
+        )
         x = step(normalize_embeddings(x, boundaries, shape), all_cells, layers, shape)
         hidden = normalize_at_the_end(x, boundaries, shape) * np.float32(shape.hidden_scale)
         n_cells += n_rows
@@ -408,7 +413,7 @@ class CompiledEngine(SearchEngine):
     def search_batch(
         self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
     ) -> list[list[Hypothesis]]:
-        if requests.phrases is not None or find_unknown_value(rules, KNOWN_RULES) is not None:
+        if requests.phrases is not None or find_unknown_value(rules, COMPILED_RULES) is not None:
             return super().search_batch(model, requests, rules, device)
         return search_compiled(self.weights, requests.pack(device), rules, requests.prefixes)
 
@@ -496,8 +501,8 @@ def supports(models: Sequence[Transformer], rules: SearchRules, is_bf16: bool) -
     if len(models) > 1:
         return "it does not support ensembles"
     (model,) = models
-    unknown = find_unknown_value(model.config, KNOWN_MODELS) or find_unknown_value(
-        rules, KNOWN_RULES
+    unknown = find_unknown_value(model.config, COMPILED_MODELS) or find_unknown_value(
+        rules, COMPILED_RULES
     )
     if unknown is not None:
         return f"it does not support {unknown}"

@@ -55,10 +55,16 @@ class PackedLinear(nn.Module):
 
 def replace_linears(model: nn.Module, make_layer: Callable[[nn.Linear], nn.Module]) -> None:
     """Replace the linear layers of a model, in place, so that each frees its weights before the next is made."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) in (nn.Linear, BiasedLinear, ActivatedLinear):
-                setattr(module, name, make_layer(child))
+    kinds = (nn.Linear, BiasedLinear, ActivatedLinear)
+    # Only the modules around the layers are kept here: a layer that is kept would not free its weights.
+    places = [
+        (module, name)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if type(child) in kinds
+    ]
+    for module, name in places:
+        setattr(module, name, make_layer(getattr(module, name)))
 
 
 def find_activation(linear: nn.Linear) -> str:

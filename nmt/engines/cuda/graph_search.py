@@ -23,8 +23,8 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
-from nmt.model.cache import FP32_BYTES, Buffers, round_up_source_width, round_up_to_class
 from nmt.engines.known_values import ANY_VALUE, KnownValues
+from nmt.model.cache import FP32_BYTES, Buffers, round_up_source_width, round_up_to_class
 from nmt.system.cuda_graph import capture
 from nmt.translate.beams import (
     NEG_INF,
@@ -50,7 +50,7 @@ ID_BYTES = 8
 STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_finished")
 
 # The rules of which a step can be recorded. One that is not here is left to torch's own search.
-KNOWN_RULES: KnownValues = {
+RECORDED_RULES: KnownValues = {
     "n_best": ANY_VALUE,
     "beam": ANY_VALUE,
     "is_sampling": (True, False),
@@ -135,7 +135,9 @@ class GraphSearch:
 
         none_done = torch.zeros(src.n_sentences, dtype=torch.bool, device=self.device)
         uniforms = torch.zeros(src.n_sentences, self.beam, 0, device=self.device)
-        if self.rules.is_sampling:  # all at once: a recorded step cannot draw what depends on the batch
+        if (
+            self.rules.is_sampling
+        ):  # all at once: a recorded step cannot draw what depends on the batch
             uniforms = draw_uniforms(src, beams.limits, self.beam, self.rules.seed)
         self._store_state(beams, none_done, uniforms)
         self.length = self.buffers.store("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
@@ -184,9 +186,7 @@ class GraphSearch:
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def count_fitting_sentences(
-        self, longest: int, longest_prefix: int, n_bytes: int
-    ) -> int:
+    def count_fitting_sentences(self, longest: int, longest_prefix: int, n_bytes: int) -> int:
         """Count the sentences that fit into `n_bytes` together, at least one."""
         each = self.bound_sentence_bytes(longest, longest_prefix)
         logits_each = self.beam * self.model.n_vocab

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from nmt.config import DecodingConfig
-from nmt.engines.cuda.graph_search import KNOWN_RULES, GraphSearch, measure_free_bytes
+from nmt.engines.cuda.graph_search import RECORDED_RULES, GraphSearch, measure_free_bytes
 from nmt.engines.known_values import find_unknown_value
 from nmt.system.memory import is_out_of_memory
 from nmt.translate.batching import Requests, SearchedBatch, order_by_length, split_by_budget
@@ -39,7 +39,7 @@ class RecordedEngine(SearchEngine):
         n_best: int = 1,
     ) -> Iterator[SearchedBatch]:
         rules = make_rules(config, n_best)
-        if requests.phrases is not None or find_unknown_value(rules, KNOWN_RULES) is not None:
+        if requests.phrases is not None or find_unknown_value(rules, RECORDED_RULES) is not None:
             yield from super().search_batches(model, requests, config, device, n_best)
             return
         if self.n_bytes is None:

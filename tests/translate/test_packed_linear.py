@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.prepared_models import prepare_for_torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
-from nmt.model.cpu_linear import CpuLinear, prepare_for_decoding
+from nmt.engines.cpu.packed_linear import PackedLinear
 from nmt.model.transformer import Transformer
 from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
 
 V = 50
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
@@ -70,8 +72,8 @@ def state(ours: Transformer) -> dict[str, tuple[Tensor, torch.dtype, bool, int]]
 @torch.inference_mode()
 def test_it_computes_what_the_model_computes(shape: ModelConfig) -> None:
     ours = model(shape).eval()
-    ready = prepare_for_decoding(ours, False)
-    assert sum(isinstance(one, CpuLinear) for one in ready.modules()) == 1 + 2 * 4 + 2 * 7
+    ready = prepare_for_torch(ours, False)
+    assert sum(isinstance(one, PackedLinear) for one in ready.modules()) == 1 + 2 * 4 + 2 * 7
     torch.testing.assert_close(ready.encode(SRC), ours.encode(SRC), atol=FP32, rtol=0)
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
         torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)
@@ -84,14 +86,14 @@ def test_it_computes_what_the_model_computes(shape: ModelConfig) -> None:
 def test_a_layer_serves_any_number_of_rows(rows: int, has_bias: bool) -> None:
     torch.manual_seed(rows)
     layer, x = torch.nn.Linear(24, 37, has_bias), torch.randn(rows, 24)
-    torch.testing.assert_close(CpuLinear(layer)(x), layer(x), atol=FP32, rtol=0)
+    torch.testing.assert_close(PackedLinear(layer)(x), layer(x), atol=FP32, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @torch.inference_mode()
 def test_bf16_comes_near(shape: ModelConfig) -> None:
     ours = model(shape).eval()
-    ready = prepare_for_decoding(ours, True)
+    ready = prepare_for_torch(ours, True)
     assert ready.tgt_embedding.weight.dtype == ready.encode(SRC).dtype == torch.bfloat16
     largest = 0.0
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
@@ -108,9 +110,9 @@ def test_the_model_stays_as_it_was_and_trains_on(shape: ModelConfig, is_bf16: bo
     tgt = pack([[2, 5, 6], [2, 7], [2, 8, 9, 10]])
     for _ in range(2):
         before, buffers = state(ours), {name: b.clone() for name, b in ours.named_buffers()}
-        ready = prepare_for_decoding(ours, is_bf16)
+        ready = prepare_for_torch(ours, is_bf16)
         assert not ready.training and ours.training
-        search(ready, pack(SENTENCES), DecodingConfig(max_extra=3))
+        search(ready, pack(SENTENCES), make_rules(DecodingConfig(max_extra=3)))
         for name, (value, *facts) in state(ours).items():
             assert torch.equal(value, before[name][0]) and tuple(facts) == before[name][1:], name
         assert all(torch.equal(b, buffers[name]) for name, b in ours.named_buffers())
@@ -129,5 +131,5 @@ def test_the_model_stays_as_it_was_and_trains_on(shape: ModelConfig, is_bf16: bo
 def test_sinusoids_grow_here_and_there() -> None:
     """A sentence longer than the table: each makes its own larger one."""
     ours = model(replace(SHAPE, max_positions=8)).eval()
-    ready, long = prepare_for_decoding(ours, False), pack([[*range(4, 34), 3]])
+    ready, long = prepare_for_torch(ours, False), pack([[*range(4, 34), 3]])
     torch.testing.assert_close(ready.encode(long), ours.encode(long), atol=FP32, rtol=0)
