@@ -744,8 +744,8 @@ def test_dropout_is_nowhere_but_on_sub_layers_and_embeddings() -> None:
     assert torch.equal(forward(x), forward(x))
     attention = [module for module in model.modules() if isinstance(module, Attention)]
     assert len(attention) == 2 + 2 * 2 and all(module.dropout == 0 for module in attention)
-    for name in ("attention_triton.py", "attention_varlen.py"):
-        assert "dropout" not in (ROOT / "nmt" / "model" / name).read_text().lower(), name
+    kernels = ROOT / "nmt" / "model" / "attention_triton.py"
+    assert "dropout" not in kernels.read_text().lower()
 
 
 def test_the_feed_forward_is_relu_with_biases_and_attention_has_none() -> None:

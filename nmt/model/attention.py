@@ -4,8 +4,8 @@ its three uses.
 In training on the CPU, short sentences are attended to one by one in compiled loops
 (`compiled_attention.py`). Otherwise those of similar length are padded to one width, and attention is
 computed with plain batched matrix products. Padding and packing gather one head's row at a time by index,
-so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel reads the packed rows in place: ours
-(`attention_triton.py`), or torch's where it was measured to be faster (`attention_choice.py`).
+so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel of ours reads the packed
+rows in place (`attention_triton.py`).
 Decoding steps have their own attention, over a cache (`cache.py`). No kernel drops attention weights,
 so with `model.attention_dropout` a GPU trains through the padded products too.
 """
@@ -20,13 +20,10 @@ from torch import Tensor
 
 from nmt.data.batch import Packed, lazy_property, pack
 from nmt.model.attention_triton import supports_triton, triton_attention
-from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.dropout import draw_dropout
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.system.tracing import not_traced
-
-TRITON, VARLEN = "triton", "varlen"  # the paths on a GPU: our kernels, or torch's
 
 MASKED_SCORE = -1e30  # finite, because a sentence without tokens must not give NaN
 # torch's softmax is three times slower for rows shorter than a vector register of fp32.
@@ -116,7 +113,7 @@ class AttentionMask:
     It is made once for all layers. Because queries and keys lie end to end, a query attends to an
     interval of key rows, and the queries that attend to a key are an interval too.
     `is_single_group` pads all sentences to one width, which is required for returning attention
-    weights. `path` is the kernel that a GPU uses.
+    weights.
     """
 
     def __init__(
@@ -126,19 +123,11 @@ class AttentionMask:
         causal: bool = False,
         window: int | None = None,
         is_single_group: bool = False,
-        path: str = TRITON,
     ) -> None:
-        self.packed, self.causal, self.window, self.path = (queries, keys), causal, window, path
+        self.packed, self.causal, self.window = (queries, keys), causal, window
         self.is_on_cpu = queries.tokens.device.type == "cpu"
         # Grouping reads the lengths on the host, which on a GPU would force a synchronisation.
         self.is_single_group = is_single_group or not self.is_on_cpu
-
-    @property
-    def uses_varlen(self) -> bool:
-        """Whether torch's kernel is chosen and gives our result: under causal or window masks it
-        aligns the ends of queries and keys, while we align their beginnings."""
-        queries, keys = self.packed
-        return self.path == VARLEN and (queries is keys or not self.causal and self.window is None)
 
     @property
     def n_ahead(self) -> int | None:
@@ -362,21 +351,8 @@ def attend(
     that are appended.
     """
     queries, keys = mask.packed
-    if weights is None and not dropout and not mask.is_on_cpu:
-        if mask.uses_varlen and supports_varlen(q, v):
-            return varlen_attention(
-                q,
-                k,
-                v,
-                queries.offsets,
-                keys.offsets,
-                queries.longest,
-                keys.longest,
-                mask.causal,
-                mask.window,
-            )
-        if supports_triton(q, v):
-            return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
+    if weights is None and not dropout and not mask.is_on_cpu and supports_triton(q, v):
+        return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
     if weights is None and not dropout and mask.is_on_cpu:
         return _attend_on_cpu(q, k, v, mask)
     if weights is None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
-from nmt.model.attention import TRITON, AttentionMask, attend
+from nmt.model.attention import AttentionMask, attend
 from nmt.model.cache import (
     FP32_BYTES,
     Cache,
@@ -203,7 +203,6 @@ class Transformer(nn.Module):
         self.sizes = vocab_size, tgt_size or vocab_size
         n_src_rows, n_rows = map(config.count_rows, self.sizes)
         self.config, self.n_pieces, self.n_vocab = config, self.sizes[1], n_rows
-        self.attention_path = TRITON  # set from outside, before anything is compiled
         self.tgt_embedding = nn.Embedding(n_rows, config.d_model)
         self.src_embedding = self.tgt_embedding
         if not config.has_shared_embeddings:
@@ -294,7 +293,6 @@ class Transformer(nn.Module):
             src,
             window=self.config.window,
             is_single_group=weights is not None,
-            path=self.attention_path,
         )
         for layer in self.encoder:
             x = layer(x, mask, weights)
@@ -321,11 +319,8 @@ class Transformer(nn.Module):
             causal=True,
             window=self.config.window,
             is_single_group=self_weights is not None,
-            path=self.attention_path,
         )
-        memory_mask = AttentionMask(
-            tgt, src, is_single_group=weights is not None, path=self.attention_path
-        )
+        memory_mask = AttentionMask(tgt, src, is_single_group=weights is not None)
         for layer in self.decoder:
             x = layer(x, memory, self_mask, memory_mask, weights, self_weights)
         return self.finish_decoder(x)

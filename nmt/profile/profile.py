@@ -14,12 +14,10 @@ from torch.profiler import ProfilerActivity
 
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
-from nmt.model.attention_choice import locate_cache_file, measure_attention
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.parts import sum_kernels, sum_operations
 from nmt.system.files import check_not_ours, check_writable, sync_to_disk
-from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
@@ -74,8 +72,6 @@ def profile_training(
     config = resolve_precision(config, world)
     micro_tokens = resolve_micro_tokens(config, world)
     is_bf16 = config.training.precision == "bf16"
-    if world.device.type == "cuda" and is_bf16:
-        world.on_main(lambda: _choose_attention(config, micro_tokens, world))
 
     dry_run = DryRun(config, micro_tokens, world)
     with dry_run.updates() as updates:
@@ -103,15 +99,6 @@ def profile_training(
     if world.is_main:
         print(result.table())
     return result
-
-
-def _choose_attention(config: RunConfig, micro_tokens: int, world: World) -> None:
-    """Find out which attention is faster on this GPU; training uses it from now on."""
-    model = config.model
-    path = measure_attention(
-        world.device, micro_tokens, model.n_heads, model.key_size, model.value_size
-    )
-    say(f"attention: {path} is the fastest here, which is remembered in {locate_cache_file()}")
 
 
 def _measure_parts(

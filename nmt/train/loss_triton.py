@@ -5,6 +5,9 @@ fp32 or of very many pieces is read twice. Sums are fp32. Rows go through in chu
 matrix products, so (T, V) logits never exist. The rule is the authors': 1 - eps on the gold piece,
 eps / (V - 1) on each other. A label below 0 does not count: its losses and gradients are exactly
 zero.
+
+Why a kernel of our own: torch computes the loss and its gradient in several passes over the logits,
+which are the largest tensors of an update; this one reads and writes them once, in place.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 

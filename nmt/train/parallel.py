@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
-from nmt.model.attention_choice import choose_attention
 from nmt.model.attention_triton import WIDEST_HEAD, triton
 from nmt.model.transformer import Transformer
 from nmt.system.cuda_graph import capture
@@ -242,9 +241,6 @@ def make_replica(
     """Make the replica of this rank. Make the optimizer afterwards: sharding replaces the
     parameters.
     """
-    if world.device.type == "cuda":
-        config, gpu = objective.model.config, torch.cuda.get_device_name(world.device)
-        objective.model.attention_path = choose_attention(gpu, config.key_size, config.value_size)
     assert training.precision != "auto"
     replica = Replica(objective, world, training.precision == "bf16", shape, training.shard)
     replica.freeze(training.freeze)

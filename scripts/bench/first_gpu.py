@@ -53,14 +53,11 @@ CHECKS = (
     Check("compilations", "Compilations over micro-batches of all lengths", 120),
     Check("ranks", "Many ranks against one process, and a rank that fails", 240),
     Check("continuation", "Ten updates, a stop and ten more against twenty", 240),
-    Check("base-triton", "Training speed, base, attention by our kernels", 240, is_speed=True),
-    Check("attention-choice", "Which attention is faster", 90, is_speed=True),
-    Check("big-triton", "Training speed, big, attention by our kernels", 240, is_speed=True),
+    Check("base", "Training speed, base, attention by our kernels", 240, is_speed=True),
+    Check("big", "Training speed, big, attention by our kernels", 240, is_speed=True),
     Check("decoding", "Decoding 3,003 sentences, base, beam 4", 180, is_speed=True),
     Check("base-ranks", "Training speed, base, all GPUs", 240, is_speed=True),
     Check("big-ranks", "Training speed, big, all GPUs", 240, is_speed=True),
-    Check("base-varlen", "Training speed, base, attention by torch", 240, is_speed=True),
-    Check("big-varlen", "Training speed, big, attention by torch", 240, is_speed=True),
 )
 NAMES = tuple(check.name for check in CHECKS)
 

@@ -33,9 +33,8 @@ from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.loader import Loader, make_batch, make_micro_batches
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
-from nmt.model.attention import TRITON, VARLEN, AttentionMask, attend
+from nmt.model.attention import AttentionMask, attend
 from nmt.model.attention_triton import supports_triton, triton, triton_attention
-from nmt.model.attention_varlen import supports_varlen, varlen_attention
 from nmt.model.transformer import Transformer
 from nmt.system.ranks import World, join_world
 from nmt.system.run_folder import RunFolder
@@ -445,6 +444,7 @@ TINY_CASES = (
     AttentionCase("causal, window 5", 2, 16, 16, causal=True, window=5),
     AttentionCase("memory, values of 20", 1, 12, 20, is_self=False),
 )
+TRITON = "triton"
 PLAIN = "plain"  # the CPU's grids, where no kernel can run
 
 
@@ -455,16 +455,13 @@ def check_attention(bench: Bench, sheet: Sheet) -> None:
     for path in paths:
         for case in cases:
             for precision in attention_precisions(bench, path):
-                if path != VARLEN or is_for_varlen(case):
-                    compare_attention(bench, sheet, path, case, precision)
+                compare_attention(bench, sheet, path, case, precision)
     for path in paths:
         repeat_attention(bench, sheet, path)
     if TRITON not in paths:
         sheet.note(
             "Our kernels were not run: they need a GPU, or TRITON_INTERPRET=1. The CPU's grids stood in."
         )
-    if VARLEN not in paths:
-        sheet.note("torch's kernel was not run: it needs a GPU and torch 2.12 or newer.")
 
 
 def attention_paths(bench: Bench) -> list[str]:
@@ -472,23 +469,15 @@ def attention_paths(bench: Bench) -> list[str]:
     paths = []
     if supports_triton(heads, heads):
         paths.append(TRITON)
-    if supports_varlen(heads, heads):
-        paths.append(VARLEN)
     if bench.is_rehearsal and not paths:
         paths.append(PLAIN)
     return paths
 
 
 def attention_precisions(bench: Bench, path: str) -> list[Precision]:
-    if path == VARLEN:
-        return ["bf16"]
     if bench.is_rehearsal and path == TRITON:
         return ["fp32"]  # the interpreter does not compute in bf16
     return ["fp32", "bf16"]
-
-
-def is_for_varlen(case: AttentionCase) -> bool:
-    return case.d_k == case.d_v and case.d_k % 8 == 0
 
 
 def attention_sides(bench: Bench, is_self: bool) -> tuple[Packed, Packed]:
@@ -536,18 +525,6 @@ def attend_by(
     truth = AttentionMask(queries, keys, case.causal, case.window)
     if path == TRITON:
         return triton_attention(q, k, v, truth.key_intervals, truth.query_intervals)
-    if path == VARLEN:
-        return varlen_attention(
-            q,
-            k,
-            v,
-            queries.offsets,
-            keys.offsets,
-            queries.longest,
-            keys.longest,
-            case.causal,
-            case.window,
-        )
     return attend(q, k, v, truth)
 
 
@@ -622,12 +599,7 @@ def repeat_attention(bench: Bench, sheet: Sheet, path: str) -> None:
         for first, again in zip(runs[0], run, strict=True):
             is_repeated = is_repeated and torch.equal(first, again)
     sheet.figures[f"{path} repeats to the bit"] = is_repeated
-    if path == VARLEN:  # torch may add up gradients with atomics, and we cannot ask it not to
-        sheet.note(
-            f"{path}: three passes gave {'the same' if is_repeated else 'different'} bits (not asked of it)."
-        )
-    else:
-        sheet.require(f"{path}: three passes give the same bits", is_repeated, True)
+    sheet.require(f"{path}: three passes give the same bits", is_repeated, True)
 
 
 # ---- 3: the loss -------------------------------------------------------------------------------------------------
@@ -752,12 +724,9 @@ def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
     other = replace(config, norm="pre", window=5, d_k=24, d_v=40, tied=False)
     exact_other = cpu_pass(other, bench.n_vocab, batch, torch.float64)
     for precision in precisions:
-        found = plain_pass(bench, other, batch, precision, TRITON)
+        found = plain_pass(bench, other, batch, precision)
         name = f"plain, pre-norm, window 5, keys of 24, values of 40, untied, {precision}"
         compare_passes(sheet, name, found, exact_other, precision)
-    if VARLEN in attention_paths(bench):
-        found = plain_pass(bench, config, batch, "bf16", VARLEN)
-        compare_passes(sheet, "plain, torch's attention, bf16", found, exact, "bf16")
 
 
 def cpu_pass(config: ModelConfig, n_vocab: int, batch: Batch, dtype: torch.dtype) -> Pass:
@@ -765,11 +734,8 @@ def cpu_pass(config: ModelConfig, n_vocab: int, batch: Batch, dtype: torch.dtype
     return run_pass(Replica(objective, World(0, 1, CPU), is_bf16=False), batch)
 
 
-def plain_pass(
-    bench: Bench, config: ModelConfig, batch: Batch, precision: Precision, path: str
-) -> Pass:
+def plain_pass(bench: Bench, config: ModelConfig, batch: Batch, precision: Precision) -> Pass:
     objective = make_objective(config, bench.n_vocab).to(bench.device)
-    objective.model.attention_path = path
     return run_pass(Replica(objective, bench.world, precision == "bf16"), batch)
 
 

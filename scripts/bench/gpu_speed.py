@@ -11,11 +11,9 @@ import functools
 import gc
 import importlib
 import json
-import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,9 +25,6 @@ from nmt.data.loader import Loader
 from nmt.data.plan import Cursor, divide_tokens
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
-from nmt.model.attention import TRITON, VARLEN
-from nmt.model.attention_choice import choose_attention, locate_cache_file, measure_attention
-from nmt.model.attention_varlen import supports_varlen
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.progress import clock, say
@@ -105,7 +100,7 @@ class Trial:
     first_update_s: float
 
 
-def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) -> Trial:
+def prepare_trial(recipe: Recipe, store: TokenStore, world: World) -> Trial:
     """With micro-batches as large as fit: an equal share of an update for each rank, or half of it,
     and so on.
     """
@@ -113,7 +108,7 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
     n_rounds = 1
     while n_rounds <= MOST_ROUNDS:
         micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
-        trial = try_out(recipe, micro_tokens, store, path, world)
+        trial = try_out(recipe, micro_tokens, store, world)
         # All ranks must take the same size
         n_failed = world.sum(torch.tensor([float(trial is None)])).item()
         if trial is not None and not n_failed:
@@ -125,9 +120,7 @@ def prepare_trial(recipe: Recipe, store: TokenStore, path: str, world: World) ->
     raise Skip(f"micro-batches of {micro_tokens} tokens do not fit into memory")
 
 
-def try_out(
-    recipe: Recipe, micro_tokens: int, store: TokenStore, path: str, world: World
-) -> Trial | None:
+def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) -> Trial | None:
     """Compile, record and run one micro-batch, and have the optimizer make its moments; None if
     that does not fit.
     """
@@ -136,7 +129,6 @@ def try_out(
         torch.compiler.reset()
         torch.manual_seed(config.seed)
         model = Transformer(config.model, recipe.n_vocab).to(world.device)
-        model.attention_path = path
         shape = None
         if is_compiled(config.training, world.device.type):
             shape = shape_for(store, micro_tokens)
@@ -166,13 +158,13 @@ def try_out(
         return None
 
 
-def time_training(bench: Bench, size: str, path: str, world: World) -> Speed:
+def time_training(bench: Bench, size: str, world: World) -> Speed:
     """The median of some updates, through the very code that nmt-train runs."""
     recipe = make_recipe(bench, size)
     store = make_store(recipe.n_pairs, recipe.n_vocab, recipe.longest)
     if bench.is_cuda:
         reset_peak_memory(world.device)
-    trial = prepare_trial(recipe, store, path, world)
+    trial = prepare_trial(recipe, store, world)
     config, replica = trial.config, trial.replica
     ticks = DeviceTimer(world.device)
     sent, n_src, n_tgt, n_micros = [], [], [], 0
@@ -248,9 +240,7 @@ def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
     return answer
 
 
-def write_speed(
-    bench: Bench, sheet: Sheet, size: str, path: str, n_ranks: int, speed: Speed
-) -> None:
+def write_speed(bench: Bench, sheet: Sheet, size: str, n_ranks: int, speed: Speed) -> None:
     roof = predicted(bench, size, n_ranks)
     of_roof = "no prediction"
     if roof:
@@ -259,7 +249,6 @@ def write_speed(
         [
             "size",
             "GPUs",
-            "attention",
             "target tokens/s",
             "range",
             "of the products' ceiling",
@@ -269,7 +258,6 @@ def write_speed(
             [
                 size,
                 str(n_ranks),
-                path,
                 f"{speed.tgt_tokens_per_s:,.0f}",
                 f"{speed.slowest:,.0f} to {speed.fastest:,.0f}",
                 f"{speed.share_of_ceiling:.1%} of {speed.ceiling / 1e12:,.4g} TFLOP/s",
@@ -301,7 +289,6 @@ def write_speed(
     sheet.figures |= {
         "size": size,
         "GPUs": n_ranks,
-        "attention": path,
         "roofline": roof,
         **asdict(speed),
     }
@@ -311,12 +298,8 @@ def gigabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.2f} GB" if n_bytes else "not told on a CPU"
 
 
-def check_training_speed(bench: Bench, sheet: Sheet, size: str, path: str) -> None:
-    if path == VARLEN:
-        heads = torch.zeros(1, 1, 64, device=bench.device, dtype=torch.bfloat16)
-        if not supports_varlen(heads, heads):
-            raise Skip("torch's kernel needs a GPU and torch 2.12 or newer")
-    write_speed(bench, sheet, size, path, 1, time_training(bench, size, path, bench.world))
+def check_training_speed(bench: Bench, sheet: Sheet, size: str) -> None:
+    write_speed(bench, sheet, size, 1, time_training(bench, size, bench.world))
 
 
 def check_speed_of_ranks(bench: Bench, sheet: Sheet, size: str) -> None:
@@ -330,80 +313,13 @@ def check_speed_of_ranks(bench: Bench, sheet: Sheet, size: str) -> None:
         if code != 0:
             raise RuntimeError(f"torchrun left with exit code {code}; it says why above")
         speed = Speed(**json.loads((folder / "speed.json").read_text()))
-    write_speed(bench, sheet, size, TRITON, bench.n_ranks, speed)
+    write_speed(bench, sheet, size, bench.n_ranks, speed)
 
 
 def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
-    speed = time_training(bench, size, TRITON, world)
+    speed = time_training(bench, size, world)
     if world.is_main:
         (folder / "speed.json").write_text(json.dumps(asdict(speed)))
-
-
-# ---- the choice of an attention ----------------------------------------------------------------------------------
-
-
-def check_attention_choice(bench: Bench, sheet: Sheet) -> None:
-    """Measured once for the heads of base and big, and remembered in the user's cache folder for
-    later runs.
-    """
-    model = load_config("base.yaml").model
-    n_rows = bench.micro_tokens if bench.is_rehearsal else UPDATE_TOKENS
-    rows = []
-    with own_cache(bench):
-        for size, n_heads in (("base", model.n_heads), ("big", 2 * model.n_heads)):
-            timer = None if bench.is_cuda else milliseconds_on_cpu
-            path = measure_attention(
-                bench.device, n_rows, n_heads, model.key_size, model.value_size, timer
-            )
-            name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "cpu"
-            sheet.require(
-                f"{size}: the answer is remembered",
-                choose_attention(name, model.key_size, model.value_size),
-                path,
-            )
-            times = remembered_times(name)
-            cells = [
-                f"{times[way]:.3f} ms" if way in times else "cannot run here"
-                for way in (TRITON, VARLEN)
-            ]
-            rows.append([f"{size}, {n_heads} heads of {model.key_size}", *cells, path])
-            sheet.figures[size] = {"path": path, "ms": times}
-    sheet.table(
-        ["forward and backward of two layers", "ours (triton)", "torch's (varlen)", "faster"], rows
-    )
-
-
-@contextmanager
-def own_cache(bench: Bench) -> Iterator[None]:
-    """A rehearsal must not leave its answers in the user's cache."""
-    if bench.is_cuda:
-        yield
-        return
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["XDG_CACHE_HOME"]
-            if before is not None:
-                os.environ["XDG_CACHE_HOME"] = before
-
-
-def remembered_times(device_name: str) -> dict[str, float]:
-    """The newest answer for such a GPU."""
-    answers = json.loads(locate_cache_file().read_bytes())
-    times: dict[str, float] = {}
-    for key, answer in answers.items():
-        if key.startswith(f"{device_name}, torch {torch.__version__},"):
-            times = answer["ms"]
-    return times
-
-
-def milliseconds_on_cpu(work: Callable[[], object]) -> float:
-    began = clock()
-    work()
-    return 1000 * (clock() - began)
 
 
 # ---- decoding ----------------------------------------------------------------------------------------------------
@@ -493,12 +409,8 @@ def decode(
 
 
 FUNCTIONS: dict[str, Callable[[Bench, Sheet], None]] = {
-    "attention-choice": check_attention_choice,
     "decoding": check_decoding,
 }
 for _size in ("base", "big"):
-    for _path in (TRITON, VARLEN):
-        FUNCTIONS[f"{_size}-{_path}"] = functools.partial(
-            check_training_speed, size=_size, path=_path
-        )
+    FUNCTIONS[_size] = functools.partial(check_training_speed, size=_size)
     FUNCTIONS[f"{_size}-ranks"] = functools.partial(check_speed_of_ranks, size=_size)

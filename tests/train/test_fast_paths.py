@@ -275,9 +275,8 @@ class AsOnGpu(AttentionMask):
         causal: bool = False,
         window: int | None = None,
         is_single_group: bool = False,
-        path: str = "triton",
     ) -> None:
-        super().__init__(queries, keys, causal, window, True, path)
+        super().__init__(queries, keys, causal, window, True)
         self.is_on_cpu = False
 
 
