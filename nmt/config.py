@@ -572,8 +572,8 @@ class DecodingConfig:
     seed: int = default(1, RANDOM_SEED)
     # The precision of matrix products; bf16 is twice as fast on hardware that has it.
     precision: Literal["fp32", "bf16"] = "fp32"
-    # Whether the search on a CPU is compiled loops, which are faster from some hundred lines on: they take
-    # a second to load, and half a minute to compile, once on a machine. auto: in bf16 and in nmt-serve.
+    # Whether the search on a CPU is compiled loops. They take a second to load, and half a minute to compile,
+    # once on a machine. auto: in bf16, in nmt-serve, and in fp32 for models like base and larger.
     compile: Literal["auto", "on", "off"] = "auto"
     # The longest source in pieces, and what to do with a longer one: cut or split it with a
     # warning, or refuse it.

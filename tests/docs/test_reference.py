@@ -69,3 +69,10 @@ def test_every_command_and_option_is_there() -> None:
         }
         expected = {word for action in parser._actions for word in action.option_strings}
         assert options == expected - {"-h", "--help"}
+
+
+def test_recipes_name_files_that_exist() -> None:
+    recipes = (ROOT / "docs" / "how-to-change.md").read_text()
+    names = set(re.findall(r"`((?:nmt|tests|scripts|configs|docs)/[a-z0-9_/.-]+\.[a-z]+)", recipes))
+    assert len(names) > 50
+    assert [name for name in sorted(names) if not (ROOT / name).exists()] == []

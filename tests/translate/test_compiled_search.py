@@ -233,6 +233,14 @@ def test_settings_choose_the_engine(
     assert type(engine) is expected
 
 
+def test_in_fp32_large_models_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(8)
+    n_weights = sum(weight.numel() for weight in model.decoder[0].parameters())
+    for least, expected in ((n_weights, CompiledEngine), (n_weights + 1, PackedEngine)):
+        monkeypatch.setattr(choice, "MIN_FP32_WEIGHTS", least)
+        assert type(choose_engine([model], DecodingConfig(), CPU)) is expected
+
+
 class UnknownLayer(torch.nn.Linear):
     pass
 

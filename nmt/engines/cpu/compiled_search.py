@@ -38,6 +38,7 @@ from nmt.engines.cpu.compiled_layers import (
     step,
 )
 from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
+from nmt.engines.cpu.packed_linear import count_layer_weights
 from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
@@ -520,8 +521,7 @@ def multiplies_bf16_faster(model: Transformer) -> bool:
     """
     if torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
         return True
-    layer_weights = sum(weight.numel() for weight in model.decoder[0].parameters())
-    return layer_weights <= MAX_BF16_WEIGHTS
+    return count_layer_weights(model) <= MAX_BF16_WEIGHTS
 
 
 @functools.cache

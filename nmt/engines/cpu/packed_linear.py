@@ -67,5 +67,10 @@ def replace_linears(model: nn.Module, make_layer: Callable[[nn.Linear], nn.Modul
         setattr(module, name, make_layer(getattr(module, name)))
 
 
+def count_layer_weights(model: Transformer) -> int:
+    """Count the weights of a layer of the decoder."""
+    return sum(weight.numel() for weight in model.decoder[0].parameters())
+
+
 def find_activation(linear: nn.Linear) -> str:
     return linear.activation if isinstance(linear, ActivatedLinear) else "none"
