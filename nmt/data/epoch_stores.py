@@ -29,7 +29,7 @@ from nmt.system.files import (
     check_own_folder,
     digest_file,
     make_folder,
-    open_lock_file,
+    open_plain_file,
     read_bytes,
     read_manifest,
     remove_folder,
@@ -189,7 +189,7 @@ class EpochStores:
         """
         for folder in (self.epochs.parent, self.epochs):
             check_own_folder(folder, inside=folder.parent)
-        with open_lock_file(make_folder(self.epochs) / ".lock") as file:
+        with open_plain_file(make_folder(self.epochs) / ".lock", "a+b") as file:
             while True:
                 self._stop_if_closed()
                 try:

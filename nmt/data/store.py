@@ -2,9 +2,9 @@
 sentences, plain `.npy`.
 
 They are memory-mapped, so that 36 million pairs open in milliseconds and all processes of a machine
-share them. They are read through `Side`, because a stranger may have written them, and somebody may
-cut or rewrite them while a run trains: what is read was there, is below the vocabulary's size, and
-is what the manifest is of, or a `UserError` names the file. A store is a sealed folder that is
+share them. They are read through `Side`, because a stranger may have written them: every id is below
+the vocabulary's size, and every sentence lies within the file, or a `UserError` names the file. A
+store that is cut while a run trains is not guarded against. A store is a sealed folder that is
 enough to train from: `vocab.model` or one for each side, `{train,valid}.{src,tgt}.{ids,offsets}.npy`,
 the raw dev text `valid.{src,tgt}.txt`, `ledger.json`, and `manifest.json`, which ties the ids to the
 BPE model that made them. On disk there are pieces only; tokens are what the model reads: pieces and
@@ -24,8 +24,7 @@ import numpy as np
 
 from nmt.data.vocab import MAX_PIECES, Vocabulary, combine_digests
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, has_plain_file, open_plain_file, read_manifest
-from nmt.system.mapped import MappedPageLost, copy_runs, copy_slice
+from nmt.system.files import has_plain_file, open_plain_file, read_manifest
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
@@ -40,38 +39,12 @@ ARRAY_HEADER_BYTES = 256
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
-class WatchedFile:
-    """A file of a store, as it was when it was opened."""
-
-    def __init__(self, path: Path, sha256: str) -> None:
-        self.path, self.sha256 = path, sha256
-        status = path.stat()
-        self.inode = status.st_ino
-        self.stamp = (status.st_size, status.st_mtime_ns)
-
-    def check(self) -> None:
-        """Raise UserError if the content has changed since."""
-        try:
-            status = self.path.stat()
-        except OSError:
-            return  # it was removed: what is mapped stays
-        stamp = (status.st_size, status.st_mtime_ns)
-        if status.st_ino != self.inode or stamp == self.stamp:
-            return  # another file has the name now, or nothing has changed
-        if status.st_size != self.stamp[0] or digest_file(self.path) != self.sha256:
-            raise UserError(
-                f"{self.path}: was changed while it was in use; restore the store, or remove it and "
-                "run nmt-prepare again; then the same command continues from the last checkpoint"
-            )
-        self.stamp = stamp  # somebody has touched it
-
-
 @dataclass(frozen=True)
 class Side:
     ids: np.ndarray  # (pieces,) uint16
     offsets: np.ndarray  # (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]]
     n_pieces: int = MAX_PIECES  # of the vocabulary: all ids are below
-    files: tuple[WatchedFile, ...] = ()
+    path: Path | None = None  # the file of ids, for messages
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,7 +57,7 @@ class Side:
     def count_pieces(self, first: int, end: int) -> np.ndarray:
         """Return how many pieces each of some consecutive sentences has."""
         with self._explaining_damage():
-            counts = np.diff(copy_slice(self.offsets, first, end + 1))
+            counts = np.diff(_copy_slice(self.offsets, first, end + 1))
             if len(counts) and not 0 <= counts.min() <= counts.max() < 2**31 - 1:
                 raise IndexError("offsets that do not rise")
         return counts
@@ -97,27 +70,27 @@ class Side:
     def read_sentences(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of these sentences, end to end, and how many each has."""
         with self._explaining_damage():
-            bounds = copy_runs(self.offsets, numbers.astype(np.int64), np.full(len(numbers), 2))
+            bounds = _copy_runs(self.offsets, numbers.astype(np.int64), np.full(len(numbers), 2))
             starts, ends = bounds.reshape(-1, 2).T
-            ids = copy_runs(self.ids, starts, ends - starts)
+            ids = _copy_runs(self.ids, starts, ends - starts)
             self._check_ids(ids)
         return ids, ends - starts
 
     def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of consecutive sentences, and how many each has."""
         with self._explaining_damage():
-            offsets = copy_slice(self.offsets, first, end + 1)
+            offsets = _copy_slice(self.offsets, first, end + 1)
             counts = np.diff(offsets)
             if len(counts) and counts.min() < 0:
                 raise IndexError("offsets that do not rise")
-            ids = copy_slice(self.ids, int(offsets[0]), int(offsets[-1]))
+            ids = _copy_slice(self.ids, int(offsets[0]), int(offsets[-1]))
             self._check_ids(ids)
         return ids, counts
 
     def read_ids(self, first: int, end: int) -> np.ndarray:
         """Return ids, whatever sentences they belong to."""
         with self._explaining_damage():
-            ids = copy_slice(self.ids, first, end)
+            ids = _copy_slice(self.ids, first, end)
             self._check_ids(ids)
         return ids
 
@@ -133,17 +106,31 @@ class Side:
 
     @contextmanager
     def _explaining_damage(self) -> Iterator[None]:
-        """Name the file that was changed meanwhile, or say what a stranger has sealed."""
-        fault = ""
         try:
             yield
-        except (IndexError, MappedPageLost) as error:
-            fault = str(error) or "it cannot be read to its end"
-        for file in self.files:
-            file.check()
-        if fault:
-            place = self.files[0].path if self.files else "the token store"
-            raise UserError(f"{place}: is damaged ({fault}); {REMEDY}")
+        except IndexError as error:
+            place = self.path or "the token store"
+            raise UserError(f"{place}: is damaged ({error}); {REMEDY}") from None
+
+
+def _copy_slice(array: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Copy array[first:end]; IndexError if it does not have all of it."""
+    if not 0 <= first <= end <= len(array):
+        raise IndexError("sentences outside the file")
+    return np.array(array[first:end])
+
+
+def _copy_runs(array: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Copy the runs that begin at `starts`, end to end; IndexError if the array has no such runs."""
+    n = len(array)
+    for values in (starts, lengths):  # first each, because their sum may overflow
+        if len(values) and not 0 <= values.min() <= values.max() <= n:
+            raise IndexError("sentences outside the file")
+    if len(starts) and (starts + lengths).max() > n:
+        raise IndexError("sentences outside the file")
+    ends = np.cumsum(lengths)
+    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+    return np.asarray(array)[places]
 
 
 @dataclass(frozen=True)
@@ -198,14 +185,9 @@ def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> Tok
 def _open_side(folder: Path, split: str, side: str, manifest: Manifest, n_pieces: int) -> Side:
     paths = folder / ids_file(split, side), folder / offsets_file(split, side)
     ids, offsets = _map_array(paths[0], "uint16", manifest), _map_array(paths[1], "int64", manifest)
-    try:
-        files = tuple(WatchedFile(path, manifest[path.name]["sha256"]) for path in paths)
-        ends = copy_runs(offsets, np.array([0, len(offsets) - 1]), np.ones(2, np.int64)).tolist()
-    except (OSError, IndexError, MappedPageLost):
-        ends = []
-    if ends != [0, len(ids)]:
+    if not len(offsets) or (offsets[0], offsets[-1]) != (0, len(ids)):
         raise UserError(f"{paths[1]}: is damaged (it does not match the file of ids); {REMEDY}")
-    return Side(ids, offsets, n_pieces, files)
+    return Side(ids, offsets, n_pieces, paths[0])
 
 
 def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:

@@ -59,18 +59,13 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
     that name.
 
     Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten. A
-    FIFO would be waited for without end, and some devices act when they are opened. A file that has
-    a second name is replaced by a copy before it is written: an archive that is unpacked beside
-    files of the user's can make hard links to them, and so does `cp -al` when it backs up a run.
+    FIFO would be waited for without end, and some devices act when they are opened.
     """
     return open(path, mode, opener=_open_without_following)
 
 
 def _open_without_following(path: str, flags: int) -> int:
     check_plain_file(Path(path))
-    is_written = flags & os.O_ACCMODE != os.O_RDONLY
-    if is_written and _has_second_name(Path(path)):
-        write_bytes(Path(path), read_bytes(Path(path)))
     try:
         # The file may have been replaced since it was checked.
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
@@ -89,17 +84,6 @@ def _open_without_following(path: str, flags: int) -> int:
     return handle
 
 
-def _has_second_name(path: Path) -> bool:
-    return os.path.exists(path) and os.stat(path).st_nlink > 1
-
-
-def open_lock_file(path: Path) -> BinaryIO:
-    """Open a file to lock it; it is made if it is not there, and never replaced, because a lock
-    belongs to the file and not to its name. It is writable unless it has a second name.
-    """
-    return open_plain_file(path, "rb" if _has_second_name(path) else "a+b")
-
-
 def check_plain_file(path: Path) -> None:
     """Raise UserError if something other than a plain file has a name that nmt chose. A library that
     opens files by their path gets it only after this.
@@ -110,7 +94,7 @@ def check_plain_file(path: Path) -> None:
 
 
 def describe_irregular(path: Path) -> str | None:
-    """Say what has the name `path` if it is no plain file; None if it is one, or nothing is there."""
+    """Describe `path` if it is not a plain file; return None if it is one, or does not exist."""
     try:
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode):
@@ -146,7 +130,7 @@ def check_own_folder(path: Path, inside: Path) -> None:
     if path.is_symlink() and not path.resolve().is_relative_to(inside.resolve()):
         raise UserError(
             f"{path}: is a link to {_read_link(path)}, outside {inside}; put the "
-            f"folder itself there; what is to lie elsewhere is all of {inside}, which may be a link"
+            f"folder itself there; to keep it elsewhere, make {inside} itself the link"
         )
 
 
@@ -278,7 +262,7 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _remove_abandoned(folder: Path, name: str) -> None:
-    """Remove the temporary files that killed processes left of a file; who lives holds its lock."""
+    """Remove the temporary files that killed processes left of a file; a living process still holds the lock."""
     for path in folder.glob(f".{name}.*.tmp"):
         with contextlib.suppress(OSError, UserError), open_plain_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -340,12 +324,12 @@ def point_link(link: Path, target: str) -> None:
 
 def is_fixed(folder: Path) -> bool:
     """Whether no other folder can be put in the place of this one: something is mounted there, such
-    as a Docker volume, or the user stands in it.
+    as a Docker volume, or it is the current folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False
     folder = folder.resolve()
-    with contextlib.suppress(FileNotFoundError):  # somebody removed the current folder
+    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
         if Path.cwd().is_relative_to(folder):
             return True
     try:
@@ -577,7 +561,7 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     the end.
     """
     path = folder.with_name(file_name) if file_name else folder / ".lock"
-    with open_lock_file(path) as file:
+    with open_plain_file(path, "a+b") as file:  # never replaced: a lock belongs to the file
         _take_lock(file, folder)
         # who holds it, for the message that others get
         if file.writable():

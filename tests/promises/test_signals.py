@@ -173,7 +173,7 @@ def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
 @pytest.mark.parametrize(
     ("number", "size", "slow"),
     counted(
-        [(signal.SIGINT, 2, "save"), (signal.SIGTERM, 1, "decode")],
+        [(signal.SIGINT, 2, "save")],
         list(itertools.product(CODES, (1, 2), ("save", "decode"))),
     ),
 )

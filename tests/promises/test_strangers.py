@@ -5,11 +5,8 @@ work does not depend on the file it is done, and a note or a warning says what w
 """
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,21 +16,14 @@ from support.finished_run import (
     score_average,
 )
 from support.soaking import (
-    IS_SOAK,
     Ground,
-    Order,
-    check_readable,
     counted,
-    steps_logged,
-    tensor_digests,
 )
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.system.files import read_json, seal
-from nmt.train.shutdown import PREEMPTED
-from nmt.train.update import run_update
 
 SETTINGS = (
     "training.steps=6",
@@ -256,110 +246,6 @@ def rewrite(path: Path, values: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(-len(values), 2)
         file.write(values)
-
-
-CHANGED_FILES = ("train.src.ids.npy", "train.tgt.offsets.npy")
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "cut": lambda path: os.truncate(path, 0),
-    "cut by half": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "other ids": lambda path: rewrite(path, b"\x05\0" * 100),
-    "no ids": lambda path: rewrite(path, b"\xff" * 100),
-}
-
-
-def change_at(step: int, change: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something while an update is computed, and before the loader reads what it needs next."""
-
-    def run_slowly(replica: Any, optimizer: Any, update: Any, number: int, *others: Any) -> Any:
-        if number == step:
-            change()
-        return run_update(replica, optimizer, update, number, *others)
-
-    monkeypatch.setattr("nmt.train.loop.run_update", run_slowly)
-
-
-ALL_CHANGES = [(change, name) for change in CHANGES for name in CHANGED_FILES]
-SOME_CHANGES = [("cut", CHANGED_FILES[0]), ("no ids", CHANGED_FILES[1])]
-
-
-@pytest.mark.parametrize(("change", "name"), counted(SOME_CHANGES, ALL_CHANGES))
-def test_a_store_that_is_changed_under_a_training_ends_it_in_one_line(
-    name: str,
-    change: str,
-    ground: Ground,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = ground.folder / "store" / name
-    content = path.read_bytes()
-    steps = ("training.steps=20", "training.checkpoint_every=20", "training.validate_every=20")
-    with monkeypatch.context() as patch:
-        change_at(12, lambda: CHANGES[change](path), patch)
-        assert train(ground, *steps) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert f"error: {path}: was changed while it was in use" in line
-    run = ground.run("run")
-    status = read_json(run.status)
-    assert (status["state"], status["exit_code"]) == ("failed", 2)
-
-    if (change, name) != SOME_CHANGES[0]:
-        return
-    # with the store as it was, the run goes on as if nothing had happened
-    path.write_bytes(content)
-    assert train(ground, *steps) == 0
-    undisturbed = ground.run("undisturbed")
-    shutil.copytree(f"{ground.folder}.whole/run", undisturbed.path, symlinks=True)
-    assert train(ground, *steps, f"out={undisturbed.path}") == 0
-    assert tensor_digests(run.checkpoints / "last") == tensor_digests(
-        undisturbed.checkpoints / "last"
-    )
-
-
-@pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1 starts two ranks for each change")
-@pytest.mark.parametrize(("change", "name"), ALL_CHANGES)
-def test_a_store_that_is_changed_ends_each_of_two_ranks_in_one_line(
-    name: str, change: str, ground: Ground
-) -> None:
-    path, run = ground.folder / "store" / name, ground.run("two")
-    settings = ("training.steps=2000", "training.log_every=1", "training.validate_every=2000")
-    order = Order([], "", slow={"update": 0.03})
-    start = ground.start("two", *settings, "training.checkpoint_every=10", size=2, order=order)
-    start.until(lambda: steps_logged(run) >= 20)
-    CHANGES[change](path)
-    codes = start.wait()
-    for code, folder in zip(codes, start.folders, strict=True):
-        lines = (folder / "stderr").read_text().splitlines()
-        told = [line for line in lines if "error: " in line]
-        if code == 2:
-            assert len(told) == 1 and f"{path}: was changed while it was in use" in told[0]
-        else:  # the other rank was first, and this one lost it
-            assert code == PREEMPTED and not told, lines
-        assert not any("Traceback" in line for line in lines)
-    assert 2 in codes
-    steps = check_readable(run)  # planned ones, and one of the last update if that could be saved
-    assert any(step % 10 == 0 for step in steps) and read_json(run.status)["exit_code"] in (
-        2,
-        PREEMPTED,
-    )
-
-
-@pytest.mark.parametrize("change", ["removed", "touched", "replaced"])
-def test_a_store_whose_content_is_left_alone_may_be_moved_and_touched(
-    change: str, ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = ground.folder / "store"
-
-    def act() -> None:
-        for path in store.glob("train.*.npy"):
-            if change == "touched":
-                os.utime(path)
-            else:
-                path.unlink()
-                if change == "replaced":
-                    path.write_bytes(b"x")
-
-    change_at(8, act, monkeypatch)
-    assert train(ground, "training.steps=20", "training.checkpoint_every=20") == 0
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,7 @@ def list_processes(word: str) -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="takes ten seconds: NMT_SOAK=1")
 @pytest.mark.timeout(300)
 def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
     """One run is finished, the other is killed while it trains."""

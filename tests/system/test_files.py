@@ -471,29 +471,6 @@ def test_a_lock_is_a_plain_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     check_outside(tmp_path / ".lock")
 
 
-@pytest.mark.parametrize("mode", ["a+b", "r+b", "wb"])
-def test_writing_leaves_the_other_name_of_a_file_alone(tmp_path: Path, mode: FileMode) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    (tmp_path / "metrics.jsonl").hardlink_to(tmp_path / "thesis.tex")
-    with open_plain_file(tmp_path / "metrics.jsonl", mode) as file:
-        file.write(b"broken??")
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
-    assert (tmp_path / "metrics.jsonl").read_text().endswith("broken??")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "thesis.tex"]
-
-
-def test_a_lock_with_a_second_name_locks_and_is_not_written(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    (tmp_path / ".lock").hardlink_to(tmp_path / "thesis.tex")
-    with (
-        lock(tmp_path, "training"),
-        pytest.raises(UserError, match="is in use by"),
-        lock(tmp_path, "training"),
-    ):
-        pass
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
-
-
 def test_what_a_killed_writer_left_goes_and_a_living_one_stays(tmp_path: Path) -> None:
     name = f".{hashlib.sha256(b'card').hexdigest()[:16]}"
     left, living = tmp_path / f"{name}.1.tmp", tmp_path / f"{name}.2.tmp"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.soaking import Ground, lines, make_ground
+from support.soaking import IS_SOAK, Ground, lines, make_ground
 from support.two_ranks import run_on_two_ranks
 
 from nmt.system.run_folder import RunFolder
@@ -57,6 +57,7 @@ def test_shares_train_like_one_process(ground: Ground, whole: RunFolder) -> None
     check_close(ground.finish("shared", *CALM, SHARD, size=2), whole)
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="takes ten seconds: NMT_SOAK=1")
 def test_a_run_continues_in_shares_and_without(ground: Ground, whole: RunFolder) -> None:
     ground.finish("mixed", *CALM, "training.steps=8")
     ground.finish("mixed", *CALM, SHARD, "training.steps=16", size=3)
@@ -80,6 +81,7 @@ def test_shares_are_not_compiled(ground: Ground) -> None:
     assert start.wait() == [2] and "training" in start.told() and "compile" in start.told()
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="takes ten seconds: NMT_SOAK=1")
 def test_a_stop_and_a_validation_of_shares(ground: Ground, whole: RunFolder) -> None:
     """One micro-batch for each update and three ranks: two of them run blank ones, for all must
     take part.
