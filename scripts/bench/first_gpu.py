@@ -323,7 +323,7 @@ def main(argv: Sequence[str] | None = None, start: Start = start_worker) -> int:
     if args.worker:
         return answer_checks(args.rehearse)
     if args.rank is not None:
-        from gpu_checks import work_as_rank
+        from gpu_speed import work_as_rank
 
         work_as_rank(args.rank, args.rehearse)
         return 0

@@ -36,7 +36,7 @@ from nmt.data.store import Side, TokenStore
 from nmt.model.attention import AttentionMask, attend
 from nmt.model.attention_triton import supports_triton, triton, triton_attention
 from nmt.model.transformer import Transformer
-from nmt.system.ranks import World, join_world
+from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train import loss as loss_module
 from nmt.train import loss_triton, parallel
@@ -1073,19 +1073,6 @@ def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
         return subprocess.run(command, env=environment, stdout=2, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"the ranks had not ended after {seconds:.0f} s") from None
-
-
-def work_as_rank(folder: Path, is_rehearsal: bool) -> None:
-    """What each process does that `run_ranks` starts."""
-    order = json.loads((folder / "order.json").read_text())
-    bench = replace(make_bench(is_rehearsal), n_ranks=order["n_ranks"])
-    with join_world() as world:
-        if order["what"] == "speed":
-            from gpu_speed import time_as_rank
-
-            time_as_rank(bench, world, folder, order["size"])
-            return
-        update_and_fail(bench, world, folder)
 
 
 def update_and_fail(bench: Bench, world: World, folder: Path) -> None:

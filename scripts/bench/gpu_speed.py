@@ -18,7 +18,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from gpu_checks import Bench, Sheet, Skip, has_graph, make_store, run_ranks, shape_for
+from gpu_checks import (
+    Bench,
+    Sheet,
+    Skip,
+    has_graph,
+    make_bench,
+    make_store,
+    run_ranks,
+    shape_for,
+    update_and_fail,
+)
 
 from nmt.config import DecodingConfig, RunConfig, load_config
 from nmt.data.loader import Loader
@@ -28,7 +38,7 @@ from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.progress import clock, say
-from nmt.system.ranks import World
+from nmt.system.ranks import World, join_world
 from nmt.train.loss import Objective
 from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
@@ -323,6 +333,17 @@ def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
 
 
 # ---- decoding ----------------------------------------------------------------------------------------------------
+
+
+def work_as_rank(folder: Path, is_rehearsal: bool) -> None:
+    """What each process does that `run_ranks` starts."""
+    order = json.loads((folder / "order.json").read_text())
+    bench = replace(make_bench(is_rehearsal), n_ranks=order["n_ranks"])
+    with join_world() as world:
+        if order["what"] == "speed":
+            time_as_rank(bench, world, folder, order["size"])
+        else:
+            update_and_fail(bench, world, folder)
 
 
 def check_decoding(bench: Bench, sheet: Sheet) -> None:
