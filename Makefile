@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # the library and its reports: all that the demo needs
 RUNNABLE := .venv/.runnable
-SOAKED := tests/promises tests/scripts/test_slurm.py tests/translate/test_search.py tests/translate/test_graph_search.py \
+SOAKED := tests/promises tests/test_without_engines.py tests/scripts/test_slurm.py tests/translate/test_search.py tests/engines/test_graph_search.py \
 	tests/translate/test_ensemble.py tests/commands/test_translate.py \
 	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
 	tests/train/test_on_track.py tests/train/test_mirror.py tests/train/test_sharding.py tests/sweep/test_sweep.py \

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.soaking import IS_SOAK
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 ROOT = Path(__file__).parent.parent
@@ -79,3 +80,35 @@ def test_the_core_gives_the_same_results_without_engines(tmp_path: Path) -> None
         )  # of trainings that round differently
     nll, expected_nll = (read_last_nll(tmp_path / name / "run") for name in ("without", "with"))
     assert nll == pytest.approx(expected_nll, abs=1e-3) and nll < 3.5
+
+
+ROOMS = ("average", "corpus", "data", "evaluate", "model", "score", "train", "translate")
+RUN_PYTEST = """
+import sys
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in str(finder)]
+import pytest
+
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="takes minutes: NMT_SOAK=1")
+@pytest.mark.timeout(1800)
+def test_the_tests_of_the_core_pass_without_engines(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("nmt", "configs", "docs", "scripts", "examples", "tests"):
+        skipped = shutil.ignore_patterns("__pycache__", "engines")
+        shutil.copytree(ROOT / name, copy / name, ignore=skipped)
+    for name in ("setup.cfg", "README.md", "Makefile"):
+        shutil.copy(ROOT / name, copy / name)
+    tests = [f"tests/{room}" for room in ROOMS]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_PYTEST, "-p", "no:cacheprovider", "-n", "0", *tests],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy), "NMT_SOAK": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-9000:]
+    print(done.stdout.splitlines()[-1])

@@ -324,7 +324,11 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
         return None
     try:
         from nmt.engines.cpu.compiled_attention import attend_compiled
-
+    except ModuleNotFoundError as error:
+        if error.name == "numba":
+            say("numba is not installed, so attention is not compiled: training is slower")
+        return None
+    try:
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
         one_piece = pack([[0]])
         attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()

@@ -458,7 +458,7 @@ def test_the_speed_of_ranks_is_what_the_main_rank_writes(
     """Instead of two processes, one that was told the same."""
 
     def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
-        gpu_checks.work_as_rank(folder, is_rehearsal=True)
+        gpu_speed.work_as_rank(folder, is_rehearsal=True)
         return 0
 
     monkeypatch.setattr(gpu_speed, "run_ranks", run_ranks)

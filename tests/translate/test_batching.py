@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-import torch
-
 from nmt.config import DecodingConfig
 from nmt.translate.batching import split_by_budget
 
@@ -22,22 +19,3 @@ def test_a_batch_is_bounded_by_what_its_hypotheses_may_say() -> None:
     assert sizes(1_000, 20, beam=16) == {3}
     assert sizes(1_000, 20, beam=1_000) == {1}
     assert sizes(32, 100, sample=True) == {2}
-
-
-@pytest.mark.parametrize(
-    ("n_lines", "sizes"),
-    [(10, [10]), (40, [16, 16, 8]), (200, [25] * 8), (1_000, [64] * 15 + [40])],
-)
-def test_compiled_batches_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
-    pytest.importorskip("numba")
-    from nmt.engines.cpu.compiled_search import CompiledEngine
-
-    config = DecodingConfig(beam=4)
-    n_threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        most = CompiledEngine().count_most_hypotheses(n_lines * config.beam)
-        batches = split_by_budget([[5, 3]] * n_lines, config, max_hypotheses=most)
-        assert [len(batch) for batch in batches] == sizes
-    finally:
-        torch.set_num_threads(n_threads)

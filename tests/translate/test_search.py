@@ -37,7 +37,6 @@ from support.untrained import make_vocab
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import Vocab
-from nmt.engines.cuda.graph_search import GraphSearch
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.beams import Decodable, Hypothesis
@@ -58,6 +57,8 @@ def recorded_search(
     rules: SearchRules,
     prefixes: Sequence[Ids] | None = None,
 ) -> list[list[Hypothesis]]:
+    from nmt.engines.cuda.graph_search import GraphSearch
+
     return GraphSearch(model, rules, torch.device("cpu")).search(src, prefixes)
 
 
@@ -79,6 +80,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "recorded":
         if request.node.originalname in LONG and not IS_SOAK:
             pytest.skip("the recorded search runs these in make soak")
+        pytest.importorskip("nmt.engines.cuda.graph_search")
         monkeypatch.setattr("nmt.engines.cuda.graph_search.FIRST_CAPACITY", 2)
         monkeypatch.setattr("nmt.engines.cuda.graph_search.FEWEST_ROWS", 0)
         monkeypatch.setitem(globals(), "search", recorded_search)

@@ -28,7 +28,7 @@ from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.translate.batching import Requests
+from nmt.translate.batching import Requests, split_by_budget
 from nmt.translate.beams import Hypothesis
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.phrases import PhraseRules
@@ -326,7 +326,7 @@ import ctypes, gc, sys, torch
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.model.transformer import Transformer
 from nmt.system.runtime import tune_process
-from nmt.translate.batching import Requests
+from nmt.translate.batching import Requests, split_by_budget
 from nmt.translate.engine import choose_engine
 
 tune_process()
@@ -381,3 +381,19 @@ def test_each_version_of_the_files_keeps_its_own_code(
     assert not compiled_search.is_code_cached()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert find_code_folder(str(first)) is None
+
+
+@pytest.mark.parametrize(
+    ("n_lines", "sizes"),
+    [(10, [10]), (40, [16, 16, 8]), (200, [25] * 8), (1_000, [64] * 15 + [40])],
+)
+def test_compiled_batches_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
+    config = DecodingConfig(beam=4)
+    n_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        most = CompiledEngine().count_most_hypotheses(n_lines * config.beam)
+        batches = split_by_budget([[5, 3]] * n_lines, config, max_hypotheses=most)
+        assert [len(batch) for batch in batches] == sizes
+    finally:
+        torch.set_num_threads(n_threads)
