@@ -29,6 +29,7 @@ from nmt.config import (
     find_config,
     find_shipped_configs,
     format_config,
+    list_config_names,
     list_differences,
     load_config,
     override_config,
@@ -36,7 +37,7 @@ from nmt.config import (
 from nmt.system.errors import UserError
 
 RETELLINGS = sorted(path.name for path in find_shipped_configs().glob("retellings/*.yaml"))
-SHIPPED = sorted(path.name for path in find_shipped_configs().glob("*.yaml"))
+SHIPPED = [name for name in list_config_names() if "/" not in name and name not in RETELLINGS]
 Loader = Callable[..., RunConfig]
 
 

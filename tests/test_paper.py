@@ -490,7 +490,7 @@ def test_the_settings_without_a_row_are_settings_and_have_none() -> None:
 
 @pytest.mark.parametrize("key", [key for key in SETTINGS if key not in WITHOUT_ROW])
 def test_no_setting_is_missed(key: str) -> None:
-    """If this fails for a new setting: give it a row in nmt/paper.py, or a reason in WITHOUT_ROW."""
+    """If this fails for a new setting: give it a row in configs/paper.yaml, or a reason in WITHOUT_ROW."""
     changes = [
         check_conformance(with_value(BASE, key, other)).deviations
         for other in others(*SETTINGS[key])
