@@ -1,11 +1,12 @@
 """The paper as data: each rule of its sections 3, 5 and 6 beside the authors' code and a config.
 
 Independent reproductions land from 16 to 29 BLEU with "the same" settings, so what differs is
-written out and counted. The table itself is configs/paper.yaml. A config is compared with base or
-big, whichever is nearer, on the pair that its languages name (else En-De). A setting deviates if it differs from what the paper says or,
-where the paper is silent, from the authors' code of June 2017 or the usual reading. Each setting
-is in one row. Settings that only concern the machine have none; tests/test_paper.py lists them, and
-checks that every other setting has one. docs/recipe.md has the sources of the cells.
+written out and counted. The table itself is configs/paper.yaml, which also describes its columns;
+docs/recipe.md has the sources of its cells. A config is compared with base or big, whichever is
+nearer, on the pair that its languages name (else En-De). A setting deviates if it differs from what
+the paper says or, where the paper is silent, from the authors' code of June 2017 or the usual
+reading. Each setting is in one row. Settings that only concern the machine have none;
+tests/test_paper.py lists them, and checks that every other setting has one.
 """
 
 import functools
