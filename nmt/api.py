@@ -297,7 +297,7 @@ def attention(
     (Lk, d_v); the result is (Lq, d_v). With X' the output of the encoder and X of the decoder it is the
     attention between them; self-attention is Attn(X, X). With heads all tensors are (L, H, size).
 
-    With `causal` no query attends to a later position, and with `window` to none more than so many places
+    With `causal` no query attends to a later position, and with `window` to none more than this many places
     away. With `return_weights` the softmax is returned too, (Lq, Lk) or (H, Lq, Lk), each row with
     the sum 1; no gradient flows through it.
     """

@@ -111,21 +111,21 @@ class CorpusConfig:
         if (self.scores is None) != (self.min_score is None):
             return "needs both scores and min_score, or neither"
         if self.tag is not None:
-            return find_fault_of_tag(self.tag)
+            return explain_invalid_tag(self.tag)
         return None
 
 
-def find_fault_of_tag(tag: str) -> str | None:
+def explain_invalid_tag(tag: str) -> str | None:
     """Return why a text cannot be a tag, or None if it can."""
     # No word of a language is like this: the BPE learns nothing from words that hold a tag.
     is_bracketed = len(tag) > 2 and not (tag[0].isalnum() or tag[-1].isalnum())
-    fault = find_fault_of_symbol(tag)
+    fault = explain_invalid_symbol(tag)
     if fault is None and not is_bracketed:
         fault = f"tag is {tag!r}; put it between signs, such as <{tag}>"
     return fault
 
 
-def find_fault_of_symbol(symbol: str) -> str | None:
+def explain_invalid_symbol(symbol: str) -> str | None:
     """Return why a text cannot be a symbol of the vocabulary, or None if it can."""
     if not symbol.isprintable() or len(symbol.split()) != 1 or " " in symbol or "\u2581" in symbol:
         return f"{symbol!r} cannot be a symbol; use printable characters, without spaces or \u2581"
@@ -254,7 +254,7 @@ class VocabConfig:
 
     def check(self) -> str | None:
         for symbol in self.user_symbols or ():
-            if fault := find_fault_of_symbol(symbol):
+            if fault := explain_invalid_symbol(symbol):
                 return f"user_symbols: {fault}"
         if len(set(self.user_symbols or ())) < len(self.user_symbols or ()):
             return "user_symbols names a symbol twice; leave one of them out"
@@ -489,7 +489,7 @@ class TrainingConfig:
     # validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # Save a checkpoint every so many updates. These, and that of the last update, are the ones that
+    # Save a checkpoint every N updates. These, and that of the last update, are the ones that
     # nmt-average counts; null: it counts all there are. The paper's ten minutes are 1,500 updates of
     # base and 600 of big, at its speed.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
@@ -970,7 +970,7 @@ def load_config(
         source = _put(source, setting)
     config = _build_config(source, overrides)
     check_sinks(config.training.track)
-    return _take_over_vocab(config)
+    return _use_vocab_of_init_from(config)
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -1018,7 +1018,7 @@ def _fill_in_languages(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=filled)
 
 
-def _take_over_vocab(config: RunConfig) -> RunConfig:
+def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
     """Use the vocabulary of the weights that training begins with, unless one is given."""
     start = config.training.init_from
     if start is None or config.vocab.model is not None:

@@ -1,6 +1,7 @@
 """A toy corpus and the settings of a toy run, shared by the tests that go through whole commands."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,12 @@ import torch
 from support.small_disk import SmallDisk, mount_small_disk
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
+from nmt.system.caches import find_cache_folder
+
+# Where commands keep compiled code too: it is compiled once, and that of other versions is never read.
+caches = find_cache_folder()
+if caches is not None:
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(caches / "numba"))
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it

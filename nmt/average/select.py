@@ -76,7 +76,7 @@ def list_all(run: RunFolder) -> list[Candidate]:
 
 
 def thin_out(candidates: Sequence[Candidate], minutes: float) -> list[Candidate]:
-    """Take the newest, and then each that is at least so many minutes older than the last taken."""
+    """Take the newest, and then each that is at least that many minutes older than the last taken."""
     taken: list[Candidate] = []
     for candidate in reversed(candidates):
         if not taken or taken[-1].elapsed_s - candidate.elapsed_s >= 60 * minutes:

@@ -157,7 +157,7 @@ def check_files(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from nmt.system.errors import UserError
-    from nmt.system.files import check_not_ours, check_writable
+    from nmt.system.files import check_writable, refuse_run_file
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise UserError(f"{args.hypotheses}: not found; give a file of translations")
@@ -173,7 +173,7 @@ def check_files(args: argparse.Namespace) -> None:
                 f"{file}: is given twice, and one of the two is an output; choose another file"
             )
         taken.add(os.path.realpath(file))
-        check_not_ours(path)
+        refuse_run_file(path)
     if args.report is not None:
         from nmt.report.page import check_report_output
 

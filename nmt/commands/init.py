@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write_config(args: argparse.Namespace) -> int:
     from nmt.config import RANDOM_SEED
     from nmt.corpus.suggest_config import suggest_config
-    from nmt.system.files import check_not_ours, make_folder
+    from nmt.system.files import make_folder, refuse_run_file
     from nmt.system.progress import say
 
     if not RANDOM_SEED.holds(args.seed):
@@ -77,7 +77,7 @@ def write_config(args: argparse.Namespace) -> int:
     languages = choose_languages(args)
     config = args.output or f"{'-'.join(languages)}.yaml"
     out = Path(config).absolute()
-    check_not_ours(out)
+    refuse_run_file(out)
     make_folder(out.parent)
     suggest_config(out, name_corpora(args, languages, out.parent), args.seed, args.force)
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")

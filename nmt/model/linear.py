@@ -5,13 +5,14 @@ bf16, oneDNN adds the bias before it writes the product; otherwise it is added a
 activation follows apart: oneDNN's ReLU would turn NaN into 0.
 """
 
-import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from nmt.system.device import has_bf16_products
 
 
 class BiasedLinear(nn.Linear):
@@ -55,12 +56,6 @@ def can_fuse(x: Tensor, weight: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and has_bf16_products()
     )
-
-
-@functools.cache
-def has_bf16_products() -> bool:
-    has_onednn = torch.backends.mkldnn.is_available()
-    return bool(has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _FusedLinear(torch.autograd.Function):

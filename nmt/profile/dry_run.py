@@ -22,7 +22,7 @@ from nmt.data.store import open_store
 from nmt.data.vocab import load_vocab
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, reset_peak_memory
-from nmt.profile.parts import UPDATE
+from nmt.profile.time_by_part import UPDATE
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World

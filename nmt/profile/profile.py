@@ -16,8 +16,8 @@ from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
-from nmt.profile.parts import sum_kernels, sum_operations
-from nmt.system.files import check_not_ours, check_writable, sync_to_disk
+from nmt.profile.time_by_part import sum_kernels, sum_operations
+from nmt.system.files import check_writable, refuse_run_file, sync_to_disk
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
@@ -67,7 +67,7 @@ def profile_training(
     `trace` is a file to write for chrome://tracing or Perfetto.
     """
     if trace is not None:
-        world.on_main(lambda: check_not_ours(trace))
+        world.on_main(lambda: refuse_run_file(trace))
         world.on_main(lambda: check_writable(trace))
     config = resolve_precision(config, world)
     micro_tokens = resolve_micro_tokens(config, world)

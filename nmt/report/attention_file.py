@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nmt.report.attention_view import render_attention_page
-from nmt.system.files import check_not_ours, check_writable, replace_file
+from nmt.system.files import check_writable, refuse_run_file, replace_file
 from nmt.system.progress import say
 from nmt.translate.attention_maps import AttentionMap
 from nmt.translate.translator import TextToText, Translation
@@ -25,7 +25,7 @@ NO_ATTENTION: dict[str, Any] = {"source": [], "target": [], "alignment": [], "at
 def open_attention_file(path: Path, title: str) -> Iterator["AttentionFile"]:
     """Check now that the file can be written; it is, unless what follows fails."""
     check_writable(path)
-    check_not_ours(path)
+    refuse_run_file(path)
     with replace_file(path) as file:
         written = AttentionFile(path, title, file)
         yield written

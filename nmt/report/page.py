@@ -42,9 +42,9 @@ from nmt.report.vega import HOW_TO_INSTALL, read_chart_script, render_png
 from nmt.system.errors import Failure, UserError
 from nmt.system.escapes import escape_html
 from nmt.system.files import (
-    check_not_ours,
     check_writable,
     open_plain_file,
+    refuse_run_file,
     write_bytes,
     write_text,
 )
@@ -89,7 +89,7 @@ def check_report_output(path: Path, own: Sequence[Path] = ()) -> None:
     check_writable(path)
     if path.resolve() in [report.resolve() for report in own]:
         return
-    check_not_ours(path)
+    refuse_run_file(path)
     if not path.exists():
         return
     with open_plain_file(path) as file:

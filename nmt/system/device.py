@@ -6,6 +6,7 @@ would then take weeks instead of hours, and nothing but its speed would show it.
 is refused, with what to do about it.
 """
 
+import functools
 import os
 import platform
 import re
@@ -32,7 +33,8 @@ INSTRUCTIONS = {
     "avx2": "AVX2",
 }
 # Those that multiply bf16 faster than fp32; the last is what the kernel calls ARM's.
-BF16_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM's BF16"}
+AVX512_BF16 = "AVX512-BF16"
+BF16_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": AVX512_BF16, "bf16": "ARM's BF16"}
 BF16_CAPABILITY = (8, 0)  # of GPUs: older ones compute bf16 by way of fp32
 
 Precision = Literal["bf16", "fp32"]
@@ -75,6 +77,13 @@ def choose_precision(device: torch.device) -> tuple[Precision, str]:
     if instructions is None:
         return "fp32", "this processor has no instructions for bf16"
     return "bf16", f"this processor has {instructions}"
+
+
+@functools.cache
+def has_bf16_products() -> bool:
+    """Whether torch's oneDNN multiplies bf16 here at all, fast or not."""
+    has_onednn = torch.backends.mkldnn.is_available()
+    return bool(has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def find_bf16_instructions() -> str | None:

@@ -206,7 +206,7 @@ def check_writable(path: Path) -> None:
         )
 
 
-def check_not_ours(path: Path) -> None:
+def refuse_run_file(path: Path) -> None:
     """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt
     sealed.
     """
@@ -322,7 +322,7 @@ def point_link(link: Path, target: str) -> None:
 # ---- sealed folders ---------------------------------------------------------------------------------------------
 
 
-def is_fixed(folder: Path) -> bool:
+def is_mount_or_cwd(folder: Path) -> bool:
     """Whether no other folder can be put in the place of this one: something is mounted there, such
     as a Docker volume, or it is the current folder.
     """
@@ -343,7 +343,7 @@ def is_fixed(folder: Path) -> bool:
 
 def make_workplace(path: Path) -> None:
     """Make the folder in which `write_folder` will work, and fail now if it cannot."""
-    make_folder(path if is_fixed(path) else path.parent)
+    make_folder(path if is_mount_or_cwd(path) else path.parent)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -351,7 +351,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     and renamed. A fixed folder stays, and only its files are replaced.
     """
     try:
-        if is_fixed(path):
+        if is_mount_or_cwd(path):
             _refill_folder(path, fill)
         else:
             _exchange_folder(path, fill)
@@ -437,7 +437,7 @@ def list_own_names(folder: Path) -> set[str]:
     """List what is in a folder but for what killed processes leave and what a new volume holds."""
     left_out = {FILLED_FOLDER}
     volume_folder = folder / VOLUME_FOLDER
-    if volume_folder.is_dir() and not volume_folder.is_symlink() and is_fixed(folder):
+    if volume_folder.is_dir() and not volume_folder.is_symlink() and is_mount_or_cwd(folder):
         left_out.add(VOLUME_FOLDER)
     names = {path.name for path in folder.iterdir()} - left_out
     return {name for name in names if not is_abandoned_name(name)}

@@ -94,7 +94,7 @@ class World:
             raise SystemExit(code)
         return found
 
-    def go_through(
+    def run_in_step(
         self, work: Iterable[object], votes: Callable[[], Sequence[float]]
     ) -> list[float]:
         """Each rank goes through its own `work`, which may be empty; after each item the ranks sum

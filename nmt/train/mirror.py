@@ -16,7 +16,7 @@ from nmt.config import RunConfig, TrainingConfig, list_differences, parse_record
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     has_plain_file,
-    is_fixed,
+    is_mount_or_cwd,
     list_own_names,
     lock,
     make_folder,
@@ -236,7 +236,7 @@ def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:
 
 def _fetch_store(remote: Remote, store: Path) -> None:
     """Fetch the store if nothing is in its place; nmt-prepare judges what is."""
-    is_fixed_store = is_fixed(store)
+    is_fixed_store = is_mount_or_cwd(store)
     if os.path.lexists(store) and (not store.is_dir() or list_own_names(store)):
         return
     if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:

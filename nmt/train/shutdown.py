@@ -52,11 +52,11 @@ class StopRequest:
         elif n_preempted:
             self.exit_code = PREEMPTED
 
-    def go_through(self, work: Iterable[object], world: World) -> bool:
+    def run_in_step(self, work: Iterable[object], world: World) -> bool:
         """Go through `work` in step with the other ranks; return False if one was asked to stop
         meanwhile.
         """
-        sums = world.go_through(work, lambda: self.votes)
+        sums = world.run_in_step(work, lambda: self.votes)
         self.agree(*sums)
         return not self.exit_code
 

@@ -118,7 +118,7 @@ def compute_dev_nll(
     mine = range(world.rank, len(bounds) - 1, world.size)
     was_training = model.training
     model.eval()
-    is_done = stop.go_through(map(score, mine), world)
+    is_done = stop.run_in_step(map(score, mine), world)
     model.train(was_training)
     if not is_done:
         return None
@@ -155,7 +155,7 @@ def validate(
     progress = Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
     with closing(progress), closing(translator.translate_into(results, sources)) as batches:
         mine = batches if world.is_main else ()
-        if not stop.go_through(map(progress.advance, mine), world):
+        if not stop.run_in_step(map(progress.advance, mine), world):
             return None
     if not world.is_main:
         return Validation(nll, None, -nll.value)

@@ -20,7 +20,7 @@ from typing import IO, cast
 import torch
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import check_not_ours
+from nmt.system.files import refuse_run_file
 from nmt.system.pool import map_with_workers
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
@@ -171,7 +171,7 @@ def open_output(
 
     It must not be one of the open input files.
     """
-    check_not_ours(Path(path))
+    refuse_run_file(Path(path))
     try:
         file = open(path, "ab", buffering=0)
     except OSError as error:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.model.linear import ActivatedLinear, BiasedLinear, can_fuse, has_bf16_products
+from nmt.model.linear import ActivatedLinear, BiasedLinear, can_fuse
+from nmt.system.device import has_bf16_products
 
 needs_bf16 = pytest.mark.skipif(
     not has_bf16_products(), reason="oneDNN has no bf16 on this processor"

@@ -19,7 +19,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
-from nmt.system.files import is_fixed, read_json, verify
+from nmt.system.files import is_mount_or_cwd, read_json, verify
 from nmt.system.run_folder import CARD_FILE, LEDGER_FILE, MANIFEST_FILE
 
 
@@ -65,11 +65,11 @@ def list_commands(ground: Ground, out: Path) -> dict[str, Callable[[], int]]:
 
 
 def test_a_fixed_folder_is_recognised(fixed: Path) -> None:
-    assert is_fixed(fixed) and is_fixed(fixed.resolve())
-    assert not is_fixed(fixed / "inside")
+    assert is_mount_or_cwd(fixed) and is_mount_or_cwd(fixed.resolve())
+    assert not is_mount_or_cwd(fixed / "inside")
     (fixed / "inside").mkdir()
     (fixed / "link").symlink_to("inside")
-    assert not is_fixed(fixed / "inside") and not is_fixed(fixed / "link")
+    assert not is_mount_or_cwd(fixed / "inside") and not is_mount_or_cwd(fixed / "link")
 
 
 @pytest.mark.parametrize("command", ["prepare", "average", "export"])

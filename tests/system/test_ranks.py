@@ -77,7 +77,7 @@ with ranks.join_world() as world:
     assert world.on_main(work) == ("found" if world.is_main else None)
     assert world.broadcast(7.0 if world.is_main else 0.0) == 7.0
     items = (work() for _ in range(1)) if world.is_main else ()
-    assert world.go_through(items, lambda: (float(world.rank), 0.5)) == [1.0, 1.0]
+    assert world.run_in_step(items, lambda: (float(world.rank), 0.5)) == [1.0, 1.0]
     assert world.sum(torch.tensor([1.0, world.rank])).tolist() == [2.0, 1.0]
     print("patient", flush=True)
     if world.is_main:

@@ -49,7 +49,7 @@ class Heads(NamedTuple):
     size: int  # D
 
 
-class Places(NamedTuple):
+class SentenceSpans(NamedTuple):
     """Which rows belong to which sentence, and how far a query sees: places ahead and behind."""
 
     query_starts: Starts  # (S + 1,)
@@ -90,9 +90,9 @@ def round_up_to(n: int, multiple: int) -> int:
 
 @compile_attention
 def new_matrix(n_rows: int, n_columns: int) -> Floats:
-    """Make a matrix of whole blocks, with at least so many rows and columns.
+    """Make a matrix of whole blocks, with at least this many rows and columns.
 
-    A product writes whole blocks too: beyond its rows and columns they hold what nobody reads, and, since
+    A product writes whole blocks too: beyond its rows and columns is padding, which is never read, and, since
     heads are computed in order, what the next head overwrites. After the last head there is a block more.
     """
     return np.empty((round_up_to(n_rows, LANES), round_up_to(n_columns, LANES) + LANES), np.float32)
@@ -144,7 +144,7 @@ def count_stride(matrix: Floats) -> int:
 def multiply_blocks(
     x: Floats, is_transposed: bool, n: int, table: Floats, y: Floats, n_rows: int, n_columns: int
 ) -> None:
-    """Write x[:, :n] @ table[:n], or x[:n].T @ table[:n], into at least so many rows and columns of y."""
+    """Write x[:, :n] @ table[:n], or x[:n].T @ table[:n], into at least this many rows and columns of y."""
     if n == 0:
         y[:n_rows, :n_columns] = 0
         return
@@ -161,7 +161,7 @@ def multiply_blocks(
 
 
 @compile_attention
-def apply_softmax(scores: Floats, n_queries: int, n_keys: int, places: Places) -> None:
+def apply_softmax(scores: Floats, n_queries: int, n_keys: int, places: SentenceSpans) -> None:
     """Turn scores into weights; those of keys that a query does not see are 0."""
     for query in range(n_queries):
         first, last = max(0, query - places.behind), min(n_keys, query + places.ahead + 1)
@@ -200,7 +200,7 @@ def count_longest(starts: Starts) -> int:
 
 @compile_attention
 def attend_forward(
-    q: Heads, k: Heads, v: Heads, output: Heads, places: Places, first: int, last: int
+    q: Heads, k: Heads, v: Heads, output: Heads, places: SentenceSpans, first: int, last: int
 ) -> None:
     """Attend within the sentences from `first` to before `last`."""
     queries = count_longest(places.query_starts[first : last + 1])
@@ -239,7 +239,7 @@ def attend_backward(
     d_q: Heads,
     d_k: Heads,
     d_v: Heads,
-    places: Places,
+    places: SentenceSpans,
     first: int,
     last: int,
 ) -> None:
@@ -274,7 +274,7 @@ def attend_backward(
 
             own_v = v_columns[value_column:]
             multiply_blocks(own_d_output, False, v.size, own_v, d_scores, n_queries, n_keys)
-            go_through_softmax(weights, d_scores, n_queries, n_keys)
+            softmax_backward(weights, d_scores, n_queries, n_keys)
             own_d_q, own_d_k = d_q_rows[:, column:], d_k_rows[:, column:]
             multiply_blocks(d_scores, False, n_keys, k_rows[:, column:], own_d_q, n_queries, k.size)
             multiply_blocks(d_scores, True, n_queries, own_q, own_d_k, n_keys, k.size)
@@ -284,7 +284,7 @@ def attend_backward(
 
 
 @compile_attention
-def go_through_softmax(weights: Floats, d_weights: Floats, n_queries: int, n_keys: int) -> None:
+def softmax_backward(weights: Floats, d_weights: Floats, n_queries: int, n_keys: int) -> None:
     """Turn the gradients of weights into those of scores."""
     for query in range(n_queries):
         row, d_row = weights[query], d_weights[query]
@@ -326,7 +326,7 @@ def start_threads(n: int, _process: int) -> ThreadPoolExecutor:
 
 
 def share_sentences(
-    function: Callable[..., None], matrices: Sequence[Tensor], places: Places
+    function: Callable[..., None], matrices: Sequence[Tensor], places: SentenceSpans
 ) -> None:
     """Call a compiled function, on each of torch's threads for a share of the sentences."""
     heads = [describe_heads(x) for x in matrices]
@@ -353,8 +353,8 @@ def attend_compiled(
     ahead: int | None,
     behind: int | None,
 ) -> Tensor:
-    """Attend within each sentence, to keys at most so many places ahead and behind; None is no limit."""
-    places = Places(
+    """Attend within each sentence, to keys at most this many places ahead and behind; None is no limit."""
+    places = SentenceSpans(
         queries.offsets.numpy(),
         keys.offsets.numpy(),
         UNLIMITED if ahead is None else ahead,
@@ -368,7 +368,7 @@ class CompiledAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: SentenceSpans) -> Tensor:
         q, k, v = (make_contiguous_rows(x) for x in (q, k, v))
         output = new_rows((len(q), *v.shape[1:]), v.dtype, places.query_starts[-1])
         share_sentences(attend_forward, (q, k, v, output), places)

@@ -41,6 +41,7 @@ from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
 from nmt.engines.cpu.packed_linear import count_layer_weights
 from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
+from nmt.system.device import AVX512_BF16, find_bf16_instructions
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.translate.batching import Requests, count_threads
@@ -68,7 +69,7 @@ EXACT, FULL, LIKELY, _NEVER = range(len(STOPPING))
 # Hypotheses of a batch: with more, products are not faster; with fewer, they are slower.
 MAX_HYPOTHESES, MIN_HYPOTHESES = 256, 64
 BATCHES_PER_THREAD = 4  # so that threads end at about the same time
-# Where torch multiplies bf16 faster, the search is compiled for layers of at most so many weights.
+# Where torch multiplies bf16 faster, the search is compiled for layers of at most this many weights.
 MAX_BF16_WEIGHTS = 1 << 20
 
 # What the loops know. A field or a value that is not here is left to torch.
@@ -519,7 +520,7 @@ def multiplies_bf16_faster(model: Transformer) -> bool:
     """Whether compiled loops are faster than torch in bf16: AVX512-BF16 serves both, AMX only torch, but
     the layers of a small model are computed before torch has started them.
     """
-    if torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
+    if find_bf16_instructions() == AVX512_BF16:
         return True
     return count_layer_weights(model) <= MAX_BF16_WEIGHTS
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nmt.model.linear import ActivatedLinear, BiasedLinear, has_bf16_products
+from nmt.model.linear import ActivatedLinear, BiasedLinear
 from nmt.model.transformer import Transformer
+from nmt.system.device import has_bf16_products
 from nmt.translate.engine import SearchEngine
 
 # The layout is chosen for this many rows. It serves any number, but one chosen for a single row is slow.

@@ -3,7 +3,7 @@
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from nmt.profile.parts import sum_kernels, sum_operations
+from nmt.profile.time_by_part import sum_kernels, sum_operations
 
 
 def make_event(name: str, parent: FunctionEvent | None = None, own_us: int = 0) -> FunctionEvent:
