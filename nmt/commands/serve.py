@@ -86,7 +86,11 @@ def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
             1_024,
             "lines in the queue; when it is full, requests are refused with a time to retry",
         ),
-        ("--max-connections", 2_000, "connections; beyond it, one without a request is closed"),
+        (
+            "--max-connections",
+            2_000,
+            "requests that wait for an answer; beyond it, others are refused",
+        ),
         ("--timeout", 30, "seconds from a request to its answer"),
     ):
         group.add_argument(
@@ -144,9 +148,9 @@ def serve_models(args: argparse.Namespace) -> int:
 
 def check_packages() -> None:
     try:
+        import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import python_multipart  # noqa: F401
-        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install '.[serve]'") from None

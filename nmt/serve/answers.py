@@ -7,11 +7,10 @@ for a whole batch at once, from the pieces that the search found.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nmt.data.vocab import EOS
-from nmt.serve.models import Search, ServedModel
-from nmt.translate.attention_maps import AttentionMap
+from nmt.serve.messages import LineCandidate, Piece, ShownAttention
+from nmt.serve.models import SearchChoice, ServedModel
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.pair_scores import compute_log_probs
 from nmt.translate.translator import Request, TextToText, Translation, Translator
@@ -22,36 +21,20 @@ class LineOptions:
     """What is asked of a line; lines of one batch have it in common."""
 
     model: ServedModel
-    search: Search = Search()
+    search: SearchChoice = SearchChoice()
     n_best: int = 1
     has_prefix: bool = False
     has_alignments: bool = False
     has_pieces: bool = False
     has_attention: bool = False
 
-
-@dataclass
-class LineCandidate:
-    """A translation of a line. What was not asked for is None, as it is for a line in parts."""
-
-    translation: Translation
-    pieces: list[str] | None = None  # the end mark comes last
-    log_probs: list[float] | None = None  # of each piece
-    attention: AttentionMap | None = None
-
-    def to_json(self, has_alignment: bool) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            "text": self.translation.text.replace("\n", " "),
-            "score": round(self.translation.score, 6),
-        }
-        if self.pieces is not None and self.log_probs is not None:
-            rows = zip(self.pieces, self.log_probs, strict=True)
-            values["pieces"] = [{"piece": p, "log_prob": round(x, 6)} for p, x in rows]
-        if has_alignment:
-            values["alignment"] = [[s, t] for t, s in enumerate(self.translation.alignment)]
-        if self.attention is not None:
-            values["attention"] = self.attention.to_json()
-        return values
+    def make_candidate(self, translation: Translation) -> LineCandidate:
+        alignment = [(source, target) for target, source in enumerate(translation.alignment)]
+        return LineCandidate(
+            text=translation.text.replace("\n", " "),
+            score=round(translation.score, 6),
+            alignment=alignment if self.has_alignments else None,
+        )
 
 
 def answer_lines_alike(
@@ -64,38 +47,46 @@ def answer_lines_alike(
         Request(options.n_best, options.has_alignments),
         prefixes if options.has_prefix else None,
     )
-    answers = [[LineCandidate(one) for one in candidates] for candidates in found]
+    answers = [[options.make_candidate(one) for one in translations] for translations in found]
 
     # all candidates of all lines in one list, each with its line
-    lines, flat = [], []
-    for text, candidates in zip(texts, answers, strict=True):
-        lines += [text] * len(candidates)
-        flat += candidates
+    lines: list[str] = []
+    translations: list[Translation] = []
+    candidates: list[LineCandidate] = []
+    for text, of_line, answer in zip(texts, found, answers, strict=True):
+        lines += [text] * len(answer)
+        translations += of_line
+        candidates += answer
     if options.has_pieces:
-        _add_log_probs(translator, lines, flat)
+        _add_pieces(translator, lines, translations, candidates)
     if options.has_attention:
-        maps = translator.map_attention(lines, [one.translation for one in flat])
-        for candidate, map_of_one in zip(flat, maps, strict=True):
-            candidate.attention = map_of_one
+        maps = translator.map_attention(lines, translations)
+        for candidate, map_of_one in zip(candidates, maps, strict=True):
+            if map_of_one is not None:
+                candidate.attention = ShownAttention(**map_of_one.to_json())
     return answers
 
 
-def _add_log_probs(
-    translator: TextToText, lines: Sequence[str], candidates: Sequence[LineCandidate]
+def _add_pieces(
+    translator: TextToText,
+    lines: Sequence[str],
+    translations: Sequence[Translation],
+    candidates: Sequence[LineCandidate],
 ) -> None:
     """Give each candidate its pieces and their log-probabilities, if its line was translated whole."""
     assert isinstance(translator, Translator)
     whole, sources, targets = [], [], []
-    for ids, candidate in zip(translator.vocab.src.encode(lines), candidates, strict=True):
+    ids_of_lines = translator.vocab.src.encode(lines)
+    for ids, translation, candidate in zip(ids_of_lines, translations, candidates, strict=True):
         if len(ids) <= translator.longest or translator.config.long_lines == "cut":
             whole.append(candidate)
             sources.append([*translator.tag_ids, *ids[: translator.longest]])
-            targets.append(list(candidate.translation.piece_ids))
+            targets.append(list(translation.piece_ids))
     budget = translator.config.batch_tokens or DEFAULT_BATCH_TOKENS
     found = compute_log_probs(
         translator.prepared_models, sources, targets, translator.device, budget
     )
     for batch, rows in found:
         for i, log_probs in zip(batch, rows, strict=True):
-            whole[i].pieces = translator.vocab.tgt.pieces([*targets[i], EOS])
-            whole[i].log_probs = log_probs
+            pieces = zip(translator.vocab.tgt.pieces([*targets[i], EOS]), log_probs, strict=True)
+            whole[i].pieces = [Piece(piece=p, log_prob=round(x, 6)) for p, x in pieces]

@@ -1,57 +1,71 @@
-"""The server as an ASGI application: its routes, and what happens between a request and its answer.
+"""The server as a FastAPI application: its routes, and what happens between a request and its answer.
 
-A request is read within limits, becomes lines, waits for their translations until its deadline, and
-gives way when its client leaves. Every error is one JSON object with one line; a bug is a 500
-without a traceback, which only the operator sees.
+A request is checked, becomes lines, waits for their translations until its deadline, and gives way
+when its client leaves. Every error is one JSON object with one line; a bug is a 500 without a
+traceback, which only the operator sees.
 """
 
 import asyncio
 import hmac
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.applications import Starlette
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from nmt.serve.answers import LineCandidate, LineOptions
+from nmt.serve.answers import LineOptions
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
-from nmt.serve.guard import App, Guard
+from nmt.serve.guard import RETRY_AFTER, Guard
 from nmt.serve.libretranslate import (
-    Values,
-    count_candidates,
-    format_detections,
-    format_languages,
+    JSON_TYPE,
+    UNMEASURED,
+    choose_model,
+    choose_options,
+    describe_body,
+    find_content_type,
     format_settings,
-    format_translation,
-    read_texts,
+    join_texts,
+    list_languages,
     read_values,
+    split_lines,
 )
-from nmt.serve.limits import (
-    MAX_STREAMED_LINES,
-    ClientLeft,
-    RequestRefused,
-    ServeLimits,
-    check_lines,
-    read_body,
+from nmt.serve.limits import MAX_STREAMED_LINES, ServeLimits, check_lines
+from nmt.serve.messages import (
+    Detection,
+    DetectRequest,
+    Health,
+    Language,
+    LineCandidate,
+    LinesAnswer,
+    LinesRequest,
+    ModelDescription,
+    ModelList,
+    Refusal,
+    StreamedLine,
+    TextsAnswer,
+    TextsRequest,
+    TranslatedLine,
+    explain_invalid,
 )
 from nmt.serve.metrics import ServerMetrics
-from nmt.serve.models import ServedModels
-from nmt.serve.openapi import make_openapi
-from nmt.serve.pages import PageFile, read_page_files
-from nmt.serve.questions import Question, choose_options, parse_body, read_question
+from nmt.serve.models import SearchChoice, ServedModel, ServedModels
+from nmt.serve.pages import read_page_files
 from nmt.system.errors import Failure, UserError
-from nmt.translate.translator import LineTooLong, Translation
+from nmt.translate.translator import LineTooLong
 
-RETRY_AFTER = {"Retry-After": "1"}
-STATUS_CLIENT_LEFT = 499  # never read, but the metrics count it
+STATUS_CLIENT_LEFT = 499  # counted by the metrics, and read by no client
 ROOM_PAUSE_S = 0.05  # until a stream looks for room in the queue again
-EMPTY_LINE = [LineCandidate(Translation("", 0.0))]
+BUG = "the server failed; its log says why"
+
+router = APIRouter()
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
 @dataclass(frozen=True)
@@ -61,113 +75,20 @@ class Service:
     models: ServedModels
     batcher: Batcher
     limits: ServeLimits
-    keys: frozenset[str]  # none: everybody may ask
+    keys: frozenset[str]  # none: no key is needed
     metrics: ServerMetrics
-    pages: dict[str, PageFile]
 
-    # LibreTranslate's routes
-
-    async def translate(self, request: Request) -> Response:
-        values = await read_values(request, await read_body(request, self.limits))
-        self.check_key(request, values)
-        question = read_texts(values, self.models)
-        lines = question.lines
-        check_lines(lines, self.limits, self.limits.max_lines)
-        options = LineOptions(question.model, n_best=count_candidates(question))
-        answers = await self.answer_lines(request, options, lines)
-        return JSONResponse(format_translation(question, answers))
-
-    async def detect(self, request: Request) -> Response:
-        values = await read_values(request, await read_body(request, self.limits))
-        self.check_key(request, values)
-        return JSONResponse(format_detections(values, self.models))
-
-    async def list_languages(self, request: Request) -> Response:
-        return JSONResponse(format_languages(self.models))
-
-    async def show_settings(self, request: Request) -> Response:
-        return JSONResponse(format_settings(self.models, self.limits, bool(self.keys)))
-
-    async def check_health(self, request: Request) -> Response:
-        if not self.batcher.is_working:
-            raise RequestRefused(503, "a thread that translates has ended; start the server again")
-        return JSONResponse({"status": "ok"})
-
-    # ours
-
-    async def list_models(self, request: Request) -> Response:
-        rows = []
-        for model in self.models.by_name.values():
-            translator = model.loaded.translator
-            rows.append(
-                {
-                    "name": model.name,
-                    "source": model.src,
-                    "target": model.tgt,
-                    "engine": translator.engine,
-                    "beam": translator.config.beam,
-                }
-            )
-        return JSONResponse({"models": rows})
-
-    async def translate_lines(self, request: Request) -> Response:
-        question, options = await self._read_question(request, self.limits.max_lines)
-        answers = await self.answer_lines(request, options, question.q, question.prefix)
-        rows = [{"candidates": format_candidates(one, question)} for one in answers]
-        return JSONResponse({"model": options.model.name, "translations": rows})
-
-    async def stream_lines(self, request: Request) -> Response:
-        question, options = await self._read_question(request, MAX_STREAMED_LINES)
-        if self.batcher.n_waiting >= self.batcher.max_waiting:
-            raise QueueFull
-        rows = self._generate_rows(question, options)
-        return StreamingResponse(rows, media_type="application/x-ndjson")
-
-    async def show_openapi(self, request: Request) -> Response:
-        return JSONResponse(make_openapi(self.models, self.limits))
-
-    async def show_metrics(self, request: Request) -> Response:
-        self.check_key(request, {})
-        return Response(self.metrics.format(), media_type="text/plain; version=0.0.4")
-
-    async def show_page(self, request: Request) -> Response:
-        page = self.pages.get(request.path_params.get("name", "index.html"))
-        if page is None:
-            raise HTTPException(404)
-        headers = {"ETag": page.tag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == page.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(page.content, media_type=page.media_type, headers=headers)
-
-    # what they share
-
-    def check_key(self, request: Request, values: Values) -> None:
+    def check_key(self, given: str | None, bearer: HTTPAuthorizationCredentials | None) -> None:
         """Refuse a request without one of the keys, if there are any."""
+        given = bearer.credentials.strip() if bearer else given
         if not self.keys:
             return
-        given = values.get("api_key") or values.get("apiKey")  # as the npm client calls it
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            given = token.strip()
-        if not isinstance(given, str) or not given:
-            raise RequestRefused(403, "this server needs an API key; give it as api_key")
+        if not given:
+            raise HTTPException(403, "this server needs an API key; give it as api_key")
         digest = sha256(given.encode(errors="replace")).digest()
         is_known = [hmac.compare_digest(digest, sha256(key.encode()).digest()) for key in self.keys]
         if not any(is_known):
-            raise RequestRefused(403, "this API key is not known")
-
-    async def _read_question(
-        self, request: Request, max_lines: int
-    ) -> tuple[Question, LineOptions]:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestRefused(415, "send the question as application/json")
-        values = parse_body(await read_body(request, self.limits))
-        self.check_key(request, values)
-        question = read_question(values)
-        check_lines(question.q, self.limits, max_lines)
-        check_lines(question.prefix or (), self.limits, max_lines)
-        return question, choose_options(question, self.models)
+            raise HTTPException(403, "this API key is not known")
 
     async def answer_lines(
         self,
@@ -177,96 +98,87 @@ class Service:
         prefixes: Sequence[str] | None = None,
     ) -> list[list[LineCandidate]]:
         """Return the candidates of each line, or raise why one of them has none."""
-        waiting = queue_lines(self.batcher, options, lines, prefixes)
+        waiting: list[WaitingLine | None] = []  # None: an empty line
+        for text, prefix in zip(lines, prefixes or [""] * len(lines), strict=True):
+            waiting.append(WaitingLine(options, text, prefix) if text else None)
+        queued = [line for line in waiting if line]
+        self.batcher.put(queued)
         try:
-            await self._wait(request, [line.answered for line in waiting if line])
+            await self._wait(request, [line.answered for line in queued])
         finally:
-            self.batcher.drop([line for line in waiting if line])
+            self.batcher.drop(queued)
         answers = []
         for number, line in enumerate(waiting, 1):
-            answer = line.answered.result() if line else EMPTY_LINE
+            answer = line.answered.result() if line else [answer_empty_line(options)]
             answers.append(read_answer(answer, number))
         return answers
 
     async def _wait(self, request: Request, answers: list["asyncio.Future[LineAnswer]"]) -> None:
         """Wait for all answers, but no longer than the deadline or the client."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.limits.timeout_s
+        if not answers:
+            return
+        answered = asyncio.ensure_future(asyncio.wait(answers))
         leaving = asyncio.ensure_future(wait_for_departure(request))
-        waiting: set[asyncio.Future[Any]] = set(answers)
+        either: set[asyncio.Future[Any]] = {answered, leaving}
         try:
-            while waiting:
-                done, _ = await asyncio.wait(
-                    {*waiting, leaving},
-                    timeout=deadline - clock(),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                waiting -= done
-                if leaving in done and waiting:
-                    raise ClientLeft
-                if not done:
-                    raise RequestRefused(
-                        504, f"there was no answer within {self.limits.timeout_s:g} s"
-                    )
+            await asyncio.wait(
+                either, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answered.done():
+                return
+            if leaving.done():
+                raise HTTPException(STATUS_CLIENT_LEFT, "the client left")
+            raise HTTPException(504, self.say_too_late())
         finally:
+            answered.cancel()
             leaving.cancel()
 
-    async def _generate_rows(self, question: Question, options: LineOptions) -> AsyncIterator[str]:
-        """Yield an object for each line, as soon as it is translated. A few lines wait at a time."""
-        left = list(range(len(question.q)))[::-1]
-        waiting: dict[asyncio.Future[LineAnswer], tuple[int, WaitingLine]] = {}
-        too_late = format_error(f"there was no answer within {self.limits.timeout_s:g} s")
-        n_pauses = 0  # because others fill the queue
-        try:
-            while left or waiting:
-                # keep some lines in the queue, as far as it has room
-                while left and len(waiting) < self.limits.max_lines:
-                    index = left[-1]
-                    prefixes = question.prefix and [question.prefix[index]]
-                    try:
-                        (line,) = queue_lines(self.batcher, options, [question.q[index]], prefixes)
-                    except QueueFull:
-                        break
-                    left.pop()
-                    if line is None:
-                        yield format_row(index, EMPTY_LINE, question)
-                    else:
-                        waiting[line.answered] = (index, line)
-                if not waiting:
-                    if n_pauses * ROOM_PAUSE_S > self.limits.timeout_s:
-                        yield too_late
-                        return
-                    await asyncio.sleep(ROOM_PAUSE_S)
-                    n_pauses += 1
-                    continue
-                n_pauses = 0
+    def say_too_late(self) -> str:
+        return f"there was no answer within {self.limits.timeout_s:g} s"
 
-                # what has come
-                done, _ = await asyncio.wait(
-                    waiting, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
+    async def stream_rows(self, asked: LinesRequest, options: LineOptions) -> AsyncIterator[str]:
+        """Yield a row for each line, as soon as it is translated. A few lines wait at a time."""
+        left = list(range(len(asked.q)))[::-1]
+        running: set[asyncio.Task[str]] = set()
+        try:
+            while left or running:
+                while left and len(running) < self.limits.max_lines:
+                    row = self._answer_row(left.pop(), asked, options)
+                    running.add(asyncio.create_task(row))
+                done, running = await asyncio.wait(
+                    running, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    yield too_late
+                    yield StreamedLine(error=self.say_too_late()).to_row()
                     return
-                for answered in done:
-                    index, _ = waiting.pop(answered)
-                    yield format_row(index, answered.result(), question)
+                for row_of_line in done:
+                    yield row_of_line.result()
         finally:
-            self.batcher.drop([line for _, line in waiting.values()])
+            for row_of_line in running:
+                row_of_line.cancel()
+
+    async def _answer_row(self, index: int, asked: LinesRequest, options: LineOptions) -> str:
+        """Translate a line once the queue has room for it."""
+        if not asked.q[index]:
+            candidates = [answer_empty_line(options)]
+            return StreamedLine(index=index, candidates=show(candidates, asked)).to_row()
+        line = WaitingLine(options, asked.q[index], asked.prefix[index] if asked.prefix else "")
+        while self.batcher.n_waiting >= self.batcher.max_waiting:
+            await asyncio.sleep(ROOM_PAUSE_S)
+        self.batcher.put([line])
+        try:
+            candidates = read_answer(await line.answered, index + 1)
+        except HTTPException as error:
+            return StreamedLine(index=index, error=error.detail).to_row()
+        except Exception:  # a bug in the search, logged by the batcher; the other lines go on
+            return StreamedLine(index=index, error=BUG).to_row()
+        finally:
+            self.batcher.drop([line])
+        return StreamedLine(index=index, candidates=show(candidates, asked)).to_row()
 
 
-def queue_lines(
-    batcher: Batcher,
-    options: LineOptions,
-    lines: Sequence[str],
-    prefixes: Sequence[str] | None,
-) -> list[WaitingLine | None]:
-    """Queue all lines that have text."""
-    waiting = []
-    for text, prefix in zip(lines, prefixes or [""] * len(lines), strict=True):
-        waiting.append(WaitingLine(options, text, prefix) if text else None)
-    batcher.put([line for line in waiting if line])
-    return waiting
+def answer_empty_line(options: LineOptions) -> LineCandidate:
+    return LineCandidate(text="", score=0.0, alignment=[] if options.has_alignments else None)
 
 
 def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
@@ -274,39 +186,20 @@ def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
     if isinstance(answer, list):
         return answer
     if isinstance(answer, LineTooLong):
-        raise RequestRefused(413, f"q: line {number} or its prefix is too long for the model")
+        raise HTTPException(413, f"q: line {number} or its prefix is too long for the model")
     if isinstance(answer, UserError):
-        raise RequestRefused(400, f"q: line {number}: {answer}")
+        raise HTTPException(400, f"q: line {number}: {answer}")
     if isinstance(answer, Failure):
-        raise RequestRefused(503, str(answer))
+        raise HTTPException(503, str(answer), RETRY_AFTER)
     raise answer
 
 
-def format_candidates(
-    candidates: Sequence[LineCandidate], question: Question
-) -> list[dict[str, Any]]:
-    rows = [one.to_json(question.alignments) for one in candidates]
-    if not question.scores:
-        for row in rows:
-            del row["score"]
-    return rows
-
-
-def format_row(index: int, answer: LineAnswer, question: Question) -> str:
-    """A line of a stream: the candidates of a line, or why it has none."""
-    try:
-        candidates = read_answer(answer, index + 1)
-    except RequestRefused as error:
-        return format_error(str(error), index)
-    except Exception:  # a bug in the search, logged by the batcher; the other lines go on
-        return format_error("the server failed; its log says why", index)
-    row = {"index": index, "candidates": format_candidates(candidates, question)}
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def format_error(message: str, index: int | None = None) -> str:
-    row = {"error": message} if index is None else {"index": index, "error": message}
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+def show(candidates: list[LineCandidate], asked: LinesRequest) -> list[LineCandidate]:
+    """Leave out the scores if the client does not want them."""
+    if not asked.scores:
+        for candidate in candidates:
+            candidate.score = None
+    return candidates
 
 
 async def wait_for_departure(request: Request) -> None:
@@ -315,52 +208,196 @@ async def wait_for_departure(request: Request) -> None:
         pass
 
 
+async def find_service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Served = Annotated[Service, Depends(find_service)]
+
+
+# ---- LibreTranslate's routes ----------------------------------------------------------------------------------------
+
+
+@router.post(
+    "/translate", response_model_exclude_none=True, openapi_extra=describe_body(TextsRequest)
+)
+async def translate(request: Request, service: Served, bearer: Bearer) -> TextsAnswer:
+    """Translate a text, or a list of texts, line by line."""
+    asked = TextsRequest.model_validate(await read_values(request))
+    service.check_key(asked.api_key, bearer)
+    model = choose_model(asked, service.models)
+    lines = [line for text in asked.texts for line in split_lines(text)]
+    check_lines(lines, service.limits, service.limits.max_lines)
+    answers = await service.answer_lines(request, choose_options(asked, model), lines)
+    return join_texts(asked, model, answers)
+
+
+@router.post("/detect", openapi_extra=describe_body(DetectRequest))
+async def detect(request: Request, service: Served, bearer: Bearer) -> list[Detection]:
+    """List the languages that a text may be in; nothing is measured."""
+    asked = DetectRequest.model_validate(await read_values(request))
+    service.check_key(asked.api_key, bearer)
+    sources = service.models.list_sources()
+    return [Detection(confidence=UNMEASURED, language=code) for code in sources]
+
+
+@router.get("/languages")
+async def show_languages(service: Served) -> list[Language]:
+    return list_languages(service.models)
+
+
+@router.get("/frontend/settings")
+async def show_settings(service: Served) -> dict[str, Any]:
+    """What LibreTranslate's own page asks for first."""
+    return format_settings(service.models, service.limits, bool(service.keys))
+
+
+@router.get("/health")
+async def check_health(service: Served) -> Health:
+    if not service.batcher.is_working:
+        raise HTTPException(503, "a thread that translates has ended; start the server again")
+    return Health()
+
+
+# ---- ours -----------------------------------------------------------------------------------------------------------
+
+
+async def require_json(request: Request) -> None:
+    if find_content_type(request) != JSON_TYPE:
+        raise HTTPException(415, "send the question as application/json")
+
+
+@router.get("/v1/models")
+async def list_models(service: Served) -> ModelList:
+    rows = []
+    for model in service.models.by_name.values():
+        translator = model.loaded.translator
+        description = ModelDescription(
+            name=model.name,
+            source=model.src,
+            target=model.tgt,
+            engine=translator.engine,
+            beam=translator.config.beam,
+        )
+        rows.append(description)
+    return ModelList(models=rows)
+
+
+@router.post(
+    "/v1/translate", response_model_exclude_none=True, dependencies=[Depends(require_json)]
+)
+async def translate_lines(
+    asked: LinesRequest, request: Request, service: Served, bearer: Bearer
+) -> LinesAnswer:
+    """Translate lines, with n-best lists, pieces, alignments and attention on request."""
+    service.check_key(asked.api_key, bearer)
+    options = check_question(asked, service, service.limits.max_lines)
+    answers = await service.answer_lines(request, options, asked.q, asked.prefix)
+    lines = [TranslatedLine(candidates=show(candidates, asked)) for candidates in answers]
+    return LinesAnswer(model=options.model.name, translations=lines)
+
+
+@router.post(
+    "/v1/stream",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}}},
+    dependencies=[Depends(require_json)],
+)
+async def stream_lines(asked: LinesRequest, service: Served, bearer: Bearer) -> StreamingResponse:
+    """Translate many lines; each line of the answer is an object, in the order they are ready."""
+    service.check_key(asked.api_key, bearer)
+    options = check_question(asked, service, MAX_STREAMED_LINES)
+    if service.batcher.n_waiting >= service.batcher.max_waiting:
+        raise QueueFull
+    rows = service.stream_rows(asked, options)
+    return StreamingResponse(rows, media_type="application/x-ndjson")
+
+
+def check_question(asked: LinesRequest, service: Service, max_lines: int) -> LineOptions:
+    """Return what is asked of each line, if the server's limits and the model allow it."""
+    check_lines(asked.q, service.limits, max_lines)
+    check_lines(asked.prefix or (), service.limits, max_lines)
+    model = find_model(asked.model, service.models)
+    options = LineOptions(
+        model=model,
+        search=SearchChoice(asked.preset, asked.beam),
+        n_best=asked.n_best,
+        has_prefix=asked.prefix is not None,
+        has_alignments=asked.alignments,
+        has_pieces=asked.pieces,
+        has_attention=asked.attention,
+    )
+    if not model.is_ours and options != LineOptions(model, options.search):
+        raise HTTPException(
+            400, f"{model.name} is translated by another engine, which gives text and score only"
+        )
+    config = model.find_translator(options.search).config
+    if asked.n_best > config.beam and not config.sample:
+        raise HTTPException(
+            400, f"n_best is {asked.n_best}, but beam is {config.beam}; give a wider beam"
+        )
+    return options
+
+
+def find_model(name: str | None, models: ServedModels) -> ServedModel:
+    if name is None:
+        return models.first
+    if name not in models.by_name:
+        known = ", ".join(models.by_name)
+        raise HTTPException(400, f"model: there is no {name[:99]!r}; known: {known}")
+    return models.by_name[name]
+
+
+@router.get("/metrics", response_class=Response)
+async def show_metrics(service: Served, bearer: Bearer) -> Response:
+    """Figures for Prometheus."""
+    service.check_key(None, bearer)
+    return Response(service.metrics.format(), media_type="text/plain; version=0.0.4")
+
+
 # ---- the application ------------------------------------------------------------------------------------------------
 
 
-def list_routes(service: Service) -> list[Route]:
-    routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-        ("POST", "/translate", service.translate),
-        ("POST", "/detect", service.detect),
-        ("GET", "/languages", service.list_languages),
-        ("GET", "/frontend/settings", service.show_settings),
-        ("GET", "/health", service.check_health),
-        ("GET", "/v1/models", service.list_models),
-        ("POST", "/v1/translate", service.translate_lines),
-        ("POST", "/v1/stream", service.stream_lines),
-        ("GET", "/openapi.json", service.show_openapi),
-        ("GET", "/metrics", service.show_metrics),
-        ("GET", "/", service.show_page),
-        ("GET", "/page/{name}", service.show_page),
-    ]
-    return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
-
-
-def make_app(
-    models: ServedModels,
-    batcher: Batcher,
-    limits: ServeLimits,
-    keys: frozenset[str],
-    hosts: frozenset[str],
-    metrics: ServerMetrics,
-) -> App:
-    service = Service(models, batcher, limits, keys, metrics, read_page_files())
-    routes = list_routes(service)
-    handlers: dict[Any, Any] = {
-        RequestRefused: answer_refusal,
-        QueueFull: answer_queue_full,
-        ClientLeft: answer_nobody,
-        HTTPException: answer_http_error,
-        Exception: answer_bug,
+def make_app(service: Service, hosts: frozenset[str]) -> Guard:
+    refusals: dict[str, Any] = {
+        "4XX": {"model": Refusal, "description": "what is wrong with the request"},
+        "5XX": {"model": Refusal, "description": "why there is no answer"},
     }
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    return Guard(app, frozenset(route.path for route in routes), hosts, metrics)
+    app = FastAPI(
+        title="nmt-serve",
+        version="1",
+        docs_url=None,  # it would load scripts from elsewhere
+        redoc_url=None,
+        responses=refusals,
+        exception_handlers={
+            HTTPException: answer_refusal,
+            QueueFull: answer_queue_full,
+            RequestValidationError: answer_invalid,
+            ValidationError: answer_invalid,
+            Exception: answer_bug,
+        },
+    )
+    app.state.service = service
+    app.include_router(router)
+    pages = read_page_files()
+
+    async def show_page(request: Request) -> Response:
+        page = pages.get(request.path_params.get("name", "index.html"))
+        if page is None:
+            raise HTTPException(404)
+        headers = {"ETag": page.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == page.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(page.content, media_type=page.media_type, headers=headers)
+
+    app.add_route("/", show_page)
+    app.add_route("/page/{name}", show_page)
+    return Guard(app, service.limits, hosts, service.metrics)
 
 
-def answer_refusal(request: Request, error: RequestRefused) -> Response:
-    # The rest of a body that is too long is received and ignored, so that its sender reads this.
-    headers = RETRY_AFTER if error.status == 503 else {}
-    return JSONResponse({"error": str(error)}, error.status, headers)
+def answer_refusal(request: Request, error: HTTPException) -> Response:
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 def answer_queue_full(request: Request, error: QueueFull) -> Response:
@@ -368,14 +405,9 @@ def answer_queue_full(request: Request, error: QueueFull) -> Response:
     return JSONResponse({"error": message}, 503, RETRY_AFTER)
 
 
-def answer_nobody(request: Request, error: ClientLeft) -> Response:
-    return Response(status_code=STATUS_CLIENT_LEFT)
-
-
-def answer_http_error(request: Request, error: HTTPException) -> Response:
-    """What Starlette refuses: an unknown path, a wrong method."""
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+def answer_invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:
+    return JSONResponse({"error": explain_invalid(error.errors())}, 400)
 
 
 def answer_bug(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "the server failed; its log says why"}, 500)
+    return JSONResponse({"error": BUG}, 500)

@@ -1,10 +1,10 @@
 """Lines of all clients, translated together: a bounded queue, and threads that take from it what waits.
 
-Nothing waits for company: a thread that is free takes what is there, at most a batch and, beside
+Batches are never delayed to fill up: a free thread takes what waits, at most a batch and, beside
 other threads, at most its share, so that one does not take all and leave the others idle. Lines with
 equal options share a batch; their translations are those of a line alone (docs/decoding.md). A line
-that is refused, or whose translation fails, is no matter to the others of its batch. Lines that
-no client waits for any more are dropped.
+that is refused, or whose translation fails, does not affect the rest of its batch. Lines whose client
+has left are dropped.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from nmt.export.ctranslate2 import CTranslate2Translator
-from nmt.serve.answers import LineCandidate, LineOptions, answer_lines_alike
+from nmt.serve.answers import LineOptions, answer_lines_alike
+from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import MAX_THREADS
@@ -91,7 +92,7 @@ class Batcher:
             self._changed.notify(len(lines))
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
-        """Forget lines that no client waits for any more; a batch that has begun is completed."""
+        """Forget lines that are no longer wanted; a batch that has begun is completed."""
         abandoned = {line for line in lines if not line.answered.done()}
         if not abandoned:
             return
@@ -112,7 +113,7 @@ class Batcher:
             loop = batch[0].answered.get_loop()
             try:
                 loop.call_soon_threadsafe(_resolve, batch, answers)
-            except RuntimeError:  # the loop was closed: no client waits any more
+            except RuntimeError:  # the server has ended
                 return
 
     def _take_batch(self) -> list[WaitingLine]:

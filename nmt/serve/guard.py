@@ -1,15 +1,18 @@
 """What every request passes before its route, and every answer after it.
 
 Names in the Host header that are not this server's are refused, so that no web page can reach it
-through a name of its own that resolves to 127.0.0.1. Answers tell browsers to load nothing else and
-to guess no types.
+through a name of its own that resolves to 127.0.0.1. Bodies are bounded in size and time, and so is
+the number of requests that wait. Answers tell browsers to load nothing else and to guess no types.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from nmt.serve.limits import ServeLimits
 from nmt.serve.metrics import ServerMetrics
 from nmt.serve.pages import CONTENT_POLICY
 from nmt.system.progress import clock
@@ -20,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 ANY_HOST = "*"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+RETRY_AFTER = {"Retry-After": "1"}
 HEADERS = [
     (b"content-security-policy", CONTENT_POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -31,33 +35,40 @@ class Guard:
     """An application around another one."""
 
     def __init__(
-        self, app: App, routes: frozenset[str], hosts: frozenset[str], metrics: ServerMetrics
+        self, app: App, limits: ServeLimits, hosts: frozenset[str], metrics: ServerMetrics
     ) -> None:
-        self.app, self.routes, self.hosts, self.metrics = app, routes, hosts, metrics
+        self.app, self.limits, self.hosts, self.metrics = app, limits, hosts, metrics
+        self.n_unanswered = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the server's own start and end
             await self.app(scope, receive, send)
             return
         started_at = clock()
-        status = 500
+        app = self.refuse_request(scope) or self.app
+        if scope["method"] == "HEAD":  # uvicorn sends the head alone
+            scope = {**scope, "method": "GET"}
+        status = 0  # not answered
+        self.n_unanswered += 1
 
         async def send_guarded(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                self.n_unanswered -= 1
                 message["headers"] = [*message["headers"], *HEADERS]
             await send(message)
 
         try:
-            app = self.refuse_request(scope) or self.app
-            await app(scope, receive, send_guarded)
+            await app(scope, self.limit_body(receive), send_guarded)
         finally:
-            route = scope["path"] if scope["path"] in self.routes else "other"
-            self.metrics.observe_request(route, status, clock() - started_at)
+            if status == 0:
+                self.n_unanswered -= 1
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.observe_request(route, status or 500, clock() - started_at)
 
     def refuse_request(self, scope: Message) -> App | None:
-        """Return the refusal of a request that is not meant for this server."""
+        """Return the refusal of a request that is not meant for this server, or is too much for it."""
         headers = dict(scope["headers"])
         host = strip_port(headers.get(b"host", b"").decode("latin-1"))
         if ANY_HOST not in self.hosts and host not in self.hosts:
@@ -67,7 +78,40 @@ class Guard:
         # A browser says so when a page of another site sends this, which it could without asking.
         if scope["method"] == "POST" and headers.get(b"sec-fetch-site") == b"cross-site":
             return refuse(403, "pages of other sites may not use this server")
+        if self.n_unanswered >= self.limits.max_connections:
+            return refuse(503, "the server answers too many requests at the moment; try again")
+        if int(headers.get(b"content-length", 0)) > self.limits.max_body:
+            return refuse(413, self.say_too_long())
         return None
+
+    def say_too_long(self) -> str:
+        return f"the body has more than {self.limits.max_body:,} bytes"
+
+    def limit_body(self, receive: Receive) -> Receive:
+        """Refuse a body that is too long or too slow."""
+        deadline = asyncio.get_running_loop().time() + self.limits.timeout_s
+        n_bytes = 0
+        is_whole = False
+
+        async def receive_limited() -> Message:
+            nonlocal n_bytes, is_whole
+            if is_whole:  # what comes now is the end of the connection
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                # Else the rest of the body would keep the connection open.
+                closing = {"Connection": "close"}
+                raise HTTPException(408, "the request took too long", closing) from None
+            n_bytes += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+            if n_bytes > self.limits.max_body:
+                # The rest is received and ignored, so that its sender reads this.
+                raise HTTPException(413, self.say_too_long())
+            return message
+
+        return receive_limited
 
 
 def strip_port(host: str) -> str:
@@ -78,4 +122,4 @@ def strip_port(host: str) -> str:
 
 
 def refuse(status: int, message: str) -> App:
-    return JSONResponse({"error": message}, status)
+    return JSONResponse({"error": message}, status, RETRY_AFTER if status == 503 else None)

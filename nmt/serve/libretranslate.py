@@ -1,200 +1,113 @@
-"""The requests and answers of LibreTranslate's API, so that its clients work unchanged.
+"""LibreTranslate's API, so that its clients work unchanged.
 
-Its keys come as JSON, as a form, or in the query, and unknown ones are ignored, as LibreTranslate
-does. Two things it offers are not done here and never pretended: markup is refused, and languages
-are not detected (a server knows only those of its models).
+Its keys come as JSON, as a form, or in the query. Two things that it offers are not supported, and
+refused rather than ignored: markup, and detection of languages (a server knows only those of its
+models).
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qsl
 
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from nmt.serve.answers import LineCandidate
-from nmt.serve.limits import RequestRefused, ServeLimits
+from nmt.serve.answers import LineOptions
+from nmt.serve.limits import ServeLimits
+from nmt.serve.messages import Detection, Language, LineCandidate, TextsAnswer, TextsRequest
 from nmt.serve.models import ServedModel, ServedModels
-from nmt.serve.questions import parse_body
 
-Values = Mapping[str, Any]
+JSON_TYPE = "application/json"
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FIELDS = 50  # of a form
-UNMEASURED = 0.0  # confidence in a language that nothing was measured of
+UNMEASURED = 0.0  # confidence in a language: nothing was measured
 # English names for the list of languages; others are called by their code.
-LANGUAGE_NAMES = {
-    "ar": "Arabic",
-    "bg": "Bulgarian",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "et": "Estonian",
-    "fa": "Persian",
-    "fi": "Finnish",
-    "fr": "French",
-    "he": "Hebrew",
-    "hi": "Hindi",
-    "hr": "Croatian",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "is": "Icelandic",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sk": "Slovak",
-    "sl": "Slovenian",
-    "sv": "Swedish",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
+LANGUAGE_NAMES: dict[str, str] = json.loads((files(__package__) / "languages.json").read_bytes())
 
 
-@dataclass(frozen=True)
-class TextsToTranslate:
-    texts: list[str]
-    is_list: bool  # and so is the answer
-    model: ServedModel
-    detected: str | None  # the language that was found for source: auto
-    n_alternatives: int
+def describe_body(request_type: Any) -> dict[str, Any]:
+    """Describe the body of `read_values` for the OpenAPI document."""
+    schema = {"schema": request_type.model_json_schema()}
+    return {"requestBody": {"content": dict.fromkeys((JSON_TYPE, *FORM_TYPES), schema)}}
 
-    @property
-    def lines(self) -> list[str]:
-        """The lines of all texts."""
-        return [line for text in self.texts for line in split_lines(text)]
+
+async def read_values(request: Request) -> Mapping[str, Any]:
+    """Read what a client asks, in whichever of LibreTranslate's three ways it does."""
+    kind = find_content_type(request)
+    if kind == JSON_TYPE:
+        try:
+            values = await request.json()
+        except (ValueError, RecursionError):
+            raise HTTPException(400, "the body is not JSON in UTF-8") from None
+        if not isinstance(values, dict):
+            raise HTTPException(400, "the body is not a JSON object")
+        return values
+    form: Mapping[str, Any] = {}
+    if kind in FORM_TYPES:
+        form = await request.form(max_files=0, max_fields=MAX_FIELDS)
+    elif await request.body():
+        raise HTTPException(
+            415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
+        )
+    return {**request.query_params, **form}
+
+
+def find_content_type(request: Request) -> str:
+    kind: str = request.headers.get("content-type", "")
+    return kind.partition(";")[0].strip().lower()
 
 
 def split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
-async def read_values(request: Request, body: bytes) -> Values:
-    """Read what a client asks, in whichever of LibreTranslate's three ways it does."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        return parse_body(body)
-    values = dict(request.query_params)
-    if kind == "application/x-www-form-urlencoded":
-        try:
-            values.update(parse_qsl(body.decode(), True, max_num_fields=MAX_FIELDS))
-        except ValueError:
-            raise RequestRefused(400, "the body is not a form in UTF-8") from None
-    elif kind == "multipart/form-data":
-        values.update(await _read_multipart(request, body))
-    elif body or (kind and not values):
-        raise RequestRefused(
-            415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
-        )
-    return values
-
-
-async def _read_multipart(request: Request, body: bytes) -> dict[str, str]:
-    async def replay() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    values = {}
-    try:
-        form = await Request(request.scope, replay).form(max_files=0, max_fields=MAX_FIELDS)
-    except HTTPException as error:
-        raise RequestRefused(400, f"the form: {error.detail}") from None
-    for key, value in form.items():
-        if isinstance(value, UploadFile):
-            raise RequestRefused(400, "files are not translated; send their text as q")
-        values[key] = value
-    return values
-
-
-def read_texts(values: Values, models: ServedModels) -> TextsToTranslate:
-    """Read the question of POST /translate."""
-    q = values.get("q")
-    texts: list[Any] = q if isinstance(q, list) else [q]
-    if not q or not all(isinstance(text, str) for text in texts):
-        raise RequestRefused(400, "q is missing; give a text, or a list of texts")
-    source, target = _read_code(values, "source"), _read_code(values, "target")
-    if (text_format := values.get("format") or "text") != "text":
-        shown = str(text_format)[:99]
-        raise RequestRefused(400, f"format {shown!r} is not supported; send plain text")
-    detected = None
-    if source == "auto":
-        source = detected = _choose_source(target, models)
-    model = models.find_pair(source, target)
-    if model is None:
-        pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
-        raise RequestRefused(
-            400, f"{source[:20]} to {target[:20]} is not supported; there is {pairs}"
-        )
-    return TextsToTranslate(texts, isinstance(q, list), model, detected, _read_count(values))
-
-
-def _read_code(values: Values, key: str) -> str:
-    code = values.get(key)
-    if not isinstance(code, str) or not code:
-        raise RequestRefused(400, f"{key} is missing; give the code of a language")
-    return code
-
-
-def _choose_source(target: str, models: ServedModels) -> str:
-    """The source language of `auto`, which is clear only where there is one."""
-    sources = models.list_sources(target)
-    if len(sources) > 1:
-        raise RequestRefused(
+def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
+    """Find the model of the two languages. `auto` is the source language if there is only one."""
+    sources = models.list_sources(asked.target)
+    if asked.source == "auto" and len(sources) > 1:
+        raise HTTPException(
             400,
             f"source: auto: this server does not detect languages; give one of {', '.join(sources)}",
         )
-    return sources[0] if sources else "auto"
+    source = sources[0] if asked.source == "auto" and sources else asked.source
+    model = models.find_pair(source, asked.target)
+    if model is None:
+        pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
+        raise HTTPException(
+            400, f"{source[:20]!r} to {asked.target[:20]!r} is not supported; there is {pairs}"
+        )
+    return model
 
 
-def _read_count(values: Values) -> int:
-    """How many alternatives are preferred; a form has it as digits."""
-    given = values.get("alternatives") or 0
-    if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 9:
-        given = int(given)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise RequestRefused(400, "alternatives is not a number of alternatives")
-    return given
+def choose_options(asked: TextsRequest, model: ServedModel) -> LineOptions:
+    """Search for fewer candidates than were asked for where the beam is not as wide."""
+    config = model.loaded.translator.config
+    has_alternatives = model.is_ours and not config.sample
+    n_best = min(1 + asked.alternatives, config.beam) if has_alternatives else 1
+    return LineOptions(model, n_best=n_best)
 
 
-def count_candidates(question: TextsToTranslate) -> int:
-    """How many candidates to search for: fewer than were asked for where the beam is not as wide."""
-    translator = question.model.loaded.translator
-    if not question.model.is_ours or translator.config.sample:
-        return 1
-    return min(1 + question.n_alternatives, translator.config.beam)
-
-
-def format_translation(
-    question: TextsToTranslate, answers: Sequence[Sequence[LineCandidate]]
-) -> dict[str, Any]:
-    """Format the answer of POST /translate from the candidates of each line."""
+def join_texts(
+    asked: TextsRequest, model: ServedModel, answers: Sequence[Sequence[LineCandidate]]
+) -> TextsAnswer:
+    """Join the candidates of all lines to the translations of the texts."""
     texts, alternatives = [], []
     done = 0
-    for text in question.texts:
+    for text in asked.texts:
         n_lines = len(split_lines(text))
         best, *others = _join_lines(answers[done : done + n_lines])
         texts.append(best)
-        alternatives.append(others[: question.n_alternatives])
+        alternatives.append(others[: asked.alternatives])
         done += n_lines
 
-    answer: dict[str, Any] = {"translatedText": texts if question.is_list else texts[0]}
-    if question.n_alternatives:
-        answer["alternatives"] = alternatives if question.is_list else alternatives[0]
-    if question.detected is not None:
-        detected = {"confidence": UNMEASURED, "language": question.detected}
-        answer["detectedLanguage"] = [detected] * len(texts) if question.is_list else detected
+    detected = Detection(confidence=UNMEASURED, language=model.src)
+    is_list = isinstance(asked.q, list)
+    answer = TextsAnswer(translatedText=texts if is_list else texts[0])
+    if asked.alternatives:
+        answer.alternatives = alternatives if is_list else alternatives[0]
+    if asked.source == "auto":
+        answer.detectedLanguage = [detected] * len(texts) if is_list else detected
     return answer
 
 
@@ -203,45 +116,29 @@ def _join_lines(lines: Sequence[Sequence[LineCandidate]]) -> list[str]:
     texts = []
     for rank in range(max(map(len, lines))):
         chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in lines]
-        texts.append("\n".join(one.translation.text.replace("\n", " ") for one in chosen))
+        texts.append("\n".join(one.text for one in chosen))
     return list(dict.fromkeys(texts))
 
 
-def format_languages(models: ServedModels) -> list[dict[str, Any]]:
-    """Format the answer of GET /languages; a language that nothing translates has no targets."""
+def list_languages(models: ServedModels) -> list[Language]:
+    """List the languages; one that nothing translates has no targets."""
     codes = dict.fromkeys([*models.list_sources(), *models.list_targets()])
-    return [
-        {"code": code, "name": name_language(code), "targets": models.list_targets(code)}
-        for code in codes
-    ]
+    return [Language(**name_language(code), targets=models.list_targets(code)) for code in codes]
 
 
-def name_language(code: str) -> str:
-    return LANGUAGE_NAMES.get(code, code)
-
-
-def format_detections(values: Values, models: ServedModels) -> list[dict[str, Any]]:
-    """Format the answer of POST /detect: the languages that the text may be in, nothing more."""
-    if not isinstance(values.get("q"), str) or not values["q"]:
-        raise RequestRefused(400, "q is missing; give a text")
-    return [{"confidence": UNMEASURED, "language": code} for code in models.list_sources()]
+def name_language(code: str) -> dict[str, str]:
+    return {"code": code, "name": LANGUAGE_NAMES.get(code, code)}
 
 
 def format_settings(models: ServedModels, limits: ServeLimits, has_keys: bool) -> dict[str, Any]:
-    """Format the answer of GET /frontend/settings."""
-
-    def describe(code: str) -> dict[str, str]:
-        return {"code": code, "name": name_language(code)}
-
+    """Format what LibreTranslate's own page asks for first."""
+    first = models.first
     return {
         "apiKeys": has_keys,
         "keyRequired": has_keys,
         "charLimit": limits.max_characters,
         "frontendTimeout": 500,  # milliseconds from the last key to a request
-        "language": {
-            "source": describe(models.first.src),
-            "target": describe(models.first.tgt),
-        },
+        "language": {"source": name_language(first.src), "target": name_language(first.tgt)},
         "suggestions": False,
         "supportedFilesFormat": [],
     }

@@ -12,11 +12,9 @@ from nmt.config import override_config
 from nmt.system.errors import UserError
 from nmt.translate.translator import OUR_ENGINE, LoadedModel, TextToText
 
-WIDEST_BEAM = 12  # that a client may ask for
-
 
 @dataclass(frozen=True)
-class Search:
+class SearchChoice:
     """What a client may choose of the search; None: as the server was started."""
 
     preset: str | None = None
@@ -27,7 +25,7 @@ class Search:
 class ServedModel:
     name: str
     loaded: LoadedModel
-    _translators: dict[Search, TextToText] = field(default_factory=dict)
+    _translators: dict[SearchChoice, TextToText] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -43,9 +41,9 @@ class ServedModel:
         """Whether our own search translates, which can do everything that a client may ask for."""
         return self.loaded.translator.engine == OUR_ENGINE
 
-    def find_translator(self, search: Search) -> TextToText:
+    def find_translator(self, search: SearchChoice) -> TextToText:
         """Return the translator that searches so; each is made once."""
-        if search == Search():
+        if search == SearchChoice():
             return self.loaded.translator
         with self._lock:
             if search not in self._translators:

@@ -1,7 +1,7 @@
 """The files that the server hands to browsers: a fixed table, read when the server starts.
 
-No path of a request reaches the file system. The policy lets the page load nothing but these files
-and connect only to this server.
+No path of a request reaches the file system. The policy lets the page load only these files and
+speak only to this server.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,8 @@ CONTENT_POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
-# the name under /page/, and the package that holds the file
-PAGE_FILES = {
-    "index.html": "nmt.serve",
-    "page.js": "nmt.serve",
-    "server.js": "nmt.serve",
-    "words.js": "nmt.serve",
-    "page.css": "nmt.serve",
-    "attention_view.js": "nmt.report",
-    "attention_view.css": "nmt.report",
-}
+OWN_FILES = ("index.html", "page.js", "server.js", "words.js", "page.css")
+FILES_OF_REPORTS = ("attention_view.js", "attention_view.css")
 
 
 @dataclass(frozen=True)
@@ -32,16 +24,16 @@ class PageFile:
 
     @property
     def tag(self) -> str:
-        """Changes with the content, so that a browser asks for what it has in vain."""
+        """Changes with the content, so that a browser does not load what it has."""
         return f'"{sha256(self.content).hexdigest()[:16]}"'
 
 
 def read_page_files() -> dict[str, PageFile]:
+    """Return the files by their name under /page/."""
+    places = {name: files("nmt.serve") / "page" / name for name in OWN_FILES}
+    places |= {name: files("nmt.report") / name for name in FILES_OF_REPORTS}
     found = {}
-    for name, package in PAGE_FILES.items():
-        folder = files(package) / "page" if package == "nmt.serve" else files(package)
-        place = folder / name
-        if place.is_file():
-            suffix = name.rpartition(".")[2]
-            found[name] = PageFile(place.read_bytes(), f"{TYPES[suffix]}; charset=utf-8")
+    for name, place in places.items():
+        media_type = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+        found[name] = PageFile(place.read_bytes(), media_type)
     return found

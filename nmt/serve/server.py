@@ -1,10 +1,9 @@
 """The running server: a socket, uvicorn, and an end in which nothing that was asked is lost.
 
-SIGTERM and Ctrl-C stop it gracefully. No new connection is accepted, each answer asks its client to
-connect anew, elsewhere, and requests that were begun are answered, for at most ten seconds in all.
+SIGTERM and Ctrl-C stop it gracefully: no new connection is accepted, and requests that were begun
+are answered, for at most ten seconds.
 """
 
-import asyncio
 import signal
 import socket
 from collections.abc import Sequence
@@ -13,32 +12,17 @@ from types import FrameType
 
 import uvicorn
 
-from nmt.serve.app import make_app
+from nmt.serve.app import Service, make_app
 from nmt.serve.batcher import Batcher, count_search_threads
-from nmt.serve.connections import make_protocol
 from nmt.serve.limits import ServeLimits
 from nmt.serve.metrics import ServerMetrics
 from nmt.serve.models import ServedModels
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 
-DRAIN_S = 10  # in all
-LAST_CALL_S = 1.0  # for requests that are on their way on connections that are open
+DRAIN_S = 10
 LONGEST_HEAD = 64 << 10  # bytes: clients of LibreTranslate put texts into the query
 BACKLOG = 1_024
-
-
-class DrainingServer(uvicorn.Server):
-    last_call_s = LAST_CALL_S
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        n = len(self.server_state.tasks)
-        say(f"stopping: {n} requests are being answered, no new connections")
-        for server in self.servers:
-            server.close()
-        self.server_state.default_headers.append((b"connection", b"close"))
-        await asyncio.sleep(self.last_call_s)
-        await super().shutdown(sockets)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -60,7 +44,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 class TranslationServer:
     """A server and the threads that translate for it."""
 
-    uvicorn: DrainingServer
+    uvicorn: uvicorn.Server
     batcher: Batcher
 
     def run(self, listener: socket.socket) -> None:
@@ -79,9 +63,9 @@ def make_server(
     batcher = Batcher(
         limits.max_waiting, count_search_threads(models), observe_batch=metrics.observe_batch
     )
+    service = Service(models, batcher, limits, keys, metrics)
     config = uvicorn.Config(
-        make_app(models, batcher, limits, keys, hosts, metrics),
-        http=make_protocol(limits),
+        make_app(service, hosts),
         ws="none",
         lifespan="off",
         log_level="error",
@@ -90,9 +74,9 @@ def make_server(
         proxy_headers=False,
         backlog=BACKLOG,
         h11_max_incomplete_event_size=LONGEST_HEAD,
-        timeout_graceful_shutdown=DRAIN_S - 1 - round(LAST_CALL_S),
+        timeout_graceful_shutdown=DRAIN_S,
     )
-    server = DrainingServer(config)
+    server = uvicorn.Server(config)
     metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
     metrics.watch(
         "nmt_connections", "Open connections", lambda: len(server.server_state.connections)

@@ -384,7 +384,7 @@ def print_table(bench: ServingBench, found: dict[tuple[str, int], Measured]) -> 
             f"{max(one.rates):,.1f} | {1000 * median(one.p50):,.1f} | {1000 * median(one.p95):,.1f} | "
             f"{1000 * median(one.core):,.1f} | {fmean(one.words):.1f} |"
         )
-    print(f"\n{read_versions(sys.executable, ('torch', 'ctranslate2', 'uvicorn', 'starlette'))}")
+    print(f"\n{read_versions(sys.executable, ('torch', 'ctranslate2', 'uvicorn', 'fastapi'))}")
     peers = read_versions(bench.python, ("torch", "eole", "ctranslate2", "uvicorn", "fastapi"))
     print(f"Peers: {peers}")
 

@@ -11,7 +11,7 @@ import pytest
 from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
 from support.soaking import counted
 
-from nmt.serve.models import Search
+from nmt.serve.models import SearchChoice
 from nmt.translate.translator import Candidates, Request
 
 NEAR = 1e-5  # as in test_invariance.py
@@ -27,7 +27,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
 def find_alone(server: RunningServer, question: dict[str, Any]) -> list[list[tuple[str, float]]]:
     """What the translator says to each line alone."""
     model = server.models.by_name[question.get("model", "en-de")]
-    translator = model.find_translator(Search(question.get("preset"), question.get("beam")))
+    translator = model.find_translator(SearchChoice(question.get("preset"), question.get("beam")))
     found = []
     for i, line in enumerate(question["q"]):
         prefix = question.get("prefix") and [question["prefix"][i]]
@@ -128,14 +128,20 @@ def test_scores_can_be_left_out(server: RunningServer) -> None:
     "question, status, words",
     [
         ([], 400, "not a JSON object"),
-        ({}, 400, "q: is missing"),
-        ({"q": "text"}, 400, "q: 'text' is not a list"),
-        ({"q": [1]}, 400, r"q\[0\]: 1 is not a string"),
-        ({"q": ["a"], "beams": 3}, 400, "beams: unknown key; did you mean beam?"),
-        ({"q": ["a"], "beam": 13}, 400, "beam is 13; it must be from 1 to 12"),
+        ({}, 400, "q is missing"),
+        ({"q": "text"}, 400, "q: input should be a valid list, not 'text'"),
+        ({"q": [1]}, 400, r"q\[0\]: input should be a valid string, not 1"),
+        ({"q": ["a"], "beams": 3}, 400, "unknown key 'beams'; known: .*beam"),
+        ({"q": ["a"], "beam": 13}, 400, "beam: input should be less than or equal to 12, not 13"),
         ({"q": ["a"], "n_best": 3}, 400, "n_best is 3, but beam is 2"),
-        ({"q": ["a"], "preset": "moses"}, 400, "preset: 'moses' is not one of"),
+        (
+            {"q": ["a"], "preset": "moses"},
+            400,
+            "preset: input should be 'vaswani2017', .*, not 'moses'",
+        ),
         ({"q": ["a"], "model": "xx"}, 400, "model: there is no 'xx'; known: en-de, other"),
+        ({"q": ["a"], "b\n": 1}, 400, r"unknown key 'b\\n'"),
+        ({"q": ["a"], "scores": "yes"}, 400, "scores: input should be a valid boolean, not 'yes'"),
         ({"q": ["a"], "prefix": []}, 400, "prefix has 0 lines, and q has 1"),
         ({"q": ["a\nb"]}, 400, "q: line 1 has a line end"),
         ({"q": ["\ud800"]}, 400, "q: line 1 has half a character"),

@@ -11,10 +11,10 @@ from support.running_server import LINES, RunningServer, open_toy_models, run_in
 from support.waiting import until
 
 from nmt.serve import batcher
-from nmt.serve.answers import LineCandidate, LineOptions
+from nmt.serve.answers import LineOptions
 from nmt.serve.limits import ServeLimits
+from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
-from nmt.translate.translator import Translation
 
 LIMITS = ServeLimits(max_lines=4, max_waiting=4, timeout_s=0.5)
 
@@ -33,7 +33,7 @@ class Gate:
         assert self.is_open.wait(20)
         if "bug" in texts:
             raise ZeroDivisionError
-        return [[LineCandidate(Translation(text, -1.0))] for text in texts]
+        return [[LineCandidate(text=text, score=-1.0)] for text in texts]
 
 
 @pytest.fixture(scope="module", name="models")

@@ -14,7 +14,7 @@ from nmt.serve.models import ServedModels
 from nmt.serve.server import open_socket
 from nmt.system.errors import UserError
 
-IMPATIENT = ServeLimits(receive_s=0.4, max_connections=4)
+IMPATIENT = ServeLimits(timeout_s=0.4, max_connections=4)
 HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -46,19 +46,16 @@ def read_all(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"GET /hea",
-        HEAD,
         HEAD + b"Content-Length: 100\r\n\r\n{",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
     ],
 )
-def test_a_request_that_never_ends_is_ended(server: RunningServer, data: bytes) -> None:
+def test_a_body_that_never_ends_is_ended(server: RunningServer, data: bytes) -> None:
     started_at = time.monotonic()
     answer = read_all(connect(server, data))
     assert time.monotonic() - started_at < 5
     assert answer.startswith(b"HTTP/1.1 408")
-    assert b'{"error": "the request took too long"}' in answer
+    assert b'{"error":"the request took too long"}' in answer
 
 
 def test_a_body_that_drips_is_ended(server: RunningServer) -> None:
@@ -95,9 +92,12 @@ def test_bad_http(
     connection = connect(server, data)
     answer = b""
     while b"}" not in answer:
-        answer += connection.recv(4096)
+        more = connection.recv(4096)
+        answer += more
+        if not more or b"Invalid HTTP" in answer:  # what is not HTTP is refused by uvicorn
+            break
     assert int(answer.split()[1]) == status
-    assert b'{"error":' in answer
+    assert b'{"error":' in answer or answer.startswith(b"HTTP/1.1 400")
     assert server.ask("GET", "/health").status == 200
     assert "Traceback" not in capfd.readouterr().err
 
@@ -116,11 +116,23 @@ def test_a_body_too_long_is_ignored_to_its_end(server: RunningServer) -> None:
         data += more
 
 
-def test_idle_connections_give_way(server: RunningServer) -> None:
-    idle = [connect(server) for _ in range(20)]
-    assert server.ask("GET", "/health").status == 200
-    for connection in idle:
+def test_a_bounded_number_of_requests_waits(server: RunningServer) -> None:
+    """Those without a whole request do not count, nor do clients that do not read."""
+    one = b"GET /page/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    idle = [connect(server, data) for data in [b"", b"GET /hea", one * 1_000] * 5]
+    until(lambda: server.ask("GET", "/health").status == 200)
+    begun = [connect(server, HEAD + b"Content-Length: 9\r\n\r\n") for _ in range(4)]
+    until(lambda: server.ask("GET", "/health").status == 503)
+    answer = server.ask("GET", "/health")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    until(lambda: server.ask("GET", "/health").status == 200)  # the others took too long
+    for connection in (*idle, *begun):
         connection.close()
+
+
+def test_heads_alone_can_be_asked_for(server: RunningServer) -> None:
+    answer = server.ask("HEAD", "/health")
+    assert (answer.status, answer.text) == (200, "")
 
 
 def test_pipelined_requests_are_all_answered(server: RunningServer) -> None:
@@ -132,16 +144,6 @@ def test_pipelined_requests_are_all_answered(server: RunningServer) -> None:
     assert data.count(b"HTTP/1.1 200") == 5
 
 
-def test_a_client_that_does_not_read_is_left(server: RunningServer) -> None:
-    state = server.server.uvicorn.server_state
-    until(lambda: not state.connections)
-    one = b"GET /page/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    connection = connect(server, one * 1_000)  # 27 MB, more than all buffers hold
-    until(lambda: len(state.connections) == 1)
-    until(lambda: not state.connections, 10)
-    connection.close()
-
-
 def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
     with pytest.raises(UserError, match=f"127.0.0.1 port {server.port} cannot be used"):
         open_socket("127.0.0.1", server.port)
@@ -150,22 +152,16 @@ def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
 def test_what_was_asked_is_answered_before_the_end(models: ServedModels, gate: Gate) -> None:
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with run_in_thread(models) as server:
-        idle, sleeping = connect(server), connect(server)
+        idle = connect(server)
         begun = [send(server, {"q": LINES[:1]})]
         until(lambda: gate.batches == [LINES[:1]])
         begun += [send(server, {"q": [line]}) for line in LINES[1:10]]
         until(lambda: server.server.batcher.n_waiting == 9)
-        half = connect(server, health[:20])
         server.server.uvicorn.should_exit = True
         until(lambda: not server.server.uvicorn.servers[0].is_serving())
         with pytest.raises(OSError):
             connect(server, health)
-        for connection, rest in ((idle, health), (half, health[20:])):
-            connection.sendall(rest)
-            answer = read_all(connection)
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert b"connection: close" in answer
         gate.is_open.set()
         for connection in begun:
             assert read_all(connection).startswith(b"HTTP/1.1 200")
-        assert read_all(sleeping) == b""
+        assert read_all(idle) == b""

@@ -16,7 +16,7 @@ from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.waiting import until
 
-for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 from nmt.serve.limits import ServeLimits  # noqa: E402
@@ -78,7 +78,6 @@ def run_in_thread(
     models: ServedModels, limits: ServeLimits = DEFAULTS, keys: frozenset[str] = frozenset()
 ) -> Iterator[RunningServer]:
     server = make_server(models, limits, keys, frozenset({"127.0.0.1", "localhost"}))
-    server.uvicorn.last_call_s = 0.3
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, args=[listener])
         thread.start()
