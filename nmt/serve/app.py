@@ -7,15 +7,14 @@ traceback, which only the operator sees.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import ValidationError
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,15 +23,18 @@ from nmt.serve.answers import LineOptions
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
 from nmt.serve.guard import RETRY_AFTER, Guard
 from nmt.serve.libretranslate import (
+    FORM_TYPES,
     JSON_TYPE,
     UNMEASURED,
     choose_model,
     choose_options,
-    describe_body,
+    describe_question,
     find_content_type,
+    find_key,
     format_settings,
     join_texts,
     list_languages,
+    parse_body,
     read_values,
     split_lines,
 )
@@ -64,8 +66,11 @@ STATUS_CLIENT_LEFT = 499  # counted by the metrics, and read by no client
 ROOM_PAUSE_S = 0.05  # until a stream looks for room in the queue again
 BUG = "the server failed; its log says why"
 
-router = APIRouter()
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Refusal, "description": "what is wrong with the request"},
+    "5XX": {"model": Refusal, "description": "why there is no answer"},
+}
+router = APIRouter(responses=REFUSALS)
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,13 @@ class Service:
     keys: frozenset[str]  # none: no key is needed
     metrics: ServerMetrics
 
-    def check_key(self, given: str | None, bearer: HTTPAuthorizationCredentials | None) -> None:
+    def check_key(self, request: Request, given: str | None = None) -> None:
         """Refuse a request without one of the keys, if there are any."""
-        given = bearer.credentials.strip() if bearer else given
         if not self.keys:
             return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
         if not given:
             raise HTTPException(403, "this server needs an API key; give it as api_key")
         digest = sha256(given.encode(errors="replace")).digest()
@@ -117,21 +124,21 @@ class Service:
         """Wait for all answers, but no longer than the deadline or the client."""
         if not answers:
             return
-        answered = asyncio.ensure_future(asyncio.wait(answers))
+        # `answered` is never cancelled, because that would cancel the answers before they are dropped
+        answered = asyncio.gather(*answers, return_exceptions=True)
         leaving = asyncio.ensure_future(wait_for_departure(request))
-        either: set[asyncio.Future[Any]] = {answered, leaving}
         try:
-            await asyncio.wait(
-                either, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(
+                (answered, leaving),
+                timeout=self.limits.timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            if answered.done():
-                return
-            if leaving.done():
-                raise HTTPException(STATUS_CLIENT_LEFT, "the client left")
-            raise HTTPException(504, self.say_too_late())
         finally:
-            answered.cancel()
             leaving.cancel()
+        if not done:
+            raise HTTPException(504, self.say_too_late())
+        if answered not in done:
+            raise HTTPException(STATUS_CLIENT_LEFT, "the client left")
 
     def say_too_late(self) -> str:
         return f"there was no answer within {self.limits.timeout_s:g} s"
@@ -208,7 +215,7 @@ async def wait_for_departure(request: Request) -> None:
         pass
 
 
-async def find_service(request: Request) -> Service:
+def find_service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -216,28 +223,41 @@ async def find_service(request: Request) -> Service:
 Served = Annotated[Service, Depends(find_service)]
 
 
+def answer_with(answer: BaseModel) -> Response:
+    """Answer with what was asked for; the rest is None."""
+    return Response(answer.model_dump_json(exclude_none=True), media_type=JSON_TYPE)
+
+
 # ---- LibreTranslate's routes ----------------------------------------------------------------------------------------
+
+# The routes that translate read their body and write their answer themselves: FastAPI's own way, which
+# checks an answer again, takes as long as all else that a short request costs here.
 
 
 @router.post(
-    "/translate", response_model_exclude_none=True, openapi_extra=describe_body(TextsRequest)
+    "/translate",
+    responses={200: {"model": TextsAnswer}},
+    openapi_extra=describe_question(TextsRequest, JSON_TYPE, *FORM_TYPES),
 )
-async def translate(request: Request, service: Served, bearer: Bearer) -> TextsAnswer:
+async def translate(request: Request) -> Response:
     """Translate a text, or a list of texts, line by line."""
-    asked = TextsRequest.model_validate(await read_values(request))
-    service.check_key(asked.api_key, bearer)
+    service = find_service(request)
+    values = await read_values(request)
+    service.check_key(request, find_key(values))
+    asked = TextsRequest.model_validate(values)
     model = choose_model(asked, service.models)
     lines = [line for text in asked.texts for line in split_lines(text)]
     check_lines(lines, service.limits, service.limits.max_lines)
     answers = await service.answer_lines(request, choose_options(asked, model), lines)
-    return join_texts(asked, model, answers)
+    return answer_with(join_texts(asked, model, answers))
 
 
-@router.post("/detect", openapi_extra=describe_body(DetectRequest))
-async def detect(request: Request, service: Served, bearer: Bearer) -> list[Detection]:
+@router.post("/detect", openapi_extra=describe_question(DetectRequest, JSON_TYPE, *FORM_TYPES))
+async def detect(request: Request, service: Served) -> list[Detection]:
     """List the languages that a text may be in; nothing is measured."""
-    asked = DetectRequest.model_validate(await read_values(request))
-    service.check_key(asked.api_key, bearer)
+    values = await read_values(request)
+    service.check_key(request, find_key(values))
+    DetectRequest.model_validate(values)
     sources = service.models.list_sources()
     return [Detection(confidence=UNMEASURED, language=code) for code in sources]
 
@@ -263,9 +283,12 @@ async def check_health(service: Served) -> Health:
 # ---- ours -----------------------------------------------------------------------------------------------------------
 
 
-async def require_json(request: Request) -> None:
+async def read_lines_request(request: Request, service: Service) -> LinesRequest:
     if find_content_type(request) != JSON_TYPE:
         raise HTTPException(415, "send the question as application/json")
+    values = parse_body(await request.body())
+    service.check_key(request, find_key(values))
+    return LinesRequest.model_validate(values)
 
 
 @router.get("/v1/models")
@@ -285,28 +308,30 @@ async def list_models(service: Served) -> ModelList:
 
 
 @router.post(
-    "/v1/translate", response_model_exclude_none=True, dependencies=[Depends(require_json)]
+    "/v1/translate",
+    responses={200: {"model": LinesAnswer}},
+    openapi_extra=describe_question(LinesRequest, JSON_TYPE),
 )
-async def translate_lines(
-    asked: LinesRequest, request: Request, service: Served, bearer: Bearer
-) -> LinesAnswer:
+async def translate_lines(request: Request) -> Response:
     """Translate lines, with n-best lists, pieces, alignments and attention on request."""
-    service.check_key(asked.api_key, bearer)
+    service = find_service(request)
+    asked = await read_lines_request(request, service)
     options = check_question(asked, service, service.limits.max_lines)
     answers = await service.answer_lines(request, options, asked.q, asked.prefix)
     lines = [TranslatedLine(candidates=show(candidates, asked)) for candidates in answers]
-    return LinesAnswer(model=options.model.name, translations=lines)
+    return answer_with(LinesAnswer(model=options.model.name, translations=lines))
 
 
 @router.post(
     "/v1/stream",
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-ndjson": {}}}},
-    dependencies=[Depends(require_json)],
+    openapi_extra=describe_question(LinesRequest, JSON_TYPE),
 )
-async def stream_lines(asked: LinesRequest, service: Served, bearer: Bearer) -> StreamingResponse:
+async def stream_lines(request: Request) -> StreamingResponse:
     """Translate many lines; each line of the answer is an object, in the order they are ready."""
-    service.check_key(asked.api_key, bearer)
+    service = find_service(request)
+    asked = await read_lines_request(request, service)
     options = check_question(asked, service, MAX_STREAMED_LINES)
     if service.batcher.n_waiting >= service.batcher.max_waiting:
         raise QueueFull
@@ -349,10 +374,13 @@ def find_model(name: str | None, models: ServedModels) -> ServedModel:
     return models.by_name[name]
 
 
-@router.get("/metrics", response_class=Response)
-async def show_metrics(service: Served, bearer: Bearer) -> Response:
+# HTTPBearer names the scheme in the document; `check_key` checks the key.
+@router.get(
+    "/metrics", response_class=Response, dependencies=[Depends(HTTPBearer(auto_error=False))]
+)
+async def show_metrics(request: Request, service: Served) -> Response:
     """Figures for Prometheus."""
-    service.check_key(None, bearer)
+    service.check_key(request)
     return Response(service.metrics.format(), media_type="text/plain; version=0.0.4")
 
 
@@ -360,26 +388,21 @@ async def show_metrics(service: Served, bearer: Bearer) -> Response:
 
 
 def make_app(service: Service, hosts: frozenset[str]) -> Guard:
-    refusals: dict[str, Any] = {
-        "4XX": {"model": Refusal, "description": "what is wrong with the request"},
-        "5XX": {"model": Refusal, "description": "why there is no answer"},
-    }
     app = FastAPI(
         title="nmt-serve",
         version="1",
         docs_url=None,  # it would load scripts from elsewhere
         redoc_url=None,
-        responses=refusals,
         exception_handlers={
             HTTPException: answer_refusal,
             QueueFull: answer_queue_full,
-            RequestValidationError: answer_invalid,
             ValidationError: answer_invalid,
             Exception: answer_bug,
         },
     )
     app.state.service = service
-    app.include_router(router)
+    # As they are: a router inside the application's own would look for each route twice.
+    app.router.routes.extend(router.routes)
     pages = read_page_files()
 
     async def show_page(request: Request) -> Response:
@@ -397,7 +420,12 @@ def make_app(service: Service, hosts: frozenset[str]) -> Guard:
 
 
 def answer_refusal(request: Request, error: HTTPException) -> Response:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return refuse(error.status_code, error.detail, error.headers)
+
+
+def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    # What is refused may quote half a character, which JSON can hold and UTF-8 cannot.
+    return JSONResponse({"error": message.encode(errors="replace").decode()}, status, headers)
 
 
 def answer_queue_full(request: Request, error: QueueFull) -> Response:
@@ -405,8 +433,8 @@ def answer_queue_full(request: Request, error: QueueFull) -> Response:
     return JSONResponse({"error": message}, 503, RETRY_AFTER)
 
 
-def answer_invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:
-    return JSONResponse({"error": explain_invalid(error.errors())}, 400)
+def answer_invalid(request: Request, error: ValidationError) -> Response:
+    return refuse(400, explain_invalid(error))
 
 
 def answer_bug(request: Request, error: Exception) -> Response:

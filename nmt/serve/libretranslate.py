@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,6 +18,8 @@ from nmt.serve.answers import LineOptions
 from nmt.serve.limits import ServeLimits
 from nmt.serve.messages import Detection, Language, LineCandidate, TextsAnswer, TextsRequest
 from nmt.serve.models import ServedModel, ServedModels
+from nmt.system.errors import UserError
+from nmt.system.strict_json import parse_json
 
 JSON_TYPE = "application/json"
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -26,31 +29,53 @@ UNMEASURED = 0.0  # confidence in a language: nothing was measured
 LANGUAGE_NAMES: dict[str, str] = json.loads((files(__package__) / "languages.json").read_bytes())
 
 
-def describe_body(request_type: Any) -> dict[str, Any]:
-    """Describe the body of `read_values` for the OpenAPI document."""
+def describe_question(request_type: Any, *content_types: str) -> dict[str, Any]:
+    """Describe a body that the route reads itself, for the OpenAPI document."""
     schema = {"schema": request_type.model_json_schema()}
-    return {"requestBody": {"content": dict.fromkeys((JSON_TYPE, *FORM_TYPES), schema)}}
+    return {
+        "requestBody": {"content": dict.fromkeys(content_types, schema)},
+        "security": [{}, {"HTTPBearer": []}],
+    }
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a request is."""
+    try:
+        values = parse_json(body, "the body")
+    except UserError:
+        raise HTTPException(400, "the body is not JSON in UTF-8") from None
+    if not isinstance(values, dict):
+        raise HTTPException(400, "the body is not a JSON object")
+    return values
 
 
 async def read_values(request: Request) -> Mapping[str, Any]:
     """Read what a client asks, in whichever of LibreTranslate's three ways it does."""
     kind = find_content_type(request)
     if kind == JSON_TYPE:
-        try:
-            values = await request.json()
-        except (ValueError, RecursionError):
-            raise HTTPException(400, "the body is not JSON in UTF-8") from None
-        if not isinstance(values, dict):
-            raise HTTPException(400, "the body is not a JSON object")
-        return values
+        return parse_body(await request.body())
     form: Mapping[str, Any] = {}
-    if kind in FORM_TYPES:
-        form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-    elif await request.body():
+    if kind == FORM_TYPES[0]:
+        try:
+            form = dict(parse_qsl((await request.body()).decode(), True, max_num_fields=MAX_FIELDS))
+        except ValueError:
+            raise HTTPException(400, "the body is not a form in UTF-8") from None
+    elif kind == FORM_TYPES[1]:
+        try:
+            form = await request.form(max_files=0, max_fields=MAX_FIELDS)
+        except HTTPException as error:
+            raise HTTPException(400, f"the form: {error.detail}") from None
+    elif await request.body() or (kind and not request.query_params):
         raise HTTPException(
             415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
         )
     return {**request.query_params, **form}
+
+
+def find_key(values: Mapping[str, Any]) -> str | None:
+    """Return the key that a request has in its body, or in its query."""
+    key = values.get("api_key") or values.get("apiKey")  # as the npm client calls it
+    return key if isinstance(key, str) else None
 
 
 def find_content_type(request: Request) -> str:
@@ -75,7 +100,7 @@ def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
     if model is None:
         pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
         raise HTTPException(
-            400, f"{source[:20]!r} to {asked.target[:20]!r} is not supported; there is {pairs}"
+            400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"
         )
     return model
 

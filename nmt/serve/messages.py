@@ -5,10 +5,17 @@ numbers may come as digits. A `LinesRequest` is ours and strict: an unknown key 
 leave out what was not asked for.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 MAX_ATTENTION_MAPS = 8  # of a request: all layers and heads of a long line are megabytes
 WIDEST_BEAM = 12  # that a client may ask for: time and memory grow with it
@@ -165,24 +172,42 @@ class Refusal(BaseModel):
     error: str
 
 
-def explain_invalid(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Say in one line what is wrong with a request: the key, what it must be, and what it is."""
-    first = errors[0]
-    kind, message = first["type"], first["msg"]
-    keys = [part for part in first["loc"] if part != "body"]
-    if kind == "json_invalid":
-        return "the body is not JSON"
+# What is said of a wrong value, by pydantic's name of the mistake.
+MISTAKES = {
+    "string_type": "is not a string",
+    "list_type": "is not a list",
+    "int_type": "is not an integer",
+    "bool_type": "is not true or false",
+}
+# LibreTranslate's clients show one text for anything that is wrong with a key.
+LIBRETRANSLATE_MISTAKES = {
+    "q": "q is missing; give a text, or a list of texts",
+    "source": "source is missing; give the code of a language",
+    "target": "target is missing; give the code of a language",
+    "format": "format {shown} is not supported; send plain text",
+    "alternatives": "alternatives is not a number of alternatives",
+}
+
+
+def explain_invalid(invalid: ValidationError) -> str:
+    """Say in one line what is wrong with a request: the key, what it is, and what it must be."""
+    first: Mapping[str, Any] = invalid.errors()[0]
+    kind, shown = first["type"], repr(first["input"])[:SHOWN_CHARACTERS]
     if kind == "value_error":
-        return str(first["ctx"]["error"])
-    if not keys:
-        return "the body is not a JSON object"
+        return f"the question: {first['ctx']['error']}"
+    key = repr(first["loc"][0])[1:-1][:SHOWN_CHARACTERS]  # an unknown one may be of any characters
+    if invalid.title == DetectRequest.__name__ and key == "q":
+        return "q is missing; give a text"
+    if invalid.title == TextsRequest.__name__ and key in LIBRETRANSLATE_MISTAKES:
+        return LIBRETRANSLATE_MISTAKES[key].format(shown=shown)
     if kind == "extra_forbidden":
-        known = ", ".join(LinesRequest.model_fields)
-        return f"unknown key {keys[0][:SHOWN_CHARACTERS]!r}; known: {known}"
-    place = keys[0]
-    if isinstance(keys[-1], int):
-        place += f"[{keys[-1]}]"
+        return f"{key}: unknown key; known: {', '.join(sorted(LinesRequest.model_fields))}"
     if kind == "missing":
-        return f"{place} is missing"
-    shown = repr(first["input"])[:SHOWN_CHARACTERS]
-    return f"{place}: {message[0].lower()}{message[1:]}, not {shown}"
+        return f"{key}: is missing"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        return f"{key} is {shown}; it must be from 1 to {WIDEST_BEAM}"
+    if kind == "literal_error":
+        return f"{key}: {shown} is not one of {', '.join(get_args(Preset))}"
+    index = first["loc"][-1]
+    place = f"{key}[{index}]" if isinstance(index, int) else key
+    return f"{place}: {shown} {MISTAKES[kind]}"
