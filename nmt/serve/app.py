@@ -420,10 +420,10 @@ def make_app(service: Service, hosts: frozenset[str]) -> Guard:
 
 
 def answer_refusal(request: Request, error: HTTPException) -> Response:
-    return refuse(error.status_code, error.detail, error.headers)
+    return make_refusal(error.status_code, error.detail, error.headers)
 
 
-def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def make_refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     # What is refused may quote half a character, which JSON can hold and UTF-8 cannot.
     return JSONResponse({"error": message.encode(errors="replace").decode()}, status, headers)
 
@@ -434,7 +434,7 @@ def answer_queue_full(request: Request, error: QueueFull) -> Response:
 
 
 def answer_invalid(request: Request, error: ValidationError) -> Response:
-    return refuse(400, explain_invalid(error))
+    return make_refusal(400, explain_invalid(error))
 
 
 def answer_bug(request: Request, error: Exception) -> Response:
