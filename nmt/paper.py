@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from nmt.config import CorpusConfig, DataConfig, ModelConfig, RunConfig, find_shipped_configs
 from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, WMT14, KnownSet
+from nmt.system.errors import UserError
 from nmt.system.strict_yaml import parse_yaml
 
 Model = Literal["base", "big"]
@@ -90,6 +91,9 @@ class RowText:
     ours: str | dict[str, str] = ""
     why: str | dict[str, str] = ""
     reading: str = ""
+
+
+ROW_KEYS = {part.name for part in fields(RowText)}
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,9 @@ def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
 def read_table() -> tuple[list[dict[str, Any]], Variants]:
     """Return the rows of configs/paper.yaml, and its variants of Table 3."""
     path = find_shipped_configs() / "paper.yaml"
-    table = parse_yaml(path.read_text(), str(path)).values
+    table = parse_yaml(path.read_text(encoding="utf-8"), str(path)).values
+    for row in table["rows"]:
+        check_row_keys(row, str(path))
     variants = []
     for row in table["variants"]:
         perplexity, bleu = row.pop("perplexity"), row.pop("bleu")
@@ -217,11 +223,20 @@ def read_table() -> tuple[list[dict[str, Any]], Variants]:
     return table["rows"], tuple(variants)
 
 
+def check_row_keys(row: dict[str, Any], path: str) -> None:
+    """Refuse a key that nothing reads: a misspelt pair would leave its text out in silence."""
+    cases = {case for model, pair in PAPER_BLEU for case in (pair, model, f"{model} {pair}")}
+    unknown = row.keys() - ROW_KEYS - cases
+    for case in cases:
+        unknown |= row.get(case, {}).keys() - ROW_KEYS
+    if unknown:
+        raise UserError(f"{path}: row {row['name']!r}: unknown key {min(unknown)!r}")
+
+
 def choose_text(row: dict[str, Any], model: Model, pair: str) -> RowText:
     """Return the row with what differs for this model and pair."""
     cases = (pair, model, f"{model} {pair}")
-    known = {part.name for part in fields(RowText)}
-    chosen = {key: value for key, value in row.items() if key in known}
+    chosen = {key: value for key, value in row.items() if key in ROW_KEYS}
     for case in cases:
         chosen |= row.get(case, {})
     return RowText(**chosen)

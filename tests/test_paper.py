@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from nmt import paper
 from nmt.commands.train import main
 from nmt.config import (
     CorpusConfig,
@@ -45,6 +46,7 @@ from nmt.model.transformer import (
     Transformer,
 )
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
+from nmt.system.errors import UserError
 from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
 from nmt.translate.search_rules import make_rules
@@ -634,6 +636,7 @@ import json, sys, time
 seen = []
 sys.addaudithook(lambda event, _: seen.append(event) if event.startswith("socket.") else None)
 started_at = time.perf_counter()
+from nmt import paper
 from nmt.commands.train import main
 code = main(["--config", "base.yaml", "--explain", "decoding.beam=5"])
 print(json.dumps([code, time.perf_counter() - started_at, seen, [m for m in {SLOW} if m in sys.modules]]))
@@ -916,3 +919,14 @@ def test_each_row_of_table_3_has_its_config_and_its_figures() -> None:
         found = find_dev_reference(config)
         assert found is not None
         assert (found.perplexity, found.bleu) == (float(perplexity), float(bleu)), name
+
+
+@pytest.mark.parametrize("key", ["en_fr: {why: x}", "en-fr: {whyy: x}", "codes_2017: x"])
+def test_a_misspelt_key_of_the_table_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = f"rows:\n- name: search\n  {key}\nvariants: []\n"
+    (tmp_path / "paper.yaml").write_text(rows)
+    monkeypatch.setattr(paper, "find_shipped_configs", lambda: tmp_path)
+    with pytest.raises(UserError, match="paper.yaml: row 'search': unknown key"):
+        paper.read_table.__wrapped__()

@@ -172,7 +172,7 @@ def _explain_unreadable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path}: is not a readable parquet file ({describe_error(error)}); download it again"
         ) from None

@@ -181,8 +181,13 @@ def is_user_symbol(processor: sentencepiece.SentencePieceProcessor, i: int) -> b
     piece = processor.id_to_piece(i)
     if processor.get_score(i) != 0:  # the score of symbols; of a unigram's pieces it is never 0
         return False
-    # alpha=1 leaves out every merge, so that an ordinary piece falls into its letters
-    return len(piece) > 1 and i in processor.encode(piece, enable_sampling=True, alpha=1.0)
+    if len(piece) < 2:
+        return False
+    try:
+        # alpha=1 leaves out every merge, so that an ordinary piece falls into its letters
+        return i in processor.encode(piece, enable_sampling=True, alpha=1.0)
+    except RuntimeError:  # a model of words or of letters, which has no merges
+        return True
 
 
 @dataclass(frozen=True)

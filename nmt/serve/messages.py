@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    StrictInt,
     ValidationError,
     model_validator,
 )
+
+from nmt.system.records import suggest_key
 
 MAX_ATTENTION_MAPS = 8  # of a request: all layers and heads of a long line are megabytes
 WIDEST_BEAM = 12  # that a client may ask for: time and memory grow with it
@@ -24,25 +27,26 @@ BeamWidth = Annotated[int, Field(ge=1, le=WIDEST_BEAM)]
 Preset = Literal["vaswani2017", "fairseq", "marian", "hf"]
 
 
-class KeyedRequest(BaseModel):
-    """A request with the key that some servers ask for; `apiKey` is what the npm client calls it."""
-
-    api_key: str | None = Field(None, validation_alias=AliasChoices("api_key", "apiKey"))
-
-
 # ---- LibreTranslate's -----------------------------------------------------------------------------------------------
 
 
-class DetectRequest(KeyedRequest):
+def read_digits(value: Any) -> Any:
+    """Read a number from a form or a query, which are text."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+class DetectRequest(BaseModel):
     q: str = Field(min_length=1)
+    api_key: Any = None  # checked before by those servers that need one
 
 
-class TextsRequest(KeyedRequest):
+class TextsRequest(BaseModel):
     q: str | Annotated[list[str], Field(min_length=1)]
     source: str
     target: str
     format: Literal["text"] = "text"
-    alternatives: int = Field(0, ge=0)
+    alternatives: Annotated[StrictInt, BeforeValidator(read_digits)] = Field(0, ge=0)
+    api_key: Any = None  # checked before by those servers that need one
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +84,7 @@ class Health(BaseModel):
 # ---- ours -----------------------------------------------------------------------------------------------------------
 
 
-class LinesRequest(KeyedRequest):
+class LinesRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     q: list[str] = Field(description="lines")
@@ -93,6 +97,7 @@ class LinesRequest(KeyedRequest):
     alignments: bool = False
     pieces: bool = False
     attention: bool = False
+    api_key: str | None = None
 
     @model_validator(mode="after")
     def check_lines(self) -> "LinesRequest":
@@ -201,7 +206,7 @@ def explain_invalid(invalid: ValidationError) -> str:
     if invalid.title == TextsRequest.__name__ and key in LIBRETRANSLATE_MISTAKES:
         return LIBRETRANSLATE_MISTAKES[key].format(shown=shown)
     if kind == "extra_forbidden":
-        return f"{key}: unknown key; known: {', '.join(sorted(LinesRequest.model_fields))}"
+        return f"{key}: unknown key; {suggest_key(key, LinesRequest.model_fields)}"
     if kind == "missing":
         return f"{key}: is missing"
     if kind in ("greater_than_equal", "less_than_equal"):

@@ -147,13 +147,17 @@ class RecordReader:
     def _complain_of_unknown(self, key: str, name: str, known: typing.Iterable[str]) -> UserError:
         if self.remedy:
             return self._complain(key, "unknown key")
-        close = difflib.get_close_matches(name, known, 1)
-        remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-        return self._complain(key, f"unknown key; {remedy}")
+        return self._complain(key, f"unknown key; {suggest_key(name, known)}")
 
     def _complain(self, key: str, what: str, between: str = ": ") -> UserError:
         remedy = f"; {self.remedy}" if self.remedy else ""
         return UserError(f"{self.name_place(key)}{between}{what}{remedy}")
+
+
+def suggest_key(name: str, known: typing.Iterable[str]) -> str:
+    """Say which key was probably meant, or which there are."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def find_unusable_character(text: str) -> str | None:

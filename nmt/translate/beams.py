@@ -198,7 +198,10 @@ def find_repeats(ids: Tensor, length: Length, rules: SearchRules) -> Tensor | No
     k = followers.shape[1]
     starts = ids.unfold(1, n_before, 1)[:, :k]  # (R, k, n - 1)
     newest = torch.arange(-n_before, 0, device=ids.device) + n_said
-    newest = ids.index_select(1, newest.clamp(min=0))  # the pieces just said, (R, n - 1)
+    # Steps that only warm up a recording may be later than the last column; their results are not used.
+    newest = ids.index_select(
+        1, newest.clamp(0, ids.shape[1] - 1)
+    )  # the pieces just said, (R, n - 1)
     is_said = torch.arange(n_before, n_before + k, device=ids.device) < n_said
     is_repeat = (starts == newest[:, None]).all(2) & is_said
     return torch.where(is_repeat, followers, PAD)

@@ -19,7 +19,7 @@ from support.soaking import IS_SOAK, Ground, Order, Start, counted, make_ground
 
 # Files of results, and what differs in them between any two starts.
 TIMES = re.compile(
-    rb'"(when|seconds|[a-z_]*_s|metrics_bytes|command)": [^,\n}]+|'
+    rb'"(when|seconds|[a-z_]*_s|metrics_bytes|memory_bytes|command)": [^,\n}]+|'
     rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?|sha256 of all above: \w+"
 )
 

@@ -199,7 +199,7 @@ def test_a_run_or_its_checkpoints_may_be_mounted(
     whole = bench.expect("train").results
     folder = tmp_path / "work" / name
     folder.parent.mkdir(parents=True)
-    with mount_small_disk(folder):
+    with mount_small_disk(folder, megabytes=8):  # room for the report
         train = MAINS["train"]
         argv = bench.argv("train", tmp_path / "work")
         assert train([*argv, "training.steps=3"]) == train(argv) == 0

@@ -77,6 +77,11 @@ def test_lists_alternatives_and_multipart_forms(server: RunningServer) -> None:
     assert len(answer["alternatives"]) == 1
 
 
+def test_a_key_that_is_not_needed_is_ignored(server: RunningServer) -> None:
+    asked = {"q": LINES[0], "source": "en", "target": "de", "api_key": 3}
+    assert server.post("/translate", asked).json["translatedText"] == translate(server, LINES[0])
+
+
 def test_settings_for_pages(server: RunningServer) -> None:
     answer = server.ask("GET", "/frontend/settings").json
     assert answer["language"]["source"] == {"code": "en", "name": "English"}
@@ -95,6 +100,8 @@ def test_settings_for_pages(server: RunningServer) -> None:
         (JSON, b'{"q": "a", "source": "auto", "target": "fr"}', 400, "not supported"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "format": "html"}', 400, "plain text"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "number"),
+        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "number"),
+        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": 2.0}', 400, "number"),
         (FORM, b"q=%ff\xff", 400, "UTF-8"),
         (FORM, b"q=a&source=en&target=de&alternatives=x", 400, "number"),
         (FORM, b"&".join(b"a=1" for _ in range(60)), 400, "not a form"),

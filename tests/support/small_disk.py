@@ -23,9 +23,9 @@ class SmallDisk:
 
 
 @contextmanager
-def mount_small_disk(folder: Path) -> Iterator[SmallDisk]:
+def mount_small_disk(folder: Path, megabytes: int = 1) -> Iterator[SmallDisk]:
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here (needs root)")
     try:
