@@ -228,27 +228,35 @@ def find_fault_of_script(words: list[str]) -> str | None:
     return f"{name} has no {unknown}" if unknown else None
 
 
-@pytest.mark.parametrize(
-    "block", [b for b in BLOCKS if b.language in ("", "text", "bash", "sh")], ids=str
-)
-def test_lines_for_a_shell_are_understood(block: Block) -> None:
+def list_faults(block: Block) -> Iterator[str]:
+    """List what is wrong with the lines for a shell of a block, each with its place."""
     if find_reason(block, block.text):
         return
     for line in list_commands(block.text):
         if not find_reason(block, line):
-            for words in split_commands(line):
-                fault = find_fault(words)
-                assert fault is None, f"{line}\n{fault}"
+            faults = map(find_fault, split_commands(line))
+            yield from (f"{block}: {line}: {fault}" for fault in faults if fault)
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=str)
-def test_configs_can_be_read(block: Block, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(block.text)
-    if re.search("^base:", block.text, re.MULTILINE):
-        read_grid(str(path), tmp_path / "sweep")
-    else:
-        load_config(str(path))
+def test_lines_for_a_shell_are_understood() -> None:
+    blocks = [block for block in BLOCKS if block.language in ("", "text", "bash", "sh")]
+    assert blocks
+    assert [fault for block in blocks for fault in list_faults(block)] == []
+
+
+def test_configs_can_be_read(tmp_path: Path) -> None:
+    path, faults = tmp_path / "config.yaml", []
+    blocks = [block for block in BLOCKS if block.language == "yaml"]
+    for block in blocks:
+        path.write_text(block.text)
+        try:
+            if re.search("^base:", block.text, re.MULTILINE):
+                read_grid(str(path), tmp_path / "sweep")
+            else:
+                load_config(str(path))
+        except UserError as error:
+            faults.append(f"{block}: {error}")
+    assert blocks and faults == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")

@@ -11,9 +11,9 @@ from nmt.system.escapes import escape_line, escape_lines, escape_markdown
 from nmt.system.strict_yaml import format_yaml, parse_yaml
 
 
-@pytest.mark.parametrize("character", [*CONTROLS, *SEPARATORS, *BIDI, "\n"], ids=ascii)
-def test_each_character_that_is_obeyed_is_written_out(character: str) -> None:
-    assert escape_line(f"a{character}b") == f"a<U+{ord(character):04X}>b"
+def test_each_character_that_is_obeyed_is_written_out() -> None:
+    for character in [*CONTROLS, *SEPARATORS, *BIDI, "\n"]:
+        assert escape_line(f"a{character}b") == f"a<U+{ord(character):04X}>b"
 
 
 @given(st.one_of(st.text(), st.sampled_from(PAYLOADS)))
@@ -27,17 +27,15 @@ def test_nothing_else_changes(text: str) -> None:
         assert written == escape_line(original)
 
 
-@pytest.mark.parametrize(
-    "text", ["a\tb", "naïve café", "می\u200cخواهم", "👩\u200d🔬", "10\u202f000\xa0€"]
-)
-def test_what_languages_need_stays(text: str) -> None:
-    assert escape_line(text) == text
+def test_what_languages_need_stays() -> None:
+    for text in ("a\tb", "naïve café", "می\u200cخواهم", "👩\u200d🔬", "10\u202f000\xa0€"):
+        assert escape_line(text) == text
 
 
-@pytest.mark.parametrize("text", [*CONTROLS, *SEPARATORS, *BIDI, *PAYLOADS], ids=ascii)
-def test_a_recorded_config_says_what_the_config_said(text: str) -> None:
-    values = {"name": f"a{text}b", "out": text}
-    assert parse_yaml(format_yaml(values), "config.yaml").values == values
+def test_a_recorded_config_says_what_the_config_said() -> None:
+    for text in [*CONTROLS, *SEPARATORS, *BIDI, *PAYLOADS]:
+        values = {"name": f"a{text}b", "out": text}
+        assert parse_yaml(format_yaml(values), "config.yaml").values == values
 
 
 @given(st.one_of(st.text(), st.sampled_from(PAYLOADS)))
