@@ -6,8 +6,8 @@ power cut a reader finds the old content or the new, never a mixture. A sealed f
 anything is read.
 
 A run, a store or a checkpoint may come from a stranger. So every file that nmt itself names is
-opened by `open_plain_file`, which follows no link and opens nothing but plain files. Paths that the
-user names may be links, pipes and devices; they are opened elsewhere.
+opened by `open_plain_file`, which refuses links: one could lead out of the folder. Paths that the user
+names may be links, pipes and devices; they are opened elsewhere.
 """
 
 import contextlib
@@ -38,13 +38,6 @@ DIGEST_BLOCK = 1 << 18  # bytes
 FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
-IRREGULAR_KINDS = (
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
 
 
 class FolderInUse(UserError):
@@ -58,8 +51,7 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
     """Open a file whose name nmt chose; raise UserError if something other than a plain file has
     that name.
 
-    Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten. A
-    FIFO would be waited for without end, and some devices act when they are opened.
+    Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten.
     """
     return open(path, mode, opener=_open_without_following)
 
@@ -67,8 +59,7 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
 def _open_without_following(path: str, flags: int) -> int:
     check_plain_file(Path(path))
     try:
-        # The file may have been replaced since it was checked.
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         # not a UserError, which would count as damage of this file
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -76,12 +67,7 @@ def _open_without_following(path: str, flags: int) -> int:
                 f"{path}: cannot be opened, because too many files are open; raise the limit, "
                 "for example with ulimit -n 1024"
             ) from None
-        check_plain_file(Path(path))
         raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise UserError(f"{path}: was replaced by something other than a plain file; remove it")
-    return handle
 
 
 def check_plain_file(path: Path) -> None:
@@ -103,10 +89,7 @@ def describe_irregular(path: Path) -> str | None:
             return f"a link to {_read_link(path)}"
     except OSError:
         return None
-    for is_kind, name in IRREGULAR_KINDS:
-        if is_kind(mode):
-            return f"a {name}, not a file"
-    return "not a file"
+    return "a folder, not a file" if stat.S_ISDIR(mode) else "not a plain file"
 
 
 def _read_link(path: Path) -> str:
@@ -289,9 +272,7 @@ def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
 
 
 def read_file_size(path: Path) -> int:
-    """Return the size of a file of a sealed folder. Refuse a link, a FIFO or a device without
-    opening it: it leads elsewhere or never ends.
-    """
+    """Return the size of a file of a sealed folder; refuse a link, which leads elsewhere."""
     try:
         status = path.lstat()
     except FileNotFoundError:
