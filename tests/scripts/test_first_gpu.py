@@ -3,26 +3,25 @@ check can fail.
 
 A check that cannot fail proves nothing. So wrong results are put in the place of right ones, one
 fault at a time, and the check that looks for it must name it. Nothing here depends on how long
-anything takes. `make test` rehearses the quick checks; `make gpu-dry` rehearses all of them, and
-interprets the kernels.
+anything takes. `make test` rehearses the quick checks; `make gpu-dry` rehearses all of them.
 """
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt.model.transformer import LayerNorm
-from nmt.train import parallel, update
+from nmt.train import update
 from nmt.train.parallel import Replica
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +31,10 @@ sys.path.insert(0, str(SCRIPT.parent))
 import first_gpu  # noqa: E402
 import gpu_checks  # noqa: E402
 import gpu_speed  # noqa: E402
-from first_gpu import CHECKS, CRASHED, LEFT_OUT, NAMES, Check, Worker, WorkerGone  # noqa: E402
+from first_gpu import CHECKS, CRASHED, NAMES, Check, Worker  # noqa: E402
 from gpu_checks import Bench, Sheet  # noqa: E402
 
 IS_DRY_RUN = os.environ.get("NMT_GPU_DRY") == "1"
-needs_dry_run = pytest.mark.skipif(not IS_DRY_RUN, reason="NMT_GPU_DRY=1 (make gpu-dry)")
 QUICK = ("environment", "dtypes")
 NAN = float("nan")
 Patch = pytest.MonkeyPatch
@@ -104,17 +102,6 @@ def test_the_rehearsal_passes_and_its_page_and_json_agree(tmp_path: Path) -> Non
         for one in check["tables"]:
             assert all(f"| {' | '.join(cells)} |" in done.stdout for cells in one["rows"])
     assert f"[1/{len(chosen)}] environment: passed in" in done.stderr
-
-
-@needs_dry_run
-def test_the_kernels_are_interpreted_where_that_is_asked_for(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
-    done = run_script(
-        "--rehearse", "--only", "attention", "loss", environment={"TRITON_INTERPRET": "1"}
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert "| triton, causal, window 5, heads 2 x 16, fp32: values |" in done.stdout
-    assert "| rows, 50 x 300, fp32: gradient |" in done.stdout
 
 
 def test_every_check_has_a_function_and_a_budget() -> None:
@@ -209,29 +196,6 @@ def test_a_process_that_dies_or_hangs_is_replaced() -> None:
     assert not first_gpu.is_good(results)
 
 
-def test_a_process_that_cannot_start_costs_its_check_alone() -> None:
-    def start(check: Check, is_rehearsal: bool) -> Worker:
-        raise WorkerGone("its process ended with exit code 1")
-
-    first = Worker([sys.executable, "-c", DIES], dict(os.environ))
-    checks = [Check(name, name, 60) for name in ("one", "two", "three")]
-    results = list(first_gpu.run_checks(checks, first, start, is_rehearsal=True))
-    assert [result["verdict"] for result in results] == [CRASHED] * 3
-
-
-def test_no_speed_check_begins_after_ten_minutes(bench: Bench, monkeypatch: Patch) -> None:
-    functions = {name: (lambda bench, sheet: None) for name in NAMES}
-    monkeypatch.setattr(first_gpu, "check_functions", lambda: functions)
-    minutes = count(0.0, 25.0)  # each look at the clock is 25 s later
-    results = list(
-        first_gpu.run_checks(CHECKS, InThisProcess(bench), start_here, True, lambda: next(minutes))
-    )
-    verdicts = {result["name"]: result["verdict"] for result in results}
-    assert verdicts["continuation"] == verdicts["base"] == "passed"
-    assert verdicts["big-ranks"] == LEFT_OUT and "--only big-ranks" in results[-1]["reason"]
-    assert first_gpu.is_good(results)
-
-
 # ---- each check can fail -----------------------------------------------------------------------------------------
 
 
@@ -254,40 +218,14 @@ def scaled(function: Callable[..., Any], by: float) -> Callable[..., Any]:
     return wrong
 
 
-@pytest.mark.parametrize("by", [1.02, NAN])
-def test_wrong_attention_is_named(by: float, bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(gpu_checks, "attend", scaled(gpu_checks.attend, by))
-    bad = failures(bench, "attention")
-    assert "plain, causal, window 5, heads 2 x 16, fp32: values" in bad
-    assert "plain, memory, values of 20, heads 1 x 12, bf16: worst gradient" in bad
+def without_mask(mask: Any) -> Any:
+    return lambda queries, keys, causal, window: mask(queries, keys, False, window)
 
 
-def test_a_causal_mask_that_is_missing_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    mask = gpu_checks.AttentionMask
-    monkeypatch.setattr(
-        gpu_checks,
-        "AttentionMask",
-        lambda queries, keys, causal, window: mask(queries, keys, False, window),
-    )
-    assert "plain, causal, window 5, heads 2 x 16, fp32: values" in failures(bench, "attention")
-
-
-def test_attention_whose_bits_change_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    calls, attend = count(1), gpu_checks.attend
-    n_compared = 2 * len(gpu_checks.TINY_CASES)
-    monkeypatch.setattr(
-        gpu_checks, "attend", lambda *given: attend(*given) * max(1, next(calls) - n_compared)
-    )
-    assert failures(bench, "attention") == ["plain: three passes give the same bits"]
-
-
-@pytest.mark.parametrize("by", [1.02, NAN])
-def test_a_wrong_loss_is_named(by: float, bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(
-        "nmt.train.loss.compute_loss_sums", scaled(gpu_checks.loss_module.compute_loss_sums, by)
-    )
-    bad = failures(bench, "loss")
-    assert "loss, 50 x 300, fp32: sums" in bad and "loss, 50 x 300, bf16: gradient of weight" in bad
+def changing(attend: Any) -> Any:
+    """Attention that is right until it is repeated."""
+    calls, n_compared = count(1), 2 * len(gpu_checks.TINY_CASES)
+    return lambda *given: attend(*given) * max(1, next(calls) - n_compared)
 
 
 class WrongGradient(torch.autograd.Function):
@@ -300,84 +238,176 @@ class WrongGradient(torch.autograd.Function):
         return grad * 1.0005
 
 
-def test_a_wrong_gradient_of_the_model_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    sums = parallel.CompiledObjective.compute_sums
-
-    def wrong(self: parallel.CompiledObjective, *given: Tensor) -> tuple[Tensor, Tensor]:
-        loss, nll = sums(self, *given)
+def wrong_gradient(compute_sums: Any) -> Any:
+    def wrong(self: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        loss, nll = compute_sums(self, *given)
         return WrongGradient.apply(loss), nll
 
-    monkeypatch.setattr(parallel.CompiledObjective, "compute_sums", wrong)
-    bad = failures(bench, "micro-batch")
-    assert bad[0] == "compiled, fp32: all gradients" and all(
-        name.startswith("compiled, fp32: ") for name in bad
-    )
+    return wrong
 
 
-def test_a_gradient_that_is_nan_in_one_tensor_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    gradients = gpu_checks.gradients_of
-
+def one_nan(gradients_of: Any) -> Any:
     def wrong(replica: Replica) -> dict[str, Tensor]:
-        found = gradients(replica)
+        found: dict[str, Tensor] = gradients_of(replica)
         if replica.compiled is not None:
             found["model.encoder.0.feed_forward.inner.bias"][3] = NAN
         return found
 
-    monkeypatch.setattr(gpu_checks, "gradients_of", wrong)
-    bad = failures(bench, "micro-batch")
-    assert "compiled, fp32: worst, model.encoder.0.feed_forward.inner.bias" in bad
-    assert "compiled, bf16: all gradients" in bad
+    return wrong
 
 
-def test_norms_in_fp32_are_named(bench: Bench, monkeypatch: Patch) -> None:
-    forward = LayerNorm.forward
-    monkeypatch.setattr(LayerNorm, "forward", lambda self, x: forward(self, x).float())
-    assert "what norms return" in failures(bench, "dtypes")
-
-
-def test_updates_that_differ_from_the_cpu_are_named(bench: Bench, monkeypatch: Patch) -> None:
-    run = Replica.run
-
-    def forgetful(self: Replica, batch: Any, scale: float, seed: int) -> Tensor:
-        sums = run(self, batch, scale, seed)
+def forgetful(run: Any) -> Any:
+    def wrong(self: Replica, *given: Any) -> Any:
+        sums = run(self, *given)
         if self.compiled is not None:
             self.clear_gradients()
         return sums
 
-    monkeypatch.setattr(Replica, "run", forgetful)
-    bad = failures(bench, "updates")
-    assert bad[0] == "fp32: largest difference of a token's loss"
-    assert bad[-1] == "bf16, dropout 0.1: last loss over first, the same pairs"
+    return wrong
 
 
-def test_dropout_that_ignores_its_seed_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    run = Replica.run
-    monkeypatch.setattr(Replica, "run", lambda self, batch, scale, seed: run(self, batch, scale, 0))
-    assert failures(bench, "graph") == ["dropout, another seed: the same sums"]
+def seeded(run: Any, seeds: Iterator[int]) -> Any:
+    return lambda self, batch, scale, seed: run(self, batch, scale, next(seeds))
 
 
-def test_dropout_that_does_not_follow_its_seed_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    run, others = Replica.run, count(5)
-    monkeypatch.setattr(
-        Replica, "run", lambda self, batch, scale, seed: run(self, batch, scale, next(others))
-    )
-    bad = failures(bench, "graph")
-    assert "dropout, the same seed twice: the same sums" in bad
-    assert "dropout, a graph recorded anew: error of gradients" in bad
+class Fault(NamedTuple):
+    check: str
+    place: str  # of a function, which is replaced
+    make_wrong: Callable[[Any], Any]
+    named: list[str]  # by the check
+    is_all: bool = False  # and nothing else
 
 
-@needs_dry_run
-def test_compiling_anew_for_other_lengths_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    graphs = count()
-    monkeypatch.setattr(gpu_checks, "n_graphs", lambda: next(graphs))
-    bad = failures(bench, "compilations")
-    assert bad == ["compilations after the first of 20 micro-batches"]
+RUN = "nmt.train.parallel.Replica.run"
+FAULTS = {
+    "attention": Fault(
+        "attention",
+        "gpu_checks.attend",
+        lambda attend: scaled(attend, 1.02),
+        [
+            "plain, causal, window 5, heads 2 x 16, fp32: values",
+            "plain, memory, values of 20, heads 1 x 12, bf16: worst gradient",
+        ],
+    ),
+    "attention is NaN": Fault(
+        "attention",
+        "gpu_checks.attend",
+        lambda attend: scaled(attend, NAN),
+        ["plain, causal, window 5, heads 2 x 16, fp32: values"],
+    ),
+    "no causal mask": Fault(
+        "attention",
+        "gpu_checks.AttentionMask",
+        without_mask,
+        ["plain, causal, window 5, heads 2 x 16, fp32: values"],
+    ),
+    "attention changes its bits": Fault(
+        "attention",
+        "gpu_checks.attend",
+        changing,
+        ["plain: three passes give the same bits"],
+        is_all=True,
+    ),
+    "loss": Fault(
+        "loss",
+        "nmt.train.loss.compute_loss_sums",
+        lambda sums: scaled(sums, 1.02),
+        ["loss, 50 x 300, fp32: sums", "loss, 50 x 300, bf16: gradient of weight"],
+    ),
+    "loss is NaN": Fault(
+        "loss",
+        "nmt.train.loss.compute_loss_sums",
+        lambda sums: scaled(sums, NAN),
+        ["loss, 50 x 300, fp32: sums", "loss, 50 x 300, bf16: gradient of weight"],
+    ),
+    "gradient of the model": Fault(
+        "micro-batch",
+        "nmt.train.parallel.CompiledObjective.compute_sums",
+        wrong_gradient,
+        ["compiled, fp32: all gradients"],
+    ),
+    "one gradient is NaN": Fault(
+        "micro-batch",
+        "gpu_checks.gradients_of",
+        one_nan,
+        [
+            "compiled, fp32: worst, model.encoder.0.feed_forward.inner.bias",
+            "compiled, bf16: all gradients",
+        ],
+    ),
+    "norms in fp32": Fault(
+        "dtypes",
+        "nmt.model.transformer.LayerNorm.forward",
+        lambda forward: lambda self, x: forward(self, x).float(),
+        ["what norms return"],
+    ),
+    "updates": Fault(
+        "updates",
+        RUN,
+        forgetful,
+        [
+            "fp32: largest difference of a token's loss",
+            "bf16, dropout 0.1: last loss over first, the same pairs",
+        ],
+    ),
+    "dropout ignores its seed": Fault(
+        "graph",
+        RUN,
+        lambda run: seeded(run, repeat(0)),
+        ["dropout, another seed: the same sums"],
+        is_all=True,
+    ),
+    "dropout does not follow its seed": Fault(
+        "graph",
+        RUN,
+        lambda run: seeded(run, count(5)),
+        [
+            "dropout, the same seed twice: the same sums",
+            "dropout, a graph recorded anew: error of gradients",
+        ],
+    ),
+    "many shapes": Fault(
+        "compilations",
+        "gpu_checks.make_batch",
+        lambda make_batch: lambda store, ids, shape: make_batch(store, ids),
+        ["sentences of 1 to 40 pieces: one shape"],
+    ),
+    "losses are NaN": Fault(
+        "base",
+        RUN,
+        lambda run: lambda *given: torch.full((2,), NAN),
+        ["all losses are finite"],
+        is_all=True,
+    ),
+}
+SLOW_FAULTS = {
+    "compiled anew for other lengths": Fault(
+        "compilations",
+        "gpu_checks.n_graphs",
+        lambda n_graphs: count().__next__,
+        ["compilations after the first of 20 micro-batches"],
+        is_all=True,
+    ),
+    "short translations": Fault(
+        "decoding",
+        "gpu_speed.decode",
+        lambda decode: lambda *given: [ids[:4] for ids in decode(*given)],
+        ["translations of 5 pieces"],
+        is_all=True,
+    ),
+}
 
 
-def test_micro_batches_of_many_shapes_are_named(bench: Bench, monkeypatch: Patch) -> None:
-    make_batch = gpu_checks.make_batch
-    monkeypatch.setattr(gpu_checks, "make_batch", lambda store, ids, shape: make_batch(store, ids))
-    assert "sentences of 1 to 40 pieces: one shape" in failures(bench, "compilations")
+@pytest.mark.parametrize("fault", FAULTS | SLOW_FAULTS if IS_DRY_RUN else FAULTS)
+def test_a_fault_is_named(fault: str, bench: Bench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.0)
+    monkeypatch.setattr(gpu_speed, "measure_ceiling", lambda *given: 1e12)
+    check, place, make_wrong, named, is_all = (FAULTS | SLOW_FAULTS)[fault]
+    right = pkgutil.resolve_name(place)
+    monkeypatch.setattr(place, make_wrong(right))
+    bad = failures(bench, check)
+    assert set(named) <= set(bad)
+    assert not is_all or bad == named
 
 
 @pytest.mark.parametrize(
@@ -431,100 +461,3 @@ def test_a_run_that_does_not_continue_to_the_bit_is_named(bench: Bench, monkeypa
     monkeypatch.setattr(update, "dropout_seed", lambda *given: next(seeds))
     bad = failures(bench, "continuation")
     assert len(bad) == 1 and bad[0].startswith("tensors with other bits, of ")
-
-
-def test_training_that_fails_is_named(bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(gpu_checks.train_command, "main", lambda argv: 2)
-    answer = gpu_checks.perform(gpu_checks.check_continuation, bench)
-    assert answer["verdict"] == CRASHED and "nmt-train left with exit code 2" in answer["reason"]
-
-
-@pytest.fixture
-def quick(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.0)
-    monkeypatch.setattr(gpu_speed, "measure_ceiling", lambda *given: 1e12)
-
-
-def test_a_loss_that_is_nan_makes_a_speed_worthless(
-    bench: Bench, monkeypatch: Patch, quick: None
-) -> None:
-    monkeypatch.setattr(Replica, "run", lambda self, batch, scale, seed: torch.full((2,), NAN))
-    assert failures(bench, "base") == ["all losses are finite"]
-
-
-def test_the_speed_of_ranks_is_what_the_main_rank_writes(
-    bench: Bench, monkeypatch: Patch, quick: None
-) -> None:
-    """Instead of two processes, one that was told the same."""
-
-    def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
-        gpu_speed.work_as_rank(folder, is_rehearsal=True)
-        return 0
-
-    monkeypatch.setattr(gpu_speed, "run_ranks", run_ranks)
-    answer = gpu_checks.perform(gpu_speed.FUNCTIONS["big-ranks"], bench)
-    assert answer["verdict"] == "passed" and answer["tables"][0]["rows"][0][:2] == [
-        "big",
-        "2",
-    ]
-    monkeypatch.setattr(gpu_speed, "run_ranks", lambda *given: 7)
-    answer = gpu_checks.perform(gpu_speed.FUNCTIONS["big-ranks"], bench)
-    assert answer["verdict"] == CRASHED and "torchrun left with exit code 7" in answer["reason"]
-
-
-def test_micro_batches_are_halved_until_they_fit(
-    bench: Bench, monkeypatch: Patch, quick: None
-) -> None:
-    run = Replica.run
-
-    def cramped(self: Replica, batch: Any, scale: float, seed: int) -> Tensor:
-        if batch.n_tokens > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(self, batch, scale, seed)
-
-    monkeypatch.setattr(Replica, "run", cramped)
-    answer = gpu_checks.perform(gpu_speed.FUNCTIONS["base"], bench)
-    assert answer["verdict"] == "passed" and answer["figures"]["micro_tokens"] == 64 + 32
-    monkeypatch.setattr(Replica, "run", scaled(cramped, NAN))
-    monkeypatch.setattr(gpu_speed, "MOST_ROUNDS", 2)
-    answer = gpu_checks.perform(gpu_speed.FUNCTIONS["base"], bench)
-    assert answer["verdict"] == "skipped" and "do not fit into memory" in answer["reason"]
-
-
-@pytest.fixture
-def roofline() -> Iterator[dict[str, Any]]:
-    """A module in the place of the real one."""
-    answers: dict[str, Any] = {}
-
-    class Roofline:
-        @staticmethod
-        def predict(size: str, gpu_name: str, n_ranks: int) -> float | None:
-            assert (size, n_ranks) == ("base", 1)
-            answer: float | None = answers["answer"]
-            if answer == 0:
-                raise KeyError(gpu_name)
-            return answer
-
-    before = sys.modules.pop("roofline", None)
-    sys.modules["roofline"] = Roofline  # type: ignore[assignment]
-    yield answers
-    del sys.modules["roofline"]
-    if before is not None:
-        sys.modules["roofline"] = before
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"), [(1e9, "of 1,000,000,000"), (None, "no prediction"), (0, "no prediction")]
-)
-def test_a_prediction_stands_beside_the_speed(
-    answer: float | None, told: str, bench: Bench, quick: None, roofline: dict[str, Any]
-) -> None:
-    roofline["answer"] = answer
-    found = gpu_checks.perform(gpu_speed.FUNCTIONS["base"], bench)
-    assert found["verdict"] == "passed" and told in found["tables"][0]["rows"][0][-1]
-
-
-def test_translations_that_are_too_short_are_named(bench: Bench, monkeypatch: Patch) -> None:
-    decode = gpu_speed.decode
-    monkeypatch.setattr(gpu_speed, "decode", lambda *given: [ids[:4] for ids in decode(*given)])
-    assert failures(bench, "decoding") == ["translations of 5 pieces"]

@@ -35,7 +35,7 @@ BUDGETS = {
 }
 
 
-def counted(tmp_path: Path, config: str, n_ranks: int, *settings: str) -> Counts:
+def count_launches(tmp_path: Path, config: str, n_ranks: int) -> Counts:
     file = tmp_path / "counts.json"
     command = [
         sys.executable,
@@ -46,7 +46,6 @@ def counted(tmp_path: Path, config: str, n_ranks: int, *settings: str) -> Counts
         str(n_ranks),
         "--json",
         str(file),
-        *(("--set", *settings) if settings else ()),
     ]
     done = subprocess.run(
         command,
@@ -60,26 +59,11 @@ def counted(tmp_path: Path, config: str, n_ranks: int, *settings: str) -> Counts
 
 
 @needs_dry_run
-def test_one_layer_stays_within_its_budget(tmp_path: Path) -> None:
-    counts = counted(tmp_path, "base.yaml", 8, "model.n_layers=1")
-    kinds = {kernel.kind: 0 for kernel in counts.kernels}
-    for kernel in counts.kernels:
-        kinds[kernel.kind] += kernel.count
-    attention = [n for kind, n in kinds.items() if "packed_attention" in kind]
-    # The encoder's, the decoder's, and that over the memory: forward, backward
-    assert attention == [3, 3]
-    assert [n for kind, n in kinds.items() if "loss_rows" in kind] == [1]
-    # embeddings, the loss and what is made once for a batch are in it
-    assert counts.launches() <= 129
-    assert counts.fused_bytes() <= 1.23e9
-
-
-@needs_dry_run
 @pytest.mark.parametrize(("size", "n_ranks"), BUDGETS)
 def test_the_papers_models_stay_within_their_budgets(
     size: str, n_ranks: int, tmp_path: Path
 ) -> None:
-    counts = counted(tmp_path, f"{size}.yaml", n_ranks)
+    counts = count_launches(tmp_path, f"{size}.yaml", n_ranks)
     print(size, n_ranks, counts.launches(), counts.fused_bytes() / 1e9)
     launches, gigabytes = BUDGETS[size, n_ranks]
     assert counts.launches() <= launches and counts.fused_bytes() <= 1e9 * gigabytes
@@ -92,21 +76,6 @@ def test_stored_counts_are_within_the_budgets_and_of_the_papers_sizes() -> None:
         assert 0.9 * launches < STORED[key].launches() <= launches
         assert 0.9e9 * gigabytes < STORED[key].fused_bytes() <= 1e9 * gigabytes
     assert [round(STORED[size, 1].n_parameters / 1e6) for size in ("base", "big")] == [63, 214]
-
-
-def test_products_add_up_to_the_models_operations() -> None:
-    """Six operations for each weight of a matrix and token; attention's own are in its kernels."""
-    for (size, _), counts in STORED.items():
-        d, d_ff = {"base": (512, 2048), "big": (1024, 4096)}[size]
-        matrices = 6 * (4 * d * d + 2 * d * d_ff) + 6 * (8 * d * d + 2 * d * d_ff)
-        flop = sum(
-            2 * kernel.count * m * n * k
-            for kernel in counts.kernels
-            if kernel.product
-            for m, n, k in [kernel.product]
-        )
-        expected = 6 * counts.tokens * (matrices + d * 37_056)
-        assert flop == pytest.approx(expected, rel=0.01)
 
 
 def test_the_roofline_follows_its_own_rules() -> None:
