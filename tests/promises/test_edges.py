@@ -8,7 +8,7 @@ the folder that it runs in stay as they are.
 
 One stream is disturbed at a time, because each is treated by code of its own (system/streams.py);
 all three together are tried for one state. test_places.py has disks and homes, and
-test_foreign_folders.py what else may have the name of a file. `make test` starts some cases as a
+test_damaged.py what else may have the name of a file. `make test` starts some cases as a
 shell does, NMT_SOAK=1 tries all in forks.
 """
 

@@ -1,0 +1,751 @@
+"""What lies in the place of nmt's own files: links, folders, garbage, files cut, flipped, emptied or exchanged.
+
+One table says which command meets what in the place of which file, and what becomes of it: it is
+refused in one line, the work is done without it and a line says so, or it is replaced. What the
+user keeps elsewhere stays as it is to the byte and to the time of its last change. Damage to the
+newest checkpoint is named, and a run that goes on from the one before ends in the bits of the
+undisturbed one. `make test` tries one kind of link in each place and folders in some; NMT_SOAK=1
+tries all kinds, and ten times as many places of damage.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.canary import record
+from support.soaking import IS_SOAK, Ground, counted, lines, make_ground, tensor_digests
+
+from nmt.checkpoint import find_newest, list_steps
+from nmt.commands.average import main as nmt_average
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.export import main as nmt_export
+from nmt.commands.prepare import main as nmt_prepare
+from nmt.commands.train import main as nmt_train
+from nmt.commands.translate import main as nmt_translate
+from nmt.config import load_config, override_config
+from nmt.system.errors import Failure
+from nmt.system.files import digest_file, read_json, seal, write_json
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+
+SETTINGS = (
+    "training.steps=20",
+    "training.log_every=1",
+    "training.validate_every=5",
+    "training.checkpoint_every=5",
+    "training.keep_checkpoints=10",
+    "evaluation.bleu=false",
+    "decoding.max_extra=1",
+)
+NEWEST = "run/checkpoints/step-0000020"
+
+
+def train(ground: Ground, *settings: str) -> int:
+    return nmt_train(ground.argv("run", *SETTINGS, *settings))
+
+
+def score_average(ground: Ground) -> int:
+    text = str(ground.folder / "valid.en"), str(ground.folder / "valid.de")
+    average = str(ground.folder / "run" / "average")
+    return nmt_eval([average, "--src", text[0], "--ref", text[1], "decoding.beam=1"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """A run with checkpoints at 5, 10, 15 and 20, an average and results; in `other` the model has
+    another size.
+    """
+    ground = make_ground(tmp_path_factory.mktemp("whole"))
+    assert train(ground) == 0
+    assert nmt_average([f"{ground.folder}/run", "--last", "2"]) == score_average(ground) == 0
+    assert train(ground, f"out={ground.folder}/other", "model.d_ff=16", "name=other") == 0
+    shutil.copytree(ground.folder, f"{ground.folder}.whole", symlinks=True)
+    return ground
+
+
+@pytest.fixture
+def ground(whole: Ground) -> Ground:
+    """The same; each test may break what it likes, and the next one finds it whole again."""
+    shutil.rmtree(whole.folder)
+    shutil.copytree(f"{whole.folder}.whole", whole.folder, symlinks=True)
+    return whole
+
+
+# ---- the table --------------------------------------------------------------------------------------------------
+
+CHECKPOINT_FILES = (
+    "config.yaml",
+    "manifest.json",
+    "model.safetensors",
+    "state.json",
+    "vocab.model",
+)
+TRAIN_FILES = ("train.src.ids.npy", "train.src.offsets.npy", "train.tgt.ids.npy")
+DEV_FILES = ("valid.src.ids.npy", "valid.src.txt", "valid.tgt.offsets.npy", "valid.tgt.txt")
+STORE_FILES = ("manifest.json", "ledger.json", "vocab.model", *TRAIN_FILES, *DEV_FILES)
+LINKS = ("link", "link to nothing", "link to a device")
+
+# What becomes of a command if one of the files is of another kind:
+REFUSED = "refused"  # one line and exit code 2
+WARNED = "warned"  # one line, and the work is done without the file
+REPLACED = "replaced"  # by a new file; a folder is refused or warned of
+
+
+def list_commands(ground: Ground) -> dict[str, Callable[[], int]]:
+    run, text = str(ground.folder / "run"), str(ground.folder / "valid.en")
+    average = f"{run}/average"
+    train = ground.argv("run", *SETTINGS, "training.steps=21")
+    prepare = ["--config", str(ground.config)]
+    out = str(ground.folder / "exported")
+    return {
+        "train": lambda: nmt_train(train),
+        "draw epochs": lambda: nmt_train([*train, "out=" + run + "2", "vocab.bpe_dropout=0.1"]),
+        "average": lambda: nmt_average([run, "--last", "2"]),
+        "average the best": lambda: nmt_average([run, "--best", "2"]),
+        "score the average": lambda: score_average(ground),
+        "translate": lambda: nmt_translate([run, "-i", text, "-o", out, "--beam", "1"]),
+        "export the average": lambda: nmt_export([average, "--to", "safetensors", "-o", out]),
+        "prepare": lambda: nmt_prepare(prepare),
+        "prepare anew": lambda: nmt_prepare([*prepare, f"data.store={ground.folder}/new"]),
+        "inspect": lambda: nmt_prepare(["--inspect", str(ground.folder / "store")]),
+    }
+
+
+@dataclass(frozen=True)
+class Place:
+    command: str
+    name: str  # below the ground
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.command}: {self.name}"
+
+
+def list_places() -> list[Place]:
+    places = [
+        Place("train", "run/.lock", REFUSED),
+        Place("train", "run/config.yaml", REFUSED),
+        Place("train", "run/metrics.jsonl", REFUSED),
+        Place("train", "run/vocab.model", REPLACED),
+        Place("train", "run/status.json", REPLACED),
+        Place("train", "run/report.html", REPLACED),
+        Place("train", f"{NEWEST}/optimizer.safetensors", WARNED),
+        Place("draw epochs", "run2/.lock", REFUSED),
+        Place("average", "run/config.yaml", REFUSED),
+        Place("average", f"{NEWEST}/optimizer.safetensors", REFUSED),
+        Place("average", "run/results.json", WARNED),
+        Place("average", "run/average/README.md", REFUSED),
+        Place("average the best", "run/metrics.jsonl", REFUSED),
+        Place("score the average", "run/.results.lock", WARNED),
+        Place("score the average", "run/results.json", WARNED),
+        Place("score the average", "run/config.yaml", WARNED),
+        Place("score the average", "run/average/README.md", WARNED),
+        Place("prepare", "store/manifest.json", REFUSED),
+        Place("prepare", "store/ledger.json", REFUSED),
+        Place("prepare", "store/.sources.json", REFUSED),
+        Place("prepare anew", "new/.nmt-prepare/.lock", REFUSED),
+    ]
+    for name in CHECKPOINT_FILES:
+        places += [
+            Place("train", f"{NEWEST}/{name}", WARNED),
+            Place("translate", f"{NEWEST}/{name}", WARNED),
+            Place("average", f"{NEWEST}/{name}", REFUSED),
+            Place("score the average", f"run/average/{name}", REFUSED),
+            Place("export the average", f"run/average/{name}", REFUSED),
+        ]
+    for name in STORE_FILES:
+        places += [
+            Place("train", f"store/{name}", REFUSED),
+            Place("inspect", f"store/{name}", REFUSED),
+        ]
+    return places
+
+
+GARBAGE = {
+    "nothing": b"",
+    "no text": bytes(range(256)),
+    "cut off": b'{"kind": "train", "step": 1, "nl',
+    "nested": b"[" * 1_500 + b"]" * 1_500,
+    "nested past Python": b'{"step":' * 100_000,
+    "400 digits": b'{"kind": "train", "step": 1, "nll": 1' + b"0" * 400 + b"}",
+    "a step of 400 digits": b'{"kind": "train", "nll": 1, "step": 1' + b"0" * 400 + b"}",
+    "1e308": b'{"kind": "train", "step": 1, "nll": 1e308}',
+    "-1e308": b'{"kind": "train", "step": 1, "nll": -1e308}',
+    "NaN": b'{"kind": "train", "step": 1, "nll": NaN}',
+    "a list": b"[]",
+    "a number": b"7",
+    "no keys": b"{}",
+    "other types": b'{"kind": [], "step": "1", "averaged": 1, "corpora": {}, "settings": 1}',
+    "surrogates": b'{"kind": "\\ud800", "step": {}, "\\udfff": "\\ud800"}',
+}
+SIZE = "1 TB"
+# What a stranger writes into a file, and seals
+WRITTEN = [
+    (Place("inspect", "store/ledger.json", REFUSED), list(GARBAGE)),
+    (Place("inspect", "store/manifest.json", REFUSED), list(GARBAGE)),
+    (Place("average", f"{NEWEST}/state.json", REFUSED), list(GARBAGE)),
+    (Place("score the average", "run/average/state.json", REFUSED), list(GARBAGE)),
+    (Place("score the average", "run/average/manifest.json", REFUSED), list(GARBAGE)),
+    (
+        Place("prepare", "store/.sources.json", REFUSED),
+        ["nested", "no text", "a list", "NaN", SIZE],
+    ),
+    # no results are results, too
+    (
+        Place("score the average", "run/results.json", WARNED),
+        [SIZE, *counted(["nested", "400 digits", "other types"], list(GARBAGE)[:10])],
+    ),
+]
+
+
+def list_cases() -> Iterator[tuple[Place, str]]:
+    for i, place in enumerate(list_places()):
+        for kind in LINKS if IS_SOAK else (LINKS[i % 3],):
+            yield place, kind
+        if IS_SOAK or i % 4 == 0:
+            yield place, "folder"
+    for place, kinds in WRITTEN:
+        for kind in kinds:
+            yield place, kind
+
+
+@pytest.fixture(scope="module")
+def outside(whole: Ground) -> Path:
+    """What the user keeps elsewhere: a file, and a copy of everything that the run has."""
+    folder = Path(f"{whole.folder}.outside")
+    shutil.copytree(f"{whole.folder}.whole", folder, symlinks=True)
+    (folder / "precious").write_bytes(b"precious data\nwithout an end")
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def before(outside: Path) -> dict[str, object]:
+    return record(outside)
+
+
+def put(kind: str, path: Path, outside: Path) -> str:
+    """Put something else in the place of a file, and return what messages say of it."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if kind == SIZE:
+        os.truncate(path, 1 << 40)  # takes no room on the disk
+        return "is damaged (1,099,511,627,776 bytes, but at most"
+    if kind in GARBAGE:
+        path.write_bytes(GARBAGE[kind])
+        manifest = path.with_name(MANIFEST_FILE)
+        entries = {} if path == manifest or not manifest.exists() else read_json(manifest)
+        if path.name in entries:
+            size = path.stat().st_size
+            entries[path.name] = {"sha256": digest_file(path), "size": size}
+            write_json(manifest, entries)
+        return ""
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+        return "is a folder"
+    names = {"link": "precious", "link to nothing": "nothing", "link to a device": "/dev/zero"}
+    path.symlink_to(outside / names[kind])
+    return "is a link"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a command that met something else in the place of a file."""
+
+    code: int
+    lines: list[str]
+    about_path: list[str]
+
+    def check(self, outcome: str) -> None:
+        if outcome == REFUSED:
+            assert self.code == 2 and self.lines[-1:] == self.about_path, self
+            assert "error: " in self.about_path[0], self
+        elif outcome == WARNED:
+            assert self.code == 0 and len(self.about_path) == 1, self
+            assert "warning: " in self.about_path[0], self
+        else:
+            assert self.code == 0 and not self.about_path, self
+
+
+TryCommand = Callable[[str, Path], Trial]
+
+
+@pytest.fixture
+def try_command(
+    ground: Ground, outside: Path, before: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> TryCommand:
+    """Run a command that meets `path`; nothing outside may change."""
+
+    def run(command: str, path: Path) -> Trial:
+        capsys.readouterr()
+        code = list_commands(ground)[command]()
+        said = capsys.readouterr()
+        lines = said.err.splitlines()
+        assert record(outside) == before and not (code and said.out)
+        # a manifest speaks of its folder, and of other files in it
+        place = str(path.parent) if path.name == MANIFEST_FILE else str(path)
+        return Trial(code, lines, [line for line in lines if place in line])
+
+    return run
+
+
+@pytest.mark.timeout(20)  # no device is waited for
+@pytest.mark.parametrize("place, kind", list_cases(), ids=str)
+def test_what_is_not_nmts_own_file(
+    place: Place, kind: str, ground: Ground, outside: Path, try_command: TryCommand
+) -> None:
+    path = ground.folder / place.name
+    what = put(kind, path, outside)
+    trial = try_command(place.command, path)
+    if place.outcome != REPLACED:
+        trial.check(place.outcome)
+    elif kind == "folder":
+        assert trial.code in (0, 2) and trial.about_path, trial
+    else:
+        trial.check(REPLACED)
+        assert path.is_file() and not path.is_symlink()
+    for line in trial.about_path:
+        assert len(line) < 500 and (what in line or "README.md: was edited" in line)
+    assert kind not in GARBAGE or path.read_bytes() == GARBAGE[kind]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "command, name, target, outcome",
+    [
+        ("train", "run/checkpoints", "run/checkpoints", REFUSED),
+        ("train", "run/checkpoints", "empty", REFUSED),
+        ("train", NEWEST, NEWEST, WARNED),
+        ("train", "run/checkpoints/best", NEWEST, REPLACED),
+        ("train", "run/checkpoints/last", "empty", REPLACED),
+        ("translate", "run/checkpoints", "run/checkpoints", REFUSED),
+        ("translate", NEWEST, NEWEST, WARNED),
+        ("average", NEWEST, NEWEST, REFUSED),
+        ("average", "run/average", "run/average", REFUSED),
+        ("average", "run/average", "empty", REFUSED),
+        ("average", "run/.average.tmp", "run", REPLACED),
+        ("average", "run/.average.old", "run/average", REPLACED),
+        ("draw epochs", "store.epochs", "empty", REFUSED),
+        ("prepare anew", "new/.nmt-prepare", "empty", REFUSED),
+    ],
+)
+def test_no_folder_is_a_link_out_of_the_run(
+    command: str,
+    name: str,
+    target: str,
+    outcome: str,
+    ground: Ground,
+    outside: Path,
+    try_command: TryCommand,
+) -> None:
+    path = ground.folder / name
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(outside / target)
+    try_command(command, path).check(outcome)
+    if outcome == REPLACED:
+        assert not os.path.lexists(path) or path.resolve().is_relative_to(ground.folder.resolve())
+
+
+def test_links_of_the_user_and_links_inside_work(ground: Ground, tmp_path: Path) -> None:
+    """The user's own folder, corpora and model may lie behind links; `best` and `last` are links."""
+    elsewhere = tmp_path / "disk"
+    elsewhere.mkdir()
+    for name in ("run", "store", "train.en"):
+        os.rename(ground.folder / name, elsewhere / name)
+        (ground.folder / name).symlink_to(elsewhere / name)
+    commands = list_commands(ground)
+    for command in ("train", "average", "score the average", "translate", "inspect", "prepare"):
+        assert commands[command]() == 0
+    last = str(ground.folder / "run/checkpoints/last")
+    assert nmt_average([last, "-o", str(tmp_path / "mean")]) == 0
+    (ground.folder / "bpe").symlink_to(elsewhere / "store/vocab.model")
+    given = [f"vocab.model={ground.folder}/bpe", f"data.store={tmp_path}/new"]
+    assert nmt_prepare(["--config", str(ground.config), *given]) == 0
+
+
+# ---- what a stranger writes into files ---------------------------------------------------------------------------
+
+# Lines of numbers and text that are read, but that nothing can be drawn or computed from.
+ODD_LINES = [
+    b'{"kind": "train", "step": 1, "nll": 1e100, "tgt_tokens_per_s": -1e100, "elapsed_s": -1e99}',
+    b'{"kind": "train", "step": 9223372036854775807, "nll": -1e100, "loss": 5e-324}',
+    b'{"kind": "train", "step": 2, "nll": true, "loss": "x", "elapsed_s": []}',
+    b'{"kind": "valid", "step": 3, "nll": 5e-324, "bleu": 9007199254740993, "signature": {}}',
+    b'{"kind": "valid", "step": 3, "nll": 0, "bleu": 0, "signature": "\\ud800"}',
+    b'{"kind": "warning", "step": 4, "problem": ["stalled"], "message": 5}',
+    b'{"kind": "warning", "step": 4, "problem": "\\udc80", "message": "\\ud800\\u001b[31m"}',
+    b'{"kind": "train", "step": -1, "nll": 1}',
+    b'{"kind": "train", "step": 5, "message": "' + b"x" * 1_000_000 + b'"}',
+]
+
+
+def test_metrics_are_no_reason_to_fail(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither at the start, nor after the last update, nor for the average of the best."""
+    run = ground.run("run")
+    lines = [*GARBAGE.values(), *ODD_LINES]
+    content = b"\n".join(lines) + b"\n" + run.metrics.read_bytes()
+    run.metrics.write_bytes(content)
+    state = run.checkpoints / "step-0000020" / "state.json"
+    values = json.loads(state.read_bytes())
+    state.write_text(json.dumps(values | {"metrics_bytes": len(content)}))
+    seal(state.parent)
+    capsys.readouterr()
+
+    assert train(ground, "training.steps=21") == 0
+    said = capsys.readouterr().err
+    assert "warning" not in said and "Traceback" not in said
+    assert read_json(run.status)["state"] == "done"
+    page = run.report.read_text()
+    assert "line(s) of metrics.jsonl cannot be read and are left out" in page
+    assert "\x1b" not in page
+
+    assert nmt_average([str(run.path), "--best", "2", "-o", f"{ground.folder}/best"]) == 0
+
+
+def test_a_ledger_may_hold_any_text(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
+    """Samples are the text of corpora, and names of files need not be UTF-8."""
+    path = ground.folder / "store" / "ledger.json"
+    ledger = json.loads(path.read_bytes())
+    ledger["corpora"][0]["dropped"] = {"identical": 1}
+    ledger["corpora"][0]["samples"] = {"identical": [["\0 <b>", "\ud800"]]}
+    ledger["corpora"][0]["files"][0]["name"] = "\udcff" * 300
+    path.write_text(json.dumps(ledger))
+    seal(path.parent)
+    for argv in (["--inspect", str(path.parent)], ["--config", str(ground.config)]):
+        assert nmt_prepare(argv) == 0
+    assert "en  <U+0000> <b>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kept": "x"}, "corpora[0].kept: 'x' is not an integer"),
+        ({"tokens": [1]}, "tokens has 1 values, not one for each language"),
+        ({"samples": {"rule": []}}, "samples has a rule that dropped nothing"),
+        ({"held_out": {"dev": [1]}}, "held_out must have three values for each set"),
+        ({"files": [{"name": "a\0b"}]}, "corpora[0].files[0].size: is missing"),
+    ],
+)
+def test_a_ledger_is_checked_value_by_value(
+    change: dict[str, object], message: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ground.folder / "store" / "ledger.json"
+    ledger = json.loads(path.read_bytes())
+    ledger["corpora"][0] |= change
+    path.write_text(json.dumps(ledger))
+    seal(path.parent)
+    for argv in (["--inspect", str(path.parent)], ["--config", str(ground.config)]):
+        assert nmt_prepare(argv) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"error: {path}: " in line and message in line and "prepare it again" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.d_model=1000000000"], "model: its weights alone would take"),
+        (["model.n_layers=1000000000000"], "model: its weights alone would take"),
+        (["data.workers=1000000000"], "data.workers is 1000000000; it must be between 1 and 4096"),
+        ([f"training.src_tokens={2**62}"], "it must be between 1 and 2^40"),
+        (["decoding.beam=1000000000"], "decoding.beam is 1000000000; it must be between 1 and"),
+        (["data.train=[{src: " + "x" * 900_000 + "}]"], "needs both src and tgt"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
+    settings: list[str], message: str, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ground.folder / "new"
+    assert train(ground, f"data.store={store}", f"out={ground.folder}/new-run", *settings) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and len(line) < 2_500
+    assert not list(ground.folder.glob("new*"))
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("x: can't allocate memory: 9 bytes")]
+)
+def test_memory_that_is_refused_is_one_line(
+    error: Exception,
+    ground: Ground,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nmt.train.setup.Transformer", fail)
+    assert train(ground, f"out={ground.folder}/new-run") == 1
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("nmt-train: failed: out of memory; lower training.micro_tokens")
+
+
+def fill_end(value: bytes) -> Callable[[Path], None]:
+    """Overwrite the end of a file."""
+
+    def change(path: Path) -> None:
+        with open(path, "r+b") as file:
+            file.seek(-len(value), os.SEEK_END)
+            file.write(value)
+
+    return change
+
+
+def swap_offsets(path: Path) -> None:
+    offsets = np.load(path)
+    offsets[5:9] = offsets[5:9][::-1]
+    np.save(path, offsets)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("train.src.ids.npy", fill_end(b"\xff" * 100), "id 65535, where the BPE model has 80"),
+        ("valid.tgt.ids.npy", fill_end(b"\xff" * 2), "id 65535, where the BPE model has 80"),
+        ("train.tgt.offsets.npy", fill_end(bytes(16)), "does not match the file of ids"),
+        ("valid.src.offsets.npy", fill_end(bytes(8)), "does not match the file of ids"),
+        ("train.src.offsets.npy", swap_offsets, "is damaged (offsets that do not rise)"),
+    ],
+)
+def test_a_store_that_a_stranger_has_sealed_is_refused(
+    name: str,
+    change: Callable[[Path], None],
+    message: str,
+    ground: Ground,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ground.folder / "store" / name
+    change(path)
+    seal(path.parent)
+    assert train(ground, f"out={ground.folder}/new-run") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert f"error: {path.parent}" in line and message in line
+
+
+# ---- damaged checkpoints ----------------------------------------------------------------------------------------
+
+FILES = (*CHECKPOINT_FILES, "optimizer.safetensors")
+SCALE = counted(1, 10)
+BLOCK = 4096
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+@pytest.fixture
+def run(ground: Ground) -> RunFolder:
+    """A run to be damaged; it lies where it was trained."""
+    found = ground.run("run")
+    assert list_steps(found) == [5, 10, 15, 20]
+    assert {path.name for path in found.checkpoint(20).iterdir()} == set(FILES)
+    return found
+
+
+def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Which checkpoint is taken and what is said about the others."""
+    capsys.readouterr()
+    found = find_newest(run)
+    assert found is not None and found.path == run.checkpoint(found.step)
+    return found.step, capsys.readouterr().err.splitlines()
+
+
+def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """That `name` of step 20 is said to be damaged and step 15 is taken."""
+    step, lines = told(run, capsys)
+    assert step == 15 and len(lines) == 1, lines
+    # It speaks of another file
+    place = run.checkpoint(20) if name == MANIFEST_FILE else run.checkpoint(20) / f"{name}:"
+    assert lines[0].startswith(f"warning: {place}") and name in lines[0], lines
+
+
+def truncated(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    place = rng.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+
+
+def zeroed(data: bytes, rng: random.Random) -> bytes:
+    """As a lost block of the disk reads; of a file of less than two blocks, a quarter."""
+    size = BLOCK if len(data) >= 2 * BLOCK else len(data) // 4
+    start = rng.randrange(len(data) // size) * size
+    return data[:start] + bytes(size) + data[start + size :]
+
+
+@pytest.mark.timeout(900)
+def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: dict[Damage, int] = {truncated: 20 * SCALE, flipped: 50 * SCALE, zeroed: 10 * SCALE}
+    rng = random.Random(1)
+    for damage, n in kinds.items():
+        for name in (FILES * n)[:n]:  # each in turn
+            file = run.checkpoint(20) / name
+            data = worse = file.read_bytes()
+            while worse == data:  # zeros that were zeros are no damage
+                worse = damage(data, rng)
+            file.write_bytes(worse)
+            check_named(run, name, capsys)
+            file.write_bytes(data)
+    assert told(run, capsys) == (20, [])  # nothing is wrong any more
+
+
+def test_files_that_are_gone_empty_or_of_another_checkpoint(
+    run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = {
+        "15 of this run": run.checkpoint(15),
+        "20 of another": ground.run("other").checkpoint(20),
+    }
+    n_exchanged = 0
+    for name in FILES:
+        file = run.checkpoint(20) / name
+        data = file.read_bytes()
+        file.unlink()
+        check_named(run, name, capsys)
+        file.write_bytes(b"")
+        check_named(run, name, capsys)
+        for place in others.values():
+            if (strange := (place / name).read_bytes()) == data:
+                continue  # config and vocabulary of one run are the same in all its checkpoints
+            n_exchanged += 1
+            file.write_bytes(strange)
+            if name == MANIFEST_FILE:
+                assert told(run, capsys)[0] == 15
+            else:
+                check_named(run, name, capsys)
+        file.write_bytes(data)
+    assert n_exchanged >= 9 and told(run, capsys) == (20, [])
+
+
+def test_exchanged_folders_are_not_taken_for_what_their_names_say(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aside = run.checkpoints / "aside"
+    for a, b in ((15, aside), (20, 15), (aside, 20)):
+        places = [run.checkpoint(x) if isinstance(x, int) else x for x in (a, b)]
+        os.rename(*places)
+    step, lines = told(run, capsys)
+    assert step == 10 and len(lines) == 2
+    assert str(run.checkpoint(20) / "state.json") in lines[0] and "step 15" in lines[0]
+    assert str(run.checkpoint(15) / "state.json") in lines[1] and "step 20" in lines[1]
+
+
+def test_an_old_state_that_agrees_with_its_manifest(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for names in (
+        ("state.json", MANIFEST_FILE),
+        ("state.json",),
+        ("state.json", "optimizer.safetensors"),
+    ):
+        for name in names:
+            shutil.copyfile(run.checkpoint(15) / name, run.checkpoint(20) / name)
+        if MANIFEST_FILE not in names:
+            seal(run.checkpoint(20))  # as one who repairs by hand might
+        check_named(run, "state.json", capsys)
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(
+    run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run.checkpoint(20))
+    shutil.copytree(ground.run("other").checkpoint(20), run.checkpoint(20))
+    # more updates do not make it another run
+    config = override_config(load_config(str(ground.config)), [*SETTINGS, "training.steps=30"])
+    capsys.readouterr()
+    found = find_newest(run, config)
+    assert found is not None and found.step == 15
+    assert "model.d_ff: 32 -> 16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (
+            "model.safetensors",
+            lambda file: file.write_bytes(flipped(file.read_bytes(), random.Random(1))),
+        ),
+        ("optimizer.safetensors", lambda file: os.truncate(file, 1000)),
+        ("state.json", lambda file: file.write_bytes(b"")),
+        (MANIFEST_FILE, lambda file: file.unlink()),
+    ],
+    ids=["flipped", "truncated", "emptied", "deleted"],
+)
+def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
+    name: str,
+    damage: Callable[[Path], object],
+    run: RunFolder,
+    ground: Ground,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = tensor_digests(run.checkpoint(20)), lines(run)
+    damage(run.checkpoint(20) / name)
+    capsys.readouterr()
+    assert train(ground) == 0
+    said = capsys.readouterr().err
+    assert name in said and "continuing after update 15" in said and "Traceback" not in said
+    assert (tensor_digests(run.checkpoint(20)), lines(run)) == expected
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file and link of a run, but for what says who came by."""
+    return {
+        str(path): os.readlink(path) if path.is_symlink() else digest_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.name not in (".lock", "status.json") and (path.is_symlink() or path.is_file())
+    }
+
+
+def test_when_all_are_damaged_nothing_is_touched(
+    run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, name in zip(
+        (5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST_FILE, "state.json"), strict=True
+    ):
+        os.truncate(run.checkpoint(step) / name, 10)
+    before = content(run.path)
+    with pytest.raises(Failure, match="none of its 4 checkpoints can be used"):
+        find_newest(run)
+    capsys.readouterr()
+    assert train(ground) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert (
+        len(said) >= 4
+        and "none of its 4 checkpoints can be used" in said[-1]
+        and not any("Traceback" in s for s in said)
+    )
+    assert content(run.path) == before
+    assert nmt_eval([str(run.path)]) == 2  # here the folder is what the user gave
+
+
+@pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
+def test_a_journal_that_has_lost_lines(
+    size: int | None, run: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (15, 20):
+        shutil.rmtree(run.checkpoint(step))
+    if size is None:
+        run.metrics.unlink()
+    else:
+        os.truncate(run.metrics, size)
+        assert size == 0 or run.metrics.read_bytes()[-1:] != b"\n"
+    kept: list[int] = []  # updates of lines that are whole
+    for line in run.metrics.read_text().split("\n")[:-1] if size else []:
+        event = json.loads(line)
+        if event["kind"] == "train":
+            kept.append(event["step"])
+    assert not size or kept
+    capsys.readouterr()
+    assert train(ground) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(warnings) == 1 and str(run.metrics) in warnings[0]
+    # Each line is whole
+    found = [line["step"] for line in lines(run) if line["kind"] == "train"]
+    assert found == [*kept, *range(11, 21)]
