@@ -55,7 +55,6 @@ from nmt.config import (
     format_config,
     load_config,
     load_recorded_config,
-    override_config,
     to_plain_values,
 )
 from nmt.corpus.inspection import StoreReport, format_report
@@ -84,7 +83,6 @@ from nmt.translate.lines import open_input
 SOAK_CASES = {
     "yaml": 100_000,
     "config": 15_000,
-    "overrides": 40_000,
     "manifest": 100_000,
     "tensors": 40_000,
     "checkpoint": 4_000,
@@ -153,21 +151,6 @@ def list_configs() -> list[Tree]:
     corpora = [{"src": "a.en", "tgt": "a.de"}, {"file": "b.tsv", "repeat": 2}, {"demo": "train"}]
     data = {"data": {"root": ".", "train": corpora, "valid": {"sacrebleu": "wmt13"}}}
     return [plain, small, data, {"extends": "demo.yaml", "optimizer": {"scale": 1e-9}}, {}]
-
-
-def make_override(rng: Random) -> bytes:
-    plain = to_plain_values(RunConfig())
-    section = rng.choice([key for key in plain if isinstance(plain[key], dict)])
-    key = rng.choice([f"{section}.{name}" for name in plain[section]] + list(plain))
-    value = strange_value(rng)
-    is_text = isinstance(value, str) or rng.random() < 0.5
-    text = f"{key}={value if is_text else json.dumps(value)}"
-    data = text.encode("utf-8", "surrogatepass")
-    return mutate_often(data, rng) if rng.random() < 0.5 else data
-
-
-def read_override(folder: Path, data: bytes) -> None:
-    override_config(RunConfig(), [data.decode(errors="surrogateescape")])
 
 
 def read_sealed(folder: Path, data: bytes) -> None:
@@ -543,7 +526,6 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     targets = [
         Target("yaml", vary_yaml(list_configs()[1:]), read_yaml),
         Target("config", vary_yaml(list_configs()), read_config),
-        Target("overrides", make_override, read_override, names_file=False),
         Target("manifest", vary_json([manifest, {}]), read_sealed, write_members),
         Target("tensors", vary_safetensors([model]), read_tensors),
         Target(
@@ -609,7 +591,6 @@ FINDS = {
     "config: long key, of which the line was not named": ("config", b"x" * 200 + b": 1"),
     "config: file to extend, of which the line was not named": ("config", b"extends: none.yaml"),
     "config: key of 90 kB, all of which was printed": ("config", b"x" * 90_000 + b": 1"),
-    "override: key of 90 kB, all of which was printed": ("overrides", b"x" * 90_000 + b"=1"),
 }
 
 

@@ -25,7 +25,6 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from support.once import make_once
-from support.soaking import IS_SOAK
 
 from nmt.checkpoint import TrainState
 from nmt.commands.average import main as nmt_average
@@ -186,21 +185,6 @@ def unsealed(data: bytes) -> Change:
     return lambda folder: (folder / MANIFEST_FILE).write_bytes(data)
 
 
-def instead(name: str, make: Callable[[Path], object]) -> Change:
-    """No file but something else of its name."""
-
-    def change(folder: Path) -> None:
-        os.replace(folder / name, folder.parent.parent / f"outside-{name}")
-        make(folder / name)
-
-    return change
-
-
-def link(path: Path) -> None:
-    # The very content, elsewhere
-    path.symlink_to(path.parent.parent.parent / f"outside-{path.name}")
-
-
 def archive(folder: Path, member: str, data: bytes) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
@@ -235,7 +219,6 @@ def zeros(shape: list[int], n: int, dtype: str = "F32", start: int = 0) -> dict[
 
 HUGE = framed(json.dumps({"tgt_embedding.weight": zeros([10**10], 4 * 10**10)}).encode())
 BIAS = "decoder.0.feed_forward.inner.bias"
-PART_NAMES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CONFIG_FILE, VOCAB_FILE)
 
 # Name -> what is done, and which file the one line must name
 CASES: dict[str, tuple[Change, str]] = {
@@ -451,29 +434,11 @@ CASES: dict[str, tuple[Change, str]] = {
     "manifest: pickle": (lambda folder: unsealed(pickled(folder))(folder), MANIFEST_FILE),
     "manifest: none": (lambda folder: (folder / MANIFEST_FILE).unlink(), MANIFEST_FILE),
 }
-for _number, _name in enumerate((*PART_NAMES, MANIFEST_FILE)):
-    _files: dict[str, tuple[Change, str]] = {
-        f"a link for {_name}": (instead(_name, link), _name),
-        f"/dev/zero for {_name}": (
-            instead(_name, lambda path: path.symlink_to("/dev/zero")),
-            _name,
-        ),
-        f"a folder for {_name}": (instead(_name, Path.mkdir), _name),
-        f"a link in a circle for {_name}": (
-            instead(_name, lambda path: path.symlink_to(path.name)),
-            _name,
-        ),
-    }
-    # In make test two kinds a file, so that each kind is met.
-    _kinds = list(_files)
-    _chosen = _kinds if IS_SOAK else [_kinds[_number % 4], _kinds[(_number + 2) % 4]]
-    CASES |= {kind: _files[kind] for kind in _chosen}
 
 
 def unnamed_files(folder: Path) -> None:
     for name in ("model.pt", "pytorch_model.bin", "optimizer.pkl"):
         (folder / name).write_bytes(pickled(folder))
-    os.mkfifo(folder / "notes")
 
 
 def linked_folder(folder: Path) -> None:
