@@ -40,6 +40,11 @@ class TestSet:
     more_refs: tuple["Reference", ...] = ()  # further translations of the same source
 
     @property
+    def more_references(self) -> list[list[str]]:
+        """The lines of each further translation."""
+        return [reference.lines for reference in self.more_refs]
+
+    @property
     def is_verified(self) -> bool:
         return self.known_as is not None and self.warning is None
 

@@ -4,9 +4,8 @@ it.
 Averages and exports share one template. A card states only what the checkpoint and results.json
 know, and says so where they do not know: the licence, for example. The card of an average is
 written again whenever a score is added, so it is not in the manifest; its last line holds a digest
-of the rest, and a card that somebody has edited is never overwritten. Names, signatures and the
-like may be a stranger's: they are shown as they are written, and become no link, no HTML and no
-other entry of the metadata.
+of the rest, and an edited card is never overwritten. Names and signatures may be untrusted: they
+are shown as written, and never become a link, HTML or another entry of the metadata.
 """
 
 import os
@@ -210,7 +209,7 @@ def _escape_strings(value: Any) -> Any:
 
 
 def _make_eval_result(result: Result, score: Score) -> "EvalResult":
-    """Return a score as an entry of the hub's model-index; marked as unverified."""
+    """Return a score as an entry of the hub's model-index, marked unverified."""
     from huggingface_hub import EvalResult
 
     test_set, languages = result.test_set, set(result.pair.split("-"))

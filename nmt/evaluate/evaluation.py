@@ -121,7 +121,7 @@ def evaluate_system(
     if with_verdict:
         by_name = {score.name: score for score in scores}
         verdict = judge(paper_metric, [by_name[paper_metric.name]], [system])
-        report += ["", *verdict.format_report().split("\n")]
+        report += ["", *verdict.to_lines()]
         values["verdict"] = verdict.to_json()
     return Evaluation(_join_lines(report), values, [system], [scores])
 
@@ -138,18 +138,13 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
     # translate and score
     systems = make_comparable_systems(request, names)
     paper_metric = find_paper_metric(systems[0].config.data.tgt)
-    scores = []
-    headlines = []
-    paper_scores = []
-    for system in systems:
-        headline, chrf2, paper_score = score_system(system, [HEADLINE, CHRF2, paper_metric])
-        scores.append([headline, chrf2, paper_score])
-        headlines.append(headline)
-        paper_scores.append(paper_score)
+    metrics = [HEADLINE, CHRF2, paper_metric]
+    scores = [score_system(system, metrics) for system in systems]
+    headlines, _, paper_scores = zip(*scores, strict=True)
 
     # report
     verdict = judge(paper_metric, paper_scores, systems)
-    report = [*_format_side_by_side(systems, headlines), "", *verdict.format_report().split("\n")]
+    report = [*_format_side_by_side(systems, headlines), "", *verdict.to_lines()]
     values = _describe_systems(systems, headlines) | {"verdict": verdict.to_json()}
     return Evaluation(_join_lines(report), values, systems, scores)
 
@@ -165,15 +160,7 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
     """Test whether the difference between two systems is statistically significant."""
     seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
     a, b = systems = make_comparable_systems(request, names)
-    more_references = [reference.lines for reference in a.test.more_refs]
-    comparison = compare_systems(
-        HEADLINE.make_counter(),
-        a.texts,
-        b.texts,
-        a.test.ref,
-        seed=seed,
-        more_references=more_references,
-    )
+    comparison = _compare(a, b, seed)
     scores = [score_headline(system) for system in systems]
     report = [
         *_format_side_by_side(systems, scores),
@@ -193,10 +180,8 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
     systems = make_comparable_systems(request, names)
     if settings := tabulate_differences([system.config for system in systems], SEED_RUN_KEYS):
         return _tabulate_ablation(systems, settings)
-    weights = set()
-    for system in systems:
-        if system.model is not None:
-            weights.add(system.model.checkpoints[0].sha256[MODEL_FILE])
+    models = [system.model for system in systems if system.model is not None]
+    weights = {model.checkpoints[0].sha256[MODEL_FILE] for model in models}
     if len(weights) < len(systems):
         raise UserError(
             f"{' '.join(names)}: some of these have the same weights; a spread needs different runs"
@@ -216,7 +201,6 @@ def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]
     """Compare each run with the first, beside the settings in which the runs differ: no mean, which would mix them."""
     seed = read_seed()
     first = systems[0]
-    more_references = [reference.lines for reference in first.test.more_refs]
     head = ["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]
     rows = []
     scores = []
@@ -226,14 +210,7 @@ def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]
         scores.append([bleu, chrf])
         difference = p = ""
         if i > 0:
-            comparison = compare_systems(
-                HEADLINE.make_counter(),
-                first.texts,
-                system.texts,
-                first.test.ref,
-                seed=seed,
-                more_references=more_references,
-            )
+            comparison = _compare(first, system, seed)
             difference, p = f"{comparison.difference:+.2f}", f"{comparison.p_bootstrap:.4f}"
             comparisons.append(asdict(comparison))
         own_settings = [str(values[i]) for values in settings.values()]
@@ -317,25 +294,28 @@ def score_system(
 ) -> list[Score]:
     """Score the system with each metric, on all lines or on those of sacreBLEU's filtered wmt14."""
     texts, references, name = system.texts, system.test.ref, system.test.label
-    more_references = [reference.lines for reference in system.test.more_refs]
+    more_references = system.test.more_references
     if lines is not None:
         texts = [texts[i] for i in lines]
         references = [references[i] for i in lines]
         more_references = [[reference[i] for i in lines] for reference in more_references]
         name = f"{name}-filtered"
-    scores = []
-    for metric in track(metrics, "scoring", "metrics"):
-        scores.append(
-            compute_score(
-                metric, texts, references, name, system.pair, N_BOOTSTRAP, more_references
-            )
-        )
-    return scores
+    return [
+        compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP, more_references)
+        for metric in track(metrics, "scoring", "metrics")
+    ]
 
 
 def score_headline(system: System) -> Score:
     (score,) = score_system(system, [HEADLINE])
     return score
+
+
+def _compare(a: System, b: System, seed: int) -> Comparison:
+    counter = HEADLINE.make_counter()
+    return compare_systems(
+        counter, a.texts, b.texts, a.test.ref, seed=seed, more_references=a.test.more_references
+    )
 
 
 def _calibrate(system: System) -> Calibration | None:
@@ -464,22 +444,22 @@ def _describe_system(system: System) -> dict[str, Any]:
         values["ensemble"] = system.model.paths[1:]
         values["engine"] = system.model.translator.engine
         values["seconds"] = round(system.seconds, 2)
-    values["test_set"] = system.test.name
-    values["pair"] = system.pair
-    values["sentences"] = len(system.texts)
-    return values
+    return values | _describe_test_set(system)
+
+
+def _describe_test_set(system: System) -> dict[str, Any]:
+    return {
+        "test_set": system.test.name,
+        "pair": system.pair,
+        "sentences": len(system.texts),
+    }
 
 
 def _describe_systems(systems: Sequence[System], scores: Sequence[Score]) -> dict[str, Any]:
     """Describe several systems scored on one test set, as JSON values."""
-    first = systems[0]
-    return {
-        "systems": [system.label for system in systems],
-        "test_set": first.test.name,
-        "pair": first.pair,
-        "sentences": len(first.texts),
-        "scores": _scores_to_json(scores),
-    }
+    labels = [system.label for system in systems]
+    same = _describe_test_set(systems[0])
+    return {"systems": labels} | same | {"scores": _scores_to_json(scores)}
 
 
 def _scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:

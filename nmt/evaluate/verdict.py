@@ -63,7 +63,7 @@ class Verdict:
         """The one run's score, or the mean of several."""
         return self.seeds.mean if self.seeds is not None else self.scores[0].value
 
-    def format_report(self) -> str:
+    def to_lines(self) -> list[str]:
         paper = self.paper
         assumed = SEED_SPREAD[paper.model]
         measured = ""
@@ -80,7 +80,7 @@ class Verdict:
             f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
         ]
         lines += [f"    - {step}" for step in self.missing]
-        return "\n".join(map(escape_line, lines))
+        return [escape_line(line) for line in lines]
 
     def _format_ours(self) -> Iterator[str]:
         if self.seeds is None:

@@ -5,6 +5,8 @@ operation also has the names of the operations that it ran within, so that a pro
 counts as loss. What matches no name, such as residual sums and sums of gradients, is `other`.
 """
 
+import re
+
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -19,38 +21,22 @@ PRODUCTS = "matrix products"
 REST = "embedding, norm, dropout"
 SUM = "sum over ranks"
 
-# What a lower-case name contains, and the part it belongs to. The first match counts: a kernel of
-# torch.compile also names what it was fused with.
-NAME_PATTERNS = (
+# The part that a lower-case name belongs to. The first match counts: a kernel of torch.compile also
+# names what it was fused with.
+PATTERNS = (
     ("triton_", REST),
-    ("optimizer.", OPTIMIZER),
-    ("adam", OPTIMIZER),
-    ("multi_tensor_apply", OPTIMIZER),
-    ("nccl", SUM),
-    ("gloo", SUM),
+    (r"optimizer\.|adam|multi_tensor_apply", OPTIMIZER),
+    ("nccl|gloo", SUM),
     ("loss", LOSS),
-    ("attention", ATTENTION),
-    ("flash", ATTENTION),
-    ("fmha", ATTENTION),
-    ("dropout", REST),
-    ("layer_norm", REST),
-    ("layernorm", REST),
-    ("embedding", REST),
-    ("gemm", PRODUCTS),
-    ("nvjet", PRODUCTS),
-    ("cutlass", PRODUCTS),
-    ("xmma", PRODUCTS),
-    ("cublas", PRODUCTS),
-    ("splitk", PRODUCTS),
-    ("linear", PRODUCTS),
-    ("aten::addmm", PRODUCTS),
-    ("aten::mm", PRODUCTS),
+    ("attention|flash|fmha", ATTENTION),
+    ("dropout|layer_?norm|embedding", REST),
+    ("gemm|nvjet|cutlass|xmma|cublas|splitk|linear|aten::addmm|aten::mm", PRODUCTS),
 )
 
 
 def find_part(name: str) -> str:
-    for pattern, part in NAME_PATTERNS:
-        if pattern in name.lower():
+    for pattern, part in PATTERNS:
+        if re.search(pattern, name.lower()):
             return part
     return OTHER
 

@@ -463,17 +463,6 @@ def test_what_is_odd_is_told_and_scored(case: str, tmp_path: Path, capsys: Captu
     assert len(warnings) == 1 and warnings[0].startswith("warning: ") and message not in out
 
 
-def test_good_text_gives_no_warning(tmp_path: Path, capsys: Capture) -> None:
-    evaluate(
-        tmp_path,
-        "--hypotheses",
-        put(tmp_path / "out.txt", good(60)),
-        "--ref",
-        put(tmp_path / "ref", GERMAN[:60]),
-    )
-    assert capsys.readouterr().err == ""
-
-
 # ---- a checkpoint -------------------------------------------------------------------------------------------------
 
 

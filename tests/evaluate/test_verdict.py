@@ -255,7 +255,7 @@ def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Sco
         and len(found.reasons) == 1
         and found.reasons[0].startswith(reason)
     )
-    assert found.format_report().startswith(f"verdict: not comparable because {reason}")
+    assert found.to_lines()[0].startswith(f"verdict: not comparable because {reason}")
 
 
 def test_all_reasons_are_told() -> None:
@@ -364,10 +364,9 @@ def test_each_step_left_out_is_named(case: str) -> None:
     assert found.outcome == "not comparable" and found.reasons == (
         "the paper's figure was reached by another recipe: 1 of its steps were not applied",
     )
-    assert (
-        f"    - {step}" in found.format_report()
-        and "were not applied: 1\n" in found.format_report()
-    )
+    count, line = found.to_lines()[-2:]
+    assert count == "  steps of the recipe that were not applied: 1"
+    assert line.startswith(f"    - {step}")
     nearly = judge_run(CLOSE, **settings)
     assert nearly.outcome == "not comparable" and nearly.reasons == (
         "the paper's figure was nearly reached by another recipe: 1 of its steps were not applied",
@@ -422,7 +421,7 @@ def test_several_steps_in_their_order() -> None:
 
 
 def test_what_is_printed() -> None:
-    assert judge_run().format_report().splitlines() == [
+    assert judge_run().to_lines() == [
         "verdict: reproduced because 27.30 is not below the paper's 27.30",
         "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90, for information",
         "  the paper     27.30  Table 2, base, en-de",
@@ -437,7 +436,7 @@ def test_what_is_printed() -> None:
 
 def test_what_is_printed_of_several() -> None:
     # t is 4.303 for two degrees of freedom: 27.2 +- 4.303 * 0.1 / sqrt(3)
-    assert judge_runs(27.1, 27.2, 27.3).format_report().splitlines()[:7] == [
+    assert judge_runs(27.1, 27.2, 27.3).to_lines()[:7] == [
         "verdict: reproduced because 27.20 is 0.10 below the paper's 27.30, "
         "at most the spread of seeds, 0.15",
         "  a run         27.10  seed1",
