@@ -402,6 +402,10 @@ def make_app(service: Service, hosts: frozenset[str]) -> Guard:
     )
     app.state.service = service
     # As they are: a router inside the application's own would look for each route twice.
+    # Starlette's own routes come first and answer: FastAPI's, which describe them in the document, would
+    # spend more on an empty dependency tree than a short request costs here.
+    app.add_route("/translate", translate, methods=["POST"])
+    app.add_route("/v1/translate", translate_lines, methods=["POST"])
     app.router.routes.extend(router.routes)
     pages = read_page_files()
 
