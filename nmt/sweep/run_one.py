@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -71,10 +72,16 @@ def finish_run(sweep: Sweep, run: PlannedRun) -> None:
     """Prepare, train, average and score, as far as it is not done yet."""
     if read_result(sweep, run) is not None:
         return
-    with lock(run.folder.path, "nmt-sweep", f".{run.label}.lock"):
+    with ExitStack() as held:
+        # The process that a killed sweep left behind may still be saving.
+        wait_for_lock(lambda: held.enter_context(lock_run(run)), SAVING_S, run.label)
         prepare_data(run)
         train_run(sweep, run)
         write_result(run, score_run(sweep, run))
+
+
+def lock_run(run: PlannedRun) -> AbstractContextManager[None]:
+    return lock(run.folder.path, "nmt-sweep", f".{run.label}.lock")
 
 
 def prepare_data(run: PlannedRun) -> None:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 import first_gpu  # noqa: E402
 import gpu_checks  # noqa: E402
 import gpu_speed  # noqa: E402
-from first_gpu import CHECKS, CRASHED, NAMES, Check, Worker  # noqa: E402
+from first_gpu import CHECKS, CRASHED, LEFT_OUT, NAMES, Check, Worker, WorkerGone  # noqa: E402
 from gpu_checks import Bench, Sheet  # noqa: E402
 
 IS_DRY_RUN = os.environ.get("NMT_GPU_DRY") == "1"
@@ -194,6 +194,29 @@ def test_a_process_that_dies_or_hangs_is_replaced() -> None:
         "",
     ]
     assert not first_gpu.is_good(results)
+
+
+def test_a_process_that_cannot_start_costs_its_check_alone() -> None:
+    def start(check: Check, is_rehearsal: bool) -> Worker:
+        raise WorkerGone("its process ended with exit code 1")
+
+    first = Worker([sys.executable, "-c", DIES], dict(os.environ))
+    checks = [Check(name, name, 60) for name in ("one", "two", "three")]
+    results = list(first_gpu.run_checks(checks, first, start, is_rehearsal=True))
+    assert [result["verdict"] for result in results] == [CRASHED] * 3
+
+
+def test_no_speed_check_begins_after_ten_minutes(bench: Bench, monkeypatch: Patch) -> None:
+    functions = {name: (lambda bench, sheet: None) for name in NAMES}
+    monkeypatch.setattr(first_gpu, "check_functions", lambda: functions)
+    minutes = count(0.0, 25.0)  # each look at the clock is 25 s later
+    results = list(
+        first_gpu.run_checks(CHECKS, InThisProcess(bench), start_here, True, lambda: next(minutes))
+    )
+    verdicts = {result["name"]: result["verdict"] for result in results}
+    assert verdicts["continuation"] == verdicts["base"] == "passed"
+    assert verdicts["big-ranks"] == LEFT_OUT and "--only big-ranks" in results[-1]["reason"]
+    assert first_gpu.is_good(results)
 
 
 # ---- each check can fail -----------------------------------------------------------------------------------------
