@@ -5,8 +5,9 @@ and the highest point stay, so a spike that lasted one update is still there.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from nmt.paper import find_dev_reference
 from nmt.report.facts import RunFacts
@@ -20,6 +21,7 @@ POINTS_OF_CHART = 3_000  # of all its curves together
 MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than anybody reads
 
 Points = Sequence[tuple[float, float]]
+Band = tuple[tuple[float, float, float], ...]  # x, from, to
 
 
 @dataclass(frozen=True)
@@ -40,83 +42,30 @@ class ReferenceLine:
 
 
 @dataclass(frozen=True)
-class ReferenceBand:
-    """Where runs of the same recipe with other seeds are."""
-
-    points: tuple[tuple[float, float, float], ...]  # x, from, to
-
-
-@dataclass(frozen=True)
 class Chart:
     title: str
     x: str  # what the axes count
     y: str
-    series: tuple[Series, ...]
+    series: tuple[Series, ...] = ()
     references: tuple[ReferenceLine, ...] = ()
     from_zero: bool = False
     is_main: bool = False  # goes into the image of --png
     buckets: tuple[str, ...] = ()  # names of x = 0, 1, ...: bars, not curves
-    bands: tuple[ReferenceBand, ...] = ()
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A figure of metrics.jsonl: lines of this kind have it under this key."""
-
-    kind: str
-    key: str
-    name: str
+    bands: tuple[Band, ...] = ()  # where runs of the same recipe with other seeds are
 
 
 @dataclass(frozen=True)
 class CurveChart:
+    """Which figures of metrics.jsonl a chart shows, and what it compares them with."""
+
     title: str
     y: str
-    curves: tuple[Curve, ...]
+    curves: tuple[tuple[str, str, str], ...]  # the kind of a line, its key, the name of the curve
     from_zero: bool = False
     is_main: bool = False
-    factor: float = 1.0
-
-
-LOSS_TITLE = "Loss in nats per target piece, without smoothing"
-SMOOTHED_LOSS_TITLE = "Training loss in nats per target piece, as smoothed"
-BLEU_TITLE = "Dev BLEU"
-CHARTS = (
-    CurveChart(
-        LOSS_TITLE,
-        "nats",
-        (Curve("train", "nll", "training"), Curve("valid", "nll", "dev")),
-        is_main=True,
-    ),
-    CurveChart(BLEU_TITLE, "BLEU", (Curve("valid", "bleu", "BLEU"),), from_zero=True, is_main=True),
-    CurveChart(SMOOTHED_LOSS_TITLE, "nats", (Curve("train", "loss", "training"),)),
-    CurveChart(
-        "Learning rate", "rate", (Curve("train", "lr", "rate"),), from_zero=True, is_main=True
-    ),
-    CurveChart(
-        "Norm of the gradient", "norm", (Curve("train", "grad_norm", "norm"),), is_main=True
-    ),
-    CurveChart(
-        "Target tokens per second",
-        "tokens/s",
-        (Curve("train", "tgt_tokens_per_s", "tokens/s"),),
-        from_zero=True,
-    ),
-    CurveChart(
-        "Memory",
-        "GiB",
-        (Curve("train", "memory_bytes", "memory"),),
-        from_zero=True,
-        factor=1 / 2**30,
-    ),
-)
-# Figures whose keys end with the name of a layer or of a bucket, each with one line in its chart.
-FAMILIES = (
-    ("layers", "grad_norm/", "Norm of the gradient by layer", "norm"),
-    ("layers", "update_norm/", "Norm of the update by layer", "norm"),
-    ("valid", "nll/", "Dev loss by length of the target, in pieces", "nats"),
-    ("valid", "entropy/", "Entropy of attention by layer", "nats"),
-)
+    unit: float = 1
+    list_references: Callable[[RunFacts], Sequence[ReferenceLine]] = lambda _: ()
+    needs_reference: bool = False  # else the chart says no more than another
 
 
 def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
@@ -124,26 +73,28 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     charts = []
     for wanted in CHARTS:
         series = []
+        references: dict[ReferenceLine, None] = {}  # each once
+        bands: dict[Band, None] = {}
         for i, run in enumerate(runs):
-            for curve in wanted.curves:
-                points = collect_points(run.events, curve.kind, curve.key)
-                points = [(step, value * wanted.factor) for step, value in points]
-                series.append(Series(i, curve.name, points))
-        references = tuple(_list_references(wanted.title, runs))
-        if wanted.title == SMOOTHED_LOSS_TITLE and not references:
-            continue  # without its floor it says no more than the NLL
-        charts.append(
-            Chart(
-                wanted.title,
-                "updates",
-                wanted.y,
-                tuple(series),
-                references,
-                wanted.from_zero,
-                wanted.is_main,
-                bands=tuple(_list_bands(wanted.title, runs)),
+            references |= dict.fromkeys(wanted.list_references(run))
+            for kind, key, name in wanted.curves:
+                points = collect_points(run.events, kind, key)
+                scaled = [(step, value / wanted.unit) for step, value in points]
+                series.append(Series(i, name, scaled))
+                bands |= dict.fromkeys(_list_bands(run.events, key))
+        if references or not wanted.needs_reference:
+            charts.append(
+                Chart(
+                    wanted.title,
+                    "updates",
+                    wanted.y,
+                    tuple(series),
+                    tuple(references),
+                    wanted.from_zero,
+                    wanted.is_main,
+                    bands=tuple(bands),
+                )
             )
-        )
     if len(runs) <= MOST_RUNS_BY_LAYER:
         for i, run in enumerate(runs):
             charts += _list_families(i, run, is_alone=len(runs) == 1)
@@ -178,33 +129,14 @@ def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[i
 # ---- what curves are compared with -----------------------------------------------------------------
 
 
-def _list_references(title: str, runs: Sequence[RunFacts]) -> dict[ReferenceLine, None]:
-    """Return the reference lines of a chart, each once."""
-    found: list[ReferenceLine] = []
-    for run in runs:
-        if title == LOSS_TITLE:
-            found += find_paper_references(run)[:1]
-            found += _find_unigram_line(run.events)
-        elif title == BLEU_TITLE:
-            found += find_paper_references(run)[1:]
-        elif title == SMOOTHED_LOSS_TITLE:
-            found += _find_floor(run)
-    return dict.fromkeys(found)
-
-
-def _list_bands(title: str, runs: Sequence[RunFacts]) -> dict[ReferenceBand, None]:
-    """Return the bands of the references that training compared its dev scores with, each once."""
-    key = {LOSS_TITLE: "nll", BLEU_TITLE: "bleu"}.get(title)
-    found: dict[ReferenceBand, None] = {}
-    for run in runs:
-        points = []
-        for event in run.events:
-            figures = event.figures
-            if event.kind == "valid" and {f"{key}_low", f"{key}_high"} <= figures.keys():
-                points.append((event.step, figures[f"{key}_low"], figures[f"{key}_high"]))
-        if len(points) > 1:
-            found[ReferenceBand(tuple(points))] = None
-    return found
+def _list_bands(events: Iterable[Event], key: str) -> list[Band]:
+    """Return the band of the references that training compared its dev scores with, if it did."""
+    points = []
+    for event in events:
+        figures = event.figures
+        if {f"{key}_low", f"{key}_high"} <= figures.keys():
+            points.append((event.step, figures[f"{key}_low"], figures[f"{key}_high"]))
+    return [tuple(points)] if len(points) > 1 else []
 
 
 def find_paper_references(run: RunFacts) -> list[ReferenceLine]:
@@ -220,7 +152,14 @@ def find_paper_references(run: RunFacts) -> list[ReferenceLine]:
     ]
 
 
-def _find_floor(run: RunFacts) -> list[ReferenceLine]:
+def _list_loss_references(run: RunFacts) -> list[ReferenceLine]:
+    """Return the paper's dev loss, and the unigram entropy of the target text if a warning has it."""
+    points = collect_points(run.events, "warning", "unigram_nll")
+    unigram = [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
+    return [*find_paper_references(run)[:1], *unigram]
+
+
+def _list_floor(run: RunFacts) -> list[ReferenceLine]:
     """Return the lowest smoothed loss that is possible, if the loss is smoothed."""
     if run.config is None or run.vocab is None:
         return []
@@ -232,10 +171,46 @@ def _find_floor(run: RunFacts) -> list[ReferenceLine]:
     return [ReferenceLine(f"no smoothed loss is below {floor:.3f}", floor)] if floor else []
 
 
-def _find_unigram_line(events: Iterable[Event]) -> list[ReferenceLine]:
-    """Return the unigram entropy of the target text, if the run was ever warned that it is there."""
-    points = collect_points(events, "warning", "unigram_nll")
-    return [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
+CHARTS = (
+    CurveChart(
+        "Loss in nats per target piece, without smoothing",
+        "nats",
+        (("train", "nll", "training"), ("valid", "nll", "dev")),
+        is_main=True,
+        list_references=_list_loss_references,
+    ),
+    CurveChart(
+        "Dev BLEU",
+        "BLEU",
+        (("valid", "bleu", "BLEU"),),
+        from_zero=True,
+        is_main=True,
+        list_references=lambda run: find_paper_references(run)[1:],
+    ),
+    CurveChart(
+        "Training loss in nats per target piece, as smoothed",
+        "nats",
+        (("train", "loss", "training"),),
+        list_references=_list_floor,
+        needs_reference=True,
+    ),
+    CurveChart("Learning rate", "rate", (("train", "lr", "rate"),), from_zero=True, is_main=True),
+    CurveChart("Norm of the gradient", "norm", (("train", "grad_norm", "norm"),), is_main=True),
+    CurveChart(
+        "Target tokens per second",
+        "tokens/s",
+        (("train", "tgt_tokens_per_s", "tokens/s"),),
+        from_zero=True,
+    ),
+    CurveChart("Memory", "GiB", (("train", "memory_bytes", "memory"),), from_zero=True, unit=2**30),
+)
+# Figures whose keys end with the name of a layer or of a bucket, each with one line in its chart.
+FAMILIES = (
+    ("layers", "grad_norm/", "Norm of the gradient by layer", "norm"),
+    ("layers", "update_norm/", "Norm of the update by layer", "norm"),
+    ("valid", "nll/", "Dev loss by length of the target, in pieces", "nats"),
+    ("valid", "entropy/", "Entropy of attention by layer", "nats"),
+)
 
 
 # ---- fewer points ----------------------------------------------------------------------------------
@@ -245,17 +220,8 @@ def _thin_chart(chart: Chart) -> Chart:
     """Return the chart without empty series and with as many points as a screen can show."""
     series = [one for one in chart.series if one.points]
     most = max(20, min(MOST_POINTS, POINTS_OF_CHART // max(1, len(series))))
-    thinned = [Series(one.run, one.name, thin_points(one.points, most)) for one in series]
-    return Chart(
-        chart.title,
-        chart.x,
-        chart.y,
-        tuple(thinned),
-        chart.references,
-        chart.from_zero,
-        chart.is_main,
-        bands=chart.bands,
-    )
+    thinned = [replace(one, points=thin_points(one.points, most)) for one in series]
+    return replace(chart, series=tuple(thinned))
 
 
 def thin_points(points: Points, most: int) -> Points:
@@ -268,8 +234,7 @@ def thin_points(points: Points, most: int) -> Points:
     for i in range(n_stretches):
         first = i * len(inner) // n_stretches
         end = (i + 1) * len(inner) // n_stretches
-        stretch = range(first, end)
-        lowest = min(stretch, key=lambda j: inner[j][1])
-        highest = max(stretch, key=lambda j: inner[j][1])
-        kept += [inner[j] for j in sorted({lowest, highest})]
+        lowest = min(inner[first:end], key=itemgetter(1))
+        highest = max(inner[first:end], key=itemgetter(1))
+        kept += sorted({lowest, highest})
     return [*kept, points[-1]]

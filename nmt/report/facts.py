@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nmt.config import RunConfig, load_recorded_config
 from nmt.corpus.inspection import CHUNK
@@ -31,7 +32,7 @@ Value = TypeVar("Value")
 Place = TypeVar("Place")
 LONGEST_NAME = 200  # characters of a machine
 LONGEST = 1_000  # pieces; what is longer counts with these
-Histogram = list[tuple[int, int]]  # (length, how many), ascending
+Histogram = NDArray[np.int64]  # how many sentences have each length
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,16 @@ class RunFacts:
     @property
     def headline(self) -> Result | None:
         """The result of the last evaluation."""
-        if not self.results:
-            return None
-        return self.results[-1]
+        return self.results[-1] if self.results else None
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The source and the target language, empty where they are not known."""
+        return ("", "") if self.config is None else (self.config.data.src, self.config.data.tgt)
+
+    def list_figures(self, key: str) -> list[float]:
+        """Return the number that each event has under this key, if it has one."""
+        return [event.figures[key] for event in self.events if key in event.figures]
 
 
 def read_run(path: Path) -> RunFacts:
@@ -136,12 +144,8 @@ def read_machine(run: RunFolder) -> str:
     if not has_plain_file(run.status):
         return ""
     status = read_json(run.status)
-    if not isinstance(status, dict):
-        return ""
-    machine = status.get("machine")
-    if not isinstance(machine, str):
-        return ""
-    return machine[:LONGEST_NAME]
+    machine = status.get("machine") if isinstance(status, dict) else None
+    return machine[:LONGEST_NAME] if isinstance(machine, str) else ""
 
 
 def list_sampled_attention(events: Iterable[Event]) -> list[LineAttention]:
@@ -163,10 +167,8 @@ def count_lengths(store: Path) -> tuple[Histogram, Histogram]:
 
 
 def _count_side_lengths(side: Side) -> Histogram:
-    counts: dict[int, int] = {}
+    counts = np.zeros(LONGEST + 1, np.int64)
     for first in range(0, len(side), CHUNK):
         lengths = side.count_pieces(first, min(first + CHUNK, len(side)))
-        n_by_length = np.bincount(np.minimum(lengths, LONGEST))
-        for length in np.flatnonzero(n_by_length).tolist():
-            counts[length] = counts.get(length, 0) + int(n_by_length[length])
-    return sorted(counts.items())
+        counts += np.bincount(np.minimum(lengths, LONGEST), minlength=len(counts))
+    return np.trim_zeros(counts, "b")

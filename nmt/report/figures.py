@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nmt.report.curves import Chart, thin_points
-from nmt.report.markup import Content, render_details, render_table
+from nmt.report.markup import render_details
 from nmt.report.vega import make_spec, round_figure
 from nmt.system.escapes import escape_html
+from nmt.system.tables import Table
 
 TABLE_ROWS = 12  # of a chart as a table
 
@@ -23,10 +24,11 @@ class FigureList:
 
     def add_group(self, charts: Sequence[Chart]) -> str:
         """Return the places of charts that stand side by side where there is room."""
-        places = [self.add(chart) for chart in charts]
-        return "\n".join(['<div class="charts">', *places, "</div>"])
+        if not charts:
+            return ""
+        return "\n".join(['<div class="charts">', *map(self._add, charts), "</div>"])
 
-    def add(self, chart: Chart) -> str:
+    def _add(self, chart: Chart) -> str:
         """Return the place of a chart on the page, with its figures as a table."""
         title = escape_html(chart.title)
         table = _tabulate_chart(chart, self.names)
@@ -43,56 +45,33 @@ class FigureList:
 
     def to_json(self) -> dict[str, Any]:
         """Return what page.js draws."""
-        charts = [self._chart_to_json(chart) for chart in self.charts]
-        return {"runs": list(self.names), "charts": charts}
-
-    def _chart_to_json(self, chart: Chart) -> dict[str, Any]:
-        series = []
-        for one in chart.series:
-            xs = []
-            ys = []
-            for x, y in one.points:
-                xs.append(x)
-                ys.append(round_figure(y))
-            series.append({"r": one.run, "s": one.name, "x": xs, "y": ys})
-        values: dict[str, Any] = {"spec": make_spec(chart, len(self.names)), "series": series}
-        if chart.buckets:
-            values["buckets"] = list(chart.buckets)
-        return values
+        charts = []
+        for chart in self.charts:
+            series = []
+            for one in chart.series:
+                xs = [x for x, _ in one.points]
+                ys = [round_figure(y) for _, y in one.points]
+                series.append({"r": one.run, "s": one.name, "x": xs, "y": ys})
+            values = {"spec": make_spec(chart, len(self.names)), "series": series}
+            charts.append(values | ({"buckets": chart.buckets} if chart.buckets else {}))
+        return {"runs": self.names, "charts": charts}
 
 
 def _tabulate_chart(chart: Chart, names: Sequence[str]) -> str:
     """Return some of the chart's points as a table, with a column for each series."""
-    head: list[Content] = [chart.x]
+    head = [chart.x]
     columns = []
-    places: set[float] = set()
     for series in chart.series:
-        name = series.name
-        if len(names) > 1:
-            name = f"{names[series.run]}, {name}"
-        head.append(name)
-        column = dict(series.points)
-        columns.append(column)
-        places |= column.keys()
+        head.append(f"{names[series.run]}, {series.name}" if len(names) > 1 else series.name)
+        columns.append(dict(series.points))
+    places = sorted({x for column in columns for x in column})
 
-    rows: list[list[Content]] = []
-    for x in _choose_places(chart, sorted(places)):
-        row: list[Content] = [_name_place(chart, x)]
-        for column in columns:
-            row.append(f"{column[x]:,.6g}" if x in column else "")
-        rows.append(row)
-    return render_table(head, rows)
-
-
-def _choose_places(chart: Chart, places: list[float]) -> list[float]:
-    """Choose the places that have a row: all buckets, or some of many updates."""
-    if chart.buckets:
-        return places
-    thinned = thin_points([(x, 0.0) for x in places], TABLE_ROWS)
-    return [x for x, _ in thinned]
-
-
-def _name_place(chart: Chart, x: float) -> str:
-    if chart.buckets:
-        return chart.buckets[int(x)]
-    return f"{x:,}"
+    labels = {x: chart.buckets[int(x)] for x in places} if chart.buckets else {}
+    if not labels:  # some of many updates
+        thinned = thin_points([(x, 0.0) for x in places], TABLE_ROWS)
+        labels = {x: f"{x:,}" for x, _ in thinned}
+    rows = []
+    for x, label in labels.items():
+        cells = [f"{column[x]:,.6g}" if x in column else "" for column in columns]
+        rows.append([label, *cells])
+    return Table(head, rows).to_html()

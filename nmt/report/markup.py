@@ -8,27 +8,20 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from nmt.system.escapes import escape_html
-from nmt.system.tables import Html, Table, render_html
+from nmt.system.tables import Cell, Html, Table, render_html
 
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}")
-
-
-Content = str | Html
-
 # A file that begins with this tag is a report, and may be replaced by one.
 GENERATOR_TAG = '<meta name="generator" content="nmt-report"/>'
 
 
-def render_code(text: str) -> Html:
-    return Html(f"<code>{escape_html(text)}</code>")
-
-
-def render_sentence(text: Content, language: str = "") -> Html:
+def render_sentence(text: Cell, language: str = "") -> Html:
     """Mark text as that of a language, written in its own direction."""
     attributes = 'dir="auto"'
     if LANGUAGE.fullmatch(language):
@@ -36,33 +29,26 @@ def render_sentence(text: Content, language: str = "") -> Html:
     return Html(f"<span {attributes}>{render_html(text)}</span>")
 
 
-def render_rows(rows: Sequence[tuple[Content, Content]]) -> str:
-    """Write a table of names and values."""
-    lines = ['<table class="rows">']
+def render_rows(rows: Iterable[tuple[str, Cell]]) -> str:
+    """Write a table of names and values; nothing without rows."""
+    lines = []
     for name, value in rows:
-        lines.append(
-            f'<tr><th scope="row">{render_html(name)}</th><td>{render_html(value)}</td></tr>'
-        )
-    return "\n".join([*lines, "</table>"])
+        cells = f'<th scope="row">{escape_html(name)}</th><td>{render_html(value)}</td>'
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join(['<table class="rows">', *lines, "</table>"]) if lines else ""
 
 
-def render_table(
-    head: Sequence[Content],
-    rows: Sequence[Sequence[Content]],
-    caption: str = "",
-    label: str = "table",
-    is_stacked: bool = False,
-) -> str:
-    """Write a table with a head. Where it is too wide for the screen it scrolls by itself, or if it has
-    sentences, its cells are stacked, each under the name of its column.
-    """
-    return Table(head, rows).to_html(caption, label, is_stacked)
+def render_stacked(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], label: str) -> str:
+    """Write a table whose cells stand below each other on a narrow screen; nothing without rows."""
+    found = list(rows)
+    return Table(head, found).to_html(label=label, is_stacked=True) if found else ""
 
 
-def render_details(summary: Content, content: str, is_open: bool = False) -> str:
+def render_details(summary: Cell, content: str, is_open: bool = False, kind: str = "") -> str:
     """Write content that is folded up until somebody wants to see it."""
-    attribute = ' open="open"' if is_open else ""
-    return f"<details{attribute}><summary>{render_html(summary)}</summary>\n{content}\n</details>"
+    attributes = f' class="{kind}"' if kind else ""
+    attributes += ' open="open"' if is_open else ""
+    return f"<details{attributes}><summary>{render_html(summary)}</summary>\n{content}\n</details>"
 
 
 def render_data(value: Any, name: str = "") -> str:
@@ -76,49 +62,25 @@ def render_data(value: Any, name: str = "") -> str:
 
 def render_attention(summary: Html, values: dict[str, Any], is_open: bool = False) -> str:
     """Write the attention behind a line as data, which attention_view.js draws when it is opened."""
-    attribute = ' open="open"' if is_open else ""
-    return (
-        f'<details class="attention"{attribute}><summary>{summary.text}</summary>\n<div></div>\n'
-        f"{render_data(values)}\n</details>"
-    )
+    return render_details(summary, f"<div></div>\n{render_data(values)}", is_open, "attention")
 
 
 def render_document(title: str, body: Sequence[str], scripts: Sequence[str], style: str) -> str:
     """Write a whole page, which may run these scripts and use this style, and load nothing."""
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8"/>',
-        GENERATOR_TAG,
-        '<meta name="color-scheme" content="light dark"/>',
-        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(scripts, style)}"/>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{escape_html(title)}</title>",
-        f"<style>{style}</style>",
-        "</head>",
-        "<body>",
-        *body,
-        *(f"<script>{script}</script>" for script in scripts),
-        "</body>",
-        "</html>",
-        "",
-    ]
-    return "\n".join(parts)
+    allowed = " ".join(map(_make_digest, scripts)) or "'none'"
+    elements = [f"<script>{script}</script>" for script in scripts]
+    return Template(read_page_file("page.html")).substitute(
+        generator=GENERATOR_TAG,
+        policy=f"script-src {allowed}; style-src {_make_digest(style)}",
+        title=escape_html(title),
+        style=style,
+        body="\n".join([*body, *elements]),
+    )
 
 
 def read_page_file(name: str) -> str:
-    """Read a script or a style of this folder."""
+    """Read a script, a style or a template of this folder."""
     return files("nmt.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def make_policy(scripts: Sequence[str], style: str) -> str:
-    """Allow these scripts and this style, by their digests, and nothing else."""
-    allowed = " ".join(map(_make_digest, scripts)) or "'none'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src {_make_digest(style)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _make_digest(text: str) -> str:

@@ -7,33 +7,29 @@ other script, no `eval`, no request. Without vl-convert it has tables where it w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import SubprocessError
 
+from nmt.model.size import count_weights
 from nmt.report.curves import list_curve_charts
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.figures import FigureList
-from nmt.report.markup import (
-    GENERATOR_TAG,
-    read_page_file,
-    render_data,
-    render_document,
-)
+from nmt.report.markup import GENERATOR_TAG, read_page_file, render_data, render_document
 from nmt.report.sections import (
-    describe_size,
-    make_length_chart,
+    list_length_charts,
     render_card,
     render_cost,
-    render_data_ledger,
+    render_each,
     render_headline,
+    render_ledger,
     render_recipe,
     render_reproduction,
     render_results,
+    render_run_name,
     render_summary,
 )
 from nmt.report.sentences import (
-    make_bleu_chart,
+    list_bleu_charts,
     render_attention_lines,
     render_dev_samples,
     render_test_lines,
@@ -53,6 +49,7 @@ from nmt.system.run_folder import RunFolder
 
 PNG_BEGIN = b"\x89PNG"
 BEGIN_BYTES = 1_000
+MOST_NAMES = 4  # of runs in the title of a page
 NO_CHARTS = f"Charts need vl-convert ({HOW_TO_INSTALL}); these are tables of the same figures."
 
 
@@ -117,86 +114,80 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         scripts += [chart_script, read_page_file("page.js")]
         data = render_data(figures.to_json(), "report-charts")
 
-    title = _join_names(names)
+    title = names[0]
+    if len(names) > 1:
+        title = f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) > MOST_NAMES:
+        title = f"{len(names)} runs"
+    links = []
+    contents = []
+    for name, heading, content in sections:
+        links.append(f'<li><a href="#{name}">{heading}</a></li>')
+        contents.append(
+            f'<section id="{name}" aria-labelledby="{name}-title">\n'
+            f'<h2 id="{name}-title">{heading}</h2>\n{content}\n</section>'
+        )
     body = [
         f"<header><h1>{escape_html(title)}</h1>{_render_lead(runs)}</header>",
         '<nav aria-label="Sections"><ul>',
+        *links,
+        "</ul></nav>",
+        "<main>",
+        *contents,
+        "</main>",
+        "<footer><p>Written by nmt-report.</p></footer>",
+        data,
     ]
-    for section in sections:
-        body.append(f'<li><a href="#{section.name}">{section.title}</a></li>')
-    body += ["</ul></nav>", "<main>"]
-    for section in sections:
-        body.append(f'<section id="{section.name}" aria-labelledby="{section.name}-title">')
-        body.append(f'<h2 id="{section.name}-title">{section.title}</h2>')
-        body += [section.content, "</section>"]
-    body += ["</main>", "<footer><p>Written by nmt-report.</p></footer>", data]
     return render_document(title, body, scripts, style)
 
 
-@dataclass(frozen=True)
-class Section:
-    name: str  # its id in the page
-    title: str
-    content: str  # empty where data are missing
-
-
-def _list_sections(runs: Sequence[RunFacts], figures: FigureList) -> list[Section]:
-    """Return the sections that have something to show, in the order of the page."""
+def _list_sections(runs: Sequence[RunFacts], figures: FigureList) -> list[tuple[str, str, str]]:
+    """Return the sections that have something to show: their id in the page, title and content."""
     sections = [
-        Section("score", "Score", render_headline(runs) + render_summary(runs)),
-        Section("curves", "Curves", _render_curves(runs, figures)),
-        Section("translations", "Translations", _render_translations(runs, figures)),
-        Section("samples", "Dev sentences over time", render_dev_samples(runs)),
-        Section("attention", "Attention", render_attention_lines(runs)),
-        Section("scores", "All scores", render_results(runs)),
-        Section("model", "The model", render_card(runs)),
-        Section("recipe", "The recipe", render_recipe(runs)),
-        Section("data", "The data", _render_data(runs, figures)),
-        Section("cost", "Speed and cost", render_cost(runs)),
-        Section("again", "Train it again", render_reproduction(runs)),
+        ("score", "Score", render_headline(runs) + render_each(runs, render_summary)),
+        ("curves", "Curves", _render_curves(runs, figures)),
+        (
+            "translations",
+            "Translations",
+            figures.add_group(list_bleu_charts(runs)) + render_test_lines(runs),
+        ),
+        ("samples", "Dev sentences over time", render_each(runs, render_dev_samples)),
+        ("attention", "Attention", render_attention_lines(runs)),
+        ("scores", "All scores", render_each(runs, render_results)),
+        ("model", "The model", render_each(runs, render_card)),
+        ("recipe", "The recipe", render_recipe(runs)),
+        (
+            "data",
+            "The data",
+            render_each(runs, render_ledger) + figures.add_group(list_length_charts(runs)),
+        ),
+        ("cost", "Speed and cost", render_cost(runs)),
+        ("again", "Train it again", render_each(runs, render_reproduction)),
     ]
-    return [section for section in sections if section.content]
-
-
-def _join_names(names: Sequence[str]) -> str:
-    """Name the runs, or say how many they are."""
-    if len(names) == 1:
-        return names[0]
-    if len(names) > 4:
-        return f"{len(names)} runs"
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return [section for section in sections if section[2]]
 
 
 def _render_lead(runs: Sequence[RunFacts]) -> str:
     """Say in one line what this is about."""
-    pairs = set()
-    for run in runs:
-        if run.config is not None:
-            pairs.add(f"{run.config.data.src} to {run.config.data.tgt}")
-    words = []
-    if pairs:
-        words.append(" and ".join(sorted(pairs)))
+    pairs = {" to ".join(run.languages) for run in runs if run.config is not None}
+    words = [" and ".join(sorted(pairs))]
     if len(runs) == 1:
-        words += describe_size(runs[0])
-    if not words:
-        return ""
-    return f'<p class="lead">{escape_html(" · ".join(words))}</p>'
-
-
-# ---- sections with charts --------------------------------------------------------------------------
+        run = runs[0]
+        if run.config is not None and run.vocab is not None:
+            words.append(f"{count_weights(run.config.model, run.vocab.sizes):,} weights")
+        if run.events:
+            words.append(f"{run.events[-1].step:,} updates")
+    text = " · ".join(filter(None, words))
+    return f'<p class="lead">{escape_html(text)}</p>' if text else ""
 
 
 def _render_curves(runs: Sequence[RunFacts], figures: FigureList) -> str:
     charts = list_curve_charts(runs)
     if not charts:
         return ""
-    parts = []
-    if figures.has_charts:
-        parts.append(_render_controls(runs))
-    else:
-        parts.append(f'<p class="note">{escape_html(NO_CHARTS)}</p>')
-    parts.append(figures.add_group(charts))
-    return "\n".join(parts)
+    note = f'<p class="note">{escape_html(NO_CHARTS)}</p>'
+    controls = _render_controls(runs) if figures.has_charts else note
+    return f"{controls}\n{figures.add_group(charts)}"
 
 
 def _render_controls(runs: Sequence[RunFacts]) -> str:
@@ -211,21 +202,7 @@ def _render_controls(runs: Sequence[RunFacts]) -> str:
     if len(runs) > 1:
         parts.append("<fieldset><legend>Runs</legend>")
         for i, run in enumerate(runs):
-            parts.append(
-                f'<label><input type="checkbox" checked="checked" data-run="{i}"/> '
-                f'<span class="key c{i % 8}"></span>{escape_html(run.name)}</label>'
-            )
+            box = f'<input type="checkbox" checked="checked" data-run="{i}"/>'
+            parts.append(f"<label>{box} {render_run_name(i, run)}</label>")
         parts.append("</fieldset>")
     return "\n".join([*parts, "</div>"])
-
-
-def _render_translations(runs: Sequence[RunFacts], figures: FigureList) -> str:
-    content = render_test_lines(runs)
-    chart = make_bleu_chart(runs)
-    return content if chart is None else f"{figures.add_group([chart])}\n{content}"
-
-
-def _render_data(runs: Sequence[RunFacts], figures: FigureList) -> str:
-    content = render_data_ledger(runs)
-    chart = make_length_chart(runs[0]) if len(runs) == 1 else None
-    return content if chart is None else f"{content}\n{figures.add_group([chart])}"

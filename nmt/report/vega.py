@@ -137,11 +137,12 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
     titles = {"x": chart.x, "y": chart.y}
     series = list(dict.fromkeys(one.name for one in chart.series))
     legend = TEMPLATES["legend"] if len(series) > 1 else None
-    by_series = _scale("s", series, colours, legend)
-    by_run = _scale("r", list(range(n_runs)), colours, None)
-    if names:
-        by_run["legend"] = TEMPLATES["legend"] | {"labelExpr": f"{json.dumps(names)}[datum.value]"}
-    colour = by_series if n_runs == 1 else by_run
+    colour = _scale("s", series, colours, legend)
+    if n_runs > 1:
+        colour = _scale("r", range(n_runs), colours, None)
+        if names:
+            label = f"{json.dumps(names)}[datum.value]"
+            colour["legend"] = TEMPLATES["legend"] | {"labelExpr": label}
     curves = fill_template("curves", titles | {"from_zero": chart.from_zero, "colour": colour})
     if n_runs > 1:
         curves["encoding"]["strokeDash"] = _scale("s", series, TEMPLATES["dashes"], legend)
@@ -153,7 +154,7 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
         layers += [fill_template(name, values) for name in ("reference_rule", "reference_name")]
     for band in chart.bands:
         rows = []
-        for x, low, high in band.points:
+        for x, low, high in band:
             rows.append({"x": x, "low": round_figure(low), "high": round_figure(high)})
         layers.append(fill_template("band", titles | {"rows": rows}))
     return {"layer": layers}
@@ -162,7 +163,7 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
 def _scale(field: str, domain: Sequence[Any], values: Sequence[Any], legend: Spec | None) -> Spec:
     """Give each value of a field one of the colours or dashes, which repeat if they are too few."""
     chosen = [values[i % len(values)] for i in range(len(domain))]
-    scale = {"domain": domain, "range": chosen}
+    scale = {"domain": list(domain), "range": chosen}
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
@@ -179,11 +180,11 @@ def _add_zoom(spec: Spec) -> None:
 
 
 def _make_bars(chart: Chart, n_runs: int, colours: list[str]) -> Spec:
-    field = "s" if n_runs == 1 else "r"
-    domain: list[Any] = list(range(n_runs))
+    field, domain = "r", list(range(n_runs))
+    legend = None
     if n_runs == 1:
-        domain = list(dict.fromkeys(one.name for one in chart.series))
-    legend = TEMPLATES["legend"] if n_runs == 1 and len(domain) > 1 else None
-    colour = _scale(field, domain, colours, legend)
-    values = {"x": chart.x, "y": chart.y, "field": field, "domain": domain, "colour": colour}
-    return fill_template("bars", values | {"buckets": list(chart.buckets)})
+        field, domain = "s", list(dict.fromkeys(one.name for one in chart.series))
+        legend = TEMPLATES["legend"] if len(domain) > 1 else None
+    values = {"x": chart.x, "y": chart.y, "field": field, "domain": domain}
+    values |= {"colour": _scale(field, domain, colours, legend), "buckets": chart.buckets}
+    return fill_template("bars", values)

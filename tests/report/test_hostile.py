@@ -12,14 +12,18 @@ import pytest
 from support.browser import open_page
 from support.hostile_text import OBEYED, PAYLOADS
 from support.needs import needs_chromium, needs_package
+from support.page_elements import Elements
 
 from nmt.commands.report import main as nmt_report
 from nmt.config import RunConfig, format_config, override_config
 from nmt.corpus.ledger import BpeAccount, CorpusAccount, Ledger, SourceFile
 from nmt.evaluate.results import Result, ScoredTestSet, add_result
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
+from nmt.report.facts import read_run
+from nmt.report.page import render_page
 from nmt.score.score import Interval, Score
 from nmt.system.escapes import escape_line
+from nmt.system.strict_yaml import format_yaml
 
 SCRIPTS = [
     *PAYLOADS,
@@ -124,6 +128,28 @@ def write_hostile_ledger(store: Path, texts: list[str]) -> None:
     settings = {"data": {"src": texts[0], "tgt": texts[0]}}
     ledger = Ledger(settings, corpora, None, bpe, {texts[0]: texts[0]}, texts[0], {}, texts[0])
     (store / "ledger.json").write_text(json.dumps(ledger.to_plain()))
+
+
+def read_hostile_page(folder: Path, text: str) -> tuple[str, Elements]:
+    """Read a page about a run with readable settings, and with others that this version refuses."""
+    runs = [read_run(write_hostile_run(folder, [text]))]
+    text = text.replace("\0", "")
+    settings = {"name": text, "out": text, "data": {"train": [{"src": text}, text]}}
+    (folder / "config.yaml").write_text(format_yaml(settings), encoding="utf-8")
+    page = render_page([*runs, read_run(folder)], "window.vegaEmbed = null;")
+    return page, Elements(page)
+
+
+@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None:
+    """The tags and attributes are those of any page, and the text shows as it is."""
+    page, found = read_hostile_page(tmp_path / "hostile", text)
+    _, harmless = read_hostile_page(tmp_path / "harmless", "harmless")
+    assert [tag for tag, _ in found.tags] == [tag for tag, _ in harmless.tags]
+    for (_, attrs), (_, expected) in zip(found.tags, harmless.tags, strict=True):
+        assert [name for name, _ in attrs] == [name for name, _ in expected]
+    assert OBEYED.isdisjoint(page.replace("\n", ""))
+    assert found.text.count(escape_line(text.replace("\0", ""))) >= 30
 
 
 @needs_chromium()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.browser import open_page
-from support.hostile_text import OBEYED, PAYLOADS
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
 from support.untrained import make_vocab
@@ -19,8 +18,6 @@ from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.page import render_page, write_page, write_report
 from nmt.system.errors import UserError
-from nmt.system.escapes import escape_line
-from nmt.system.strict_yaml import format_yaml
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 SCRIPT = "window.vegaEmbed = null;"  # in place of the real one
@@ -179,37 +176,6 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
     assert "unsafe" not in policy
 
 
-def read_hostile_page(folder: Path, text: str) -> tuple[str, Elements]:
-    """Read a page in which `text` is wherever the files of a stranger's run have text."""
-    kinds = [{"kind": "warning", "step": 1, "message": text}, {"kind": text, "step": 2, text: text}]
-    layers = {"kind": "layers", "step": 3, f"grad_norm/{text}": 1.0}
-    valid = {"kind": "valid", "step": 3, "bleu": 1.0, "nll": 2.0, "signature": text}
-    sample = {"kind": "sample", "step": 3, "line": 1, "source": text, "reference": text}
-    lines = [*kinds, layers, valid, sample | {"translation": text}]
-    (folder / "metrics.jsonl").write_bytes(to_jsonl(lines) + text.encode() + b"\n")
-    settings = {"name": text, "out": text, "data": {"train": [{"src": text}, text]}}
-    (folder / "config.yaml").write_text(format_yaml(settings), encoding="utf-8")
-    names = ("checkpoint", "test_set", "pair", "hypotheses_sha256")
-    texts: dict[str, Any] = dict.fromkeys(names, text)
-    texts |= {"sources": [text], "references": [text], "translations": [text]}
-    (folder / "translations.json").write_text(json.dumps(texts))
-    page = render_page([read_run(folder)] * 2, SCRIPT)
-    return page, Elements(page)
-
-
-@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
-def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None:
-    """The tags and attributes are those of any page, and the text shows as it is."""
-    text = text.replace("\0", "")  # configs refuse it
-    page, found = read_hostile_page(tmp_path, text)
-    _, harmless = read_hostile_page(tmp_path, "harmless")
-    assert [tag for tag, _ in found.tags] == [tag for tag, _ in harmless.tags]
-    for (_, attrs), (_, expected) in zip(found.tags, harmless.tags, strict=True):
-        assert [name for name, _ in attrs] == [name for name, _ in expected]
-    assert OBEYED.isdisjoint(page.replace("\n", ""))
-    assert found.text.count(escape_line(text)) >= 7
-
-
 def test_the_attention_of_the_last_validation_is_drawn_by_its_own_script(tmp_path: Path) -> None:
     lines = make_metrics()
     for line, weights in zip(lines[-2:], ("AAAA", "/////"), strict=True):
@@ -243,6 +209,16 @@ def test_two_systems_are_compared_line_by_line(tmp_path: Path) -> None:
     gained, lost = page.index("Better with two"), page.index("Better with one")
     assert gained < page.index("<del>x</del> <ins>zwei Tage</ins>") < lost
     assert page.index("<del>ein Hund</del> <ins>eine Katze</ins>", lost)
+
+
+def test_systems_with_and_without_sources_are_compared() -> None:
+    runs = []
+    for name, sources in (("bare", []), ("whole", ["a b"])):
+        texts = ScoredTexts("average", "test", "en-de", "0" * 64, sources, ["ein Hund"], [""])
+        runs.append(RunFacts(name, name, {}, texts=texts))
+    page = render_page(runs, None)
+    assert "<tr><td>bare</td><td>1</td><td></td>" in page  # what is copied is not known
+    assert "<tr><td>whole</td><td>1</td><td>0</td>" in page
 
 
 @needs_chromium()

@@ -9,7 +9,7 @@ import pytest
 from support.needs import needs_package
 
 from nmt.report import vega
-from nmt.report.curves import Chart, ReferenceBand, ReferenceLine, Series
+from nmt.report.curves import Chart, ReferenceLine, Series
 from nmt.report.facts import RunFacts
 from nmt.report.page import write_page
 from nmt.report.vega import read_chart_script, render_png
@@ -42,10 +42,9 @@ def test_the_script_is_kept_in_the_users_cache(
 def test_curves_of_two_runs_become_one_image() -> None:
     image = render_png([CHART], ["base", 'it\'s \\ "big" <b>'])
     assert image.startswith(b"\x89PNG") and len(image) > 5_000
-    band = ReferenceBand(((1, 2.0, 4.0), (2, 1.5, 3.0), (3, 1.0, 2.0)))
-    assert render_png([replace(CHART, bands=(band,))], ["base", "it"]) != render_png(
-        [CHART], ["base", "it"]
-    )
+    banded = replace(CHART, bands=(((1, 2.0, 4.0), (2, 1.5, 3.0), (3, 1.0, 2.0)),))
+    names = ["base", "it"]
+    assert render_png([banded], names) != render_png([CHART], names)
 
 
 def test_without_vl_convert_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
