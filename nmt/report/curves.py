@@ -21,7 +21,7 @@ POINTS_OF_CHART = 3_000  # of all its curves together
 MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than anybody reads
 
 Points = Sequence[tuple[float, float]]
-Band = tuple[tuple[float, float, float], ...]  # x, from, to
+ReferenceBand = tuple[tuple[float, float, float], ...]  # x, from, to
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Chart:
     from_zero: bool = False
     is_main: bool = False  # goes into the image of --png
     buckets: tuple[str, ...] = ()  # names of x = 0, 1, ...: bars, not curves
-    bands: tuple[Band, ...] = ()  # where runs of the same recipe with other seeds are
+    bands: tuple[ReferenceBand, ...] = ()  # where runs of the same recipe with other seeds are
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     for wanted in CHARTS:
         series = []
         references: dict[ReferenceLine, None] = {}  # each once
-        bands: dict[Band, None] = {}
+        bands: dict[ReferenceBand, None] = {}
         for i, run in enumerate(runs):
             references |= dict.fromkeys(wanted.list_references(run))
             for kind, key, name in wanted.curves:
@@ -129,7 +129,7 @@ def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[i
 # ---- what curves are compared with -----------------------------------------------------------------
 
 
-def _list_bands(events: Iterable[Event], key: str) -> list[Band]:
+def _list_bands(events: Iterable[Event], key: str) -> list[ReferenceBand]:
     """Return the band of the references that training compared its dev scores with, if it did."""
     points = []
     for event in events:

@@ -318,8 +318,8 @@ def render_cost(runs: Sequence[RunFacts]) -> str:
             rows.append([run.name, *_list_costs(run, median(speeds))])
     if not rows:
         return ""
-    head = ("run", "updates", "time", "target tokens/s", "most memory", "operations")
-    head += ("machine", "versions")
+    head = ["run", "updates", "time", "target tokens/s", "most memory", "operations"]
+    head += ["machine", "versions"]
     note = (
         "<p>Target tokens per second is the median of the logged ones. Operations are "
         "6 for each weight and target token, as papers estimate them.</p>"

@@ -104,8 +104,9 @@ def _render_lines(
     rows: list[list[Cell]] = []
     for i, score in shown.items():
         source = texts.sources[i] if texts.sources else ""
-        sentences = [(source, src), (plain[i], tgt), (render_change(before[i], after[i]), tgt)]
-        rows.append([f"{i + 1}", score, *(render_sentence(*one) for one in sentences)])
+        change = render_change(before[i], after[i])
+        row: list[Cell] = [f"{i + 1}", score, render_sentence(source, src)]
+        rows.append([*row, render_sentence(plain[i], tgt), render_sentence(change, tgt)])
     return render_stacked(("line", "chrF", "source", *names), rows, "Lines")
 
 

@@ -64,9 +64,9 @@ def find_faults(texts: ScoredTexts) -> dict[str, list[int]]:
     copied: list[int] = []
     short: list[int] = []
     long: list[int] = []
-    sources = texts.sources or [None] * len(texts.references)
-    lines = zip(sources, texts.references, texts.translations, strict=True)
-    for number, (source, reference, text) in enumerate(lines, 1):
+    lines = zip(texts.references, texts.translations, strict=True)
+    for number, (reference, text) in enumerate(lines, 1):
+        source = texts.sources[number - 1] if texts.sources else None
         n, expected = len(text.strip()), len(reference.strip())
         if n == 0 and expected > 0:
             empty.append(number)

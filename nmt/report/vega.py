@@ -135,17 +135,13 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
     Names of runs make a legend in the image; the page has its own, because there may be 50.
     """
     titles = {"x": chart.x, "y": chart.y}
-    series = list(dict.fromkeys(one.name for one in chart.series))
-    legend = TEMPLATES["legend"] if len(series) > 1 else None
-    colour = _scale("s", series, colours, legend)
-    if n_runs > 1:
-        colour = _scale("r", range(n_runs), colours, None)
-        if names:
-            label = f"{json.dumps(names)}[datum.value]"
-            colour["legend"] = TEMPLATES["legend"] | {"labelExpr": label}
+    colour = _make_colour(chart, n_runs, colours)
+    if names and n_runs > 1:
+        label = f"{json.dumps(names)}[datum.value]"
+        colour["legend"] = TEMPLATES["legend"] | {"labelExpr": label}
     curves = fill_template("curves", titles | {"from_zero": chart.from_zero, "colour": colour})
     if n_runs > 1:
-        curves["encoding"]["strokeDash"] = _scale("s", series, TEMPLATES["dashes"], legend)
+        curves["encoding"]["strokeDash"] = _scale_series(chart, TEMPLATES["dashes"])
 
     layers = [curves]
     for i, reference in enumerate(chart.references):
@@ -160,11 +156,24 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
     return {"layer": layers}
 
 
-def _scale(field: str, domain: Sequence[Any], values: Sequence[Any], legend: Spec | None) -> Spec:
+def _make_colour(chart: Chart, n_runs: int, colours: Sequence[str]) -> Spec:
+    if n_runs == 1:
+        return _scale_series(chart, colours)
+    return _scale("r", list(range(n_runs)), colours)
+
+
+def _scale_series(chart: Chart, values: Sequence[Any]) -> Spec:
+    """Give each series a colour or dashes, and a legend if there are several."""
+    names = list(dict.fromkeys(one.name for one in chart.series))
+    scale = _scale("s", names, values)
+    return scale | {"legend": TEMPLATES["legend"]} if len(names) > 1 else scale
+
+
+def _scale(field: str, domain: list[Any], values: Sequence[Any]) -> Spec:
     """Give each value of a field one of the colours or dashes, which repeat if they are too few."""
     chosen = [values[i % len(values)] for i in range(len(domain))]
-    scale = {"domain": list(domain), "range": chosen}
-    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
+    scale = {"domain": domain, "range": chosen}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": None}
 
 
 def _add_zoom(spec: Spec) -> None:
@@ -180,11 +189,7 @@ def _add_zoom(spec: Spec) -> None:
 
 
 def _make_bars(chart: Chart, n_runs: int, colours: list[str]) -> Spec:
-    field, domain = "r", list(range(n_runs))
-    legend = None
-    if n_runs == 1:
-        field, domain = "s", list(dict.fromkeys(one.name for one in chart.series))
-        legend = TEMPLATES["legend"] if len(domain) > 1 else None
-    values = {"x": chart.x, "y": chart.y, "field": field, "domain": domain}
-    values |= {"colour": _scale(field, domain, colours, legend), "buckets": chart.buckets}
+    colour = _make_colour(chart, n_runs, colours)
+    values = {"x": chart.x, "y": chart.y, "buckets": chart.buckets, "colour": colour}
+    values |= {"field": colour["field"], "domain": colour["scale"]["domain"]}
     return fill_template("bars", values)

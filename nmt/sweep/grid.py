@@ -73,25 +73,20 @@ class GridFile:
     def check(self) -> str | None:
         if (self.runs is None) == (self.grid is None):
             return "needs either runs or grid: runs lists settings by name, grid combines values"
-        if self.runs is not None and not self.runs:
+        if self.runs == {}:
             return "runs is empty; give at least one, such as base: {}"
         if self.grid is not None and not (self.grid and all(self.grid.values())):
             return "grid needs at least one setting, and each of them at least one value"
-        if self.seeds is not None and not self.seeds:
-            return "seeds is empty; give at least one, or leave it out"
-        if len(set(self.seeds or ())) < len(self.seeds or ()):
-            return f"seeds names a seed twice: {list(self.seeds or ())}; leave one of them out"
-        if not self.score or len(set(self.score)) < len(self.score):
-            return f"score is {list(self.score)}; give [dev], [test] or [dev, test]"
-        n_runs = self.count_rows() * len(self.seeds or [None])
+        for name, values in (("seeds", self.seeds), ("score", self.score)):
+            if values is not None and not 0 < len(set(values)) == len(values):
+                return f"{name} is {list(values)}; give at least one value, and none twice"
+        n_rows = len(self.runs or {})
+        if self.grid is not None:
+            n_rows = math.prod(map(len, self.grid.values()))
+        n_runs = n_rows * len(self.seeds or [None])
         if n_runs > MAX_GRID_RUNS:
             return f"has {n_runs:,} runs; a sweep may have {MAX_GRID_RUNS:,}"
         return None
-
-    def count_rows(self) -> int:
-        if self.grid is not None:
-            return math.prod(map(len, self.grid.values()))
-        return len(self.runs or {})
 
 
 @dataclass(frozen=True)
@@ -137,18 +132,22 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
 
     grid = RecordReader(name_place).read(GridFile, tree.values)
     rows = list(list_named_rows(grid, tree))
-    check_names([name for name, _ in rows], path)
-    check_keys(rows, overrides, path)
+    check_names([row for row, _ in rows], path)
+    check_overrides(rows, overrides, path)
+    shared = locate_settings(grid.settings, "settings", tree)
+    seeds: list[list[PlacedSetting]] = [[]]  # the config's own
+    if grid.seeds is not None:
+        place = {"seed": tree.places["seeds"]}
+        seeds = [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
 
     runs: list[PlannedRun] = []
-    shared = list(locate_settings(grid.settings, "settings", tree))
-    seeds = list_seed_settings(grid, tree)
     for (row, row_settings), seed in itertools.product(rows, seeds):
         settings = [*shared, *row_settings, *seed]
+        has_store = any(text.startswith("data.store=") for text in overrides)
+        has_store |= any("data.store" in setting.places for setting in settings)
         try:
             config = load_config(grid.base, overrides, settings, path.parent)
-            has_store = has_own_store(settings, overrides)
-            run = plan_run(len(runs) + 1, row, config, folder, has_store)
+            run = PlannedRun(len(runs) + 1, row, place_run(row, config, folder, has_store))
             check_run(run, grid)
         except UserError as error:
             raise UserError(f"run {row!r}: {error}") from None
@@ -172,14 +171,14 @@ def find_grid(name: str) -> Path:
 
 def list_named_rows(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
     """Yield the name and the settings of each row of the table, without the seed."""
-    if grid.runs is not None:
-        for name, values in grid.runs.items():
-            yield name, list(locate_settings(values, f"runs.{name}", tree))
+    for name, values in (grid.runs or {}).items():
+        yield name, locate_settings(values, f"runs.{name}", tree)
+    if grid.grid is None:
         return
-    assert grid.grid is not None
     keys = list(grid.grid)
-    last_parts = [key.rpartition(".")[2] for key in keys]
-    short = last_parts if len(set(last_parts)) == len(keys) else keys
+    short = [key.rpartition(".")[2] for key in keys]
+    if len(set(short)) < len(keys):
+        short = keys
     for chosen in itertools.product(*(enumerate(values) for values in grid.grid.values())):
         words = []
         settings = []
@@ -189,17 +188,8 @@ def list_named_rows(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[
         yield ", ".join(words), settings
 
 
-def list_seed_settings(grid: GridFile, tree: YamlTree) -> list[list[PlacedSetting]]:
-    """Return what sets each seed: nothing if it is the config's own."""
-    if grid.seeds is None:
-        return [[]]
-    place = {"seed": tree.places["seeds"]}
-    return [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
-
-
-def locate_settings(values: dict[str, Any], at: str, tree: YamlTree) -> Iterator[PlacedSetting]:
-    for key, value in values.items():
-        yield locate_setting(key, value, f"{at}.{key}", tree)
+def locate_settings(values: dict[str, Any], at: str, tree: YamlTree) -> list[PlacedSetting]:
+    return [locate_setting(key, value, f"{at}.{key}", tree) for key, value in values.items()]
 
 
 def locate_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetting:
@@ -243,7 +233,7 @@ def make_folder_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-.")
 
 
-def check_keys(
+def check_overrides(
     rows: Sequence[tuple[str, Sequence[PlacedSetting]]], overrides: Sequence[str], path: Path
 ) -> None:
     """Refuse settings of the command line that would undo the differences between runs."""
@@ -251,7 +241,7 @@ def check_keys(
     varied = {key for _, settings in rows for setting in settings for key in setting.places}
     for text in overrides:
         key = text.partition("=")[0]
-        if key in varied or any(inner.startswith(f"{key}.") for inner in varied):
+        if any(f"{inner}.".startswith(f"{key}.") for inner in varied):
             raise UserError(
                 f"{text}: the runs of {path} differ in {key}; leave it out, or change the grid"
             )
@@ -259,14 +249,7 @@ def check_keys(
             raise UserError(f"{text}: {REFUSED_KEYS[key]}; leave it out")
 
 
-def has_own_store(settings: Sequence[PlacedSetting], overrides: Sequence[str]) -> bool:
-    """Whether the grid or the command line sets data.store."""
-    if any(text.startswith("data.store=") for text in overrides):
-        return True
-    return any("data.store" in setting.places for setting in settings)
-
-
-def plan_run(index: int, name: str, config: RunConfig, folder: Path, has_store: bool) -> PlannedRun:
+def place_run(name: str, config: RunConfig, folder: Path, has_store: bool) -> RunConfig:
     """Give a run its folder, and a store that it shares with runs of the same data, unless the grid
     or the command line sets one.
     """
@@ -274,7 +257,7 @@ def plan_run(index: int, name: str, config: RunConfig, folder: Path, has_store: 
     data = config.data
     if not has_store:
         data = replace(data, store=str(folder / "stores" / digest_data(config)))
-    return PlannedRun(index, name, replace(config, name=label, out=str(folder / label), data=data))
+    return replace(config, name=label, out=str(folder / label), data=data)
 
 
 def digest_data(config: RunConfig) -> str:
@@ -290,10 +273,12 @@ def digest_data(config: RunConfig) -> str:
 def check_run(run: PlannedRun, grid: GridFile) -> None:
     """Raise UserError for what would stop this run, or change its result in silence."""
     config = run.config
-    if "dev" in grid.score and config.data.valid is None:
-        raise UserError("score has dev, but data.valid is not set; set it, or give score: [test]")
-    if "test" in grid.score and config.data.test is None:
-        raise UserError("score has test, but data.test is not set; set it, or give score: [dev]")
+    for name, key, corpus in (
+        ("dev", "data.valid", config.data.valid),
+        ("test", "data.test", config.data.test),
+    ):
+        if name in grid.score and corpus is None:
+            raise UserError(f"score has {name}, but {key} is not set; set it, or change score")
     if config.training.mirror is not None:
         raise UserError(f"training.mirror: {REFUSED_KEYS['training.mirror']}; leave it out")
     check_average(config, grid.average)
@@ -322,7 +307,7 @@ def check_average(config: RunConfig, n: int | None) -> None:
         return
     training = config.training
     every = training.checkpoint_every
-    n_planned = 1 if every is None else math.ceil(training.steps / every)
+    n_planned = math.ceil(training.steps / (every or training.steps))
     if n_planned < n:
         raise UserError(
             f"average is {n}, but the run will write {n_planned} planned checkpoints "

@@ -9,7 +9,7 @@ from typing import Any
 
 from nmt.report.vega import HOW_TO_INSTALL, Spec, fill_template, round_figure
 from nmt.sweep.grid import Sweep
-from nmt.sweep.table import Row, list_figures
+from nmt.sweep.table import Row
 from nmt.system.files import write_text
 from nmt.system.progress import say
 
@@ -49,12 +49,11 @@ def list_marks(rows: Sequence[Row], figure: str) -> dict[str, list[dict[str, Any
         mean = row.average(figure)
         if mean is None:
             continue
-        values = [list_figures(result).get(figure) for result in row.results.values()]
-        known = [value for value in values if value is not None]
-        for value in known:
+        values = row.list_values(figure).values()
+        for value in values:
             marks["seeds"].append({"run": row.name, "value": round_figure(value)})
         marks["means"].append({"run": row.name, "value": round_figure(mean.value)})
-        if mean.plus_minus is not None and len(known) >= MIN_SEEDS:
+        if mean.plus_minus is not None and len(values) >= MIN_SEEDS:
             low, high = mean.value - mean.plus_minus, mean.value + mean.plus_minus
             ends = {"value": round_figure(low), "high": round_figure(high)}
             marks["intervals"].append({"run": row.name} | ends)

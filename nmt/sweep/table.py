@@ -20,9 +20,8 @@ from nmt.sweep.result import RunResult, read_result
 from nmt.system.files import write_text
 from nmt.system.tables import Cell, Table
 
-TABLE_FILES = ("table.md", "table.csv")
-# The figures that every row has, whatever it was scored on.
-COMMON_FIGURES = ("parameters", "updates", "minutes", "dev_nll")
+CERTAIN_FIGURES = ("parameters", "updates", "minutes")  # without an interval in table.csv
+COMMON_FIGURES = (*CERTAIN_FIGURES, "dev_nll")  # of every row, whatever it was scored on
 NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 
@@ -31,23 +30,29 @@ class Mean:
     """The mean over seeds, and how sure it is, which a single seed does not tell."""
 
     value: float
-    plus_minus: float | None  # half-width of the 95 % confidence interval
-    deviation: float | None  # sample standard deviation
+    plus_minus: float | None = None  # half-width of the 95 % confidence interval
+    deviation: float | None = None  # sample standard deviation
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
     settings: str  # in which it differs from the first row
-    results: dict[int, RunResult]  # by seed, of finished runs
-    n_seeds: int  # also of the others
-    problems: tuple[str, ...]  # what became of the others
-    machines: frozenset[str]  # on which finished runs trained
-    precisions: frozenset[str]  # in which they trained
+    n_seeds: int
+    finished: list[tuple[PlannedRun, RunResult]]
+    problems: list[str]  # what became of the others
+
+    def list_values(self, figure: str) -> dict[int, float]:
+        """Return a figure (`list_figures`) of the finished seeds, where it is known."""
+        values = {}
+        for run, result in self.finished:
+            value = list_figures(result).get(figure)
+            if value is not None:
+                values[run.config.seed] = value
+        return values
 
     def average(self, figure: str) -> Mean | None:
-        """Return the mean of a figure (`list_figures`) over the finished seeds."""
-        return compute_mean([list_figures(result).get(figure) for result in self.results.values()])
+        return compute_mean(list(self.list_values(figure).values()))
 
     def difference(self, first: "Row", figure: str) -> Mean | None:
         """Return how much a figure differs from the first row's, over the seeds that both have; None
@@ -55,13 +60,8 @@ class Row:
         """
         if self is first:
             return None
-        differences = []
-        for seed in sorted(self.results.keys() & first.results.keys()):
-            value = list_figures(self.results[seed]).get(figure)
-            first_value = list_figures(first.results[seed]).get(figure)
-            if value is not None and first_value is not None:
-                differences.append(value - first_value)
-        return compute_mean(differences)
+        ours, theirs = self.list_values(figure), first.list_values(figure)
+        return compute_mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
 
 def list_figures(result: RunResult) -> dict[str, float | None]:
@@ -78,15 +78,14 @@ def list_figures(result: RunResult) -> dict[str, float | None]:
     return figures
 
 
-def compute_mean(values: Sequence[float | None]) -> Mean | None:
-    known = [value for value in values if value is not None]
-    if not known:
+def compute_mean(values: Sequence[float]) -> Mean | None:
+    if not values:
         return None
-    mean = statistics.fmean(known)
-    if len(known) == 1:
-        return Mean(mean, None, None)
-    deviation = statistics.stdev(known)
-    return Mean(mean, student_t(len(known) - 1) * deviation / math.sqrt(len(known)), deviation)
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return Mean(mean)
+    deviation = statistics.stdev(values)
+    return Mean(mean, student_t(len(values) - 1) * deviation / math.sqrt(len(values)), deviation)
 
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
@@ -97,38 +96,21 @@ def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
     settings = describe_settings([runs[0] for runs in by_name.values()])
     rows = []
     for (name, runs), text in zip(by_name.items(), settings, strict=True):
-        results = {}
-        problems = []
-        machines = set()
-        precisions = set()
+        row = Row(name, text, len(runs), finished=[], problems=[])
         for run in runs:
             result = read_result(sweep, run)
             if result is not None:
-                results[run.config.seed] = result
-                machines.add(read_machine(run.folder))
-                precisions.add(load_recorded_config(run.folder.config).training.precision)
-            elif run.label in failures:
-                problems.append(f"seed {run.config.seed}: {failures[run.label]}")
+                row.finished.append((run, result))
             else:
-                problems.append(f"seed {run.config.seed}: not finished")
-        rows.append(
-            Row(
-                name,
-                text,
-                results,
-                n_seeds=len(runs),
-                problems=tuple(problems),
-                machines=frozenset(machines),
-                precisions=frozenset(precisions),
-            )
-        )
+                problem = failures.get(run.label, "not finished")
+                row.problems.append(f"seed {run.config.seed}: {problem}")
+        rows.append(row)
     return rows
 
 
 def describe_settings(runs: Sequence[PlannedRun]) -> list[str]:
     """Say for each run in which settings it differs from the first."""
-    configs = [run.config for run in runs]
-    table = tabulate_differences(configs, NOT_SETTINGS)
+    table = tabulate_differences([run.config for run in runs], NOT_SETTINGS)
     texts = []
     for i in range(len(runs)):
         words = []
@@ -153,19 +135,29 @@ def shorten_path_values(values: Any) -> Any:
 # ---- as text -------------------------------------------------------------------------------------
 
 
-def list_cells(sweep: Sweep, rows: Sequence[Row]) -> list[list[str]]:
-    """Return the table for people: its head, and a line of cells for each row."""
+def list_means(sweep: Sweep, row: Row, first: Row) -> dict[str, Mean | None]:
+    """Return all figures of a row, by the names of their columns in table.csv."""
+    means = {figure: row.average(figure) for figure in COMMON_FIGURES}
+    for name in sweep.score:
+        means[f"{name}_bleu"] = row.average(f"{name}_bleu")
+        means[f"{name}_difference"] = row.difference(first, f"{name}_bleu")
+        means[f"{name}_ece"] = row.average(f"{name}_ece")
+    return means
+
+
+def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
+    """Make the table for people."""
     head = ["run", "settings", "seeds", "parameters", "updates", "minutes", "dev NLL", "ppl"]
     for name in sweep.score:
         head += [f"{name} BLEU", "difference", f"{name} ECE"]
-    cells = [head]
+    lines = []
     for row in rows:
-        parameters, updates, minutes, nll = map(row.average, COMMON_FIGURES)
-        n_seeds = f"{len(row.results)}/{row.n_seeds}" if row.problems else f"{row.n_seeds}"
+        means = list_means(sweep, row, rows[0])
+        parameters, updates, minutes, nll = (means[figure] for figure in COMMON_FIGURES)
         line = [
             row.name,
             row.settings,
-            n_seeds,
+            f"{len(row.finished)}/{row.n_seeds}" if row.problems else f"{row.n_seeds}",
             "" if parameters is None else f"{parameters.value / 1e6:.2f}M",
             "" if updates is None else f"{updates.value:,.0f}",
             "" if minutes is None else f"{minutes.value:,.1f}",
@@ -173,11 +165,11 @@ def list_cells(sweep: Sweep, rows: Sequence[Row]) -> list[list[str]]:
             "" if nll is None else f"{math.exp(min(nll.value, 50.0)):.3f}",
         ]
         for name in sweep.score:
-            line.append(format_mean(row.average(f"{name}_bleu"), 2))
-            line.append(format_mean(row.difference(rows[0], f"{name}_bleu"), 2, "+"))
-            line.append(format_mean(row.average(f"{name}_ece"), 2, unit=" %"))
-        cells.append(line)
-    return cells
+            line.append(format_mean(means[f"{name}_bleu"], 2))
+            line.append(format_mean(means[f"{name}_difference"], 2, "+"))
+            line.append(format_mean(means[f"{name}_ece"], 2, unit=" %"))
+        lines.append(line)
+    return Table(head, lines)
 
 
 def format_mean(mean: Mean | None, digits: int, sign: str = "", unit: str = "") -> str:
@@ -199,86 +191,59 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
         "ECE: expected calibration error of the pieces of the reference (nmt-eval --calibration)",
     ]
 
-    vocabs: set[str] = set()
-    machines: set[str] = set()
-    precisions: set[str] = set()
-    signatures: set[tuple[str, str]] = set()  # of a set's BLEU
-    has_intervals = False
-    for row in rows:
-        has_intervals |= len(row.results) > 1
-        machines |= row.machines
-        precisions |= row.precisions
-        for result in row.results.values():
-            vocabs.add(result.vocab_sha256)
-            for score in result.scores:
-                if score.set in sweep.score:
-                    signatures.add((score.set, score.signature))
-    if len(vocabs) > 1:
+    finished = [pair for row in rows for pair in row.finished]
+    results = [result for _, result in finished]
+    if len({result.vocab_sha256 for result in results}) > 1:
         notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
-    if len(precisions) > 1:
-        chosen = "; ".join(f"{row.name}: {', '.join(sorted(row.precisions))}" for row in rows)
+    precisions = {row.name: list_precisions(row) for row in rows}
+    if len(set().union(*precisions.values())) > 1:
+        chosen = "; ".join(f"{name}: {', '.join(sorted(n))}" for name, n in precisions.items())
         notes.append(
             f"the runs were trained in different precisions ({chosen}); set training.precision"
         )
-    if has_intervals:
+    if any(len(row.finished) > 1 for row in rows):
         notes.append(
             "±: 95 % interval of the mean over seeds (Student's t); differences seed by seed"
         )
-    for name, signature in sorted(signatures):
+    scores = [score for result in results for score in result.scores if score.set in sweep.score]
+    for name, signature in sorted({(score.set, score.signature) for score in scores}):
         notes.append(f"{name} BLEU: {signature}")
-    known_machines = sorted(machines - {""})
-    if known_machines:
-        notes.append(f"minutes: on {', '.join(known_machines)}")
-    for row in rows:
-        for problem in row.problems:
-            notes.append(f"{row.name}, {problem}")
+    machines = {read_machine(run.folder) for run, _ in finished} - {""}
+    if machines:
+        notes.append(f"minutes: on {', '.join(sorted(machines))}")
+    notes += [f"{row.name}, {problem}" for row in rows for problem in row.problems]
     return notes
 
 
+def list_precisions(row: Row) -> set[str]:
+    """Return the precisions in which the finished runs trained."""
+    return {load_recorded_config(run.folder.config).training.precision for run, _ in row.finished}
+
+
 def format_text(sweep: Sweep, rows: Sequence[Row]) -> str:
-    head, *lines = list_cells(sweep, rows)
-    return "\n".join([Table(head, lines).to_text(), "", *list_notes(sweep, rows)])
+    return "\n".join([make_table(sweep, rows).to_text(), "", *list_notes(sweep, rows)])
 
 
 def format_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
-    head, *lines = list_cells(sweep, rows)
     notes = [f"- {note}" for note in list_notes(sweep, rows)]
-    return "\n".join([Table(head, lines).to_markdown(), "", *notes]) + "\n"
+    return "\n".join([make_table(sweep, rows).to_markdown(), "", *notes, ""])
 
 
 def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return the table for programs: all digits, and an empty cell for what is not known."""
-    head = ["run", "settings", "seeds", "finished", *COMMON_FIGURES]
-    head += name_spread("dev_nll")
-    for name in sweep.score:
-        for figure in (f"{name}_bleu", f"{name}_difference", f"{name}_ece"):
-            head += [figure, *name_spread(figure)]
     lines = []
     for row in rows:
-        line: list[Cell] = [row.name, row.settings, row.n_seeds, len(row.results)]
-        for figure in COMMON_FIGURES:
-            line.append(list_numbers(row.average(figure))[0])
-        line += list_numbers(row.average("dev_nll"))[1:]
-        for name in sweep.score:
-            line += list_numbers(row.average(f"{name}_bleu"))
-            line += list_numbers(row.difference(rows[0], f"{name}_bleu"))
-            line += list_numbers(row.average(f"{name}_ece"))
+        line: dict[str, Cell] = {"run": row.name, "settings": row.settings}
+        line |= {"seeds": row.n_seeds, "finished": len(row.finished)}
+        for figure, mean in list_means(sweep, row, rows[0]).items():
+            line[figure] = None if mean is None else mean.value
+            if figure not in CERTAIN_FIGURES:
+                line[f"{figure}_plus_minus"] = None if mean is None else mean.plus_minus
+                line[f"{figure}_deviation"] = None if mean is None else mean.deviation
         lines.append(line)
-    return Table(head, lines).to_csv()
-
-
-def name_spread(figure: str) -> list[str]:
-    return [f"{figure}_plus_minus", f"{figure}_deviation"]
-
-
-def list_numbers(mean: Mean | None) -> list[float | None]:
-    """Return the value and its spread, as `name_spread` names it."""
-    if mean is None:
-        return [None, None, None]
-    return [mean.value, mean.plus_minus, mean.deviation]
+    return Table(list(lines[0]), [list(line.values()) for line in lines]).to_csv()
 
 
 def write_tables(sweep: Sweep, rows: Sequence[Row]) -> None:
-    markdown, values = TABLE_FILES
-    write_text(sweep.folder / markdown, format_markdown(sweep, rows))
-    write_text(sweep.folder / values, format_csv(sweep, rows))
+    write_text(sweep.folder / "table.md", format_markdown(sweep, rows))
+    write_text(sweep.folder / "table.csv", format_csv(sweep, rows))

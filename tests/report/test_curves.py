@@ -35,6 +35,6 @@ def test_the_band_of_the_reference_is_behind_the_dev_scores() -> None:
         return RunFacts(name, name, {}, events=tuple(filter(None, events)))
 
     loss, bleu = list_curve_charts([make_run("a", 2.5), make_run("b", 2.6)])[:2]
-    assert loss.bands == (((10, 11.0, 12.0), (20, 21.0, 22.0)),)  # both runs have the same
+    assert list(loss.bands) == [((10, 11.0, 12.0), (20, 21.0, 22.0))]  # both runs have the same
     assert bleu.title == "Dev BLEU"
     assert not bleu.bands

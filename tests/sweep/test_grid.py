@@ -76,7 +76,11 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         (HEAD, (), "needs either runs or grid"),
         (f"{HEAD}grid: {{seed: [1]}}\n", (), "grid.yaml:2: grid.seed[0]: the grid's key seeds"),
         (f"{HEAD}grid: {{model.dropout: []}}\n", (), "at least one value"),
-        (f"{HEAD}seeds: [1, 1]\n{TWO}", (), "seeds names a seed twice"),
+        (
+            f"{HEAD}seeds: [1, 1]\n{TWO}",
+            (),
+            "seeds is [1, 1]; give at least one value, and none twice",
+        ),
         (f"{HEAD}seeds: [-1]\n{TWO}", (), "grid.yaml:2: seed is -1; it must"),
         (f"{HEAD}score: [train]\n{TWO}", (), "grid.yaml:2: score[0]: 'train' is not one of"),
         (

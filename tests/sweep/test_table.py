@@ -49,8 +49,8 @@ def test_an_interval_is_that_of_students_t() -> None:
     assert (mean.value, mean.deviation) == (2.0, 1.0)
     assert mean.plus_minus == pytest.approx(4.302653 / 3**0.5)  # any table of t, 2 degrees
     assert format_mean(mean, 2) == "2.00 ± 2.48"
-    assert format_mean(compute_mean([5.0, None]), 1) == "5.0"
-    assert compute_mean([None]) is None
+    assert format_mean(compute_mean([5.0]), 1) == "5.0"
+    assert compute_mean([]) is None
 
 
 def test_runs_of_different_precisions_are_named(sweep: Sweep) -> None:
@@ -92,7 +92,7 @@ def test_other_vocabularies_are_mentioned(sweep: Sweep) -> None:
 
 def test_results_of_another_average_do_not_count(sweep: Sweep) -> None:
     other = Sweep(sweep.folder, 5, sweep.score, sweep.runs)
-    assert [len(row.results) for row in make_rows(other, {})] == [0, 0]
+    assert [len(row.finished) for row in make_rows(other, {})] == [0, 0]
     assert "not finished" in format_text(other, make_rows(other, {}))
 
 
