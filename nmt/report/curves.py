@@ -44,25 +44,22 @@ class ReferenceLine:
 @dataclass(frozen=True)
 class Chart:
     title: str
-    x: str  # what the axes count
-    y: str
+    y: str  # what the axes count
+    x: str = "updates"
     series: tuple[Series, ...] = ()
     references: tuple[ReferenceLine, ...] = ()
+    bands: tuple[ReferenceBand, ...] = ()  # where runs of the same recipe with other seeds are
     from_zero: bool = False
     is_main: bool = False  # goes into the image of --png
     buckets: tuple[str, ...] = ()  # names of x = 0, 1, ...: bars, not curves
-    bands: tuple[ReferenceBand, ...] = ()  # where runs of the same recipe with other seeds are
 
 
 @dataclass(frozen=True)
 class CurveChart:
     """Which figures of metrics.jsonl a chart shows, and what it compares them with."""
 
-    title: str
-    y: str
+    chart: Chart
     curves: tuple[tuple[str, str, str], ...]  # the kind of a line, its key, the name of the curve
-    from_zero: bool = False
-    is_main: bool = False
     unit: float = 1
     list_references: Callable[[RunFacts], Sequence[ReferenceLine]] = lambda _: ()
     needs_reference: bool = False  # else the chart says no more than another
@@ -83,18 +80,8 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
                 series.append(Series(i, name, scaled))
                 bands |= dict.fromkeys(_list_bands(run.events, key))
         if references or not wanted.needs_reference:
-            charts.append(
-                Chart(
-                    wanted.title,
-                    "updates",
-                    wanted.y,
-                    tuple(series),
-                    tuple(references),
-                    wanted.from_zero,
-                    wanted.is_main,
-                    bands=tuple(bands),
-                )
-            )
+            chart = replace(wanted.chart, references=tuple(references), bands=tuple(bands))
+            charts.append(replace(chart, series=tuple(series)))
     if len(runs) <= MOST_RUNS_BY_LAYER:
         for i, run in enumerate(runs):
             charts += _list_families(i, run, is_alone=len(runs) == 1)
@@ -113,7 +100,7 @@ def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
             points = collect_points(run.events, kind, key)
             series.append(Series(i, escape_line(key.removeprefix(prefix)), points))
         title = title if is_alone else f"{title}: {run.name}"
-        charts.append(Chart(title, "updates", y, tuple(series)))
+        charts.append(Chart(title, y, series=tuple(series)))
     return charts
 
 
@@ -173,36 +160,36 @@ def _list_floor(run: RunFacts) -> list[ReferenceLine]:
 
 CHARTS = (
     CurveChart(
-        "Loss in nats per target piece, without smoothing",
-        "nats",
+        Chart("Loss in nats per target piece, without smoothing", "nats", is_main=True),
         (("train", "nll", "training"), ("valid", "nll", "dev")),
-        is_main=True,
         list_references=_list_loss_references,
     ),
     CurveChart(
-        "Dev BLEU",
-        "BLEU",
+        Chart("Dev BLEU", "BLEU", from_zero=True, is_main=True),
         (("valid", "bleu", "BLEU"),),
-        from_zero=True,
-        is_main=True,
         list_references=lambda run: find_paper_references(run)[1:],
     ),
     CurveChart(
-        "Training loss in nats per target piece, as smoothed",
-        "nats",
+        Chart("Training loss in nats per target piece, as smoothed", "nats"),
         (("train", "loss", "training"),),
         list_references=_list_floor,
         needs_reference=True,
     ),
-    CurveChart("Learning rate", "rate", (("train", "lr", "rate"),), from_zero=True, is_main=True),
-    CurveChart("Norm of the gradient", "norm", (("train", "grad_norm", "norm"),), is_main=True),
     CurveChart(
-        "Target tokens per second",
-        "tokens/s",
-        (("train", "tgt_tokens_per_s", "tokens/s"),),
-        from_zero=True,
+        Chart("Learning rate", "rate", from_zero=True, is_main=True), (("train", "lr", "rate"),)
     ),
-    CurveChart("Memory", "GiB", (("train", "memory_bytes", "memory"),), from_zero=True, unit=2**30),
+    CurveChart(
+        Chart("Norm of the gradient", "norm", is_main=True), (("train", "grad_norm", "norm"),)
+    ),
+    CurveChart(
+        Chart("Target tokens per second", "tokens/s", from_zero=True),
+        (("train", "tgt_tokens_per_s", "tokens/s"),),
+    ),
+    CurveChart(
+        Chart("Memory", "GiB", from_zero=True),
+        (("train", "memory_bytes", "memory"),),
+        unit=2**30,
+    ),
 )
 # Figures whose keys end with the name of a layer or of a bucket, each with one line in its chart.
 FAMILIES = (

@@ -303,7 +303,7 @@ def list_length_charts(runs: Sequence[RunFacts]) -> list[Chart]:
         sums = [int(part.sum()) for part in np.split(counts, firsts[1:])]
         series.append(Series(0, language, list(enumerate(sums))))
     title = "Training sentences by length in pieces"
-    return [Chart(title, "pieces", "sentences", tuple(series), buckets=tuple(names))]
+    return [Chart(title, "sentences", "pieces", tuple(series), buckets=tuple(names))]
 
 
 # ---- time, memory, machine -------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def list_bleu_charts(runs: Sequence[RunFacts]) -> list[Chart]:
         points = [(names.index(name), bleu) for name, bleu in scores.items()]
         series.append(Series(i, "BLEU", points))
     title = "BLEU by the length of the source in words"
-    return [Chart(title, "words", "BLEU", tuple(series), from_zero=True, buckets=tuple(names))]
+    return [Chart(title, "BLEU", "words", tuple(series), from_zero=True, buckets=tuple(names))]
 
 
 def render_test_lines(runs: Sequence[RunFacts]) -> str:

@@ -29,8 +29,7 @@ class RunQueue:
     """Runs that wait, runs in progress, and why others failed."""
 
     def __init__(self, sweep: Sweep, runs: Sequence[PlannedRun], n_jobs: int) -> None:
-        self.sweep = sweep
-        self.n_jobs = n_jobs
+        self.sweep, self.n_jobs = sweep, n_jobs
         self.waiting = list(runs)
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failures: dict[str, str] = {}  # by label
@@ -43,43 +42,33 @@ class RunQueue:
     def finish_runs(self, on_end: Callable[[PlannedRun], None]) -> int:
         """Finish all runs; `on_end` is called after each. Return the signal that stopped them, or 0."""
         with self.children, closing(self.progress):
-            while self.waiting or self.running:
-                self.start_waiting()
+            while (self.waiting or self.running) and not self.children.stop_signal:
+                if self.waiting and len(self.running) < self.n_jobs:
+                    self.start(self.waiting.pop(0))
+                    continue
                 time.sleep(CHECK_S)
-                ended = self.take_ended()
-                if self.children.stop_signal:  # `ended` may have obeyed it
-                    break
-                for run, code in ended:
-                    self.record_end(run, code)
-                    on_end(run)
+                for run, process in list(self.running):
+                    code = process.poll()
+                    if self.children.stop_signal:  # which the run may have obeyed
+                        break
+                    if code is not None:
+                        self.running.remove((run, process))
+                        self.record_end(run, code)
+                        on_end(run)
                 self.update_progress()
             if self.children.stop_signal:
                 say("stopping: each training saves after its update; Ctrl-C again stops at once")
         return self.children.stop_signal
 
-    def start_waiting(self) -> None:
-        while self.waiting and len(self.running) < self.n_jobs and not self.children.stop_signal:
-            run = self.waiting.pop(0)
-            self.running.append((run, self.start(run)))
-
-    def start(self, run: PlannedRun) -> "subprocess.Popen[bytes]":
+    def start(self, run: PlannedRun) -> None:
         log = self.sweep.log_path(run)
         make_folder(log.parent)
         write_run_config(self.sweep, run)
-        environment = dict(os.environ)
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // self.n_jobs)))
+        threads = str(max(1, count_cores() // self.n_jobs))
+        environment = {"OMP_NUM_THREADS": threads} | os.environ
         with open(log, "ab") as output:
-            return self.children.start(make_command(self.sweep, run), output, environment)
-
-    def take_ended(self) -> list[tuple[PlannedRun, int]]:
-        """Take the runs that have ended from those in progress; return them with their exit codes."""
-        ended = []
-        for run, process in list(self.running):
-            code = process.poll()
-            if code is not None:
-                self.running.remove((run, process))
-                ended.append((run, code))
-        return ended
+            process = self.children.start(make_command(self.sweep, run), output, environment)
+        self.running.append((run, process))
 
     def record_end(self, run: PlannedRun, code: int) -> None:
         if code:
@@ -89,12 +78,10 @@ class RunQueue:
 
     def update_progress(self) -> None:
         """Once a minute, read how far the runs in progress are."""
-        if clock() - self.looked_at < LOOK_S:
-            return
-        self.looked_at = clock()
-        for run, _ in self.running:
-            self.steps[run.label] = read_step(run)
-        self.progress.advance(sum(self.steps.values()) - self.progress.done)
+        if clock() - self.looked_at >= LOOK_S:
+            self.looked_at = clock()
+            self.steps |= {run.label: read_step(run) for run, _ in self.running}
+            self.progress.advance(sum(self.steps.values()) - self.progress.done)
 
 
 def read_step(run: PlannedRun) -> int:
@@ -105,8 +92,7 @@ def read_step(run: PlannedRun) -> int:
 
 def find_reason(log: Path, code: int) -> str:
     """Return the last line that a failed run printed."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = lines[-1].strip()[:LONGEST_REASON] if lines else ""
-    if code < 0:
-        last = f"killed by {signal.Signals(-code).name}"
-    return f"{last} (exit code {code}; {log.parent.name}/{log.name})"
+    lines = log.read_text(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    reason = last[:LONGEST_REASON] if code > 0 else f"killed by {signal.Signals(-code).name}"
+    return f"{reason} (exit code {code}; {log.parent.name}/{log.name})"

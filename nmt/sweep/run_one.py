@@ -32,14 +32,6 @@ SAVING_S = 120.0  # how long a training that was asked to stop may take to save
 PREPARING_S = 24 * 3600.0  # how long another run may prepare the same data
 
 
-class RunEnded(Exception):
-    """Ends a run early with an exit code; the reason has already been printed."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
     """Write the config that nmt-train gets."""
     path = sweep.config_path(run)
@@ -48,17 +40,17 @@ def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
 
 
 def run_process(sweep: Sweep, run: PlannedRun) -> int:
-    """Do what is left to do of a run; return an exit code, as commands do."""
+    """Do what is left to do of a run; return an exit code, as commands do, or exit with one after a
+    stop signal, or with nmt-train's.
+    """
 
     def stop(_: int, __: FrameType | None) -> NoReturn:
-        raise RunEnded(PREEMPTED_CODE)
+        sys.exit(PREEMPTED_CODE)
 
     for number in STOP_SIGNALS:
         signal.signal(number, stop)
     try:
         finish_run(sweep, run)
-    except RunEnded as end:
-        return end.code
     except UserError as error:
         say(f"nmt-sweep: error: {run.label}: {error}")
         return 2
@@ -123,12 +115,12 @@ def train_run(sweep: Sweep, run: PlannedRun) -> None:
     with children:
         code = children.start(command).wait()
     if children.stop_signal:
-        raise RunEnded(PREEMPTED_CODE)
+        sys.exit(PREEMPTED_CODE)
     if code < 0:
         name = signal.Signals(-code).name
         raise Failure(f"nmt-train was killed by {name}; run the same command again to continue")
     if code:
-        raise RunEnded(code)
+        sys.exit(code)  # nmt-train has said why
 
 
 def check_unlocked(run: PlannedRun) -> None:

@@ -42,7 +42,10 @@ def to_jsonl(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def write_run(folder: Path, metrics: bytes, *overrides: str) -> RunFacts:
+METRICS = to_jsonl(make_metrics())
+
+
+def write_run(folder: Path, metrics: bytes = METRICS, *overrides: str) -> RunFacts:
     config = override_config(RunConfig(name="demo run"), overrides)
     (folder / "config.yaml").write_text(format_config(config))
     (folder / "metrics.jsonl").write_bytes(metrics)
@@ -57,25 +60,27 @@ def read_charts(page: str) -> dict[str, Any]:
 
 
 def test_every_point_is_in_its_chart(tmp_path: Path) -> None:
-    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], SCRIPT)
-    charts = read_charts(page)
-    training, dev = charts["Loss in nats per target piece, without smoothing"]["series"]
-    assert (training["x"], training["y"]) == ([100, 200, 300], [8.25, 6.5, 5.0])
-    assert (dev["x"], dev["y"]) == ([200, 300, 400], [6.0, 4.5, 4.75])
-    (bleu,) = charts["Dev BLEU"]["series"]
-    assert (bleu["x"], bleu["y"]) == ([200, 300], [3.25, 17.5])
+    charts = read_charts(render_page([write_run(tmp_path)], SCRIPT))
+    curves = {title: [(one["x"], one["y"]) for one in c["series"]] for title, c in charts.items()}
+    assert curves["Loss in nats per target piece, without smoothing"] == [
+        ([100, 200, 300], [8.25, 6.5, 5.0]),
+        ([200, 300, 400], [6.0, 4.5, 4.75]),
+    ]
+    assert curves["Dev BLEU"] == [([200, 300], [3.25, 17.5])]
     assert {"Learning rate", "Norm of the gradient", "Target tokens per second"} <= charts.keys()
 
 
 def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> None:
-    run = write_run(tmp_path, to_jsonl(make_metrics()), "model.d_model=64")
-    rows = Elements(render_page([run], None)).rows
-    assert rows["best dev BLEU"] == "17.50 at update 300"
-    assert rows["signature"] == SIGNATURE
-    assert rows["lowest dev loss"] == "4.5000 at update 300, perplexity 90.02"
-    assert rows["time"] == "1:02:05"
-    settings = rows["model.d_model"], rows["optimizer.eps"], rows["data.valid"]
-    assert settings == ("64", "1e-09", "null")
+    run = write_run(tmp_path, METRICS, "model.d_model=64")
+    assert Elements(render_page([run], None)).rows.items() >= {
+        ("best dev BLEU", "17.50 at update 300"),
+        ("signature", SIGNATURE),
+        ("lowest dev loss", "4.5000 at update 300, perplexity 90.02"),
+        ("time", "1:02:05"),
+        ("model.d_model", "64"),
+        ("optimizer.eps", "1e-09"),
+        ("data.valid", "null"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,23 +95,23 @@ def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> N
 )
 def test_the_machine_is_named_if_the_run_names_it(tmp_path: Path, status: str, shown: str) -> None:
     (tmp_path / "status.json").write_text(status)
-    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    page = render_page([write_run(tmp_path)], None)
     assert f'<td data-label="machine">{shown}</td>' in page
 
 
 def test_the_papers_scores_and_the_floor_of_the_loss_are_in_the_charts(tmp_path: Path) -> None:
     (tmp_path / "vocab.model").write_bytes(make_vocab(tmp_path).model)
-    (tmp_path / "metrics.jsonl").write_bytes(to_jsonl(make_metrics()))
+    (tmp_path / "metrics.jsonl").write_bytes(METRICS)
     (tmp_path / "config.yaml").write_text(format_config(load_config("base.yaml")))
-    specs = {
-        title: json.dumps(chart["spec"])
-        for title, chart in read_charts(render_page([read_run(tmp_path)], SCRIPT)).items()
-    }
-    loss = specs["Loss in nats per target piece, without smoothing"]
-    assert "perplexity 4.92 of its own pieces" in loss and "1.59331" in loss
-    assert "tokenised BLEU 25.8" in specs["Dev BLEU"]
-    smoothed = specs["Training loss in nats per target piece, as smoothed"]
-    assert "no smoothed loss is below 0.76" in smoothed  # 0.9 ln(1/0.9) + 0.1 ln(79/0.1)
+    charts = read_charts(render_page([read_run(tmp_path)], SCRIPT))
+    for title, words in (
+        ("Loss in nats per target piece, without smoothing", "perplexity 4.92 of its own pieces"),
+        ("Loss in nats per target piece, without smoothing", "1.59331"),
+        ("Dev BLEU", "tokenised BLEU 25.8"),
+        # 0.9 ln(1/0.9) + 0.1 ln(79/0.1)
+        ("Training loss in nats per target piece, as smoothed", "no smoothed loss is below 0.76"),
+    ):
+        assert words in json.dumps(charts[title]["spec"])
 
 
 def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
 
 
 def test_the_history_of_a_dev_sentence_marks_the_words_that_changed(tmp_path: Path) -> None:
-    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    page = render_page([write_run(tmp_path)], None)
     assert "<del>ein roter</del> <ins>der rote</ins> Hund" in page
 
 
@@ -126,7 +131,7 @@ def test_the_history_of_a_dev_sentence_marks_the_words_that_changed(tmp_path: Pa
     [
         (b"", False, None),
         (b"\n\n", False, None),
-        (to_jsonl(make_metrics()) + b'{"kind": "tr', True, "1 line(s)"),
+        (METRICS + b'{"kind": "tr', True, "1 line(s)"),
         (b"\xff\n[1]\n5\n{}\n" + to_jsonl(make_metrics()[:1]), True, "4 line(s)"),
         (to_jsonl([{"kind": "train", "step": 1, "nll": "nan", "lr": "fast"}]), False, None),
         (to_jsonl([{"kind": "valid", "step": 0, "nll": 0.0, "bleu": 0.0}]), True, None),
@@ -145,7 +150,7 @@ def test_damaged_metrics_are_no_reason_to_fail(
 @pytest.mark.parametrize("name", ["results.json", "translations.json", "vocab.model"])
 def test_a_damaged_file_is_a_note_on_the_page(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\xff{")
-    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    page = render_page([write_run(tmp_path)], None)
     assert re.search(rf'<p class="note">[^<]*{name}', page)
     assert "17.50 at update 300" in page
 
@@ -156,7 +161,7 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_vl_convert_there_are_tables_and_no_script(tmp_path: Path) -> None:
-    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], None)
+    page = render_page([write_run(tmp_path)], None)
     assert "<script" not in page and "script-src 'none'" in page
     assert "pip install" in page
     found = Elements(page)
@@ -164,16 +169,14 @@ def test_without_vl_convert_there_are_tables_and_no_script(tmp_path: Path) -> No
 
 
 def test_the_page_is_self_contained(tmp_path: Path) -> None:
-    page = render_page([write_run(tmp_path, to_jsonl(make_metrics()))], SCRIPT)
+    page = render_page([write_run(tmp_path)], SCRIPT)
     assert not re.search(r'<link|<img|src="|href="[^#]|@import|url\(|style="|\son\w+=', page)
     assert "prefers-color-scheme: dark" in page
-    policy = next(
-        dict(attrs)["content"]
-        for tag, attrs in Elements(page).tags
-        if tag == "meta" and ("http-equiv", "Content-Security-Policy") in attrs
+    assert (
+        """http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'sha256-"""
+        in page
     )
-    assert policy is not None and policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert "unsafe" not in policy
+    assert "unsafe" not in page.partition("</head>")[0]
 
 
 def test_the_attention_of_the_last_validation_is_drawn_by_its_own_script(tmp_path: Path) -> None:
@@ -198,25 +201,27 @@ def test_many_runs_fit_into_one_page(tmp_path: Path) -> None:
     assert len(page) < 1_000_000
 
 
-def test_two_systems_are_compared_line_by_line(tmp_path: Path) -> None:
-    rows = [("a b", "ein Hund", "ein Hund", "eine Katze"), ("c d", "zwei Tage", "x", "zwei Tage")]
-    sources, references, first, second = map(list, zip(*rows, strict=True))
-    runs = []
-    for name, translations in (("one", first), ("two", second)):
-        texts = ScoredTexts("average", "test", "en-de", "0" * 64, sources, references, translations)
-        runs.append(RunFacts(name, name, {}, texts=texts))
-    page = render_page(runs, None)
+def make_scored_run(name: str, sources: list[str], pairs: dict[str, str]) -> RunFacts:
+    texts = ScoredTexts(
+        "average", "test", "en-de", "0" * 64, sources, list(pairs), [*pairs.values()]
+    )
+    return RunFacts(name, name, {}, texts=texts)
+
+
+def test_two_systems_are_compared_line_by_line() -> None:
+    sources = ["a b", "c d"]
+    one = make_scored_run("one", sources, {"ein Hund": "ein Hund", "zwei Tage": "x"})
+    two = make_scored_run("two", sources, {"ein Hund": "eine Katze", "zwei Tage": "zwei Tage"})
+    page = render_page([one, two], None)
     gained, lost = page.index("Better with two"), page.index("Better with one")
     assert gained < page.index("<del>x</del> <ins>zwei Tage</ins>") < lost
     assert page.index("<del>ein Hund</del> <ins>eine Katze</ins>", lost)
 
 
 def test_systems_with_and_without_sources_are_compared() -> None:
-    runs = []
-    for name, sources in (("bare", []), ("whole", ["a b"])):
-        texts = ScoredTexts("average", "test", "en-de", "0" * 64, sources, ["ein Hund"], [""])
-        runs.append(RunFacts(name, name, {}, texts=texts))
-    page = render_page(runs, None)
+    bare = make_scored_run("bare", [], {"ein Hund": ""})
+    whole = make_scored_run("whole", ["a b"], {"ein Hund": ""})
+    page = render_page([bare, whole], None)
     assert "<tr><td>bare</td><td>1</td><td></td>" in page  # what is copied is not known
     assert "<tr><td>whole</td><td>1</td><td>0</td>" in page
 
@@ -224,7 +229,7 @@ def test_systems_with_and_without_sources_are_compared() -> None:
 @needs_chromium()
 @needs_package("vl_convert", "report")
 def test_a_reader_zooms_hides_runs_and_reads_points_by_keys(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path, to_jsonl(make_metrics()))] * 2
+    runs = [write_run(tmp_path)] * 2
     path = tmp_path / "page.html"
     write_page(runs, path)
     with open_page(path.as_uri(), width=390) as opened:

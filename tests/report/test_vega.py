@@ -16,7 +16,7 @@ from nmt.report.vega import read_chart_script, render_png
 from nmt.system.errors import UserError
 
 CURVES = (Series(0, "training", [(1, 3.0), (2, 2.0)]), Series(1, "training", [(1, 2.5), (3, 1.0)]))
-CHART = Chart("Loss", "updates", "nats", CURVES, (ReferenceLine("the paper's", 1.5),), is_main=True)
+CHART = Chart("Loss", "nats", "updates", CURVES, (ReferenceLine("the paper's", 1.5),))
 
 
 def test_the_script_is_kept_in_the_users_cache(
