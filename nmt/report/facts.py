@@ -20,6 +20,7 @@ from nmt.data.store import Side, open_store
 from nmt.data.vocab import Vocabulary, load_vocab
 from nmt.evaluate.results import Result, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts
+from nmt.model.size import count_weights
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import has_plain_file, read_bytes, read_json
@@ -74,6 +75,12 @@ class RunFacts:
     def languages(self) -> tuple[str, str]:
         """The source and the target language, empty where they are not known."""
         return ("", "") if self.config is None else (self.config.data.src, self.config.data.tgt)
+
+    @property
+    def n_weights(self) -> int | None:
+        if self.config is None or self.vocab is None:
+            return None
+        return count_weights(self.config.model, self.vocab.sizes)
 
     def list_figures(self, key: str) -> list[float]:
         """Return the number that each event has under this key, if it has one."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import SubprocessError
 
-from nmt.model.size import count_weights
 from nmt.report.curves import list_curve_charts
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.figures import FigureList
@@ -172,9 +171,9 @@ def _render_lead(runs: Sequence[RunFacts]) -> str:
     pairs = {" to ".join(run.languages) for run in runs if run.config is not None}
     words = [" and ".join(sorted(pairs))]
     if len(runs) == 1:
-        run = runs[0]
-        if run.config is not None and run.vocab is not None:
-            words.append(f"{count_weights(run.config.model, run.vocab.sizes):,} weights")
+        (run,) = runs
+        if run.n_weights is not None:
+            words.append(f"{run.n_weights:,} weights")
         if run.events:
             words.append(f"{run.events[-1].step:,} updates")
     text = " · ".join(filter(None, words))

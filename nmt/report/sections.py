@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from nmt.config import tabulate_differences
+from nmt.corpus.ledger import CorpusAccount
 from nmt.evaluate.description import describe_model, describe_training, describe_training_text
 from nmt.evaluate.results import Result
-from nmt.model.size import count_weights
 from nmt.paper import check_conformance
 from nmt.report.curves import Chart, Series, collect_points
 from nmt.report.facts import RunFacts
@@ -182,8 +182,7 @@ def render_card(run: RunFacts) -> str:
         "training text": describe_training_text(config),
     }
     if run.vocab is not None:
-        n_weights = count_weights(config.model, run.vocab.sizes)
-        rows |= describe_model(config, run.vocab) | {"weights": f"{n_weights:,}"}
+        rows |= describe_model(config, run.vocab) | {"weights": f"{run.n_weights:,}"}
     rows |= describe_training(config)
     return render_rows(rows.items())
 
@@ -260,20 +259,14 @@ def render_ledger(run: RunFacts) -> str:
         return ""
     src, tgt = ledger.languages
     rows = []
-    samples = []
+    samples: list[str] = []
     for corpus in ledger.corpora:
         dropped = ", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items())
         times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
         tokens = [f"{n:,}" for n in corpus.tokens]
         kept = f"{corpus.kept:,}{times}"
         rows.append([corpus.name, f"{corpus.lines:,}", kept, *tokens, dropped or "none"])
-        for rule, n in corpus.dropped.items():
-            pairs = corpus.samples.get(rule, [])[:SAMPLES_SHOWN]
-            sentences = [[render_sentence(text) for text in pair] for pair in pairs]
-            table = render_stacked((src, tgt), sentences, "Dropped pairs")
-            if table:
-                title = f"{corpus.name}: {rule}, {n:,} lines, for example"
-                samples.append(render_details(title, table))
+        samples += _render_samples(corpus, ledger.languages)
     head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
     files = Table(
         ("file", "lines", "bytes", "sha256"),
@@ -285,6 +278,15 @@ def render_ledger(run: RunFacts) -> str:
         render_details("Files and their digests", files.to_html(label="Files", is_stacked=True)),
     ]
     return "\n".join(parts)
+
+
+def _render_samples(corpus: CorpusAccount, languages: tuple[str, str]) -> Iterator[str]:
+    for rule, n in corpus.dropped.items():
+        pairs = corpus.samples.get(rule, [])[:SAMPLES_SHOWN]
+        sentences = [[render_sentence(text) for text in pair] for pair in pairs]
+        title = f"{corpus.name}: {rule}, {n:,} lines, for example"
+        if sentences:
+            yield render_details(title, render_stacked(languages, sentences, "Dropped pairs"))
 
 
 def list_length_charts(runs: Sequence[RunFacts]) -> list[Chart]:
@@ -332,10 +334,9 @@ def _list_costs(run: RunFacts, speed: float) -> list[str]:
     times = run.list_figures("elapsed_s")
     memory = run.list_figures("memory_bytes")
     operations = ""
-    if run.config is not None and run.vocab is not None:
-        n_weights = count_weights(run.config.model, run.vocab.sizes)
+    if run.config is not None and run.n_weights is not None:
         n_tokens = n_updates * run.config.training.tgt_tokens
-        operations = f"about {FLOP_PER_WEIGHT * n_weights * n_tokens:.1e}"
+        operations = f"about {FLOP_PER_WEIGHT * run.n_weights * n_tokens:.1e}"
     source = run.headline or run.ledger
     versions = source.versions if source is not None else {}
     return [

@@ -93,10 +93,11 @@ def compare_words(old: str, new: str) -> Iterator[tuple[Change, str]]:
         return
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
+        removed, added = " ".join(before[i:i_end]), " ".join(after[j:j_end])
         if tag == "equal":
-            yield "same", " ".join(after[j:j_end])
+            yield "same", added
             continue
-        if i < i_end:
-            yield "removed", " ".join(before[i:i_end])
-        if j < j_end:
-            yield "added", " ".join(after[j:j_end])
+        if removed:
+            yield "removed", removed
+        if added:
+            yield "added", added

@@ -42,23 +42,24 @@ class RunQueue:
     def finish_runs(self, on_end: Callable[[PlannedRun], None]) -> int:
         """Finish all runs; `on_end` is called after each. Return the signal that stopped them, or 0."""
         with self.children, closing(self.progress):
-            while (self.waiting or self.running) and not self.children.stop_signal:
-                if self.waiting and len(self.running) < self.n_jobs:
-                    self.start(self.waiting.pop(0))
-                    continue
+            while self.waiting or self.running:
+                self.start_waiting()
                 time.sleep(CHECK_S)
-                for run, process in list(self.running):
-                    code = process.poll()
-                    if self.children.stop_signal:  # which the run may have obeyed
-                        break
-                    if code is not None:
-                        self.running.remove((run, process))
-                        self.record_end(run, code)
-                        on_end(run)
+                ended = [one for one in self.running if one[1].poll() is not None]
+                if self.children.stop_signal:  # which they may have obeyed
+                    break
+                for run, process in ended:
+                    self.running.remove((run, process))
+                    self.record_end(run, process.returncode)
+                    on_end(run)
                 self.update_progress()
             if self.children.stop_signal:
                 say("stopping: each training saves after its update; Ctrl-C again stops at once")
         return self.children.stop_signal
+
+    def start_waiting(self) -> None:
+        while self.waiting and len(self.running) < self.n_jobs and not self.children.stop_signal:
+            self.start(self.waiting.pop(0))
 
     def start(self, run: PlannedRun) -> None:
         log = self.sweep.log_path(run)

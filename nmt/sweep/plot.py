@@ -45,6 +45,7 @@ def make_plot(sweep: Sweep, rows: Sequence[Row]) -> Spec:
 def list_marks(rows: Sequence[Row], figure: str) -> dict[str, list[dict[str, Any]]]:
     """Return what a panel draws: the seeds, the means and their intervals."""
     marks: dict[str, list[dict[str, Any]]] = {"seeds": [], "means": [], "intervals": []}
+
     for row in rows:
         mean = row.average(figure)
         if mean is None:

@@ -36,12 +36,6 @@ class RunResult:
     nll: float | None  # per piece of the dev set, of the weights that were scored
     scores: list[SetScore]
 
-    def get_score(self, name: str) -> SetScore | None:
-        for score in self.scores:
-            if score.set == name:
-                return score
-        return None
-
 
 def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
     """Return the result of a run, or None if it is not finished."""
@@ -52,9 +46,9 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
         result = read_record(path, RunResult, remedy="")
     except UserError:  # damaged, or of another version: the run is scored again
         return None
-    is_scored = all(result.get_score(name) for name in sweep.score)
-    if result.average != sweep.average or not is_scored:  # the grid asks for something else now
-        return None
+    scored = {score.set for score in result.scores}
+    if result.average != sweep.average or not scored.issuperset(sweep.score):
+        return None  # the grid asks for something else now
     return result
 
 

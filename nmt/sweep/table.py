@@ -196,8 +196,8 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     if len({result.vocab_sha256 for result in results}) > 1:
         notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
     precisions = {row.name: list_precisions(row) for row in rows}
-    if len(set().union(*precisions.values())) > 1:
-        chosen = "; ".join(f"{name}: {', '.join(sorted(n))}" for name, n in precisions.items())
+    if len({name for names in precisions.values() for name in names}) > 1:
+        chosen = "; ".join(f"{row}: {', '.join(names)}" for row, names in precisions.items())
         notes.append(
             f"the runs were trained in different precisions ({chosen}); set training.precision"
         )
@@ -215,9 +215,10 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def list_precisions(row: Row) -> set[str]:
+def list_precisions(row: Row) -> list[str]:
     """Return the precisions in which the finished runs trained."""
-    return {load_recorded_config(run.folder.config).training.precision for run, _ in row.finished}
+    configs = [load_recorded_config(run.folder.config) for run, _ in row.finished]
+    return sorted({config.training.precision for config in configs})
 
 
 def format_text(sweep: Sweep, rows: Sequence[Row]) -> str:

@@ -17,11 +17,11 @@ from support.page_elements import Elements
 from nmt.commands.report import main as nmt_report
 from nmt.config import RunConfig, format_config, override_config
 from nmt.corpus.ledger import BpeAccount, CorpusAccount, Ledger, SourceFile
-from nmt.evaluate.results import Result, ScoredTestSet, add_result
+from nmt.evaluate.results import DecodingSetting, Result, ScoredTestSet, add_result
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
 from nmt.report.facts import read_run
 from nmt.report.page import render_page
-from nmt.score.score import Interval, Score
+from nmt.score.score import Score
 from nmt.system.escapes import escape_line
 from nmt.system.strict_yaml import format_yaml
 
@@ -93,29 +93,20 @@ def write_hostile_run(folder: Path, texts: list[str]) -> Path:
 
 
 def write_hostile_results(folder: Path, texts: list[str]) -> None:
-    """Write one result, then as many copies of it, each with a text in all places of its texts."""
-    test_set = ScoredTestSet("TEXT", 1, "c" * 64, "d" * 64)
-    scores = [Score("TEXT", 1.0, "TEXT", Interval(0.5, 1.5))]
-    digests = ("a" * 64, "b" * 64, test_set, "TEXT", "e" * 64)
-    search: dict[str, str | int | float | bool | None] = {"beam": "TEXT"}
-    versions = {"TEXT": "TEXT"}
-    add_result(
-        folder, Result("now", "TEXT", 1, ["TEXT"], *digests, search, "TEXT", scores, versions, 1.0)
-    )
-    path = folder / "results.json"
-    entry = path.read_text().strip().removeprefix("[").removesuffix("]")
-    copies = [entry.replace('"TEXT"', json.dumps(text)) for text in texts]
-    path.write_text(f"[{','.join(copies)}]")
+    """Write a result with each text in all places of its texts."""
+    for text in texts:
+        test_set = ScoredTestSet(text, 1, "c" * 64, "d" * 64)
+        score = Score(text, 1.0, text)
+        digests = ("a" * 64, "b" * 64, test_set, text, "e" * 64)
+        search: dict[str, DecodingSetting] = {"beam": text}
+        ends = (text, [score], {text: text}, 1.0)
+        add_result(folder, Result("now", text, 1, [text], *digests, search, *ends))
 
 
 def make_attention(piece: str) -> dict[str, object]:
-    map_of_two = {"memory": [["/wD/AA=="]]}
-    return {
-        "source": [piece, "</s>"],
-        "target": [piece, "</s>"],
-        "alignment": [0],
-        "attention": map_of_two,
-    }
+    pieces = [piece, "</s>"]
+    attention = {"memory": [["/wD/AA=="]]}
+    return {"source": pieces, "target": pieces, "alignment": [0], "attention": attention}
 
 
 def write_hostile_ledger(store: Path, texts: list[str]) -> None:
