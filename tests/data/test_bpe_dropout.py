@@ -2,7 +2,6 @@
 others.
 """
 
-import io
 import math
 import random
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
 from nmt.data.bpe_dropout import NO_RANK, MergeTable, segment
-from nmt.data.vocab import BOS, EOS, PAD, UNK
+from nmt.data.vocab import UNK
 
 LINES = [line for pair in sentences(500, 0) for line in pair] + [
     "aaaa aaaaaaa aaa",
@@ -28,26 +28,14 @@ SYMBOL, TAG = "hund_2", "<bt>"
 
 
 def train_model(has_bytes: bool) -> tuple[MergeTable, sentencepiece.SentencePieceProcessor]:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=400 if has_bytes else 140,
+    model = train_sentencepiece(
+        LINES,
+        400 if has_bytes else 140,
         user_defined_symbols=[SYMBOL],
         control_symbols=[TAG],
         byte_fallback=has_bytes,
-        normalization_rule_name="identity",
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        num_threads=1,
-        minloglevel=2,
     )
-    return MergeTable(model.getvalue()), sentencepiece.SentencePieceProcessor(
-        model_proto=model.getvalue()
-    )
+    return MergeTable(model), sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 MODELS = {has_bytes: train_model(has_bytes) for has_bytes in (False, True)}

@@ -1,7 +1,6 @@
 """The joint BPE against SentencePiece itself, and text that must come back as it went in."""
 
 import hashlib
-import io
 import re
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 from support.needs import REAL_TEXT, needs_text
+from support.sentencepieces import train_sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.corpus.encoder import CorpusEncoder
@@ -71,29 +71,9 @@ def test_ids_and_pieces_are_those_of_sentencepiece(vocab: Vocab, model: bytes) -
     assert vocab.digest == hashlib.sha256(model).hexdigest()
 
 
-def pieces_of_sentencepiece(
-    lines: Sequence[str], size: int
-) -> sentencepiece.SentencePieceProcessor:
-    """What it learns by itself, from lines."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=size,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        minloglevel=2,
-    )
-    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-
-
 def test_words_and_counts_teach_what_lines_teach() -> None:
-    truth = pieces_of_sentencepiece(LINES[:99], SIZE)
+    model = train_sentencepiece(LINES[:99], SIZE, character_coverage=1.0)
+    truth = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocab = Vocab(train_model(LINES[:99], VocabConfig(size=SIZE)))
     assert vocab.pieces(range(SIZE)) == truth.id_to_piece(list(range(SIZE)))
 
@@ -121,20 +101,9 @@ def test_how_many_words_are_known_changes_nothing(
 
 
 def test_a_model_whose_pieces_span_spaces_encodes_whole_lines() -> None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ice cream is good", "an ice cream", "cream of ice cream"] * 9),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=40,
-        split_by_whitespace=False,
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        minloglevel=2,
-    )
-    vocab = Vocab(model.getvalue())
+    lines = ["ice cream is good", "an ice cream", "cream of ice cream"] * 9
+    options = {"split_by_whitespace": False, "normalization_rule_name": "nmt_nfkc"}
+    vocab = Vocab(train_sentencepiece(lines, 40, **options))
     lines = ["an ice cream", "ﬁne  ½ ice"]
     assert not vocab.is_wordwise
     ids, _ = CorpusEncoder(vocab)([line.encode() for line in lines])
@@ -250,15 +219,8 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, model: bytes) -> None:
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
-    model = io.BytesIO()  # SentencePiece's defaults: unk 0, bos 1, eos 2, no pad
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_writer=model,
-        vocab_size=SIZE,
-        model_type="bpe",
-        minloglevel=2,
-    )
-    (tmp_path / "other.model").write_bytes(model.getvalue())
+    defaults = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}  # SentencePiece's
+    (tmp_path / "other.model").write_bytes(train_sentencepiece(LINES, SIZE, **defaults))
     with pytest.raises(
         UserError, match=r"other\.model: BPE model with pad, unk, bos, eos = \(-1, 0, 1, 2\)"
     ):
