@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
-from nmt.data.store import SideWriter, TokenStore, open_store
+from nmt.data.bpe_dropout import MergeTable, segment
+from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import (

@@ -128,9 +128,14 @@ def _copy_runs(array: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
             raise IndexError("sentences outside the file")
     if len(starts) and (starts + lengths).max() > n:
         raise IndexError("sentences outside the file")
+    return gather_runs(np.asarray(array), starts, lengths)
+
+
+def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the runs of `values` that begin at `starts`, end to end."""
     ends = np.cumsum(lengths)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-    return np.asarray(array)[places]
+    n = ends[-1] if len(ends) else 0
+    return values[np.arange(n) + np.repeat(starts - ends + lengths, lengths)]
 
 
 @dataclass(frozen=True)

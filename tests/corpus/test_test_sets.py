@@ -12,7 +12,6 @@ import lzma
 import os
 import subprocess
 import sys
-import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,14 +256,6 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
 
 CHANGES = {
     "3 lines, not 4": (SRC[:3], REF[:3]),
-    "line 1 is not in Unicode normal form NFC, and perhaps others; otherwise the text is the same": (
-        SRC,
-        [unicodedata.normalize("NFD", line) for line in REF],
-    ),
-    "line 2 contains HTML escapes, and perhaps others; otherwise the text is the same": (
-        SRC,
-        [line.replace("&", "&amp;") for line in REF],
-    ),
     f"its sha256 begins with {sha([*REF[:3], 'das Ende'])[:12]}, not {sha(REF)[:12]}": (
         SRC,
         [*REF[:3], "das Ende"],
