@@ -4,14 +4,13 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from support.needs import REAL_TEXT, needs_text
 from support.sentencepieces import train_sentencepiece
 
 from nmt.config import VocabConfig
@@ -227,26 +226,6 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
         Vocab.load(tmp_path / "other.model")
 
 
-@needs_text("multi30k")
-def test_real_text_survives() -> None:
-    lines = {
-        name: (REAL_TEXT / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
-        for name in ("valid.en", "valid.de", "test.en", "test.de")
-    }
-    vocab = Vocab(train_model(lines["valid.en"] + lines["valid.de"], VocabConfig(size=4000)))
-    for name in ("valid.en", "valid.de"):
-        assert vocab.decode(vocab.encode(lines[name])) == [
-            re.sub(" +", " ", line.strip(" ")) for line in lines[name]
-        ]
-    unseen = lines["test.en"] + lines["test.de"]
-    known = set("".join(lines["valid.en"] + lines["valid.de"]))
-    # A run of unknown characters is one id
-    for line, ids in zip(unseen, vocab.encode(unseen), strict=True):
-        assert ids.count(UNK) == [
-            is_lost for is_lost, _ in groupby(c not in known for c in line)
-        ].count(True)
-
-
 # ---- symbols ------------------------------------------------------------------------------------------------------
 
 TAG, URL = "<bt>", "<url>"
@@ -289,7 +268,3 @@ def test_words_with_symbols_have_the_ids_of_lines(symbols: Vocab, lines: list[st
     rows = symbols.encode(lines)
     assert counts.tolist() == [len(row) for row in rows]
     assert ids.tolist() == list(chain.from_iterable(rows))
-
-
-def test_without_symbols_the_bytes_are_what_they_were(model: bytes) -> None:
-    assert train_model(LINES, VocabConfig(size=SIZE, user_symbols=())) == model
