@@ -47,6 +47,7 @@ from nmt.corpus.stages import (
     list_bpe_parts,
     mark_duplicates,
 )
+from nmt.corpus.text_files import COMPRESSED
 from nmt.data.mixture import compute_weights
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
@@ -70,6 +71,8 @@ from nmt.system.run_folder import (
 )
 
 WORK_FOLDER = ".nmt-prepare"  # in the folder of the store
+# About a third of the size of their text
+COMPRESSED_SUFFIXES = (*COMPRESSED, ".tgz", ".parquet")
 
 
 def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
@@ -95,8 +98,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
 
     # detect mistakes in the config now, not after an hour of work
     parts = _list_parts(data)
-    for part in parts:
-        find_local_files(part.corpus, data)
+    n_bytes = _estimate_text(parts, data)
     for bpe_part in list_bpe_parts(vocab):
         bpe_part.load_given(data)
 
@@ -107,6 +109,10 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
                 shutil.rmtree(work, ignore_errors=True)
                 return False
             try:
+                # Refuse if not even the text fits, a part of which may be there already.
+                n_written = sum(file.stat().st_size for file in work.rglob("*.*"))
+                if shutil.disk_usage(store).free + n_written < n_bytes:
+                    raise UserError(_describe_full_disk(store, n_bytes))
                 _build(store, parts, Preparation(work, data, vocab, seed))
             finally:
                 # only under the lock: without it, the work is another process's
@@ -114,11 +120,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        free = shutil.disk_usage(store.parent).free
-        raise UserError(
-            f"{store}: the disk is full ({free:,} bytes are free); free some space and run the same "
-            "command again, which keeps finished work, or give another data.store=DIR"
-        ) from None
+        raise UserError(_describe_full_disk(store, n_bytes)) from None
     return True
 
 
@@ -149,6 +151,24 @@ def _list_parts(data: DataConfig) -> list[Part]:
     for i, corpus in enumerate(data.train):
         parts.append(Part(f"train-{i}", corpus, data.clean))
     return parts
+
+
+def _estimate_text(parts: list[Part], data: DataConfig) -> int:
+    """Estimate the bytes of all text, unpacked."""
+    n_bytes = 0
+    for part in parts:
+        for file in find_local_files(part.corpus, data):
+            factor = 3 if file.suffix in COMPRESSED_SUFFIXES else 1
+            n_bytes += factor * file.stat().st_size
+    return n_bytes
+
+
+def _describe_full_disk(store: Path, n_bytes: int) -> str:
+    return (
+        f"{store}: not enough disk space: about {2 * n_bytes:,} bytes are needed in all, and "
+        f"{shutil.disk_usage(store.parent).free:,} are free; free some space and run the same "
+        "command again, which keeps finished work, or give another data.store=DIR"
+    )
 
 
 # ---- the stages -------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.needs import REAL_TEXT, needs_text
 from support.soaking import counted
 
 from nmt.commands.prepare import main
@@ -475,11 +474,13 @@ def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.Mon
     assert all(1 <= seen.count(word) <= 22 for word in set(seen))
 
 
-def test_a_full_disk_is_named_and_nothing_is_lost(
+def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = contents(make(config(root, "truth")))
-    message = r"store: the disk is full \([\d,]+ bytes are free\); free some space and run the same"
+    message = (
+        r"not enough disk space: about [\d,]+ bytes are needed in all, and [\d,]+ are free; free"
+    )
     store = root.parent / "store"
     for n_stages in (1, 3):
         left = [write_json] * n_stages
@@ -494,6 +495,9 @@ def test_a_full_disk_is_named_and_nothing_is_lost(
             refuse(config(root, workers=1), message)
         assert len(list(store.glob(f"{WORK_FOLDER}/*/done.json"))) >= n_stages
     assert contents(make(config(root))) == truth
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
+    refuse(config(root, "three"), message)
+    assert not (root.parent / "three").exists()
 
 
 def test_a_tag_comes_in_front_of_each_source_as_one_piece(root: Path) -> None:
@@ -747,18 +751,3 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, check=False
     )
     assert done.returncode == 0 and b"examples:" in done.stdout
-
-
-@needs_text("multi30k")
-def test_multi30k(tmp_path: Path) -> None:
-    data = DataConfig(
-        root=str(REAL_TEXT / "multi30k"),
-        store=str(tmp_path / "store"),
-        valid=CorpusConfig(src="valid.en", tgt="valid.de"),
-        train=(CorpusConfig(src="train.en", tgt="train.de"),),
-    )
-    store = make(data, VocabConfig(size=10_000))
-    assert len(open_store(store, "train")) == 29_000
-    assert len(open_store(store, "valid")) == 1_014
-    text = (REAL_TEXT / "multi30k" / "valid.de").read_bytes()
-    assert (store / "valid.tgt.txt").read_bytes() == text

@@ -183,13 +183,6 @@ def test_languages_are_in_the_names(names: str, languages: tuple[str, str] | Non
     assert guess_languages(names.split()) == languages
 
 
-def test_more_text_never_gets_a_smaller_model() -> None:
-    for small, large in zip(SIZES, SIZES[1:], strict=False):
-        assert small.max_words < large.max_words
-        assert (small.vocab, small.d_model, small.d_ff) <= (large.vocab, large.d_model, large.d_ff)
-        assert small.dropout >= large.dropout
-
-
 # ---- the machine ------------------------------------------------------------------------------------------------
 
 

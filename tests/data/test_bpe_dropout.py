@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
-from nmt.data.bpe_dropout import NO_RANK, MergeTable, segment
+from nmt.data.bpe_dropout import MergeTable, segment
 from nmt.data.vocab import UNK
 
 LINES = [line for pair in sentences(500, 0) for line in pair] + [
@@ -77,20 +77,6 @@ def test_the_text_stays_and_so_does_what_has_no_letters(
     for old, row in zip(rows, new, strict=True):
         for keeps in ({UNK, symbol}.__contains__, processor.is_byte):
             assert list(filter(keeps, row)) == list(filter(keeps, old))
-
-
-@pytest.mark.parametrize("has_bytes", [False, True])
-def test_the_table_finds_every_merge_and_no_other(has_bytes: bool) -> None:
-    merges, processor = MODELS[has_bytes]
-    pieces = [processor.id_to_piece(i) for i in range(merges.size)]
-    firsts, seconds = np.divmod(np.arange(merges.size**2, dtype=np.uint32), np.uint32(merges.size))
-    ranks = merges.find_ranks(firsts[None], seconds[None])[0]
-    plain = {piece: i for i, piece in enumerate(pieces) if not (i < 6 or processor.is_byte(i))}
-    for a, b, rank in zip(firsts.tolist(), seconds.tolist(), ranks.tolist(), strict=True):
-        merged = (
-            plain.get(pieces[a] + pieces[b]) if {pieces[a], pieces[b]} <= plain.keys() else None
-        )
-        assert (merges.merged[rank] if rank != NO_RANK else None) == merged
 
 
 def merge_one_by_one(
