@@ -12,7 +12,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -513,16 +512,6 @@ def test_another_encoding_is_named_before_its_number_of_lines(
     (tmp_path / "x.de").write_text("ein Hund\n" * 10)
     with pytest.raises(UserError, match=r"x.en:1:\d: byte .* is not valid UTF-8"):
         read(CorpusConfig(src="x.en", tgt="x.de"), tmp_path)
-
-
-def test_a_zip_with_two_members_of_one_name(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr("x.en", "one dog\n")
-        archive.writestr("x.de", "ein Hund\n")
-        with pytest.warns(UserWarning, match="Duplicate name"):
-            archive.writestr("x.en", "one cat\n")
-    with pytest.raises(UserError, match="x.zip:x.en: occurs more than once in the archive"):
-        read(CorpusConfig(archive="x.zip", src="x.en", tgt="x.de"), tmp_path)
 
 
 def test_the_demo_has_both_directions(tmp_path: Path) -> None:

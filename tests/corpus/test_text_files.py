@@ -198,8 +198,7 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     packed = bytearray(pack_archive({"a": b"text\n"}, "x.zip"))
     packed[packed.rindex(b"PK\1\2") + 8] |= 1  # the flags in the directory at the end
     (tmp_path / "x.zip").write_bytes(packed)
-    message = complaint(TextFile(tmp_path / "x.zip", "a"))
-    assert message == "ROOT/x.zip:a: is encrypted; decrypt the archive"
+    assert "is encrypted" in complaint(TextFile(tmp_path / "x.zip", "a"))
 
 
 # ---- damage -----------------------------------------------------------------------------------------------------
