@@ -1,7 +1,6 @@
 """The embedded corpus: what its generator makes, in three splits, clean, and no sentence twice."""
 
 import hashlib
-import re
 import runpy
 from pathlib import Path
 
@@ -37,13 +36,3 @@ def test_the_splits_have_their_sizes_and_share_no_sentence(splits: dict[str, Pai
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dev.*train, valid, test"):
         generate_pairs("dev")
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_the_text_is_clean(split: str, splits: dict[str, Pairs]) -> None:
-    for english, german in splits[split]:
-        for side in (english, german):
-            assert re.fullmatch(r"[A-ZÄÖÜ][\wäöüßÄÖÜ' ,]*[a-zäöüß\d][.?]", side), side
-            assert "  " not in side and " ," not in side and "_" not in side
-            assert 4 <= len(side.split()) <= 16
-        assert english[-1] == german[-1]

@@ -24,7 +24,6 @@ from nmt.corpus.inspection import (
     escape_invisible,
     format_report,
     inspect_store,
-    percentile,
     spread_evenly,
     truncate,
 )
@@ -105,12 +104,6 @@ def test_every_figure_equals_one_counted_by_hand(
             assert found["unk_share"] == pytest.approx(found["unk"] / sum(lengths))
     # One piece for two in a row
     assert [report["splits"]["train"][name]["unk"] for name in ("src", "tgt")] == [2, 2]
-
-
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(1, 100))
-def test_percentiles_are_those_of_numpy(lengths: list[int], percent: int) -> None:
-    counted = sorted({n: lengths.count(n) for n in lengths}.items())
-    assert percentile(counted, percent) == np.percentile(lengths, percent, method="inverted_cdf")
 
 
 # ---- what is shown ----------------------------------------------------------------------------------------------
