@@ -455,25 +455,6 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
     refuse(config(root, "four"), message, VocabConfig(model="none"))
 
 
-def test_a_sample_teaches_of_all_lines_alike(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    def note_words(words: Path, *_: object) -> bytes:
-        seen.extend(row.partition("\t")[0] for row in words.read_text().splitlines())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 10)
-    monkeypatch.setattr("nmt.corpus.stages.train_bpe", note_words)
-    train = write_pairs(root / "c.tsv", [(f"s{i}", f"t{i}") for i in range(60)])
-    for seed in range(40):
-        with pytest.raises(KeyboardInterrupt):
-            data = config(root, train=(train,), workers=1)
-            prepare(data, VocabConfig(size=60, sample_sentences=30), seed)
-    assert len(seen) == 40 * 30 and len(set(seen)) == 120
-    # 10 expected, 2.7 the deviation
-    assert all(1 <= seen.count(word) <= 22 for word in set(seen))
-
-
 def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
