@@ -196,24 +196,14 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
         assert text in table
 
 
-def test_pairs_below_a_score_are_left_out_whatever_the_workers(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_below_a_score_are_left_out(root: Path) -> None:
     pairs = [(line(i), line(2 * i)) for i in range(200)]
     write_pairs(root / "c.tsv", pairs)
     scores = [i * 7 % 200 / 200 for i in range(200)]
     (root / "c.scores").write_text("".join(f"{score}\n" for score in scores))
-    monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
-    monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)
     train = (CorpusConfig(file="c.tsv", scores="c.scores", min_score=0.25),)
-    stores = []
-    for workers in (1, 3):
-        data = config(
-            root, f"store{workers}", train=train, clean=CleanConfig(), workers=workers, valid=None
-        )
-        stores.append(contents(make(data)))
-    assert stores[0] == stores[1]
-    assert kept(data.store) == [
+    data = config(root, train=train, clean=CleanConfig(), valid=None)
+    assert kept(make(data)) == [
         pair for pair, score in zip(pairs, scores, strict=True) if score >= 0.25
     ]
     account = ledger_of(data.store)["corpora"][0]

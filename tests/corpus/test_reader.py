@@ -125,12 +125,6 @@ EVERY_FORM = [
 ]
 
 
-@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
-def test_every_form_gives_the_same_pairs(root: Path, corpus: CorpusConfig) -> None:
-    assert read(corpus, root) == PAIRS
-    assert all(path.is_file() for path in find_local_files(corpus, DataConfig(root=str(root))))
-
-
 @pytest.mark.parametrize("name", ["plain.jsonl", "nested.jsonl", "plain.parquet", "nested.parquet"])
 def test_columns_follow_the_direction(root: Path, name: str) -> None:
     assert read(CorpusConfig(file=name), root, "de", "en") == [Pair(t, s) for s, t in PAIRS]
@@ -353,12 +347,15 @@ def blocks(corpus: CorpusConfig, root: Path, size: int) -> list[Block]:
 
 @pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
 @pytest.mark.parametrize("size", [1, 5, 100])
-def test_blocks_are_of_one_size(root: Path, corpus: CorpusConfig, size: int) -> None:
+def test_every_form_gives_the_same_pairs_in_blocks_of_one_size(
+    root: Path, corpus: CorpusConfig, size: int
+) -> None:
     whole = blocks(corpus, root, size)
     assert [pair for block in whole for pair in zip(block.src, block.tgt, strict=True)] == PAIRS
     assert [(block.first, len(block.src)) for block in whole] == [
         (i + 1, min(size, len(PAIRS) - i)) for i in range(0, len(PAIRS), size)
     ]
+    assert all(path.is_file() for path in find_local_files(corpus, DataConfig(root=str(root))))
     shares = [block.share for block in whole]
     assert shares == sorted(shares) and shares[-1] == 1
 

@@ -33,7 +33,6 @@ WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box “qu
 LINES = [" ".join(WORDS.split()[i * k % 19] for k in range(1, 9)) for i in range(99)] + [
     "tab\there\u2028\u0085\xa0."
 ]
-BYTES = [line.encode() for line in LINES]
 SIZE = 120
 
 
@@ -75,28 +74,6 @@ def test_words_and_counts_teach_what_lines_teach() -> None:
     truth = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocab = Vocab(train_model(LINES[:99], VocabConfig(size=SIZE)))
     assert vocab.pieces(range(SIZE)) == truth.id_to_piece(list(range(SIZE)))
-
-
-@given(
-    st.lists(
-        st.text(st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30)
-    )
-)
-def test_looking_words_up_gives_the_ids_of_lines(vocab: Vocab, lines: list[str]) -> None:
-    ids, lengths = CorpusEncoder(vocab)([line.encode() for line in lines])
-    truth = vocab.encode(lines)
-    assert ids.tolist() == list(chain.from_iterable(truth)) and lengths.tolist() == [
-        len(line) for line in truth
-    ]
-
-
-@pytest.mark.parametrize("n_known", [0, 3, 1000])
-def test_how_many_words_are_known_changes_nothing(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch, n_known: int
-) -> None:
-    monkeypatch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", n_known)
-    truth = list(chain.from_iterable(vocab.encode(LINES)))
-    assert CorpusEncoder(vocab)(BYTES)[0].tolist() == truth
 
 
 def test_a_model_whose_pieces_span_spaces_encodes_whole_lines() -> None:
@@ -259,12 +236,20 @@ def test_what_is_no_symbol_is_refused(symbol: str, symbols: Vocab) -> None:
         symbols.find_symbol(symbol)
 
 
-PARTS = st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])
+LETTERS = st.text(
+    st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30
+)
+PARTS = st.lists(st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])).map("".join)
 
 
-@given(st.lists(st.lists(PARTS).map("".join), max_size=9))
-def test_words_with_symbols_have_the_ids_of_lines(symbols: Vocab, lines: list[str]) -> None:
-    ids, counts = CorpusEncoder(symbols)([line.encode() for line in lines])
-    rows = symbols.encode(lines)
-    assert counts.tolist() == [len(row) for row in rows]
-    assert ids.tolist() == list(chain.from_iterable(rows))
+@given(st.lists(LETTERS | PARTS), st.sampled_from([0, 3, 1000]))
+def test_looking_words_up_gives_the_ids_of_lines(
+    vocab: Vocab, symbols: Vocab, lines: list[str], n_known: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", n_known)
+        for one in (vocab, symbols):
+            ids, counts = CorpusEncoder(one)([line.encode() for line in lines])
+            rows = one.encode(lines)
+            assert ids.tolist() == list(chain.from_iterable(rows))
+            assert counts.tolist() == list(map(len, rows))
