@@ -296,6 +296,14 @@ def _describe(survey: Survey, data: DataConfig) -> None:
     )
     if survey.n_unreadable:
         say(f"warning: {survey.n_unreadable:,} unreadable pairs, such as {survey.complaint}")
+    stretches = survey.find_misaligned()
+    for first, last in stretches[:3]:
+        say(
+            f"warning: pairs {first:,} to {last:,} do not look like translations: the lengths of the "
+            "two sides do not go together there; is a line missing on one side?"
+        )
+    if len(stretches) > 3:
+        say(f"warning: {len(stretches) - 3:,} more stretches look like that")
 
 
 def _check_amount(survey: Survey, corpus: CorpusConfig) -> None:

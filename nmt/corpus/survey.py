@@ -1,5 +1,5 @@
 """What a corpus looks like before anything is decided about it: how much text, what cannot be read,
-and what repeats.
+what repeats, and whether its lines look like translations of one another.
 
 One pass and about 40 bytes a pair, so that 36 million pairs fit into memory. Equal texts are found
 by 64-bit digests, as in cleaning.py.
@@ -17,6 +17,12 @@ from nmt.corpus.reader import Block, Pair, describe_corpus, read_blocks
 from nmt.corpus.shards import PAIRS_PER_SHARD
 from nmt.system.errors import UserError
 
+# Translations have similar lengths: within 1,000 lines of six real corpora (captions, news, manuals,
+# short sentences), the logarithms of the lengths correlate by 0.82 to 0.98. With one side shifted by
+# a line, by at most 0.28.
+WINDOW = 1000
+ALIGNED = 0.5
+MIN_SPREAD = 0.1  # of the logarithms: where all lines are of one length, lengths tell nothing
 RULES = CleanConfig(identical=True)
 ROW = np.dtype(
     [
@@ -78,6 +84,22 @@ class Survey:
         src = np.isin(self.digests[:, 0], other.digests[:, 0])
         tgt = np.isin(self.digests[:, 1], other.digests[:, 1])
         return src | tgt
+
+    def find_misaligned(self) -> list[tuple[int, int]]:
+        """The first and the last pair, from 1, of each stretch whose sides have lengths like those
+        of unrelated lines.
+        """
+        logs = np.log1p(self.characters)
+        stretches: list[tuple[int, int]] = []
+        for first in range(0, self.n_pairs - WINDOW + 1, WINDOW):
+            window = logs[first : first + WINDOW]
+            if window.std(0).min() < MIN_SPREAD or np.corrcoef(window.T)[0, 1] >= ALIGNED:
+                continue
+            start = first + 1
+            if stretches and stretches[-1][1] == first:
+                start, _ = stretches.pop()
+            stretches.append((start, first + WINDOW))
+        return stretches
 
 
 def survey_corpus(corpus: CorpusConfig, data: DataConfig) -> Survey:
