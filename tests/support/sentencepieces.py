@@ -2,16 +2,17 @@
 
 import io
 from collections.abc import Iterable
+from typing import Any
 
 import sentencepiece
 
 from nmt.data.vocab import BOS, EOS, PAD, UNK
 
 
-def train_sentencepiece(lines: Iterable[str], size: int, **options: object) -> bytes:
+def train_sentencepiece(lines: Iterable[str], size: int, **options: Any) -> bytes:
     """Learn a BPE with the ids of nmt, which normalises nothing unless `options` say otherwise."""
     model = io.BytesIO()
-    defaults: dict[str, object] = {
+    defaults: dict[str, Any] = {
         "model_type": "bpe",
         "normalization_rule_name": "identity",
         "pad_id": PAD,
